@@ -1,0 +1,178 @@
+//! What a failed verb tells the runtime: one JSON object with a code of the
+//! CNI specification, decided here and nowhere else.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Error codes: 1 to 99 are the specification's (SPEC.md, "Error").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    /// The configuration's `cniVersion` is not one of ours.
+    IncompatibleVersion = 1,
+    /// A key whose feature this plugin, this device or this kernel does not have.
+    UnsupportedField = 2,
+    /// A CNI_* variable is missing or malformed.
+    InvalidEnvironment = 4,
+    /// Reading or writing failed.
+    Io = 5,
+    /// Content that is not what it should be: JSON that cannot be parsed.
+    Decode = 6,
+    /// The network configuration is wrong.
+    InvalidConfig = 7,
+    /// The sandbox is no network namespace, or is the plugin's own.
+    InvalidNetns = 8,
+    /// Somebody else holds what is asked for; the same call may pass later.
+    TryAgain = 11,
+    /// STATUS: no ADD can be served now.
+    NotAvailable = 50,
+    /// CHECK: the attachment is not what ADD made.
+    CheckFailed = 100,
+    /// Everything else.
+    Internal = 999,
+}
+
+/// A failure with a code. Context may be put above it; the code stays.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    code: u32,
+    msg: String,
+    details: String,
+}
+
+impl Failure {
+    /// A failure of ours.
+    pub fn new(code: Code, msg: impl Into<String>) -> Failure {
+        Failure { code: code as u32, msg: msg.into(), details: String::new() }
+    }
+
+    /// Adds what belongs to the failure but would make the message unreadable.
+    #[must_use]
+    pub fn details(mut self, details: impl Into<String>) -> Failure {
+        self.details = details.into();
+        self
+    }
+
+    /// The error of a delegate, passed on as it came.
+    pub fn relayed(error: ErrorJson) -> Failure {
+        Failure { code: error.code, msg: error.msg, details: error.details }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.msg)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// The code that an error will be reported with.
+pub fn code_of(error: &anyhow::Error) -> u32 {
+    if let Some(failure) = error.chain().find_map(|cause| cause.downcast_ref::<Failure>()) {
+        failure.code
+    } else if error.chain().any(|cause| cause.is::<std::io::Error>()) {
+        Code::Io as u32
+    } else {
+        Code::Internal as u32
+    }
+}
+
+/// The error object of the specification.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ErrorJson {
+    /// Version of the configuration, or our newest.
+    #[serde(rename = "cniVersion", default)]
+    pub cni_version: String,
+    /// See [`Code`].
+    pub code: u32,
+    /// One line: what, where, what to do.
+    #[serde(default)]
+    pub msg: String,
+    /// More than a line, or the offending value.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub details: String,
+}
+
+impl ErrorJson {
+    /// The report of `error`, every cause in one line.
+    pub fn new(cni_version: &str, error: &anyhow::Error) -> ErrorJson {
+        let details = error
+            .chain()
+            .find_map(|cause| cause.downcast_ref::<Failure>())
+            .map_or_else(String::new, |failure| failure.details.clone());
+        ErrorJson {
+            cni_version: cni_version.to_owned(),
+            code: code_of(error),
+            msg: format!("{error:#}"),
+            details,
+        }
+    }
+
+    /// go-cni takes a DEL that fails with one of these texts for a success and
+    /// forgets the attachment (containerd/go-cni cni.go:270), whoever wrote the
+    /// text: the kernel's errno strings and an IPAM's message too.
+    #[must_use]
+    pub fn safe_for_del(mut self) -> ErrorJson {
+        for text in [&mut self.msg, &mut self.details] {
+            *text = replace_ignoring_case(text, "no such file or directory", "ENOENT");
+            *text = replace_ignoring_case(text, "not found", "absent");
+        }
+        self
+    }
+}
+
+fn replace_ignoring_case(text: &str, from: &str, to: &str) -> String {
+    let lower = text.to_ascii_lowercase();
+    let mut out = String::with_capacity(text.len());
+    let mut at = 0;
+    while let Some(found) = lower[at..].find(from) {
+        out.push_str(&text[at..at + found]);
+        out.push_str(to);
+        at += found + from.len();
+    }
+    out.push_str(&text[at..]);
+    out
+}
+
+/// Returns early with a [`Failure`]: `fail!(InvalidConfig, "mtu {mtu}: …")`.
+#[macro_export]
+macro_rules! fail {
+    ($code:ident, $($arg:tt)*) => {
+        return Err(anyhow::Error::new($crate::cni::Failure::new($crate::cni::Code::$code, format!($($arg)*))))
+    };
+}
+
+/// Builds a [`Failure`] as an `anyhow::Error`.
+#[macro_export]
+macro_rules! failure {
+    ($code:ident, $($arg:tt)*) => {
+        anyhow::Error::new($crate::cni::Failure::new($crate::cni::Code::$code, format!($($arg)*)))
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context as _;
+
+    #[test]
+    fn the_code_survives_context_and_the_text_keeps_every_cause() {
+        let error = Err::<(), _>(failure!(TryAgain, "held by c1")).context("rail 3").unwrap_err();
+        let json = ErrorJson::new("1.0.0", &error);
+        assert_eq!((json.code, json.msg.as_str()), (11, "rail 3: held by c1"));
+    }
+
+    #[test]
+    fn an_io_error_is_code_5_and_anything_else_999() {
+        assert_eq!(code_of(&anyhow::Error::new(std::io::Error::other("x"))), 5);
+        assert_eq!(code_of(&anyhow::anyhow!("x")), 999);
+    }
+
+    /// Item 82, trap 2.
+    #[test]
+    fn no_del_error_reads_like_a_success_to_go_cni() {
+        let error = anyhow::anyhow!("link Not Found: No such file or directory (os error 2)");
+        assert_eq!(ErrorJson::new("1.1.0", &error).safe_for_del().msg, "link absent: ENOENT (os error 2)");
+    }
+}

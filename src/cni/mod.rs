@@ -1,0 +1,310 @@
+//! The protocol: one invocation is an environment and a configuration on
+//! stdin, answered by one JSON object on stdout and an exit status.
+
+mod args;
+mod delegate;
+mod error;
+mod result;
+
+use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Mutex;
+
+use anyhow::{Context as _, Result};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde_json::{Map, Value, json};
+
+pub use args::{Args, Attachment, Command, Environment, check_ifname, find_plugin, is_identifier};
+pub use delegate::Delegate;
+pub use error::{Code, ErrorJson, Failure, code_of};
+pub use result::{AddResult, Dns, Interface, Ip, Route, VERSIONS, Version};
+
+use crate::{fail, failure};
+
+/// What a plugin does for each verb. Everything that is the same for both plugins has been checked before.
+pub trait Plugin {
+    /// Name of the executable.
+    const NAME: &str;
+
+    /// Attaches, or leaves nothing behind.
+    fn add(&self, network: &Network, attachment: &Attachment, netns: &Path) -> Result<AddResult>;
+    /// Gives back; succeeds for what is not there.
+    fn del(&self, network: &Network, attachment: &Attachment, netns: Option<&Path>) -> Result<()>;
+    /// Compares, and changes nothing.
+    fn check(
+        &self,
+        network: &Network,
+        attachment: &Attachment,
+        netns: &Path,
+        previous: &AddResult,
+    ) -> Result<()>;
+    /// Fails when no ADD can be served.
+    fn status(&self, network: &Network) -> Result<()>;
+    /// Gives back all of this network but `keep`.
+    fn gc(&self, network: &Network, keep: &[Attachment]) -> Result<()>;
+}
+
+/// The configuration on stdin with what came beside it.
+#[derive(Debug)]
+pub struct Network {
+    /// Name of the network; an identifier.
+    pub name: String,
+    /// Version to answer in.
+    pub version: Version,
+    /// The whole configuration.
+    pub config: Map<String, Value>,
+    /// The same, byte by byte, for delegates.
+    pub stdin: Vec<u8>,
+    /// CNI_ARGS.
+    pub args: Args,
+    /// CNI_PATH.
+    pub path: Vec<std::path::PathBuf>,
+}
+
+impl Network {
+    /// Checks what both plugins need. `lenient` is for DEL, which must work although the configuration was
+    /// changed after ADD: a version that we do not know counts as our newest.
+    pub fn parse(
+        stdin: Vec<u8>,
+        args: Args,
+        path: Vec<std::path::PathBuf>,
+        lenient: bool,
+    ) -> Result<Network> {
+        let config: Map<String, Value> = serde_json::from_slice(&stdin)
+            .context(Failure::new(Code::Decode, "stdin: the network configuration is not one JSON object"))?;
+        let name = match config.get("name") {
+            None | Some(Value::Null) => fail!(InvalidConfig, "missing network name"),
+            Some(Value::String(name)) if name.is_empty() => fail!(InvalidConfig, "missing network name"),
+            Some(Value::String(name)) if is_identifier(name) => name.clone(),
+            Some(Value::String(name)) => {
+                return Err(anyhow::Error::new(
+                    Failure::new(Code::InvalidConfig, "invalid characters found in network name")
+                        .details(name),
+                ));
+            }
+            Some(other) => fail!(Decode, "name: {other} is not a string"),
+        };
+        let version = match config.get("cniVersion") {
+            None | Some(Value::Null) => Version::V010,
+            Some(Value::String(text)) if text.is_empty() => Version::V010,
+            Some(Value::String(text)) => match Version::parse(text) {
+                Some(version) => version,
+                None if lenient => Version::V110,
+                None if !looks_like_a_version(text) => fail!(Decode, "cniVersion: {text:?} is no version"),
+                None => {
+                    let known: Vec<_> = VERSIONS.iter().map(|version| version.as_str()).collect();
+                    return Err(anyhow::Error::new(
+                        Failure::new(Code::IncompatibleVersion, "incompatible CNI versions")
+                            .details(format!("config is {text:?}, plugin supports {known:?}")),
+                    ));
+                }
+            },
+            Some(other) => fail!(Decode, "cniVersion: {other} is not a string"),
+        };
+        Ok(Network { name, version, config, stdin, args, path })
+    }
+
+    /// The value at `path`, each key in any letter case: go-cni writes capability keys capitalised. A
+    /// JSON null counts as absent.
+    pub fn get(&self, path: &[&str]) -> Option<&Value> {
+        let (first, rest) = path.split_first()?;
+        let mut value = find_key(&self.config, first)?;
+        for key in rest {
+            value = find_key(value.as_object()?, key)?;
+        }
+        Some(value).filter(|value| !value.is_null())
+    }
+
+    /// The result that an earlier plugin of the chain, or our ADD, printed.
+    pub fn previous(&self) -> Result<Option<AddResult>> {
+        let Some(value) = self.get(&["prevResult"]) else { return Ok(None) };
+        if value.as_object().is_some_and(Map::is_empty) {
+            return Ok(None);
+        }
+        AddResult::parse(value, self.version).context("prevResult").map(Some)
+    }
+
+    /// The attachments that GC keeps: `cni.dev/valid-attachments`, or what the text of 1.1.0 first called it.
+    /// Absent, null and empty mean the same: none (contract, trap 13).
+    fn valid_attachments(&self) -> Result<Vec<Attachment>> {
+        let keys = ["cni.dev/valid-attachments", "cni.dev/attachments"];
+        let list = keys.iter().find_map(|key| self.get(&[key]).map(|value| (*key, value)));
+        let Some((key, list)) = list else { return Ok(Vec::new()) };
+        let Value::Array(list) = list else { fail!(Decode, "{key}: not a list") };
+        let text = |entry: &Value, key: &str| entry.get(key).and_then(Value::as_str).map(str::to_owned);
+        list.iter()
+            .map(|entry| {
+                let attachment = text(entry, "containerID")
+                    .zip(text(entry, "ifname"))
+                    .map(|(container_id, ifname)| Attachment { container_id, ifname });
+                attachment.ok_or_else(|| failure!(Decode, "{key}: {entry} has no containerID and ifname"))
+            })
+            .collect()
+    }
+}
+
+fn find_key<'a>(object: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
+    object
+        .get(key)
+        .or_else(|| object.iter().find(|(name, _)| name.eq_ignore_ascii_case(key)).map(|(_, value)| value))
+}
+
+/// Three numbers: what semver would take as a version that we merely do not know.
+fn looks_like_a_version(text: &str) -> bool {
+    let parts: Vec<_> = text.split('.').collect();
+    parts.len() == 3 && parts.iter().all(|part| part.parse::<u32>().is_ok())
+}
+
+/// The whole life of a plugin's process: `cli` runs when no runtime called.
+pub fn main<P: Plugin>(plugin: &P, cli: impl FnOnce() -> ExitCode) -> ExitCode {
+    crate::files::process_started();
+    let var = |name: &str| std::env::var_os(name);
+    match Environment::read(var) {
+        Ok(None) if std::env::args_os().len() > 1 => cli(),
+        Ok(None) => {
+            let known: Vec<_> = VERSIONS.iter().map(|version| version.as_str()).collect();
+            eprintln!("CNI {} plugin v{}", P::NAME, env!("CARGO_PKG_VERSION"));
+            eprintln!("CNI protocol versions supported: {}", known.join(", "));
+            ExitCode::SUCCESS
+        }
+        Ok(Some(environment)) => {
+            report_panics();
+            serve(plugin, environment)
+        }
+        Err(error) => report(error_version(None), &error, false),
+    }
+}
+
+/// One verb from stdin to the answer.
+fn serve<P: Plugin>(plugin: &P, environment: Environment) -> ExitCode {
+    let Environment { command, args, path } = environment;
+    if let Command::Version = command {
+        return version();
+    }
+    let is_del = matches!(command, Command::Del(..));
+    let mut stdin = Vec::new();
+    if let Err(error) = std::io::stdin().lock().read_to_end(&mut stdin) {
+        return report(error_version(None), &anyhow::Error::new(error).context("cannot read stdin"), is_del);
+    }
+    let answer_version = error_version(Some(&stdin));
+    let verb = command.name().to_owned();
+    let done = Network::parse(stdin, args, path, is_del).and_then(|network| {
+        crate::log::describe(P::NAME, &verb, &network.name);
+        run(plugin, &network, command)
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => report(answer_version, &error, is_del),
+    }
+}
+
+fn run<P: Plugin>(plugin: &P, network: &Network, command: Command) -> Result<()> {
+    let needs = |version: Version, verb: &str| {
+        if network.version < version {
+            fail!(IncompatibleVersion, "config version does not allow {verb}");
+        }
+        Ok(())
+    };
+    match command {
+        Command::Add(attachment, netns) => {
+            let result = plugin.add(network, &attachment, &netns)?;
+            // Nobody is told of what cannot be written: a runtime that was killed leaves us with a closed
+            // pipe, and its DEL may have come and gone before.
+            let told = result.to_json(network.version).and_then(|json| Ok(print(&json)?));
+            told.or_else(|error| {
+                let undone = plugin.del(network, &attachment, Some(&netns));
+                let error = error.context("the result could not be written, ADD was undone");
+                Err(undone.err().map_or(error, |undo| failure!(Io, "undoing ADD failed: {undo:#}")))
+            })
+        }
+        Command::Del(attachment, netns) => plugin.del(network, &attachment, netns.as_deref()),
+        Command::Check(attachment, netns) => {
+            needs(Version::V040, "CHECK")?;
+            let Some(previous) = network.previous()? else {
+                fail!(InvalidConfig, "required prevResult missing");
+            };
+            plugin.check(network, &attachment, &netns, &previous)
+        }
+        Command::Status => {
+            needs(Version::V110, "STATUS")?;
+            plugin.status(network)
+        }
+        Command::Gc => {
+            needs(Version::V110, "GC")?;
+            plugin.gc(network, &network.valid_attachments()?)
+        }
+        Command::Version | Command::Unknown(_) => {
+            fail!(InvalidEnvironment, "unknown CNI_COMMAND: {}", command.name())
+        }
+    }
+}
+
+/// VERSION answers at once whatever stdin is: runtimes call it for every file in their folder, some with an
+/// open and silent pipe.
+fn version() -> ExitCode {
+    let stdin = std::io::stdin();
+    let mut text = Vec::new();
+    if !stdin.is_terminal() {
+        let mut chunk = [0; 4096];
+        loop {
+            let mut fds = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut fds, PollTimeout::from(50u8)) {
+                Ok(ready) if ready > 0 => (),
+                _ => break,
+            }
+            match stdin.lock().read(&mut chunk) {
+                Ok(count) if count > 0 && text.len() < 1 << 20 => text.extend_from_slice(&chunk[..count]),
+                _ => break,
+            }
+        }
+    }
+    let asked = serde_json::from_slice::<Map<String, Value>>(&text).ok();
+    let asked = asked.as_ref().and_then(|object| object.get("cniVersion")).and_then(Value::as_str);
+    let version = asked.filter(|text| !text.is_empty()).unwrap_or(Version::V110.as_str());
+    let known: Vec<_> = VERSIONS.iter().map(|version| version.as_str()).collect();
+    match print(&json!({ "cniVersion": version, "supportedVersions": known })) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// The version that an error is reported in: the configuration's, if that much can be read.
+fn error_version(stdin: Option<&[u8]>) -> &'static str {
+    let config = stdin.and_then(|stdin| serde_json::from_slice::<Map<String, Value>>(stdin).ok());
+    let Some(config) = config else { return Version::V110.as_str() };
+    match config.get("cniVersion") {
+        None => Version::V010.as_str(),
+        Some(value) => value.as_str().and_then(Version::parse).unwrap_or(Version::V110).as_str(),
+    }
+}
+
+fn report(version: &str, error: &anyhow::Error, is_del: bool) -> ExitCode {
+    log::error!("{error:#}");
+    let json = ErrorJson::new(version, error);
+    let json = if is_del { json.safe_for_del() } else { json };
+    // Nothing is left to do when this fails; the exit status tells.
+    let _ = serde_json::to_value(json).map(|json| print(&json));
+    ExitCode::FAILURE
+}
+
+/// One write, no `println!`: that panics on a closed pipe.
+fn print(json: &Value) -> std::io::Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(format!("{json}\n").as_bytes())?;
+    stdout.flush()
+}
+
+/// A panic is a bug, but the runtime still gets its JSON object. What was begun is on record, and the DEL
+/// that follows undoes it.
+fn report_panics() {
+    static ONCE: Mutex<()> = Mutex::new(());
+    std::panic::set_hook(Box::new(|info| {
+        let _first = ONCE.lock();
+        let error = failure!(Internal, "internal error, please report it: {info}");
+        let _ = report(Version::V110.as_str(), &error, true);
+        #[expect(clippy::exit, reason = "the only way to end with status 1 instead of SIGABRT")]
+        std::process::exit(1);
+    }));
+}

@@ -1,0 +1,398 @@
+//! Files that survive a kill at any moment: written beside and renamed, locked
+//! with a deadline, never reached through a symbolic link.
+//!
+//! A folder is opened once and its entries are named relative to it, so what a
+//! name means cannot change between two steps.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::hash::Hasher as _;
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use nix::dir::Dir as DirStream;
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, openat, renameat};
+use nix::sys::stat::{Mode, fstat, fstatat, mkdirat};
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, unlinkat};
+
+use crate::fail;
+
+/// Larger than any file that the project writes on ADD; a store of many nodes has a file per node.
+const MAX_FILE: u64 = 16 << 20;
+
+/// What a name must start with to be a file half-written.
+const TEMPORARY: &str = ".tmp.";
+
+/// An open folder.
+#[derive(Debug)]
+pub struct Dir {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+impl Dir {
+    /// Opens `path`. The operator chose it, so links on the way are his.
+    pub fn open(path: &Path) -> io::Result<Dir> {
+        let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        Ok(Dir { fd: nix::fcntl::open(path, flags, Mode::empty())?, path: path.to_owned() })
+    }
+
+    /// Opens `path`, made with its parents where it is missing.
+    pub fn create(path: &Path) -> Result<Dir> {
+        use std::os::unix::fs::DirBuilderExt as _;
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+        made.and_then(|()| Dir::open(path))
+            .with_context(|| format!("cannot open the folder {}", path.display()))
+    }
+
+    /// Opens the folder `name` in this one; `None` when there is none.
+    pub fn sub(&self, name: &str) -> Result<Option<Dir>> {
+        let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        match openat(&self.fd, name, flags, Mode::empty()) {
+            Ok(fd) => Ok(Some(Dir { fd, path: self.path.join(name) })),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(self.error(errno, "cannot open the folder", name)),
+        }
+    }
+
+    /// Opens the folder `name` in this one, made where it is missing.
+    pub fn create_sub(&self, name: &str) -> Result<Dir> {
+        match mkdirat(&self.fd, name, Mode::S_IRWXU) {
+            Ok(()) | Err(Errno::EEXIST) => (),
+            Err(errno) => return Err(self.error(errno, "cannot make the folder", name)),
+        }
+        self.sub(name)?.with_context(|| format!("the folder {} vanished", self.path.join(name).display()))
+    }
+
+    /// Where the folder is, for messages.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The content of the file `name`; `None` when there is none. Links and devices are refused.
+    pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        let file = match openat(&self.fd, name, flags, Mode::empty()) {
+            Ok(fd) => File::from(fd),
+            Err(Errno::ENOENT) => return Ok(None),
+            Err(errno) => return Err(self.error(errno, "cannot read", name)),
+        };
+        if !file.metadata()?.is_file() {
+            fail!(Io, "{} is no regular file: remove it", self.path.join(name).display());
+        }
+        let mut content = Vec::new();
+        file.take(MAX_FILE)
+            .read_to_end(&mut content)
+            .with_context(|| format!("cannot read {}", self.path.join(name).display()))?;
+        Ok(Some(content))
+    }
+
+    /// Puts `content` in place of the file `name` in one step: readers see the old or the new one. With
+    /// `durable` it also survives a power cut; /run does not, and needs no disk to wait for.
+    pub fn write(&self, name: &str, content: &[u8], durable: bool) -> Result<()> {
+        let temporary = format!("{TEMPORARY}{name}");
+        let write = || -> io::Result<()> {
+            let flags =
+                OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+            let mut file = File::from(openat(&self.fd, &*temporary, flags, Mode::S_IRUSR | Mode::S_IWUSR)?);
+            file.write_all(content)?;
+            if durable {
+                file.sync_all()?;
+            }
+            renameat(&self.fd, &*temporary, &self.fd, name)?;
+            if durable {
+                nix::unistd::fsync(&self.fd)?;
+            }
+            Ok(())
+        };
+        write().or_else(|error| {
+            let _ = self.remove(&temporary);
+            Err(error).with_context(|| format!("cannot write {}", self.path.join(name).display()))
+        })
+    }
+
+    /// Removes the file `name`; one that is not there is no error.
+    pub fn remove(&self, name: &str) -> Result<()> {
+        match unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(Errno::ENOENT) => Ok(()),
+            Err(errno) => Err(self.error(errno, "cannot remove", name)),
+        }
+    }
+
+    /// Names of the entries, in no order, without those half-written.
+    pub fn names(&self) -> Result<Vec<String>> {
+        Ok(self.all_names()?.into_iter().filter(|name| !name.starts_with('.')).collect())
+    }
+
+    /// Removes what a killed writer left half-written. Only for who holds the lock that the writers hold;
+    /// `of` narrows it to files whose final name starts so.
+    pub fn remove_half_written(&self, of: &str) -> Result<()> {
+        let prefix = format!("{TEMPORARY}{of}");
+        for name in self.all_names()?.iter().filter(|name| name.starts_with(&prefix)) {
+            self.remove(name)?;
+        }
+        Ok(())
+    }
+
+    fn all_names(&self) -> Result<Vec<String>> {
+        let list = || -> nix::Result<Vec<String>> {
+            let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+            let mut stream = DirStream::openat(&self.fd, ".", flags, Mode::empty())?;
+            let entries = stream.iter().map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+            let names = entries.collect::<nix::Result<Vec<_>>>()?;
+            Ok(names.into_iter().filter(|name| name != "." && name != "..").collect())
+        };
+        list().with_context(|| format!("cannot list {}", self.path.display()))
+    }
+
+    /// Can files be made here? Asks without making one.
+    pub fn writable(&self) -> Result<()> {
+        // With the effective ids, as the writes will be.
+        faccessat(&self.fd, ".", AccessFlags::W_OK | AccessFlags::X_OK, AtFlags::AT_EACCESS)
+            .with_context(|| format!("{} is not writable", self.path.display()))
+    }
+
+    /// Takes the lock `name`, a file in this folder that has no other use, or waits for it until `patience`
+    /// has passed. The kernel releases it when the process ends, however it ends.
+    pub fn lock(&self, name: &str, patience: Duration) -> Result<Lock> {
+        let deadline = Instant::now() + patience;
+        let mut pause = Duration::from_millis(1);
+        loop {
+            if let Some(lock) = self.try_lock(name)? {
+                return Ok(lock);
+            }
+            if Instant::now() + pause > deadline {
+                let path = self.path.join(name);
+                fail!(
+                    TryAgain,
+                    "another process has held {} for {patience:?}: `fuser -v` shows which",
+                    path.display()
+                );
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(16));
+        }
+    }
+
+    /// Takes the lock `name` if nobody holds it.
+    pub fn try_lock(&self, name: &str) -> Result<Option<Lock>> {
+        let what = || format!("cannot lock {}", self.path.join(name).display());
+        loop {
+            let flags = OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+            let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+            let fd = match openat(&self.fd, name, flags | OFlag::O_RDWR, mode) {
+                // A lock needs no writable file, and a DEL on a read-only /run may still have nothing to do.
+                Err(Errno::EROFS) => {
+                    openat(&self.fd, name, OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty())
+                }
+                fd => fd,
+            };
+            let file = File::from(fd.with_context(what)?);
+            match fs4::FileExt::try_lock(&file) {
+                Ok(()) => (),
+                Err(fs4::TryLockError::WouldBlock) => return Ok(None),
+                Err(fs4::TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => {
+                    continue;
+                }
+                Err(fs4::TryLockError::Error(error)) => return Err(error).with_context(what),
+            }
+            // A lock on a file that was removed meanwhile guards nothing.
+            let held = fstat(&file).with_context(what)?;
+            match fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+                Ok(named) if (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino) => {
+                    return Ok(Some(Lock { file }));
+                }
+                Ok(_) | Err(Errno::ENOENT) => (),
+                Err(errno) => return Err(errno).with_context(what),
+            }
+        }
+    }
+
+    /// Removes locks whose name starts with `prefix`, that nobody holds and nobody wrote to for `age`.
+    pub fn prune_locks(&self, prefix: &str, age: Duration) -> Result<()> {
+        for name in self.names()?.iter().filter(|name| name.starts_with(prefix)) {
+            let Some(lock) = self.try_lock(name)? else { continue };
+            let untouched = lock.file.metadata()?.modified()?.elapsed().unwrap_or_default();
+            if untouched >= age {
+                self.remove(name)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn error(&self, errno: Errno, what: &str, name: &str) -> anyhow::Error {
+        let path = self.path.join(name);
+        let hint = if errno == Errno::ELOOP { " (a symbolic link: remove it)" } else { "" };
+        anyhow::Error::new(io::Error::from(errno)).context(format!("{what} {}{hint}", path.display()))
+    }
+}
+
+/// A lock held until it is dropped. The file can carry a note that only holders read.
+#[derive(Debug)]
+pub struct Lock {
+    file: File,
+}
+
+impl Lock {
+    /// The note that a holder left.
+    pub fn note(&mut self) -> Result<Vec<u8>> {
+        let mut note = Vec::new();
+        self.file.rewind()?;
+        (&self.file).take(MAX_FILE).read_to_end(&mut note).context("cannot read a lock file")?;
+        Ok(note)
+    }
+
+    /// Leaves a note. It is not written atomically: a reader must cope with a part of it.
+    pub fn set_note(&mut self, note: &[u8]) -> Result<()> {
+        let mut write = || -> io::Result<()> {
+            self.file.set_len(0)?;
+            self.file.rewind()?;
+            self.file.write_all(note)
+        };
+        write().context("cannot write a lock file")
+    }
+}
+
+/// `text` as part of a file name: itself if it is short, else its start and a hash.
+pub fn name_part(text: &str) -> String {
+    // 255 bytes is the limit of a name; three parts, an ending and the mark of a temporary must fit.
+    const LONGEST: usize = 100;
+    if text.len() <= LONGEST {
+        return text.to_owned();
+    }
+    let start: String = text.chars().take(LONGEST - 33).collect();
+    format!("{start}~{}", hash(&[text]))
+}
+
+/// 128 bits over `parts`, as text. Stable over releases and machines; two equal ones are possible, so what
+/// a file is for stands in it as well.
+pub fn hash(parts: &[&str]) -> String {
+    let mut hasher = siphasher::sip128::SipHasher13::new();
+    for part in parts {
+        hasher.write(part.as_bytes());
+        hasher.write_u8(0);
+    }
+    let bits = siphasher::sip128::Hasher128::finish128(&hasher);
+    format!("{:016x}{:016x}", bits.h1, bits.h2)
+}
+
+/// Identity of this boot: what was recorded under another one describes namespaces that are gone.
+pub fn boot_id() -> Result<&'static str> {
+    static BOOT_ID: OnceLock<String> = OnceLock::new();
+    if let Some(id) = BOOT_ID.get() {
+        return Ok(id);
+    }
+    let path = "/proc/sys/kernel/random/boot_id";
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
+    Ok(BOOT_ID.get_or_init(|| text.trim().to_owned()))
+}
+
+/// Time since boot, suspended or not.
+pub fn since_boot() -> Duration {
+    clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
+}
+
+static STARTED: OnceLock<Duration> = OnceLock::new();
+
+/// To be called first: see [`started`].
+pub fn process_started() {
+    STARTED.get_or_init(since_boot);
+}
+
+/// When this process began, as [`since_boot`].
+pub fn started() -> Duration {
+    *STARTED.get_or_init(since_boot)
+}
+
+/// The time, for people: nothing is decided by it.
+pub fn now() -> String {
+    humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string()
+}
+
+/// The name of the host, exact.
+pub fn host_name() -> Result<String> {
+    let name = nix::unistd::gethostname().context("cannot read the host name")?;
+    Ok(OsStr::to_string_lossy(&name).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> (tempfile::TempDir, Dir) {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = Dir::open(temp.path()).unwrap();
+        (temp, dir)
+    }
+
+    #[test]
+    fn a_written_file_is_read_and_leaves_no_temporary() {
+        let (temp, dir) = folder();
+        dir.write("a", b"1", true).unwrap();
+        dir.write("a", b"2", false).unwrap();
+        assert_eq!(dir.read("a").unwrap().unwrap(), b"2");
+        assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 1);
+        assert_eq!(dir.read("b").unwrap(), None);
+    }
+
+    #[test]
+    fn links_are_not_followed() {
+        let (temp, dir) = folder();
+        std::os::unix::fs::symlink("/etc", temp.path().join("d")).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", temp.path().join("f")).unwrap();
+        assert!(dir.sub("d").is_err());
+        assert!(dir.read("f").is_err());
+        assert!(dir.try_lock("f").is_err());
+        dir.write("f", b"x", false).unwrap();
+        assert_eq!(dir.read("f").unwrap().unwrap(), b"x");
+    }
+
+    #[test]
+    fn a_lock_excludes_waits_no_longer_than_told_and_ends_with_its_holder() {
+        let (_temp, dir) = folder();
+        let held = dir.try_lock("l").unwrap().unwrap();
+        assert!(dir.try_lock("l").unwrap().is_none());
+        let error = dir.lock("l", Duration::from_millis(20)).unwrap_err();
+        assert_eq!(crate::cni::code_of(&error), 11);
+        drop(held);
+        assert!(dir.try_lock("l").unwrap().is_some());
+    }
+
+    #[test]
+    fn a_lock_on_a_removed_file_is_no_lock() {
+        let (_temp, dir) = folder();
+        let old = dir.try_lock("l").unwrap().unwrap();
+        dir.remove("l").unwrap();
+        let new = dir.try_lock("l").unwrap().unwrap();
+        assert!(dir.try_lock("l").unwrap().is_none());
+        drop((old, new));
+    }
+
+    #[test]
+    fn only_old_locks_that_nobody_holds_are_pruned() {
+        let (_temp, dir) = folder();
+        let _held = dir.try_lock("a-held").unwrap();
+        drop(dir.try_lock("a-free").unwrap());
+        drop(dir.try_lock("b-free").unwrap());
+        dir.prune_locks("a-", Duration::from_secs(60)).unwrap();
+        assert_eq!(dir.names().unwrap().len(), 3);
+        dir.prune_locks("a-", Duration::ZERO).unwrap();
+        let mut names = dir.names().unwrap();
+        names.sort();
+        assert_eq!(names, ["a-held", "b-free"]);
+    }
+
+    #[test]
+    fn long_names_stay_below_the_limit_and_differ() {
+        let (long, longer) = ("a".repeat(300), "a".repeat(301));
+        assert_eq!(name_part("c1"), "c1");
+        assert!(name_part(&long).len() <= 100);
+        assert_ne!(name_part(&long), name_part(&longer));
+    }
+}

@@ -1,0 +1,7 @@
+//! rail-cni: the CNI plugins of a GPU cluster's rails.
+
+pub mod cni;
+pub mod files;
+pub mod log;
+pub mod netns;
+pub mod node;

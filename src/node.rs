@@ -1,0 +1,209 @@
+//! /etc/rail-cni/node.json: what the operator of the node says. Every path that the programs use comes from
+//! here; a network configuration, which a tenant may have written, names none.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use log::LevelFilter;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
+
+use crate::files::{self, Dir};
+use crate::{cni, fail, failure};
+
+/// Environment variable that names another file: for tests and unusual hosts.
+pub const VARIABLE: &str = "RAIL_CNI_NODE_CONFIG";
+const PATH: &str = "/etc/rail-cni/node.json";
+
+/// node.json; every key may be missing.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct Node {
+    node_name: Option<String>,
+    /// Which PF is which rail; empty: not checked.
+    pub rails: Vec<RailPf>,
+    /// Allocations, a folder per node.
+    pub store_dir: PathBuf,
+    run_dir: PathBuf,
+    /// Where sysfs is mounted.
+    pub sysfs_root: PathBuf,
+    /// Where device-info files may be written: `runtimeConfig.CNIDeviceInfoFile` is a path that a tenant's
+    /// configuration can name.
+    pub device_info_dir: PathBuf,
+    log: LogConfig,
+    /// What networks may do on this node.
+    pub policy: Policy,
+}
+
+/// A rail and its PF.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RailPf {
+    /// Counted from 0.
+    pub rail: u8,
+    /// PCI address or name of the netdev.
+    pub pf: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct LogConfig {
+    #[serde(deserialize_with = "level")]
+    level: Option<LevelFilter>,
+    file: Option<PathBuf>,
+}
+
+/// DESIGN section 9; an absent list allows all.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct Policy {
+    /// PCI addresses or netdev names of the PFs whose VFs (and which themselves) may be attached.
+    pub pfs: Option<Vec<String>>,
+    /// Values of `rail` that networks may use.
+    pub rails: Option<Vec<u8>>,
+    /// Drivers of devices that may be attached.
+    pub drivers: Option<Vec<String>>,
+    /// Only VFs: no PF, no SF, no other device.
+    pub vfs_only: bool,
+    /// VF keys that networks may set, as `vlan` or `trust`.
+    pub vf_keys: Option<Vec<String>>,
+}
+
+fn level<'de, D: Deserializer<'de>>(from: D) -> Result<Option<LevelFilter>, D::Error> {
+    let text = String::deserialize(from)?;
+    let known = "panic, error, warning, info, debug";
+    crate::log::parse_level(&text)
+        .map(Some)
+        .ok_or_else(|| serde::de::Error::custom(format!("{text:?} is not one of {known}")))
+}
+
+impl Default for Node {
+    fn default() -> Node {
+        Node {
+            node_name: None,
+            rails: Vec::new(),
+            store_dir: "/var/lib/rail-cni/store".into(),
+            run_dir: "/run/rail-cni".into(),
+            sysfs_root: "/sys".into(),
+            device_info_dir: "/var/run/k8s.cni.cncf.io/devinfo/cni".into(),
+            log: LogConfig::default(),
+            policy: Policy::default(),
+        }
+    }
+}
+
+impl Node {
+    /// Reads node.json; without the file, the defaults.
+    pub fn load() -> Result<Node> {
+        let path = path();
+        let Some(object) = read(&path)? else { return Ok(Node::default()) };
+        parse(&path, &Value::Object(object))
+    }
+
+    /// For DEL, which must work whatever became of the file: a key that is wrong is as if it were absent. A
+    /// file that is no JSON at all says nothing of where our state is, and stays an error.
+    pub fn load_lenient() -> Result<Node> {
+        let path = path();
+        let Some(object) = read(&path)? else { return Ok(Node::default()) };
+        let whole = parse(&path, &Value::Object(object.clone()));
+        whole.or_else(|error| {
+            log::warn!("{error:#}");
+            let is_good = |key: &String, value: &Value| {
+                let alone = Map::from_iter([(key.clone(), value.clone())]);
+                parse(&path, &Value::Object(alone)).is_ok()
+            };
+            parse(&path, &object.into_iter().filter(|(key, value)| is_good(key, value)).collect())
+        })
+    }
+
+    /// This node's name in pools: exact, for the fabric was planned with it.
+    pub fn name(&self) -> Result<String> {
+        match &self.node_name {
+            Some(name) => Ok(name.clone()),
+            None => files::host_name(),
+        }
+    }
+
+    /// The folder `name` below /run/rail-cni, made where it is missing.
+    pub fn run(&self, name: &str) -> Result<Dir> {
+        Dir::create(&self.run_dir)?.create_sub(name)
+    }
+
+    /// The same, if it is there: for verbs that write nothing.
+    pub fn existing_run(&self, name: &str) -> Result<Option<Dir>> {
+        match Dir::open(&self.run_dir) {
+            Ok(dir) => dir.sub(name),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("cannot open {}", self.run_dir.display())),
+        }
+    }
+
+    /// Could state be written? Asks the nearest folder that exists, and makes none.
+    pub fn run_is_writable(&self) -> Result<()> {
+        let there = self.run_dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+        Dir::open(there).with_context(|| format!("cannot open {}", there.display()))?.writable()
+    }
+
+    /// Starts the log. A network may ask for a level, and for a file beside the one that node.json names.
+    pub fn start_log(&self, network: &cni::Network) {
+        let text = |key| network.get(&[key]).and_then(Value::as_str);
+        let asked = text("logLevel").and_then(crate::log::parse_level);
+        let level = asked.or(self.log.level).unwrap_or(LevelFilter::Info);
+        let file = match (text("logFile").filter(|text| !text.is_empty()).map(Path::new), &self.log.file) {
+            (Some(asked), Some(ours)) if asked.parent() == ours.parent() && asked.file_name().is_some() => {
+                Some(asked)
+            }
+            (Some(_), ours) => ours.as_deref(),
+            (None, ours) => ours.as_deref(),
+        };
+        crate::log::configure(level, file);
+        if let Some(asked) =
+            text("logFile").filter(|asked| !asked.is_empty() && file != Some(Path::new(asked)))
+        {
+            log::warn!("logFile {asked:?} is not in the folder of node.json's log.file: ignored");
+        }
+    }
+}
+
+fn path() -> PathBuf {
+    std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map_or_else(|| PATH.into(), PathBuf::from)
+}
+
+fn read(path: &Path) -> Result<Option<Map<String, Value>>> {
+    let text = match std::fs::read(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && path == Path::new(PATH) => {
+            return Ok(None);
+        }
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+    };
+    let object = serde_json::from_slice(&text)
+        .map_err(|error| failure!(InvalidConfig, "{}: {error}", path.display()))?;
+    Ok(Some(object))
+}
+
+fn parse(path: &Path, value: &Value) -> Result<Node> {
+    let node: Node = serde_path_to_error::deserialize(value)
+        .map_err(|error| failure!(InvalidConfig, "{}: {error}", path.display()))?;
+    for (key, dir) in [
+        ("storeDir", &node.store_dir),
+        ("runDir", &node.run_dir),
+        ("sysfsRoot", &node.sysfs_root),
+        ("deviceInfoDir", &node.device_info_dir),
+    ] {
+        if !dir.is_absolute() {
+            fail!(InvalidConfig, "{}: {key}: {} is not an absolute path", path.display(), dir.display());
+        }
+    }
+    if let Some(name) = node.node_name.as_ref().filter(|name| !cni::is_identifier(name)) {
+        fail!(InvalidConfig, "{}: nodeName: {name:?} is no name of a node", path.display());
+    }
+    for (index, one) in node.rails.iter().enumerate() {
+        if let Some(other) =
+            node.rails[..index].iter().find(|other| other.rail == one.rail && other.pf == one.pf)
+        {
+            fail!(InvalidConfig, "{}: rails: rail {} is listed twice", path.display(), other.rail);
+        }
+    }
+    Ok(node)
+}
