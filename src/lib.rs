@@ -2,6 +2,7 @@
 
 pub mod cni;
 pub mod files;
+pub mod ipam;
 pub mod log;
 pub mod netns;
 pub mod node;
