@@ -3,6 +3,7 @@
 pub mod attach;
 pub mod cni;
 pub mod files;
+pub mod ipam;
 pub mod log;
 pub mod netlink;
 pub mod netns;
