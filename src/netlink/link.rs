@@ -142,7 +142,7 @@ fn attributes(bytes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
 }
 
 /// `02:00:00:00:00:01`; 20 bytes on InfiniBand.
-fn format_mac(bytes: &[u8]) -> String {
+pub fn format_mac(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
 }
 
