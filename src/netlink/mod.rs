@@ -8,6 +8,7 @@ pub mod address;
 pub mod link;
 pub mod route;
 pub mod rule;
+pub mod vf;
 
 use std::fmt;
 use std::io;
