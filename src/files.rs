@@ -163,14 +163,17 @@ impl Dir {
         Ok(self.all_names()?.into_iter().filter(|name| !name.starts_with('.')).collect())
     }
 
-    /// Removes what a killed writer left half-written. Only for who holds the lock that the writers hold;
-    /// `of` narrows it to files whose final name starts so.
-    pub fn remove_half_written(&self, of: &str) -> Result<()> {
+    /// Removes what a killed writer left half-written, and gives the names as [`Dir::names`] would: one listing
+    /// serves both. Only for who holds the lock that the writers hold; `of` narrows it to files whose final
+    /// name starts so.
+    pub fn remove_half_written(&self, of: &str) -> Result<Vec<String>> {
         let prefix = format!("{TEMPORARY}{of}");
-        for name in self.all_names()?.iter().filter(|name| name.starts_with(&prefix)) {
+        let (hidden, names): (Vec<_>, Vec<_>) =
+            self.all_names()?.into_iter().partition(|name| name.starts_with('.'));
+        for name in hidden.iter().filter(|name| name.starts_with(&prefix)) {
             self.remove(name)?;
         }
-        Ok(())
+        Ok(names)
     }
 
     fn all_names(&self) -> Result<Vec<String>> {

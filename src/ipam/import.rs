@@ -85,10 +85,7 @@ pub fn plan(node: &Node, files: &[String], nodes: &Nodes) -> Result<Import> {
             let after = plan.allocations.get(node_name).cloned();
             if before.is_none() && after.is_none() {
                 if let Nodes::One(name) = nodes {
-                    let names = plan.allocations.keys().map(String::as_str);
-                    let near = store::near_misses(name, names);
-                    let near = if near.is_empty() { String::new() } else { store::hint(&near) };
-                    import.warnings.push(format!("pool {pool} has nothing for node {name}{near}"));
+                    import.warnings.push(format!("pool {pool} has nothing for node {name}"));
                 }
                 continue;
             }
@@ -98,11 +95,10 @@ pub fn plan(node: &Node, files: &[String], nodes: &Nodes) -> Result<Import> {
         }
     }
     if let (true, Nodes::One(name)) = (import.lines.is_empty(), nodes) {
-        fail!(
-            InvalidConfig,
-            "node {name} has nothing in any of these pools, and nothing is ever invented: {}",
-            cidrpool::some_of(&import.warnings)
-        );
+        let named: BTreeSet<&str> =
+            pools.values().flat_map(|plan| plan.allocations.keys().map(String::as_str)).collect();
+        let hint = store::hint(&store::near_misses(name, named.into_iter()));
+        fail!(InvalidConfig, "none of these pools has anything for node {name}{hint}");
     }
     Ok(import)
 }

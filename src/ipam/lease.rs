@@ -158,15 +158,25 @@ impl Lease {
 pub struct Entry {
     /// What is held.
     pub address: IpAddr,
-    key: String,
     name: String,
 }
 
 impl Entry {
     fn parse(name: String) -> Option<Entry> {
-        let (address, key) = name.strip_suffix(".json")?.split_once('@')?;
-        Some(Entry { address: address.parse().ok()?, key: key.to_owned(), name })
+        let (address, _) = name.strip_suffix(".json")?.split_once('@')?;
+        Some(Entry { address: address.parse().ok()?, name })
     }
+
+    /// Not stored, for there may be thousands of entries.
+    fn key(&self) -> &str {
+        self.name.split_once('@').map_or("", |(_, key)| key.trim_end_matches(".json"))
+    }
+}
+
+fn entries_of(names: Vec<String>) -> Vec<Entry> {
+    let mut entries: Vec<_> = names.into_iter().filter_map(Entry::parse).collect();
+    entries.sort();
+    entries
 }
 
 /// Leases for all of `asks`, or none: with the addresses in the order of the asks.
@@ -180,7 +190,6 @@ pub fn take(node: &Node, node_name: &str, asks: &[Ask], holder: &Holder) -> Resu
 
     let mut choices = Vec::new();
     for (folder, ask) in folders.iter().zip(asks) {
-        folder.dir.remove_half_written("")?;
         choices.push(folder.choose(ask, holder)?);
     }
 
@@ -214,7 +223,7 @@ pub fn release(node: &Node, network: &str, attachment: &Attachment) -> Result<()
     for_each_folder(node, |folder| {
         // Waits for an ADD that its runtime gave up.
         let lock = folder.lock();
-        let held: Vec<_> = folder.entries()?.into_iter().filter(|entry| entry.key == key).collect();
+        let held: Vec<_> = folder.entries()?.into_iter().filter(|entry| entry.key() == key).collect();
         if held.is_empty() {
             return Ok(());
         }
@@ -237,7 +246,7 @@ pub fn release(node: &Node, network: &str, attachment: &Attachment) -> Result<()
 pub fn collect(node: &Node, network: &str, keep: &HashSet<String>) -> Result<()> {
     for_each_folder(node, |folder| {
         let _lock = folder.lock()?;
-        for entry in folder.entries()?.into_iter().filter(|entry| !keep.contains(&entry.key)) {
+        for entry in folder.entries()?.into_iter().filter(|entry| !keep.contains(entry.key())) {
             let Folder { pool, .. } = folder;
             match folder.read(&entry) {
                 Err(why) => log::warn!("pool {pool}: {} is kept: {why}", entry.address),
@@ -343,9 +352,7 @@ impl Folder {
 
     /// What is held, in the order of the addresses.
     pub fn entries(&self) -> Result<Vec<Entry>> {
-        let mut entries: Vec<_> = self.dir.names()?.into_iter().filter_map(Entry::parse).collect();
-        entries.sort();
-        Ok(entries)
+        Ok(entries_of(self.dir.names()?))
     }
 
     /// The lease of an entry; `None` when it is gone by now. The error says why the file cannot be believed:
@@ -374,7 +381,7 @@ impl Folder {
     /// The lease of an attachment, whatever its state.
     pub fn held_by(&self, network: &str, attachment: &Attachment) -> Result<Option<Lease>> {
         let key = key(network, attachment);
-        for entry in self.entries()?.iter().filter(|entry| entry.key == key) {
+        for entry in self.entries()?.iter().filter(|entry| entry.key() == key) {
             match self.read(entry) {
                 Ok(Some(lease)) if lease.holder.is(network, attachment) => return Ok(Some(lease)),
                 Ok(_) => (),
@@ -398,12 +405,13 @@ impl Folder {
         self.dir.write(&lease.file_name(), &serde_json::to_vec(lease)?, false)
     }
 
-    /// The address that `holder` can have.
+    /// The address that `holder` can have. The folder is locked.
     fn choose(&self, ask: &Ask, holder: &Holder) -> Result<Choice> {
         let Folder { pool, .. } = self;
         let (own, others): (Vec<_>, Vec<_>) = {
             let key = holder.key();
-            self.entries()?.into_iter().partition(|entry| entry.key == key)
+            let names = self.dir.remove_half_written("")?;
+            entries_of(names).into_iter().partition(|entry| entry.key() == key)
         };
         let mut stale = Vec::new();
         for entry in own {
@@ -433,16 +441,16 @@ impl Folder {
         Ok(choice)
     }
 
-    /// The lowest free address; without one, the first whose holder is dead.
+    /// The lowest free address (`entries` are in order); without one, the first whose holder is dead.
     fn any_address(&self, allocation: &Allocation, entries: &[Entry]) -> Result<Choice> {
         let Folder { pool, .. } = self;
-        let held: HashSet<IpAddr> = entries.iter().map(|entry| entry.address).collect();
-        if let Some(address) = allocation.first_free(|address| held.contains(&address)) {
+        let is_held = |address: IpAddr| entries.binary_search_by(|entry| entry.address.cmp(&address)).is_ok();
+        if let Some(address) = allocation.first_free(is_held) {
             return Ok(Choice { address, dead: Vec::new() });
         }
-        let mut held: Vec<_> =
-            held.into_iter().filter(|address| allocation.check_host(*address).is_ok()).collect();
-        held.sort();
+        let mut held: Vec<_> = entries.iter().map(|entry| entry.address).collect();
+        held.dedup();
+        held.retain(|address| allocation.check_host(*address).is_ok());
         let mut first = None;
         for address in &held {
             match self.dead_holders(*address, entries)? {
