@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::record::{Phase, Record};
-use super::{giveback, pod, vf};
+use super::{giveback, pod, rdma, vf};
 use crate::cni::{AddResult, Attachment};
 use crate::netlink::Socket;
 use crate::netns::{Netns, NetnsId};
@@ -43,6 +43,7 @@ pub fn differences(
     if record.device.link.is_none() {
         return Ok(found);
     }
+    found.extend(rdma::differences(record, &netns)?);
     let mut pod = netns.run(Socket::open)?;
     match giveback::find_in_pod(record, &mut pod)? {
         None => found.push(format!("the device {} is not in the pod", record.device.id)),

@@ -39,6 +39,8 @@ pub struct NetConf {
     pub source_based: bool,
     /// Sysctls of the interface: path below /proc/sys with the interface's name in it, and value.
     pub sysctls: Vec<(PathBuf, String)>,
+    /// What becomes of the RDMA devices.
+    pub rdma: Rdma,
     /// Name of the IPAM plugin.
     pub ipam: Option<String>,
     /// Overrides the IPAM's.
@@ -70,6 +72,17 @@ impl std::fmt::Display for Selector {
         ];
         f.write_str(&parts.into_iter().flatten().collect::<Vec<_>>().join(", "))
     }
+}
+
+/// What becomes of the device's RDMA devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rdma {
+    /// They move where the system gives each namespace its own.
+    Auto,
+    /// They must move.
+    Required,
+    /// They stay.
+    Off,
 }
 
 /// The keys as written. Absent, null and "" are the same, as they are for Go.
@@ -193,6 +206,12 @@ impl NetConf {
                 }
             },
             sysctls: sysctls(&raw, &attachment.ifname)?,
+            rdma: one_of(
+                "rdma",
+                &raw.rdma,
+                &[("auto", Rdma::Auto), ("required", Rdma::Required), ("off", Rdma::Off)],
+            )?
+            .unwrap_or(Rdma::Auto),
             ipam: ipam(&raw)?,
             dns: raw.dns.clone().unwrap_or_default(),
             device_info: device_info(network, node)?,
@@ -490,13 +509,6 @@ fn device_info(network: &Network, node: &Node) -> Result<Option<PathBuf>> {
 
 /// Keys whose feature this version does not have: refused, never ignored.
 fn not_yet(raw: &Raw) -> Result<()> {
-    match text(&raw.rdma) {
-        None | Some("auto" | "off") => (),
-        Some("required") => {
-            fail!(UnsupportedField, "rdma: \"required\": this version does not move RDMA devices")
-        }
-        Some(other) => fail!(InvalidConfig, "rdma: {other:?} is not one of auto, required, off"),
-    }
     match text(&raw.gateway_probe) {
         None | Some("off") => Ok(()),
         Some(other @ ("warn" | "require")) => {

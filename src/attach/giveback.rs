@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 
 use super::claim::all_of;
 use super::record::{Home, Record, Records};
-use super::vf;
+use super::{rdma, vf};
 use crate::netlink::link::{self, Link, Move, parse_mac};
 use crate::netlink::{Socket, rule};
 use crate::netns::{Netns, NetnsId};
@@ -73,34 +73,36 @@ fn open_if_same(id: &NetnsId) -> Result<Option<Netns>> {
     Ok(Netns::open(&id.path).ok())
 }
 
-/// Moves the device to the host with one message: name, MTU and MAC as they were.
+/// Takes rules, RDMA devices and the device itself from the pod; what fails does not keep the rest there.
 fn take_from_pod(record: &Record, was: &Link, netns: &Netns, host: &mut Socket) -> Result<()> {
     let mut pod = netns.run(Socket::open)?;
-    for rule in &record.applied.rules {
-        rule::remove(&mut pod, rule)?;
-    }
-    let Some(link) = find_in_pod(record, &mut pod)? else { return Ok(()) };
+    let rules: Vec<_> = record.applied.rules.iter().map(|rule| rule::remove(&mut pod, rule)).collect();
+    let rdma = rdma::take_back(record, netns);
+    let moved = match find_in_pod(record, &mut pod)? {
+        Some(link) => move_home(record, &link, was, &mut pod, host),
+        None => Ok(()),
+    };
+    all_of(rules.into_iter().chain([rdma, moved]))
+}
+
+/// Moves the device to the host with one message: name, MTU and MAC as they were.
+fn move_home(record: &Record, link: &Link, was: &Link, pod: &mut Socket, host: &mut Socket) -> Result<()> {
     let host_ns = Netns::current()?;
     let mac = parse_mac(&was.mac).filter(|_| was.mac != link.mac && record.vf.is_none());
     let mtu = Some(was.mtu).filter(|mtu| *mtu != link.mtu);
     // Somebody may have taken the name meanwhile. The device must leave the pod all the same.
     let name = match link::by_name(host, &was.name)? {
         None => was.name.clone(),
-        Some(_) => free_name(host, &link)?,
+        Some(_) => free_name(host, link)?,
     };
-    for altname in clashing(&link, host)? {
-        link::remove_altname(&mut pod, &link, &altname)?;
+    for altname in clashing(link, host)? {
+        link::remove_altname(pod, link, &altname)?;
     }
-    let moved = link::move_to(&mut pod, &link, &host_ns, &Move { name: &name, mtu, mac: mac.as_deref() });
+    let moved = link::move_to(pod, link, &host_ns, &Move { name: &name, mtu, mac: mac.as_deref() });
     // The message is not atomic: what counts is where the device is. The rest is mended on the host.
-    if moved.is_err() && find_in_pod(record, &mut pod)?.is_some() {
+    if moved.is_err() && find_in_pod(record, pod)?.is_some() {
         // Without the parts that a driver may refuse.
-        link::move_to(
-            &mut pod,
-            &link,
-            &host_ns,
-            &Move { name: &free_name(host, &link)?, mtu: None, mac: None },
-        )?;
+        link::move_to(pod, link, &host_ns, &Move { name: &free_name(host, link)?, mtu: None, mac: None })?;
     }
     Ok(())
 }

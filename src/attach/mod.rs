@@ -8,6 +8,7 @@ mod device;
 mod devinfo;
 mod giveback;
 mod pod;
+mod rdma;
 mod record;
 mod vf;
 
@@ -61,6 +62,7 @@ impl Plugin for Attach {
 
         let mut record = new_record(network, attachment, path, &conf, &device)?;
         record.vf = vf::plan(&conf, &device, &node, &mut host)?;
+        record.rdma = rdma::plan(&conf, &device)?;
         records.write(&record, &mut claim)?;
         let attached = (|| {
             let leased = lease(network, &conf, ipam.as_ref())?;
@@ -76,6 +78,7 @@ impl Plugin for Attach {
                 // A program in user space has the device, and will own the address.
                 None => None,
             };
+            rdma::move_in(&record.rdma, &netns)?;
             if let Some(path) = &conf.device_info {
                 devinfo::write(path, &device)?;
             }
@@ -266,6 +269,7 @@ fn new_record(
         applied: record::Applied::default(),
         ipam: ipam.transpose()?,
         vf: None,
+        rdma: Vec::new(),
         device_info: conf.device_info.clone(),
     })
 }

@@ -15,6 +15,7 @@ use crate::cni::{Attachment, Delegate};
 use crate::fail;
 use crate::files::{self, Dir, Lock, name_part};
 use crate::netlink::link::Link;
+use crate::netlink::rdma;
 use crate::netlink::route::Route;
 use crate::netlink::rule::Rule;
 use crate::netns::NetnsId;
@@ -60,6 +61,9 @@ pub struct Record {
     /// What the PF is asked to set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vf: Option<VfRecord>,
+    /// RDMA devices that go with the netdev.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rdma: Vec<rdma::Device>,
     /// How the address can be given back without the runtime.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipam: Option<Ipam>,
