@@ -69,13 +69,19 @@ impl std::error::Error for Failure {}
 
 /// The code that an error will be reported with.
 pub fn code_of(error: &anyhow::Error) -> u32 {
-    if let Some(failure) = error.chain().find_map(|cause| cause.downcast_ref::<Failure>()) {
+    if let Some(failure) = failure_in(error) {
         failure.code
     } else if error.chain().any(|cause| cause.is::<std::io::Error>()) {
         Code::Io as u32
     } else {
         Code::Internal as u32
     }
+}
+
+/// The outermost failure. anyhow finds one that was put above another error as its context; `chain` shows such
+/// a context only under a private type.
+fn failure_in(error: &anyhow::Error) -> Option<&Failure> {
+    error.downcast_ref().or_else(|| error.chain().find_map(|cause| cause.downcast_ref()))
 }
 
 /// The error object of the specification.
@@ -97,10 +103,7 @@ pub struct ErrorJson {
 impl ErrorJson {
     /// The report of `error`, every cause in one line.
     pub fn new(cni_version: &str, error: &anyhow::Error) -> ErrorJson {
-        let details = error
-            .chain()
-            .find_map(|cause| cause.downcast_ref::<Failure>())
-            .map_or_else(String::new, |failure| failure.details.clone());
+        let details = failure_in(error).map_or_else(String::new, |failure| failure.details.clone());
         ErrorJson {
             cni_version: cni_version.to_owned(),
             code: code_of(error),
@@ -161,6 +164,14 @@ mod tests {
         let error = Err::<(), _>(failure!(TryAgain, "held by c1")).context("rail 3").unwrap_err();
         let json = ErrorJson::new("1.0.0", &error);
         assert_eq!((json.code, json.msg.as_str()), (11, "rail 3: held by c1"));
+    }
+
+    #[test]
+    fn a_failure_as_context_gives_its_code() {
+        let cause = || anyhow::Error::new(std::io::Error::other("x"));
+        let error = cause().context(Failure::new(Code::Decode, "stdin").details("d")).context("above");
+        let json = ErrorJson::new("1.0.0", &error);
+        assert_eq!((json.code, json.msg.as_str(), json.details.as_str()), (6, "above: stdin: x", "d"));
     }
 
     #[test]

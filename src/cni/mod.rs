@@ -213,10 +213,10 @@ fn run<P: Plugin>(plugin: &P, network: &Network, command: Command) -> Result<()>
             // Nobody is told of what cannot be written: a runtime that was killed leaves us with a closed
             // pipe, and its DEL may have come and gone before.
             let told = result.to_json(network.version).and_then(|json| Ok(print(&json)?));
-            told.or_else(|error| {
+            told.map_err(|error| {
                 let undone = plugin.del(network, &attachment, Some(&netns));
                 let error = error.context("the result could not be written, ADD was undone");
-                Err(undone.err().map_or(error, |undo| failure!(Io, "undoing ADD failed: {undo:#}")))
+                undone.err().map_or(error, |undo| failure!(Io, "undoing ADD failed: {undo:#}"))
             })
         }
         Command::Del(attachment, netns) => plugin.del(network, &attachment, netns.as_deref()),

@@ -1,1 +1,6 @@
+//! The real executables in throw-away network namespaces. `scripts/test` runs these as root and in a user
+//! namespace.
+#![allow(missing_docs)]
 
+mod attach;
+mod harness;

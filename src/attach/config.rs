@@ -1,0 +1,501 @@
+//! The network configuration of rail-cni: read, checked, and free of everything that could be wrong by
+//! itself. What depends on the device or the kernel is checked when those are known.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use anyhow::Result;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::cni::{self, Attachment, Network, Route};
+use crate::netlink::link::parse_mac;
+use crate::node::Node;
+use crate::sysfs::DeviceId;
+use crate::{fail, failure};
+
+/// Rails that have a routing table of their own: 100 to 227, clear of the kernel's 253 to 255.
+const MAX_RAIL: u8 = 127;
+
+/// A configuration that can be acted on.
+#[derive(Clone, Debug)]
+pub struct NetConf {
+    /// Which device.
+    pub selector: Selector,
+    /// Which rail; `None`: any table will do, and no PF is checked.
+    pub rail: Option<u8>,
+    /// Bytes; `None` leaves the device's.
+    pub mtu: Option<u32>,
+    /// Hardware address to set.
+    pub mac: Option<Vec<u8>>,
+    /// Settings that only a PF can make.
+    pub vf: VfSettings,
+    /// Routes beside those of the IPAM.
+    pub routes: Vec<Route>,
+    /// Own table and rule, or the main table alone.
+    pub source_based: bool,
+    /// Sysctls of the interface: path below /proc/sys with the interface's name in it, and value.
+    pub sysctls: Vec<(PathBuf, String)>,
+    /// Name of the IPAM plugin.
+    pub ipam: Option<String>,
+    /// Overrides the IPAM's.
+    pub dns: cni::Dns,
+    /// Where the device-info file is to be written.
+    pub device_info: Option<PathBuf>,
+}
+
+/// How the device is named. At least one is given; those that are given must mean the same device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selector {
+    /// PCI address or name on the auxiliary bus.
+    pub id: Option<DeviceId>,
+    /// Name of a netdev.
+    pub device: Option<String>,
+    /// Hardware address, as netlink writes it.
+    pub hwaddr: Option<String>,
+    /// Path below /sys/devices.
+    pub kernelpath: Option<String>,
+}
+
+impl std::fmt::Display for Selector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let parts = [
+            self.id.as_ref().map(|id| id.as_str().to_owned()),
+            self.device.clone(),
+            self.hwaddr.as_ref().map(|mac| format!("hwaddr {mac}")),
+            self.kernelpath.as_ref().map(|path| format!("kernelpath {path}")),
+        ];
+        f.write_str(&parts.into_iter().flatten().collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// sriov-cni's keys for a VF, as far as they were given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VfSettings {
+    /// Names of the keys that were given, for policy and messages.
+    pub keys: Vec<&'static str>,
+}
+
+/// The keys as written. Absent, null and "" are the same, as they are for Go.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Raw {
+    #[serde(rename = "deviceID")]
+    device_id: Option<String>,
+    #[serde(rename = "pciBusID")]
+    pci_bus_id: Option<String>,
+    device: Option<String>,
+    hwaddr: Option<String>,
+    kernelpath: Option<String>,
+    rail: Option<u8>,
+    mtu: Option<u32>,
+    mac: Option<String>,
+    vlan: Option<u32>,
+    #[serde(rename = "vlanQoS")]
+    vlan_qos: Option<u32>,
+    #[serde(rename = "vlanProto")]
+    vlan_proto: Option<String>,
+    spoofchk: Option<String>,
+    trust: Option<String>,
+    link_state: Option<String>,
+    min_tx_rate: Option<u32>,
+    max_tx_rate: Option<u32>,
+    routes: Option<Vec<Route>>,
+    routing: Option<String>,
+    sysctl: Option<BTreeMap<String, String>>,
+    rdma: Option<String>,
+    #[serde(rename = "gatewayProbe")]
+    gateway_probe: Option<String>,
+    ipam: Option<Ipam>,
+    dns: Option<cni::Dns>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Ipam {
+    r#type: Option<String>,
+}
+
+/// Every key that means something at the top level; others are logged.
+const KNOWN: [&str; 38] = [
+    "cniVersion",
+    "cniVersions",
+    "name",
+    "type",
+    "capabilities",
+    "args",
+    "runtimeConfig",
+    "prevResult",
+    "ipam",
+    "dns",
+    "ipMasq",
+    "disableCheck",
+    "disableGC",
+    "loadOnlyInlinedPlugins",
+    "deviceID",
+    "pciBusID",
+    "device",
+    "hwaddr",
+    "kernelpath",
+    "rail",
+    "mtu",
+    "mac",
+    "vlan",
+    "vlanQoS",
+    "vlanProto",
+    "spoofchk",
+    "trust",
+    "link_state",
+    "min_tx_rate",
+    "max_tx_rate",
+    "routes",
+    "routing",
+    "sysctl",
+    "rdma",
+    "gatewayProbe",
+    "logLevel",
+    "logFile",
+    "resourceName",
+];
+
+impl NetConf {
+    /// Reads the configuration for `attachment` on `node`.
+    pub fn parse(network: &Network, attachment: &Attachment, node: &Node) -> Result<NetConf> {
+        let raw: Raw = serde_path_to_error::deserialize(Value::Object(network.config.clone()))
+            .map_err(|error| failure!(InvalidConfig, "network {}: {error}", network.name))?;
+        for key in network.config.keys() {
+            if !KNOWN.contains(&key.as_str()) && !key.starts_with("cni.dev/") {
+                log::warn!("unknown key {key:?} is ignored: `rail-cni lint` finds such");
+            }
+        }
+        let rail = raw.rail;
+        if let Some(rail) = rail.filter(|rail| *rail > MAX_RAIL) {
+            fail!(InvalidConfig, "rail: {rail} is more than {MAX_RAIL}");
+        }
+        if let (Some(rail), Some(allowed)) = (rail, &node.policy.rails)
+            && !allowed.contains(&rail)
+        {
+            fail!(InvalidConfig, "rail: {rail} is not among the rails {allowed:?} of this node's policy");
+        }
+        let conf = NetConf {
+            selector: selector(network, &raw)?,
+            rail,
+            mtu: raw.mtu.filter(|mtu| *mtu != 0),
+            mac: mac(network, &raw)?,
+            vf: vf_settings(network, &raw, node)?,
+            routes: routes(&raw)?,
+            source_based: match text(&raw.routing) {
+                None | Some("source-based") => true,
+                Some("destination-based") => false,
+                Some(other) => {
+                    fail!(
+                        InvalidConfig,
+                        "routing: {other:?} is neither \"source-based\" nor \"destination-based\""
+                    )
+                }
+            },
+            sysctls: sysctls(&raw, &attachment.ifname)?,
+            ipam: ipam(&raw)?,
+            dns: raw.dns.clone().unwrap_or_default(),
+            device_info: device_info(network, node)?,
+        };
+        not_yet(&raw)?;
+        Ok(conf)
+    }
+
+    /// `rail 3: ` where the rail is known: what messages begin with.
+    pub fn prefix(&self) -> String {
+        self.rail.map_or_else(String::new, |rail| format!("rail {rail}: "))
+    }
+}
+
+fn text(value: &Option<String>) -> Option<&str> {
+    value.as_deref().filter(|text| !text.is_empty())
+}
+
+/// The id comes from the runtime, else from the configuration, where Multus writes it under two names.
+fn selector(network: &Network, raw: &Raw) -> Result<Selector> {
+    let runtime = match network.get(&["runtimeConfig", "deviceID"]) {
+        None => None,
+        Some(Value::String(id)) => Some(id.as_str()).filter(|id| !id.is_empty()),
+        Some(other) => fail!(InvalidConfig, "runtimeConfig.deviceID: {other} is not a string"),
+    };
+    let given = [
+        ("runtimeConfig.deviceID", runtime),
+        ("deviceID", text(&raw.device_id)),
+        ("pciBusID", text(&raw.pci_bus_id)),
+    ];
+    let mut id: Option<(&str, DeviceId)> = None;
+    for (key, value) in given.into_iter().filter_map(|(key, value)| Some((key, value?))) {
+        let Some(parsed) = DeviceId::parse(value) else {
+            fail!(
+                InvalidConfig,
+                "{key}: {value:?} is neither a PCI address (0000:3b:00.2) nor an auxiliary device (mlx5_core.sf.4)"
+            );
+        };
+        match &id {
+            Some((first, other)) if *other != parsed => fail!(
+                InvalidConfig,
+                "{first} {:?} and {key} {value:?} name two devices: remove one from network {}",
+                other.as_str(),
+                network.name
+            ),
+            Some(_) => (),
+            None => id = Some((key, parsed)),
+        }
+    }
+    let device = text(&raw.device).map(str::to_owned);
+    if let Some(name) = &device
+        && let Err(error) = cni::check_ifname(name)
+        // An altname may be longer than a name.
+        && (name.len() <= 15 || name.len() > 127 || name.contains('/'))
+    {
+        fail!(InvalidConfig, "device: {error}");
+    }
+    let hwaddr = match text(&raw.hwaddr) {
+        None => None,
+        Some(text) => match parse_mac(text) {
+            Some(bytes) if bytes.len() >= 6 => Some(text.to_ascii_lowercase().replace('-', ":")),
+            _ => fail!(InvalidConfig, "hwaddr: {text:?} is not a hardware address"),
+        },
+    };
+    let selector = Selector {
+        id: id.map(|(_, id)| id),
+        device,
+        hwaddr,
+        kernelpath: text(&raw.kernelpath).map(str::to_owned),
+    };
+    if selector == Selector::default() {
+        fail!(
+            InvalidConfig,
+            "network {} names no device: neither deviceID (from the device plugin: are all devices of its resource \
+             taken, and does the NAD carry the annotation k8s.v1.cni.cncf.io/resourceName?) nor device, hwaddr or \
+             kernelpath",
+            network.name
+        );
+    }
+    Ok(selector)
+}
+
+/// runtimeConfig over args.cni over CNI_ARGS over the configuration.
+fn mac(network: &Network, raw: &Raw) -> Result<Option<Vec<u8>>> {
+    let json = |path: &[&str]| match network.get(path) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.clone()).filter(|text| !text.is_empty())),
+        Some(other) => fail!(InvalidConfig, "{}: {other} is not a string", path.join(".")),
+    };
+    let given = [
+        ("runtimeConfig.mac", json(&["runtimeConfig", "mac"])?),
+        ("args.cni.mac", json(&["args", "cni", "mac"])?),
+        ("CNI_ARGS MAC", network.args.get("MAC").map(str::to_owned)),
+        ("mac", text(&raw.mac).map(str::to_owned)),
+    ];
+    let Some((key, text)) = given.into_iter().find_map(|(key, value)| Some((key, value?))) else {
+        return Ok(None);
+    };
+    match parse_mac(&text) {
+        Some(bytes) if bytes.len() == 6 && bytes[0] & 1 == 0 && bytes.iter().any(|byte| *byte != 0) => {
+            Ok(Some(bytes))
+        }
+        Some(bytes) if bytes.len() == 6 => {
+            fail!(InvalidConfig, "{key}: {text:?} is a group address or all zero, no NIC can have it")
+        }
+        _ => fail!(InvalidConfig, "{key}: {text:?} is not an Ethernet address like 02:00:00:00:00:01"),
+    }
+}
+
+/// Checks sriov-cni's keys by its rules, but refuses what it silently takes for "off".
+fn vf_settings(network: &Network, raw: &Raw, node: &Node) -> Result<VfSettings> {
+    let mut keys = Vec::new();
+    let one_of = |key: &str, value: &str, allowed: &[&str]| {
+        if !allowed.contains(&value) {
+            fail!(InvalidConfig, "{key}: {value:?} is not one of {}", allowed.join(", "));
+        }
+        Ok(())
+    };
+    let up_to = |key: &str, value: Option<u32>, most: u32| match value {
+        Some(value) if value > most => fail!(InvalidConfig, "{key}: {value} is more than {most}"),
+        value => Ok(value.filter(|value| *value != 0)),
+    };
+    let vlan = up_to("vlan", raw.vlan, 4094)?;
+    let qos = up_to("vlanQoS", raw.vlan_qos, 7)?;
+    if vlan.is_some() {
+        keys.push("vlan");
+    }
+    if qos.is_some() {
+        keys.push("vlanQoS");
+    }
+    if let Some(proto) = text(&raw.vlan_proto) {
+        one_of("vlanProto", &proto.to_ascii_lowercase(), &["802.1q", "802.1ad"])?;
+        keys.push("vlanProto");
+    }
+    if vlan.is_none()
+        && (qos.is_some() || text(&raw.vlan_proto).is_some_and(|proto| !proto.eq_ignore_ascii_case("802.1q")))
+    {
+        fail!(InvalidConfig, "vlanQoS and vlanProto need a vlan other than 0");
+    }
+    for (key, value) in [("spoofchk", &raw.spoofchk), ("trust", &raw.trust)] {
+        if let Some(value) = text(value) {
+            one_of(key, value, &["on", "off"])?;
+            keys.push(key);
+        }
+    }
+    if let Some(value) = text(&raw.link_state) {
+        one_of("link_state", value, &["auto", "enable", "disable"])?;
+        keys.push("link_state");
+    }
+    if raw.min_tx_rate.is_some_and(|rate| rate != 0) {
+        keys.push("min_tx_rate");
+    }
+    if raw.max_tx_rate.is_some_and(|rate| rate != 0) {
+        keys.push("max_tx_rate");
+    }
+    if let (Some(min), Some(max)) = (raw.min_tx_rate, raw.max_tx_rate)
+        && max != 0
+        && min > max
+    {
+        fail!(InvalidConfig, "min_tx_rate: {min} Mbit/s is more than max_tx_rate, {max}");
+    }
+    for path in [&["runtimeConfig", "infinibandGUID"][..], &["args", "cni", "guid"]] {
+        match network.get(path) {
+            None => continue,
+            Some(Value::String(guid)) if guid.is_empty() => continue,
+            Some(Value::String(guid)) if parse_mac(guid).is_some_and(|bytes| bytes.len() == 8) => (),
+            Some(other) => fail!(InvalidConfig, "{}: {other} is not a GUID of 8 bytes", path.join(".")),
+        }
+        keys.push("infinibandGUID");
+    }
+    if let Some(allowed) = &node.policy.vf_keys
+        && let Some(key) = keys.iter().find(|key| !allowed.iter().any(|allowed| allowed == *key))
+    {
+        fail!(InvalidConfig, "{key}: this node's policy lets networks set {allowed:?} only");
+    }
+    Ok(VfSettings { keys })
+}
+
+/// Default routes are left out here: eth0 has the pod's.
+fn routes(raw: &Raw) -> Result<Vec<Route>> {
+    let mut routes = Vec::new();
+    for route in raw.routes.iter().flatten() {
+        check_route(route, "routes")?;
+        if route.is_default() {
+            log::warn!("routes: {} left out: a rail never has the default route", route.dst);
+        } else {
+            routes.push(route.clone());
+        }
+    }
+    Ok(routes)
+}
+
+/// What no kernel would take, from a configuration or an IPAM.
+pub fn check_route(route: &Route, whose: &str) -> Result<()> {
+    if let Some(gw) = route.gw.filter(|gw| gw.is_ipv4() != route.dst.addr().is_ipv4()) {
+        fail!(InvalidConfig, "{whose}: {} via {gw}: two address families", route.dst);
+    }
+    if route.table == Some(255) {
+        fail!(InvalidConfig, "{whose}: {}: table 255 is the kernel's own", route.dst);
+    }
+    Ok(())
+}
+
+/// `net.ipv4.conf.IFNAME.x` or with slashes, as in the tuning plugin; only keys of this interface.
+fn sysctls(raw: &Raw, ifname: &str) -> Result<Vec<(PathBuf, String)>> {
+    let mut seen = BTreeSet::new();
+    let mut sysctls = Vec::new();
+    for (key, value) in raw.sysctl.iter().flatten() {
+        let separator = if key.contains('/') { '/' } else { '.' };
+        let parts = || -> Option<(&str, &str, &str)> {
+            let rest = key.strip_prefix("net")?.strip_prefix(separator)?;
+            let (family, rest) = rest.split_once(separator)?;
+            let (kind, rest) = rest.split_once(separator)?;
+            // The name may contain dots itself.
+            let (interface, leaf) = rest.rsplit_once(separator)?;
+            let is_ours = interface == "IFNAME" || interface == ifname;
+            let is_leaf = !leaf.is_empty()
+                && leaf
+                    .bytes()
+                    .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_');
+            (is_ours && is_leaf && matches!(family, "ipv4" | "ipv6") && matches!(kind, "conf" | "neigh"))
+                .then_some((family, kind, leaf))
+        };
+        let Some((family, kind, leaf)) = parts() else {
+            fail!(
+                InvalidConfig,
+                "sysctl: {key:?} is no key of this interface: net.{{ipv4,ipv6}}.{{conf,neigh}}.IFNAME.*"
+            );
+        };
+        if value.contains('\n') || value.len() > 64 {
+            fail!(InvalidConfig, "sysctl: {key}: {value:?} is no value");
+        }
+        if !seen.insert((family, kind, leaf)) {
+            fail!(InvalidConfig, "sysctl: {key} is given twice");
+        }
+        sysctls.push((PathBuf::from(format!("net/{family}/{kind}/{ifname}/{leaf}")), value.clone()));
+    }
+    Ok(sysctls)
+}
+
+fn ipam(raw: &Raw) -> Result<Option<String>> {
+    let Some(name) = raw.ipam.as_ref().and_then(|ipam| text(&ipam.r#type)) else { return Ok(None) };
+    check_plugin_name(name)?;
+    if name == "dhcp" {
+        fail!(
+            UnsupportedField,
+            "ipam.type: dhcp asks through the link, which is attached after its address is known"
+        );
+    }
+    Ok(Some(name.to_owned()))
+}
+
+/// A name, not a path.
+pub fn check_plugin_name(name: &str) -> Result<()> {
+    if name.contains(['/', '\0']) || name == "." || name == ".." {
+        fail!(InvalidConfig, "ipam.type: {name:?} is no name of a plugin");
+    }
+    Ok(())
+}
+
+/// The runtime's path, but only inside the one folder that such files are for: a NAD can hold this key too.
+fn device_info(network: &Network, node: &Node) -> Result<Option<PathBuf>> {
+    let path = match network.get(&["runtimeConfig", "CNIDeviceInfoFile"]) {
+        None => return Ok(None),
+        Some(Value::String(path)) if path.is_empty() => return Ok(None),
+        Some(Value::String(path)) => PathBuf::from(path),
+        Some(other) => fail!(InvalidConfig, "runtimeConfig.CNIDeviceInfoFile: {other} is not a string"),
+    };
+    let allowed = &node.device_info_dir;
+    // /var/run is a link to /run on every current distribution.
+    let same = |dir: &std::path::Path| {
+        let short = |path: &std::path::Path| {
+            path.strip_prefix("/var/run").map_or(path.to_owned(), |rest| PathBuf::from("/run").join(rest))
+        };
+        short(dir) == short(allowed)
+    };
+    if path.parent().is_some_and(same) && path.file_name().is_some() {
+        return Ok(Some(path));
+    }
+    fail!(
+        InvalidConfig,
+        "runtimeConfig.CNIDeviceInfoFile: {} is not a file in {} (deviceInfoDir of node.json)",
+        path.display(),
+        allowed.display()
+    )
+}
+
+/// Keys whose feature this version does not have: refused, never ignored.
+fn not_yet(raw: &Raw) -> Result<()> {
+    match text(&raw.rdma) {
+        None | Some("auto" | "off") => (),
+        Some("required") => {
+            fail!(UnsupportedField, "rdma: \"required\": this version does not move RDMA devices")
+        }
+        Some(other) => fail!(InvalidConfig, "rdma: {other:?} is not one of auto, required, off"),
+    }
+    match text(&raw.gateway_probe) {
+        None | Some("off") => Ok(()),
+        Some(other @ ("warn" | "require")) => {
+            fail!(UnsupportedField, "gatewayProbe: {other:?}: this version does not probe the gateway")
+        }
+        Some(other) => fail!(InvalidConfig, "gatewayProbe: {other:?} is not one of off, warn, require"),
+    }
+}

@@ -1,0 +1,231 @@
+//! Giving a device back: from the pod, or from wherever the kernel put it when the pod's namespace died.
+//!
+//! DEL, the rollback of ADD, GC, `reap` and the healing of the next ADD all come here. Every step looks at
+//! what is, so it can be taken again after it was interrupted.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+
+use super::record::{Home, Record};
+use crate::netlink::link::{self, Link, Move, parse_mac};
+use crate::netlink::{Socket, rule};
+use crate::netns::{Netns, NetnsId};
+use crate::node::Node;
+use crate::sysfs::{DeviceId, Function};
+use crate::{fail, files};
+
+/// A namespace is taken apart after its last user is gone; its NICs are back some moments later.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Where the device is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// On the host and as it was, or it does not exist any more.
+    Home,
+    /// Neither in the pod nor on the host: something keeps the dead namespace.
+    Missing,
+}
+
+/// Puts the device of `record` back to what it was.
+pub fn give_back(record: &Record, node: &Node) -> Result<Outcome> {
+    let Some(was) = &record.device.link else { return Ok(Outcome::Home) };
+    // After a reboot nothing of what is recorded is left: neither the namespace nor the old settings.
+    if record.boot_id != files::boot_id()? {
+        return Ok(Outcome::Home);
+    }
+    let mut host = Socket::open()?;
+    if let Some(netns) = open_if_same(&record.netns)? {
+        take_from_pod(record, was, &netns, &mut host)?;
+    }
+    let dies_with_namespace = was.kind.is_some();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(link) = find_on_host(record, &mut host)? {
+            restore(&link, was, &mut host)?;
+            return Ok(Outcome::Home);
+        }
+        // A veth or macvlan dies with its namespace, a VF with its PF's driver or sriov_numvfs.
+        if dies_with_namespace || !exists(&record.device, node)? {
+            return Ok(Outcome::Home);
+        }
+        if Instant::now() > deadline {
+            return Ok(Outcome::Missing);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The namespace of the record, unless its path names another one by now, or none.
+fn open_if_same(id: &NetnsId) -> Result<Option<Netns>> {
+    let same = NetnsId::of(&id.path).ok().flatten().is_some_and(|now| now == *id);
+    if !same {
+        return Ok(None);
+    }
+    // Gone between the two looks: then it is gone.
+    Ok(Netns::open(&id.path).ok())
+}
+
+/// Moves the device to the host with one message: name, MTU and MAC as they were.
+fn take_from_pod(record: &Record, was: &Link, netns: &Netns, host: &mut Socket) -> Result<()> {
+    let mut pod = netns.run(Socket::open)?;
+    for rule in &record.applied.rules {
+        rule::remove(&mut pod, rule)?;
+    }
+    let Some(link) = find_in_pod(record, &mut pod)? else { return Ok(()) };
+    let host_ns = Netns::current()?;
+    let mac = parse_mac(&was.mac).filter(|_| was.mac != link.mac);
+    let mtu = Some(was.mtu).filter(|mtu| *mtu != link.mtu);
+    // Somebody may have taken the name meanwhile. The device must leave the pod all the same.
+    let name = match link::by_name(host, &was.name)? {
+        None => was.name.clone(),
+        Some(_) => free_name(host, &link)?,
+    };
+    for altname in clashing(&link, host)? {
+        link::remove_altname(&mut pod, &link, &altname)?;
+    }
+    let moved = link::move_to(&mut pod, &link, &host_ns, &Move { name: &name, mtu, mac: mac.as_deref() });
+    // The message is not atomic: what counts is where the device is. The rest is mended on the host.
+    if moved.is_err() && find_in_pod(record, &mut pod)?.is_some() {
+        // Without the parts that a driver may refuse.
+        link::move_to(
+            &mut pod,
+            &link,
+            &host_ns,
+            &Move { name: &free_name(host, &link)?, mtu: None, mac: None },
+        )?;
+    }
+    Ok(())
+}
+
+/// What the kernel itself calls a device whose name is taken: `dev` and its index.
+fn free_name(host: &mut Socket, link: &Link) -> Result<String> {
+    for number in u32::from(link.index)..u32::from(link.index).saturating_add(1000) {
+        let name = format!("dev{number}");
+        if link::by_name(host, &name)?.is_none() {
+            return Ok(name);
+        }
+    }
+    fail!(Internal, "the host has no free name for {}", link.name)
+}
+
+fn clashing(link: &Link, host: &mut Socket) -> Result<Vec<String>> {
+    if link.altnames.is_empty() {
+        return Ok(Vec::new());
+    }
+    let others = link::all(host)?;
+    let taken =
+        |name: &String| others.iter().any(|other| other.name == *name || other.altnames.contains(name));
+    Ok(link.altnames.iter().filter(|name| taken(name)).cloned().collect())
+}
+
+/// The device of `record` in its pod. There the index is proof enough, for the namespace is; the pod may
+/// have renamed the interface.
+pub fn find_in_pod(record: &Record, pod: &mut Socket) -> Result<Option<Link>> {
+    let Some(was) = &record.device.link else { return Ok(None) };
+    let is_ours = |link: &Link| {
+        link.parent == was.parent
+            && link.kind == was.kind
+            && (link.index.get() == record.applied.index || is_same_device(link, was, record))
+    };
+    if let Some(link) = link::by_name(pod, &record.ifname)?.filter(is_ours) {
+        return Ok(Some(link));
+    }
+    Ok(link::all(pod)?.into_iter().find(is_ours))
+}
+
+/// The device of `record` on the host, under whatever name.
+pub fn find_on_host(record: &Record, host: &mut Socket) -> Result<Option<Link>> {
+    let Some(was) = &record.device.link else { return Ok(None) };
+    let is_ours = |link: &Link| is_same_device(link, was, record);
+    if let Some(link) = link::by_name(host, &was.name)?.filter(is_ours) {
+        return Ok(Some(link));
+    }
+    let mut all = link::all(host)?;
+    // The only netdev of a PCI function is its netdev, whatever became of index and MAC.
+    let of_parent = all.iter().filter(|link| was.parent.is_some() && link.parent == was.parent).count();
+    all.retain(|link| is_ours(link) || (of_parent == 1 && link.parent == was.parent));
+    Ok(all.into_iter().next())
+}
+
+/// Is `link`, in whichever namespace, the device that was recorded? Never by its name.
+fn is_same_device(link: &Link, was: &Link, record: &Record) -> bool {
+    if link.parent != was.parent || link.kind != was.kind {
+        return false;
+    }
+    let same_index = link.index == was.index || link.index.get() == record.applied.index;
+    let same_mac = link.mac == was.mac || link.mac == record.applied.mac;
+    match (&link.permanent_mac, &was.permanent_mac) {
+        (Some(one), Some(other)) => one == other,
+        _ => same_index && same_mac,
+    }
+}
+
+/// Does the device exist at all? A netdev without a bus that is neither here nor there is gone.
+fn exists(device: &Home, node: &Node) -> Result<bool> {
+    let Some(id) = device.pci_id.as_deref().and_then(DeviceId::parse) else { return Ok(false) };
+    let function = Function::find(&node.sysfs_root, &id)?;
+    // Unbound, or bound to a driver without netdevs: there is nothing to come back.
+    Ok(function.is_some_and(|function| function.driver().is_some() && !function.is_userspace()))
+}
+
+/// Makes a link of the host what it was: down, with its name, MTU, MAC and altnames.
+fn restore(link: &Link, was: &Link, host: &mut Socket) -> Result<()> {
+    if link.up {
+        link::set_down(host, link)?;
+    }
+    let mut errors = Vec::new();
+    if link.name != was.name
+        && let Err(error) = rename(link, was, host)
+    {
+        errors.push(error);
+    }
+    if link.mtu != was.mtu {
+        errors.extend(link::set_mtu(host, link, was.mtu).err());
+    }
+    if link.mac != was.mac
+        && let Some(mac) = parse_mac(&was.mac)
+    {
+        errors.extend(link::set_mac(host, link, &mac).err());
+    }
+    for altname in was.altnames.iter().filter(|name| !link.altnames.contains(*name)) {
+        errors.extend(link::add_altname(host, link, altname).err());
+    }
+    match errors.into_iter().reduce(|all, error| all.context(format!("{error:#}"))) {
+        None => Ok(()),
+        Some(error) => Err(error).with_context(|| format!("{} is on the host, but not as it was", link.name)),
+    }
+}
+
+fn rename(link: &Link, was: &Link, host: &mut Socket) -> Result<()> {
+    if let Some(other) = link::by_name(host, &was.name)?.filter(|other| other.index != link.index) {
+        fail!(
+            Internal,
+            "{} cannot have its name {} back, another device has it (index {}): rename that one",
+            link.name,
+            was.name,
+            other.index
+        );
+    }
+    // udev may have given it its old name as an altname.
+    if link.altnames.contains(&was.name) {
+        link::remove_altname(host, link, &was.name)?;
+    }
+    link::set_name(host, link, &was.name)
+}
+
+/// A device in a living pod of which nothing is on record, known by its PCI address alone: it goes back under
+/// the name that the kernel would give it. For DELs after somebody emptied /run, or after another plugin's ADD.
+pub fn give_back_unrecorded(netns: &Netns, id: &DeviceId, ifname: &str) -> Result<bool> {
+    let mut pod = netns.run(Socket::open)?;
+    let ours = |link: &Link| link.parent.as_deref() == Some(id.as_str());
+    let Some(link) = link::by_name(&mut pod, ifname)?.filter(ours) else { return Ok(false) };
+    let mut host = Socket::open()?;
+    let name = free_name(&mut host, &link)?;
+    for altname in clashing(&link, &mut host)? {
+        link::remove_altname(&mut pod, &link, &altname)?;
+    }
+    link::move_to(&mut pod, &link, &Netns::current()?, &Move { name: &name, mtu: None, mac: None })?;
+    log::warn!("{} was in the pod as {ifname} without a record: it is on the host as {name}", id.as_str());
+    Ok(true)
+}

@@ -1,0 +1,251 @@
+//! The rail inside the pod: addresses, sysctls, routes, rules.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::Path;
+
+use anyhow::Result;
+use ipnet::IpNet;
+use nix::errno::Errno;
+
+use super::config::{NetConf, check_route};
+use super::record::{Applied, Record};
+use crate::cni::{self, AddResult};
+use crate::netlink::link::{self, Link};
+use crate::netlink::route::{MAIN, Route};
+use crate::netlink::rule::Rule;
+use crate::netlink::{Error, Socket, address, route, rule};
+use crate::{fail, failure};
+
+/// The table of rail 0; rules and metrics count likewise.
+const FIRST_TABLE: u32 = 100;
+/// The metric of rail 0's routes in the main table, and the priority of its rule.
+const FIRST_METRIC: u32 = 1000;
+/// Where networks without `rail` look for a free table: behind all rails and the kernel's tables.
+const FIRST_FREE: u32 = 900;
+
+/// Refuses a pod that has an interface of this name, or has it as another name of one.
+pub fn refuse_name_in_use(pod: &mut Socket, name: &str) -> Result<()> {
+    if let Some(link) = link::by_name(pod, name)? {
+        let other = if link.name == name { String::new() } else { format!(" (an altname of {})", link.name) };
+        fail!(InvalidConfig, "the pod already has an interface {name}{other}");
+    }
+    Ok(())
+}
+
+/// Which of the device's altnames the pod has no room for. The kernel refuses the move for each.
+pub fn clashing_altnames(pod: &mut Socket, device: &Link, name: &str) -> Result<Vec<String>> {
+    if device.altnames.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut taken = BTreeSet::from([name.to_owned()]);
+    for link in link::all(pod)? {
+        taken.insert(link.name);
+        taken.extend(link.altnames);
+    }
+    Ok(device.altnames.iter().filter(|altname| taken.contains(*altname)).cloned().collect())
+}
+
+/// What the rail is to be in the pod, from the configuration and the IPAM's answer.
+pub fn plan(conf: &NetConf, leased: &AddResult, pod: &mut Socket) -> Result<Applied> {
+    let addresses: Vec<IpNet> = leased.ips.iter().map(|ip| ip.address).collect();
+    let slot = match conf.rail {
+        Some(rail) => u32::from(rail),
+        None if addresses.is_empty() => FIRST_FREE,
+        None => free_slot(pod)?,
+    };
+    let (table, metric) = (FIRST_TABLE + slot, FIRST_METRIC + slot);
+
+    let mut routes = Vec::new();
+    for wanted in leased.routes.iter().chain(&conf.routes) {
+        check_route(wanted, "routes of the IPAM")?;
+        if wanted.is_default() {
+            log::warn!("{} left out: a rail never has the default route", wanted.dst);
+            continue;
+        }
+        let route = resolve(wanted, leased)?;
+        // A table of its own is what somebody asked for: no copy elsewhere.
+        if wanted.table.is_some_and(|table| table != 0) {
+            routes.push(route);
+            continue;
+        }
+        if conf.source_based && !addresses.is_empty() {
+            routes.push(Route { table, metric: 0, ..route.clone() });
+        }
+        let metric = if route.metric == 0 { metric } else { route.metric };
+        routes.push(Route { metric, ..route });
+    }
+    let mut rules = Vec::new();
+    if conf.source_based {
+        for net in &addresses {
+            // The neighbours on the link, for packets that the rule sends here.
+            if net.prefix_len() < net.max_prefix_len() {
+                routes.insert(0, Route::new(net.trunc(), table));
+            }
+            rules.push(Rule { from: net.addr(), table, priority: metric });
+        }
+    }
+    routes.dedup();
+    Ok(Applied { addresses, routes, rules, mtu: conf.mtu, ..Applied::default() })
+}
+
+/// The first number whose table, rule priority and metric nobody uses.
+fn free_slot(pod: &mut Socket) -> Result<u32> {
+    let routes = route::all(pod)?;
+    let (rules, mut tables) = rule::all(pod)?;
+    tables.extend(routes.iter().map(|(_, route)| route.table));
+    let mut used: BTreeSet<u32> =
+        tables.into_iter().filter_map(|table| table.checked_sub(FIRST_TABLE)).collect();
+    used.extend(routes.iter().filter_map(|(_, route)| route.metric.checked_sub(FIRST_METRIC)));
+    used.extend(rules.iter().filter_map(|rule| rule.priority.checked_sub(FIRST_METRIC)));
+    let free = (FIRST_FREE..FIRST_FREE + 10_000).find(|slot| !used.contains(slot));
+    free.ok_or_else(|| failure!(Internal, "the pod has no free routing table"))
+}
+
+/// A route with its next hop: the configured one, else the gateway of the address.
+fn resolve(wanted: &cni::Route, leased: &AddResult) -> Result<Route> {
+    let is_v4 = wanted.dst.addr().is_ipv4();
+    let mut ips = leased.ips.iter().filter(|ip| ip.address.addr().is_ipv4() == is_v4);
+    let gateway = wanted.gw.or_else(|| ips.find_map(|ip| ip.gateway)).filter(|gw| !gw.is_unspecified());
+    let covered = |gateway: IpAddr| leased.ips.iter().any(|ip| ip.address.contains(&gateway));
+    Ok(Route {
+        gateway,
+        onlink: gateway.is_some_and(|gateway| !covered(gateway) && !is_link_local(gateway)),
+        metric: wanted.priority.unwrap_or(0),
+        mtu: wanted.mtu,
+        advmss: wanted.advmss,
+        scope: wanted.scope,
+        ..Route::new(wanted.dst.trunc(), wanted.table.filter(|table| *table != 0).unwrap_or(MAIN))
+    })
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
+}
+
+/// Sets the sysctls of the interface. Only inside the pod's namespace, see [`crate::netns::Netns::run`].
+pub fn set_sysctls(conf: &NetConf, applied: &Applied, ifname: &str) -> Result<()> {
+    let has_v6 = applied.addresses.iter().any(|net| net.addr().is_ipv6());
+    let rail = [
+        // The kernel announces the address by itself when the link comes up.
+        ("ipv4", "arp_notify", "1"),
+        // Eight rails in one pod must each answer and ask for their own address only.
+        ("ipv4", "arp_ignore", "1"),
+        ("ipv4", "arp_announce", "2"),
+        // Loose: the larger of this and `all` counts, so it also wins over a strict host.
+        ("ipv4", "rp_filter", "2"),
+        // A router on the rail must not hand out a default route.
+        ("ipv6", "accept_ra", "0"),
+        ("ipv6", "ndisc_notify", "1"),
+        // The address works while duplicate detection runs.
+        ("ipv6", "optimistic_dad", "1"),
+        ("ipv6", "use_optimistic", "1"),
+    ];
+    let v6_only = [
+        ("ipv6", "disable_ipv6", "0"),
+        // A link that goes down and up keeps its address, as in IPv4.
+        ("ipv6", "keep_addr_on_down", "1"),
+    ];
+    for (family, key, value) in rail.iter().chain(v6_only.iter().filter(|_| has_v6)) {
+        let path = Path::new("/proc/sys/net").join(family).join("conf").join(ifname).join(key);
+        match std::fs::write(&path, value) {
+            // No IPv6, or a kernel without optimistic DAD.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && *family == "ipv6" => (),
+            Err(error) => fail!(Io, "cannot set {}: {error}", path.display()),
+            Ok(()) => (),
+        }
+    }
+    for (path, value) in &conf.sysctls {
+        let path = Path::new("/proc/sys").join(path);
+        std::fs::write(&path, value).map_err(|error| {
+            failure!(InvalidConfig, "sysctl: cannot set {} to {value:?}: {error}", path.display())
+        })?;
+    }
+    Ok(())
+}
+
+/// Addresses, link up, routes, rules: in this order each step finds what it needs, and the kernel announces
+/// the addresses when the link comes up.
+pub fn configure(pod: &mut Socket, link: &Link, applied: &Applied) -> Result<()> {
+    for net in &applied.addresses {
+        address::add(pod, link, *net)?;
+    }
+    link::set_up(pod, link)?;
+    for route in &applied.routes {
+        route::add(pod, link.index, route).map_err(|error| explain_clash(error, route))?;
+    }
+    for rule in &applied.rules {
+        rule::add(pod, rule)?;
+    }
+    Ok(())
+}
+
+fn explain_clash(error: anyhow::Error, route: &Route) -> anyhow::Error {
+    if !Error::is(&error, Errno::EEXIST) {
+        return error;
+    }
+    failure!(
+        InvalidConfig,
+        "{error:#}: another interface of the pod has it with the same metric, {}. Do two networks have the same rail?",
+        route.metric
+    )
+}
+
+/// What the pod has, compared with the record; every difference is one line.
+pub fn differences(
+    pod: &mut Socket,
+    link: &Link,
+    record: &Record,
+    previous: &AddResult,
+) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    let applied = &record.applied;
+    if link.name != record.ifname {
+        found.push(format!("its name is {}", link.name));
+    }
+    if !link.up {
+        found.push("it is down".to_owned());
+    }
+    if let Some(mtu) = applied.mtu.filter(|mtu| *mtu != link.mtu) {
+        found.push(format!("its MTU is {}, not {mtu}", link.mtu));
+    }
+    // A later plugin of the chain may have set another MAC, and said so.
+    let said = previous.interfaces.iter().filter(|interface| interface.name == record.ifname);
+    let mut macs = said.map(|interface| interface.mac.as_str()).chain([applied.mac.as_str()]);
+    if !macs.any(|mac| mac.eq_ignore_ascii_case(&link.mac)) {
+        found.push(format!("its MAC is {}, not {}", link.mac, applied.mac));
+    }
+    let addresses = address::all(pod, link.index)?;
+    for net in &applied.addresses {
+        match addresses.iter().find(|address| address.net == *net) {
+            None => found.push(format!("it lost the address {net}")),
+            Some(address) if address.duplicate => {
+                found.push(format!("the address {net} is in use elsewhere"))
+            }
+            Some(_) => (),
+        }
+    }
+    let routes = route::through(pod, link.index)?;
+    for wanted in &applied.routes {
+        if !routes.iter().any(|route| wanted.is_same_path(route)) {
+            found.push(format!("it lost the route {wanted}"));
+        }
+    }
+    // Multus puts one there when a pod asks for it, and says so in what we are given.
+    if !previous.routes.iter().any(cni::Route::is_default)
+        && routes.iter().any(|route| route.dst.prefix_len() == 0 && route.table == MAIN)
+    {
+        found.push("it carries a default route".to_owned());
+    }
+    if !applied.rules.is_empty() {
+        let (rules, _) = rule::all(pod)?;
+        found.extend(
+            applied
+                .rules
+                .iter()
+                .filter(|rule| !rules.contains(rule))
+                .map(|rule| format!("the rule {rule} is gone")),
+        );
+    }
+    Ok(found)
+}

@@ -1,0 +1,366 @@
+//! What the node remembers of its attachments: who has which device, and what the device was before.
+//!
+//! A record is a file `CONTAINER:IFNAME:DEVICE.json`, so that one listing of the folder tells all keys and
+//! all devices. It is on file before anything is changed. The lock file of a device carries a copy, for the
+//! day when somebody has cleaned up too much.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::cni::{self, Attachment};
+use crate::fail;
+use crate::files::{self, Dir, Lock, name_part};
+use crate::netlink::link::Link;
+use crate::netlink::route::Route;
+use crate::netlink::rule::Rule;
+use crate::netns::NetnsId;
+use crate::node::Node;
+
+/// Longer than an ADD with its IPAM takes, shorter than a runtime waits for a DEL (CRI-O: one minute).
+const PATIENCE: Duration = Duration::from_secs(35);
+/// Lock files of attachments are pruned when there are more than these, and they are older.
+const MAX_LOCKS: usize = 256;
+const OLD_LOCK: Duration = Duration::from_secs(300);
+
+/// One attachment.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    /// Of this format.
+    pub version: u32,
+    /// Boot that it belongs to.
+    #[serde(rename = "bootId")]
+    pub boot_id: String,
+    /// How far ADD came.
+    pub phase: Phase,
+    /// Name of the network.
+    pub network: String,
+    /// Owner.
+    #[serde(rename = "containerID")]
+    pub container_id: String,
+    /// Name in the pod.
+    pub ifname: String,
+    /// `namespace/name`, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// The pod's namespace.
+    pub netns: NetnsId,
+    /// Since when, for people.
+    pub since: String,
+    /// Which rail.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rail: Option<u8>,
+    /// The device as it was on the host.
+    pub device: Home,
+    /// What ADD does to it.
+    pub applied: Applied,
+    /// How the address can be given back without the runtime.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipam: Option<Ipam>,
+    /// The device-info file that was asked for.
+    #[serde(rename = "deviceInfo", default, skip_serializing_if = "Option::is_none")]
+    pub device_info: Option<PathBuf>,
+}
+
+/// How far an attachment is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// ADD has not ended, or was killed.
+    Adding,
+    /// The pod has the device.
+    Attached,
+    /// The device is back, the address could not be given back.
+    Returned,
+    /// The address is given back, the device has not come back from a namespace that is gone.
+    Missing,
+}
+
+/// A device and what it was before ADD.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Home {
+    /// Unique on the node: PCI address, auxiliary name, or name of a netdev without either.
+    pub id: String,
+    /// PCI address or auxiliary name, where it has one.
+    #[serde(rename = "pciID", default, skip_serializing_if = "Option::is_none")]
+    pub pci_id: Option<String>,
+    /// PCI address of the PF.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pf: Option<String>,
+    /// The netdev; none for userspace drivers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<Link>,
+}
+
+/// What ADD makes of the device: what CHECK compares with and DEL undoes.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Applied {
+    /// Index in the pod; 0 until it is there.
+    pub index: u32,
+    /// MTU asked for, in bytes.
+    pub mtu: Option<u32>,
+    /// MAC asked for, or else the device's own.
+    pub mac: String,
+    /// Addresses with their prefixes.
+    pub addresses: Vec<ipnet::IpNet>,
+    /// Routes.
+    pub routes: Vec<Route>,
+    /// Rules: unlike routes, they stay when the device goes.
+    pub rules: Vec<Rule>,
+}
+
+/// Everything an IPAM plugin needs for a DEL.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Ipam {
+    /// `ipam.type`.
+    pub r#type: String,
+    /// The network configuration of ADD.
+    pub config: String,
+    /// CNI_ARGS of ADD.
+    pub args: String,
+    /// CNI_PATH of ADD.
+    pub path: Vec<PathBuf>,
+}
+
+impl Record {
+    /// The key.
+    pub fn attachment(&self) -> Attachment {
+        Attachment { container_id: self.container_id.clone(), ifname: self.ifname.clone() }
+    }
+
+    /// Is the namespace that it describes still there?
+    pub fn netns_is_alive(&self) -> Result<bool> {
+        Ok(self.boot_id == files::boot_id()? && self.netns.is_alive())
+    }
+
+    /// Who holds it, for a message.
+    pub fn holder(&self) -> String {
+        let pod = self.pod.as_ref().map_or_else(String::new, |pod| format!("pod {pod}, "));
+        format!("{pod}container {} as {} since {}", self.container_id, self.ifname, self.since)
+    }
+
+    fn file_name(&self) -> String {
+        format!("{}{}.json", prefix(&self.attachment()), self.device.id)
+    }
+}
+
+/// What the names of an attachment's records start with.
+fn prefix(attachment: &Attachment) -> String {
+    // A colon is in neither part.
+    format!("{}:{}:", name_part(&attachment.container_id), attachment.ifname)
+}
+
+/// The folders of records and locks.
+#[derive(Debug)]
+pub struct Records {
+    records: Dir,
+    locks: Dir,
+}
+
+/// The lock of an attachment, which also remembers when its last DEL was.
+#[derive(Debug)]
+pub struct AttachmentLock {
+    lock: Lock,
+    attachment: Attachment,
+}
+
+/// The lock of a device, with the copy of its record.
+#[derive(Debug)]
+pub struct DeviceLock {
+    lock: Lock,
+}
+
+impl Records {
+    /// Opens the folders, made where they are missing.
+    pub fn open(node: &Node) -> Result<Records> {
+        Ok(Records { records: node.run("attachments")?, locks: node.run("locks")? })
+    }
+
+    /// Opens the folders if they are there; no attachment was ever made if not.
+    pub fn open_existing(node: &Node) -> Result<Option<Records>> {
+        let (Some(records), Some(locks)) = (node.existing_run("attachments")?, node.existing_run("locks")?)
+        else {
+            return Ok(None);
+        };
+        Ok(Some(Records { records, locks }))
+    }
+
+    /// Waits for whatever else is done for `attachment`.
+    pub fn lock(&self, attachment: &Attachment) -> Result<AttachmentLock> {
+        let lock = self.locks.lock(&lock_name(attachment), PATIENCE);
+        let lock = lock.with_context(|| format!("waiting for another call for {attachment}"))?;
+        Ok(AttachmentLock { lock, attachment: attachment.clone() })
+    }
+
+    /// The same, unless something is being done for it.
+    pub fn try_lock(&self, attachment: &Attachment) -> Result<Option<AttachmentLock>> {
+        let lock = self.locks.try_lock(&lock_name(attachment))?;
+        Ok(lock.map(|lock| AttachmentLock { lock, attachment: attachment.clone() }))
+    }
+
+    /// Waits for whatever else is done with the device.
+    pub fn lock_device(&self, id: &str) -> Result<DeviceLock> {
+        let lock = self.locks.lock(&format!("device-{id}"), PATIENCE);
+        Ok(DeviceLock { lock: lock.with_context(|| format!("waiting for the device {id}"))? })
+    }
+
+    /// The record of `attachment`. One that cannot be read, or says of another, is replaced by the copy that
+    /// its device's lock carries; without a copy it tells nothing and counts as missing.
+    pub fn find(&self, attachment: &Attachment) -> Result<Option<Record>> {
+        let prefix = prefix(attachment);
+        for name in self.records.names()?.iter().filter(|name| name.starts_with(&prefix)) {
+            match self.read(name) {
+                Ok(Some(record)) if record.attachment() == *attachment => return Ok(Some(record)),
+                Ok(Some(record)) => log::warn!("{name} is the record of {}", record.attachment()),
+                Ok(None) => (),
+                Err(error) => log::warn!("{error:#}"),
+            }
+        }
+        let copy = self.copies()?.into_iter().find(|copy| copy.attachment() == *attachment);
+        if copy.is_some() {
+            log::warn!("the record of {attachment} is lost, its copy is used");
+        }
+        Ok(copy)
+    }
+
+    /// Every record that can be read, and the names of the files that cannot.
+    pub fn all(&self) -> Result<(Vec<Record>, Vec<String>)> {
+        let (mut records, mut unreadable) = (Vec::<Record>::new(), Vec::new());
+        for name in self.records.names()? {
+            match self.read(&name) {
+                Ok(record) => records.extend(record),
+                Err(error) => {
+                    log::warn!("{error:#}");
+                    unreadable.push(name);
+                }
+            }
+        }
+        for copy in self.copies()? {
+            if !records.iter().any(|record| record.attachment() == copy.attachment()) {
+                records.push(copy);
+            }
+        }
+        Ok((records, unreadable))
+    }
+
+    /// The attachments other than `but` that claim the device, judged by the names of the files and by the
+    /// copy that `lock` carries.
+    pub fn claims_on(&self, id: &str, lock: &mut DeviceLock, but: &Attachment) -> Result<Vec<Record>> {
+        let mut claims = self.named(id)?;
+        if let Some(copy) = lock.copy()?
+            && !claims.iter().any(|claim| claim.attachment() == copy.attachment())
+        {
+            claims.push(copy);
+        }
+        claims.retain(|claim| claim.attachment() != *but);
+        Ok(claims)
+    }
+
+    /// The records whose file name ends in the device `id`.
+    pub fn named(&self, id: &str) -> Result<Vec<Record>> {
+        let suffix = format!(":{id}.json");
+        let mut found = Vec::new();
+        for name in self.records.names()?.iter().filter(|name| name.ends_with(&suffix)) {
+            match self.read(name) {
+                Ok(record) => found.extend(record.filter(|record| record.device.id == id)),
+                Err(error) => log::warn!("{error:#}"),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Puts the record on file, and its copy. To be called before what it describes.
+    pub fn write(&self, record: &Record, device: &mut DeviceLock) -> Result<()> {
+        let json = serde_json::to_vec(record)?;
+        device.lock.set_note(&json)?;
+        self.records.write(&record.file_name(), &json, false)
+    }
+
+    /// Takes the record and its copy off file, and what a killed ADD left of writing them. With `None` for
+    /// the record, only the latter.
+    pub fn remove(&self, attachment: &Attachment, device: Option<&mut DeviceLock>) -> Result<()> {
+        let prefix = prefix(attachment);
+        for name in self.records.names()?.iter().filter(|name| name.starts_with(&prefix)) {
+            self.records.remove(name)?;
+        }
+        self.records.remove_half_written(&prefix)?;
+        device.map_or(Ok(()), |device| device.lock.set_note(b""))
+    }
+
+    /// Removes a file that [`Records::all`] could not read: it tells nothing.
+    pub fn remove_unreadable(&self, name: &str) -> Result<()> {
+        self.records.remove(name)
+    }
+
+    /// Keeps the number of lock files small. A tombstone that old has no ADD left to stop.
+    pub fn prune_locks(&self) -> Result<()> {
+        if self.locks.names()?.len() > MAX_LOCKS {
+            self.locks.prune_locks(ATTACHMENT_LOCK, OLD_LOCK)?;
+        }
+        Ok(())
+    }
+
+    fn copies(&self) -> Result<Vec<Record>> {
+        let names = self.locks.names()?;
+        let devices = names.iter().filter(|name| name.starts_with("device-"));
+        Ok(devices.filter_map(|name| parse_copy(&self.locks.read(name).ok()??)).collect())
+    }
+
+    fn read(&self, name: &str) -> Result<Option<Record>> {
+        let Some(content) = self.records.read(name)? else { return Ok(None) };
+        let record = serde_json::from_slice(&content);
+        let path = self.records.path().join(name);
+        record.map(Some).with_context(|| format!("{} is no record", path.display()))
+    }
+}
+
+const ATTACHMENT_LOCK: &str = "attachment-";
+
+fn lock_name(attachment: &Attachment) -> String {
+    format!("{ATTACHMENT_LOCK}{}:{}", name_part(&attachment.container_id), attachment.ifname)
+}
+
+impl AttachmentLock {
+    /// An ADD whose runtime gave up may wake after the DEL that was sent for it: nobody would ever give back
+    /// what it then attaches. DEL leaves its time here, and an ADD that began before it must not go on.
+    pub fn refuse_if_deleted(&mut self) -> Result<()> {
+        let note = self.lock.note()?;
+        let deleted =
+            std::str::from_utf8(&note).ok().and_then(|text| text.parse().ok()).map(Duration::from_nanos);
+        if deleted.is_some_and(|deleted| deleted >= files::started()) {
+            fail!(TryAgain, "{} was deleted while this ADD was waiting", self.attachment);
+        }
+        Ok(())
+    }
+
+    /// Leaves the time of a DEL.
+    pub fn set_deleted(&mut self) -> Result<()> {
+        self.lock.set_note(files::since_boot().as_nanos().to_string().as_bytes())
+    }
+}
+
+impl DeviceLock {
+    fn copy(&mut self) -> Result<Option<Record>> {
+        Ok(parse_copy(&self.lock.note()?))
+    }
+}
+
+/// A copy that was being written when its writer was killed says nothing: the record came after it.
+fn parse_copy(note: &[u8]) -> Option<Record> {
+    serde_json::from_slice::<Record>(note)
+        .ok()
+        .filter(|copy| files::boot_id().is_ok_and(|id| id == copy.boot_id))
+}
+
+/// The IPAM part of a record.
+impl Ipam {
+    /// Gives the address back in the name of the attachment.
+    pub fn release(&self, record: &Record) -> Result<()> {
+        let delegate = cni::Delegate::find(&self.r#type, &self.path, self.config.as_bytes())?;
+        let netns = if record.netns.is_alive() { record.netns.path.clone() } else { PathBuf::new() };
+        delegate.on_behalf_of(&record.attachment(), &netns, &self.args, &self.path).run("DEL")
+    }
+}

@@ -1,0 +1,1 @@
+//! `rail-ipam import`: CIDRPool manifests into the store.

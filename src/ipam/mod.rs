@@ -1,0 +1,195 @@
+//! rail-ipam: the address of a rail in a pod. A pool gives each node a prefix,
+//! its allocation, which was planned with the fabric; an attachment holds one
+//! address of it, its lease. Nothing here is ever invented: the switch is
+//! already configured.
+
+mod allocation;
+mod cidrpool;
+pub mod cli;
+mod config;
+mod import;
+mod lease;
+mod store;
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use anyhow::Result;
+use ipnet::IpNet;
+
+use crate::cni::{self, AddResult, Attachment, Ip, Network, Plugin, Route, Version};
+use crate::netns::NetnsId;
+use crate::node::Node;
+use crate::{fail, failure};
+
+pub use allocation::Allocation;
+use config::Config;
+use lease::{Ask, Folder, Holder};
+
+/// The IPAM plugin.
+#[derive(Clone, Copy, Debug)]
+pub struct Ipam;
+
+impl Plugin for Ipam {
+    const NAME: &str = "rail-ipam";
+
+    fn add(&self, network: &Network, attachment: &Attachment, netns: &Path) -> Result<AddResult> {
+        let node = Node::load()?;
+        node.start_log(network);
+        let config = Config::parse(network)?;
+        let node_name = node_name(&node)?;
+        let allocations = config.allocations(&node, &node_name)?;
+        one_address_per_family_in_old_versions(network.version, &allocations)?;
+        let asks = Ask::all(config.pools, allocations, &config::requested(network)?)?;
+
+        let holder = Holder::new(network, attachment, netns_id(netns))?;
+        let addresses = lease::take(&node, &node_name, &asks, &holder)?;
+
+        let mut result = AddResult::default();
+        for (Ask { allocation, .. }, address) in asks.iter().zip(addresses) {
+            let address = IpNet::new(address, allocation.prefix.prefix_len())?;
+            result.ips.push(Ip { address, gateway: allocation.gateway, interface: None });
+            for route in &allocation.routes {
+                let route = Route { gw: allocation.gateway, ..Route::to(route.dst) };
+                if !result.routes.contains(&route) {
+                    result.routes.push(route);
+                }
+            }
+        }
+        Ok(result)
+    }
+
+    /// Needs the key alone: pools, store and even the node's name may have changed since ADD.
+    fn del(&self, network: &Network, attachment: &Attachment, _netns: Option<&Path>) -> Result<()> {
+        let node = Node::load_lenient()?;
+        node.start_log(network);
+        lease::release(&node, &network.name, attachment)
+    }
+
+    fn check(
+        &self,
+        network: &Network,
+        attachment: &Attachment,
+        _netns: &Path,
+        previous: &AddResult,
+    ) -> Result<()> {
+        let node = Node::load()?;
+        node.start_log(network);
+        let config = Config::parse(network)?;
+        let node_name = node_name(&node)?;
+        let mut differences = Vec::new();
+        for (pool, allocation) in config.pools.iter().zip(config.allocations(&node, &node_name)?) {
+            let held = match Folder::existing(&node, &node_name, pool)? {
+                Some(folder) => folder.held_by(&network.name, attachment)?,
+                None => None,
+            };
+            match held {
+                None => differences.push(format!("pool {pool}: {attachment} has no lease")),
+                Some(lease) => compare(pool, lease.address, &allocation, previous, &mut differences),
+            }
+        }
+        if !differences.is_empty() {
+            fail!(CheckFailed, "{}", differences.join("; "));
+        }
+        Ok(())
+    }
+
+    /// Looks, without locks and writing nothing: runtimes ask every few seconds.
+    fn status(&self, network: &Network) -> Result<()> {
+        let node = Node::load()?;
+        node.start_log(network);
+        let config = Config::parse(network)?;
+        serves(&node, &config).map_err(|error| failure!(NotAvailable, "{error:#}"))
+    }
+
+    fn gc(&self, network: &Network, keep: &[Attachment]) -> Result<()> {
+        let node = Node::load()?;
+        node.start_log(network);
+        let keep: HashSet<String> = keep.iter().map(|one| lease::key(&network.name, one)).collect();
+        lease::collect(&node, &network.name, &keep)
+    }
+}
+
+/// This node's name, which must be safe as the name of a folder.
+fn node_name(node: &Node) -> Result<String> {
+    let name = node.name()?;
+    if !is_name(&name) {
+        fail!(InvalidConfig, "the host name {name:?} is no name of a node: set nodeName in node.json");
+    }
+    Ok(name)
+}
+
+/// Can `name` be a node or a pool? Both become names of files, which end at 255 bytes.
+fn is_name(name: &str) -> bool {
+    cni::is_identifier(name) && name.len() <= 200
+}
+
+/// Which namespace the address goes to. It is looked at and never opened: an IPAM has no business there.
+fn netns_id(netns: &Path) -> Option<NetnsId> {
+    NetnsId::of(netns).unwrap_or_else(|error| {
+        log::warn!("cannot look at CNI_NETNS {}: {error}: the lease ends with DEL only", netns.display());
+        None
+    })
+}
+
+/// Before 0.3.0 a result has room for one address of each family; the others would vanish silently.
+fn one_address_per_family_in_old_versions(version: Version, allocations: &[Allocation]) -> Result<()> {
+    let families: HashSet<bool> = allocations.iter().map(Allocation::is_ipv4).collect();
+    if version < Version::V030 && families.len() < allocations.len() {
+        fail!(
+            InvalidConfig,
+            "cniVersion {} has room for one address of a family: use 0.3.0 or newer for two pools",
+            version.as_str()
+        );
+    }
+    Ok(())
+}
+
+/// What differs between a lease with its allocation and the result of ADD. The result may hold more: other
+/// plugins add to it.
+fn compare(
+    pool: &str,
+    address: std::net::IpAddr,
+    allocation: &Allocation,
+    previous: &AddResult,
+    differences: &mut Vec<String>,
+) {
+    if let Err(why) = allocation.check_host(address) {
+        differences.push(format!("pool {pool}: the lease {address}: {why}"));
+    }
+    let Some(ip) = previous.ips.iter().find(|ip| ip.address.addr() == address) else {
+        let told: Vec<_> = previous.ips.iter().map(|ip| ip.address.to_string()).collect();
+        differences.push(format!("pool {pool}: the lease {address} is not in prevResult {told:?}"));
+        return;
+    };
+    let (told, planned) = (ip.address.prefix_len(), allocation.prefix.prefix_len());
+    if told != planned {
+        differences.push(format!("pool {pool}: {address} has /{told}, the allocation has /{planned}"));
+    }
+    if ip.gateway != allocation.gateway {
+        let show = |gateway: Option<std::net::IpAddr>| {
+            gateway.map_or_else(|| "none".to_owned(), |gateway| gateway.to_string())
+        };
+        differences.push(format!(
+            "pool {pool}: {address} has gateway {}, the allocation has {}",
+            show(ip.gateway),
+            show(allocation.gateway)
+        ));
+    }
+}
+
+/// Would an ADD be served?
+fn serves(node: &Node, config: &Config) -> Result<()> {
+    let node_name = node_name(node)?;
+    // The store may be read-only: ADD does not write to it.
+    let allocations = config.allocations(node, &node_name)?;
+    node.run_is_writable()?;
+    for (pool, allocation) in config.pools.iter().zip(allocations) {
+        match Folder::existing(node, &node_name, pool)? {
+            Some(folder) => folder.serves(&allocation)?,
+            None if allocation.first_free(|_| false).is_none() => return Err(allocation.no_host(pool)),
+            None => (),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,199 @@
+//! The store, `NODE/POOL.json` below storeDir: one small file for each node in
+//! each pool, so that an ADD costs the same however many nodes are planned.
+
+use anyhow::{Context as _, Result};
+
+use super::allocation::{self, Allocation};
+use crate::files::Dir;
+use crate::node::Node;
+use crate::{fail, failure};
+
+/// The allocation of `node_name` in `pool`; there being none is an error that helps.
+pub fn load(node: &Node, node_name: &str, pool: &str) -> Result<Allocation> {
+    find(node, node_name, pool)?.ok_or_else(|| missing(node, node_name, pool))
+}
+
+/// The allocation of `node_name` in `pool`.
+pub fn find(node: &Node, node_name: &str, pool: &str) -> Result<Option<Allocation>> {
+    let Some(folder) = open(node)?.map(|root| root.sub(node_name)).transpose()?.flatten() else {
+        return Ok(None);
+    };
+    let name = file_name(pool);
+    let Some(content) = folder.read(&name)? else { return Ok(None) };
+    parse(&content).map(Some).map_err(|why| {
+        let file = folder.path().join(&name);
+        failure!(Decode, "{}: {why}: the file is damaged, import or plan the pool again", file.display())
+    })
+}
+
+/// Puts the allocation of `node_name` in `pool` into the store, to stay.
+pub fn put(node: &Node, node_name: &str, pool: &str, allocation: &Allocation) -> Result<()> {
+    let mut content = serde_json::to_vec(allocation)?;
+    content.push(b'\n');
+    Dir::create(&node.store_dir)?.create_sub(node_name)?.write(&file_name(pool), &content, true)
+}
+
+/// Takes the allocation of `node_name` in `pool` away.
+pub fn remove(node: &Node, node_name: &str, pool: &str) -> Result<()> {
+    match open(node)?.map(|root| root.sub(node_name)).transpose()?.flatten() {
+        Some(folder) => folder.remove(&file_name(pool)),
+        None => Ok(()),
+    }
+}
+
+/// Every node that has a folder, sorted.
+pub fn nodes(node: &Node) -> Result<Vec<String>> {
+    let mut nodes = open(node)?.map(|root| root.names()).transpose()?.unwrap_or_default();
+    nodes.retain(|name| super::is_name(name));
+    nodes.sort();
+    Ok(nodes)
+}
+
+/// The pools that have something for `node_name`, sorted.
+pub fn pools(node: &Node, node_name: &str) -> Result<Vec<String>> {
+    let folder = open(node)?.map(|root| root.sub(node_name)).transpose()?.flatten();
+    let names = folder.map(|folder| folder.names()).transpose()?.unwrap_or_default();
+    let mut pools: Vec<_> =
+        names.iter().filter_map(|name| name.strip_suffix(".json")).map(str::to_owned).collect();
+    pools.sort();
+    Ok(pools)
+}
+
+fn open(node: &Node) -> Result<Option<Dir>> {
+    match Dir::open(&node.store_dir) {
+        Ok(root) => Ok(Some(root)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("cannot open {}", node.store_dir.display())),
+    }
+}
+
+fn file_name(pool: &str) -> String {
+    format!("{pool}.json")
+}
+
+fn parse(content: &[u8]) -> Result<Allocation, String> {
+    let mut json = serde_json::Deserializer::from_slice(content);
+    let read = serde_path_to_error::deserialize::<_, Allocation>(&mut json).map_err(|error| {
+        let path = error.path().to_string();
+        let at = if path == "." { String::new() } else { format!("{path}: ") };
+        format!("{at}{}", error.inner())
+    });
+    let version = |version: u32| {
+        format!(
+            "version {version}: this rail-ipam reads version {}, install a newer one",
+            allocation::VERSION
+        )
+    };
+    match read.and_then(|allocation| json.end().map_err(|error| error.to_string()).map(|()| allocation)) {
+        Ok(allocation) if allocation.version != allocation::VERSION => Err(version(allocation.version)),
+        Ok(allocation) => allocation.check().map(|()| allocation),
+        Err(why) => {
+            let value = serde_json::from_slice::<serde_json::Value>(content).unwrap_or_default();
+            let other = value["version"].as_u64().and_then(|version| u32::try_from(version).ok());
+            Err(other.filter(|other| *other != allocation::VERSION).map_or(why, version))
+        }
+    }
+}
+
+/// The error for a node without an allocation: nothing is given, and the reader is told what may be meant.
+fn missing(node: &Node, node_name: &str, pool: &str) -> anyhow::Error {
+    let hint = match pools(node, node_name) {
+        Ok(mut pools) if !pools.is_empty() => {
+            pools.truncate(20);
+            format!(": it has one in {}", pools.join(", "))
+        }
+        _ => {
+            // For an error text, a part of a large store will do.
+            const LOOKED_AT: usize = 10_000;
+            let entries = std::fs::read_dir(&node.store_dir).into_iter().flatten().take(LOOKED_AT).flatten();
+            let names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+            hint(&near_misses(node_name, names.iter().map(String::as_str)))
+        }
+    };
+    let file = node.store_dir.join(node_name).join(file_name(pool));
+    failure!(
+        InvalidConfig,
+        "node {node_name:?} has no allocation in pool {pool:?} ({} is absent){hint}",
+        file.display()
+    )
+}
+
+/// Names that differ from `wanted` in letter case or in the domain alone.
+pub fn near_misses<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let host = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
+    let wanted = host(wanted);
+    let mut near: Vec<_> = names.filter(|name| host(name) == wanted).take(3).map(str::to_owned).collect();
+    near.sort();
+    near
+}
+
+/// What to do about a node that is not there.
+pub fn hint(near: &[String]) -> String {
+    match near {
+        [] => ": `rail-ipam import` or `plan` must give it one, for nothing is ever invented".to_owned(),
+        near => format!(
+            ": did the plan mean it with {}? Names are exact: correct the plan, or nodeName in node.json",
+            near.join(", ")
+        ),
+    }
+}
+
+/// Fails when an allocation could not be put into the store.
+pub fn check_writable(node: &Node) -> Result<()> {
+    let there = node.store_dir.ancestors().find(|path| path.exists());
+    match there {
+        Some(path) => Dir::open(path).with_context(|| format!("cannot open {}", path.display()))?.writable(),
+        None => fail!(Io, "{} cannot be made", node.store_dir.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_file_reads_as_it_was_written() {
+        let text = r#"{"version":1,"prefix":"172.16.1.60/31","gateway":"172.16.1.61","rail":0,"routes":[{"dst":"172.16.0.0/15"}],"exclusions":[{"startIP":"172.16.1.61","endIP":"172.16.1.61"}]}"#;
+        let read = parse(text.as_bytes()).unwrap();
+        assert_eq!(serde_json::to_string(&read).unwrap(), text);
+    }
+
+    #[test]
+    fn damage_is_told_and_never_read_as_nothing() {
+        let good = r#"{"version":1,"prefix":"172.16.1.60/31","gateway":"172.16.1.61"}"#;
+        assert!(parse(good.as_bytes()).is_ok());
+        for cut in 0..good.len() {
+            assert!(parse(&good.as_bytes()[..cut]).unwrap_err().contains("line 1"), "{cut}");
+        }
+        for (from, to, told) in [
+            ("60/31", "61/31", "host bits"),
+            ("1.61", "1.62", "outside"),
+            ("\"version\":1", "\"version\":2", "version 2"),
+            ("\"version\":1", "\"version\":2,\"new\":1", "version 2"),
+            ("\"version\":1", "\"x\":1", "unknown field `x`"),
+            ("\"version\":1,", "", "version"),
+            ("}", "} x", "trailing"),
+            ("\"172.16.1.60/31\"", "7", "prefix: "),
+            ("}", ",\"routes\":[{\"dst\":\"0.0.0.0/0\"}]}", "default route"),
+            ("}", ",\"exclusions\":[{\"startIP\":\"::1\",\"endIP\":\"::2\"}]}", "exclusions[0]"),
+        ] {
+            let why = parse(good.replacen(from, to, 1).as_bytes()).unwrap_err();
+            assert!(why.contains(told), "{told}: {why}");
+        }
+    }
+
+    #[test]
+    fn a_near_miss_differs_in_case_or_domain() {
+        let names = ["worker-1", "worker-10", "WORKER-1.example.com"];
+        assert_eq!(near_misses("Worker-1", names.into_iter()), ["WORKER-1.example.com", "worker-1"]);
+        assert!(near_misses("worker-2", names.into_iter()).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn no_file_makes_it_panic(bytes: Vec<u8>) {
+            let _ = parse(&bytes);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Addresses of a link.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use anyhow::Result;
+use ipnet::IpNet;
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage};
+use nix::errno::Errno;
+use rtnetlink::AddressMessageBuilder;
+
+use super::Socket;
+use super::link::{Index, Link};
+
+/// An address that a link has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// With the length of its prefix.
+    pub net: IpNet,
+    /// Somebody else on the link has it too: the kernel does not use it.
+    pub duplicate: bool,
+}
+
+/// Gives `link` the address. IPv4 gets a broadcast address too, where the prefix has one.
+pub fn add(socket: &mut Socket, link: &Link, net: IpNet) -> Result<()> {
+    let message = match net.addr() {
+        IpAddr::V4(v4) => AddressMessageBuilder::<Ipv4Addr>::new()
+            .index(link.index.get())
+            .address(v4, net.prefix_len())
+            .build(),
+        IpAddr::V6(v6) => {
+            let builder = AddressMessageBuilder::<Ipv6Addr>::new().index(link.index.get());
+            let mut message = builder.address(v6, net.prefix_len()).build();
+            // Usable while duplicate detection runs. The sysctl only allows it: by itself the kernel does
+            // not mark configured addresses so (net/ipv6/addrconf.c, inet6_addr_add, on RFC 4429 3.1).
+            message.attributes.push(AddressAttribute::Flags(AddressFlags::Optimistic));
+            message
+        }
+    };
+    socket.change(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_EXCL, || {
+        format!("cannot give {} the address {net}", link.name)
+    })
+}
+
+/// The addresses of the link with this index, of both families.
+pub fn all(socket: &mut Socket, index: Index) -> Result<Vec<Address>> {
+    let mut message = AddressMessage::default();
+    message.header.index = index.get();
+    let message = RouteNetlinkMessage::GetAddress(message);
+    let replies = socket.dump(&message, &[Errno::ENODEV], "cannot list addresses")?;
+    let messages = replies.iter().filter_map(|reply| match reply.decode() {
+        // Kernels before 4.20 know no filter.
+        Some(RouteNetlinkMessage::NewAddress(message)) if message.header.index == index.get() => {
+            Some(message)
+        }
+        _ => None,
+    });
+    Ok(messages.filter_map(|message| parse(&message)).collect())
+}
+
+fn parse(message: &AddressMessage) -> Option<Address> {
+    let mut address = None;
+    for attribute in &message.attributes {
+        match attribute {
+            // On a point-to-point link IFA_ADDRESS is the other end's.
+            AddressAttribute::Local(local) => address = Some(*local),
+            AddressAttribute::Address(other) => address = address.or(Some(*other)),
+            _ => (),
+        }
+    }
+    Some(Address {
+        net: IpNet::new(address?, message.header.prefix_len).ok()?,
+        duplicate: message.header.flags.contains(AddressHeaderFlags::Dadfailed),
+    })
+}

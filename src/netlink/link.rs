@@ -1,0 +1,260 @@
+//! Links: what a netdev is, and moving it.
+
+use std::num::NonZeroU32;
+use std::os::fd::{AsFd, AsRawFd as _};
+
+use anyhow::{Context as _, Result};
+use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, NlasIterator, ParseableParametrized as _};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::{
+    InfoKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkHeader, LinkInfo, LinkMessage, Prop,
+};
+use nix::errno::Errno;
+use rtnetlink::LinkUnspec;
+use serde::{Deserialize, Serialize};
+
+use super::{Reply, Socket};
+
+/// Index of a link in its namespace. Never 0: a request with index 0 and a name acts on the link of that
+/// name, so a move "to net1" would take the host's own net1.
+pub type Index = NonZeroU32;
+
+/// sizeof(struct ifinfomsg).
+const HEADER_LEN: usize = 16;
+
+/// A netdev, as the kernel describes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Link {
+    /// In the namespace that was asked.
+    pub index: Index,
+    /// Name.
+    pub name: String,
+    /// Further names, up to 128 bytes each.
+    pub altnames: Vec<String>,
+    /// Bytes.
+    pub mtu: u32,
+    /// Largest MTU that the driver takes; 0: it does not say.
+    pub max_mtu: u32,
+    /// Smallest MTU that the driver takes.
+    pub min_mtu: u32,
+    /// Hardware address in use, `02:00:00:00:00:01`.
+    pub mac: String,
+    /// The one the hardware came with; virtual devices have none.
+    pub permanent_mac: Option<String>,
+    /// Administratively up.
+    pub up: bool,
+    /// Index of the bridge, bond or OVS datapath that it is part of.
+    pub master: Option<u32>,
+    /// Kind of a virtual device, `veth`: those die with their namespace. None for a NIC.
+    pub kind: Option<String>,
+    /// Name of the device on its bus: the PCI address of a VF.
+    pub parent: Option<String>,
+    /// The loopback device.
+    pub loopback: bool,
+}
+
+/// The link called `name`, or that has it as a short altname.
+pub fn by_name(socket: &mut Socket, name: &str) -> Result<Option<Link>> {
+    let mut message = request();
+    message.attributes.push(LinkAttribute::IfName(name.to_owned()));
+    get(socket, message, &format!("cannot look up the link {name}"))
+}
+
+/// The link with this index.
+pub fn by_index(socket: &mut Socket, index: Index) -> Result<Option<Link>> {
+    let mut message = request();
+    message.header.index = index.get();
+    get(socket, message, &format!("cannot look up the link with index {index}"))
+}
+
+/// All links of the namespace.
+pub fn all(socket: &mut Socket) -> Result<Vec<Link>> {
+    let message = RouteNetlinkMessage::GetLink(request());
+    let replies = socket.dump(&message, &[], "cannot list links")?;
+    Ok(replies.iter().filter_map(parse).collect())
+}
+
+/// Without statistics, and without the VFs of a PF, which take milliseconds and outgrow buffers.
+fn request() -> LinkMessage {
+    let mut message = LinkMessage::default();
+    message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+    message
+}
+
+fn get(socket: &mut Socket, message: LinkMessage, what: &str) -> Result<Option<Link>> {
+    let reply = socket.get(RouteNetlinkMessage::GetLink(message), &[Errno::ENODEV], what)?;
+    reply.map(|reply| parse(&reply).with_context(|| format!("{what}: the answer cannot be read"))).transpose()
+}
+
+/// Reads the attributes one by one: one that the library cannot decode, from a newer kernel or an exotic
+/// driver, is not a reason to lose the link.
+fn parse(reply: &Reply) -> Option<Link> {
+    let header = LinkHeader::parse(&reply.payload).ok()?;
+    let mut link = Link {
+        index: NonZeroU32::new(header.index)?,
+        name: String::new(),
+        altnames: Vec::new(),
+        mtu: 0,
+        max_mtu: 0,
+        min_mtu: 0,
+        mac: String::new(),
+        permanent_mac: None,
+        up: header.flags.contains(LinkFlags::Up),
+        master: None,
+        kind: None,
+        parent: None,
+        loopback: header.flags.contains(LinkFlags::Loopback),
+    };
+    let attributes = NlasIterator::new(reply.payload.get(HEADER_LEN..)?).filter_map(Result::ok);
+    for attribute in attributes {
+        let Ok(attribute) = LinkAttribute::parse_with_param(&attribute, header.interface_family) else {
+            continue;
+        };
+        match attribute {
+            LinkAttribute::IfName(name) => link.name = name,
+            LinkAttribute::Mtu(mtu) => link.mtu = mtu,
+            LinkAttribute::MaxMtu(mtu) => link.max_mtu = mtu,
+            LinkAttribute::MinMtu(mtu) => link.min_mtu = mtu,
+            LinkAttribute::Address(mac) => link.mac = format_mac(&mac),
+            LinkAttribute::PermAddress(mac) => link.permanent_mac = Some(format_mac(&mac)),
+            LinkAttribute::Controller(index) => link.master = Some(index),
+            LinkAttribute::ParentDevName(name) => link.parent = Some(name),
+            LinkAttribute::PropList(list) => {
+                link.altnames.extend(list.into_iter().filter_map(|prop| match prop {
+                    Prop::AltIfName(name) => Some(name),
+                    _ => None,
+                }));
+            }
+            LinkAttribute::LinkInfo(infos) => {
+                link.kind = infos.iter().find_map(|info| match info {
+                    LinkInfo::Kind(kind) => Some(kind_name(kind)),
+                    _ => None,
+                });
+            }
+            _ => (),
+        }
+    }
+    Some(link)
+}
+
+fn kind_name(kind: &InfoKind) -> String {
+    kind.to_string()
+}
+
+/// `02:00:00:00:00:01`; 20 bytes on InfiniBand.
+fn format_mac(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
+}
+
+/// The bytes of an address written as by [`Link::mac`], or of a configured one with `-`.
+pub fn parse_mac(text: &str) -> Option<Vec<u8>> {
+    let byte = |part: &str| {
+        let is_hex = part.len() == 2 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_hex.then(|| u8::from_str_radix(part, 16).ok()).flatten()
+    };
+    text.split([':', '-']).map(byte).collect()
+}
+
+/// What a move changes on the way.
+#[derive(Clone, Debug)]
+pub struct Move<'a> {
+    /// Name in the other namespace.
+    pub name: &'a str,
+    /// Bytes; `None` leaves it.
+    pub mtu: Option<u32>,
+    /// Hardware address; `None` leaves it.
+    pub mac: Option<&'a [u8]>,
+}
+
+/// The one message that moves a link to the namespace `to`. The kernel does its parts in this order: namespace,
+/// address, MTU, name (net/core/rtnetlink.c, do_setlink), and stops at the first that fails: after an error
+/// the link may be in either namespace.
+pub fn move_message(index: Index, to: &impl AsFd, change: &Move<'_>) -> LinkMessage {
+    let mut message = LinkUnspec::new_with_index(index.get())
+        .setns_by_fd(to.as_fd().as_raw_fd())
+        .name(change.name.to_owned());
+    if let Some(mtu) = change.mtu {
+        message = message.mtu(mtu);
+    }
+    if let Some(mac) = change.mac {
+        message = message.address(mac.to_vec());
+    }
+    message.build()
+}
+
+/// Sends [`move_message`].
+pub fn move_to(socket: &mut Socket, link: &Link, to: &impl AsFd, change: &Move<'_>) -> Result<()> {
+    let message = move_message(link.index, to, change);
+    socket.change(RouteNetlinkMessage::SetLink(message), 0, || {
+        let mtu = change.mtu.map_or_else(String::new, |mtu| format!(" with MTU {mtu}"));
+        format!("cannot move {} to the other namespace as {}{mtu}", link.name, change.name)
+    })
+}
+
+/// Brings a link up.
+pub fn set_up(socket: &mut Socket, link: &Link) -> Result<()> {
+    let message = LinkUnspec::new_with_index(link.index.get()).up().build();
+    set(socket, message, || format!("cannot bring {} up", link.name))
+}
+
+/// Takes a link down.
+pub fn set_down(socket: &mut Socket, link: &Link) -> Result<()> {
+    let message = LinkUnspec::new_with_index(link.index.get()).down().build();
+    set(socket, message, || format!("cannot take {} down", link.name))
+}
+
+/// Renames a link. It must be down: kernels before 6.2 refuse it while up.
+pub fn set_name(socket: &mut Socket, link: &Link, name: &str) -> Result<()> {
+    let message = LinkUnspec::new_with_index(link.index.get()).name(name.to_owned()).build();
+    set(socket, message, || format!("cannot rename {} to {name}", link.name))
+}
+
+/// Sets the MTU, in bytes.
+pub fn set_mtu(socket: &mut Socket, link: &Link, mtu: u32) -> Result<()> {
+    let message = LinkUnspec::new_with_index(link.index.get()).mtu(mtu).build();
+    set(socket, message, || format!("cannot set the MTU of {} to {mtu}", link.name))
+}
+
+/// Sets the hardware address.
+pub fn set_mac(socket: &mut Socket, link: &Link, mac: &[u8]) -> Result<()> {
+    let message = LinkUnspec::new_with_index(link.index.get()).address(mac.to_vec()).build();
+    set(socket, message, || format!("cannot set the MAC of {} to {}", link.name, format_mac(mac)))
+}
+
+fn set(socket: &mut Socket, message: LinkMessage, what: impl FnOnce() -> String) -> Result<()> {
+    socket.change(RouteNetlinkMessage::SetLink(message), 0, what)
+}
+
+/// Gives a link a further name.
+pub fn add_altname(socket: &mut Socket, link: &Link, name: &str) -> Result<()> {
+    let flags = NLM_F_CREATE | NLM_F_EXCL | NLM_F_APPEND;
+    socket.change(RouteNetlinkMessage::NewLinkProp(altname_message(link, name)), flags, || {
+        format!("cannot give {} the altname {name}", link.name)
+    })
+}
+
+/// Takes a further name from a link.
+pub fn remove_altname(socket: &mut Socket, link: &Link, name: &str) -> Result<()> {
+    socket.change(RouteNetlinkMessage::DelLinkProp(altname_message(link, name)), 0, || {
+        format!("cannot remove the altname {name} of {}", link.name)
+    })
+}
+
+fn altname_message(link: &Link, name: &str) -> LinkMessage {
+    let mut message = LinkUnspec::new_with_index(link.index.get()).build();
+    message.attributes.push(LinkAttribute::PropList(vec![Prop::AltIfName(name.to_owned())]));
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mac_is_two_hexadecimal_digits_each() {
+        assert_eq!(parse_mac("02:aB:00-00-00:01"), Some(vec![2, 0xab, 0, 0, 0, 1]));
+        for bad in ["", "02:+1", "2:00", "zz"] {
+            assert_eq!(parse_mac(bad), None, "{bad:?}");
+        }
+    }
+}

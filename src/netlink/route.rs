@@ -1,0 +1,190 @@
+//! Routes of a namespace.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use anyhow::Result;
+use ipnet::IpNet;
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteScope};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use nix::errno::Errno;
+use rtnetlink::RouteMessageBuilder;
+use serde::{Deserialize, Serialize};
+
+use super::Socket;
+use super::link::Index;
+
+/// The main table, RT_TABLE_MAIN.
+pub const MAIN: u32 = 254;
+
+/// A route through one link.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// Destination.
+    pub dst: IpNet,
+    /// Next hop; none: the destination is on the link.
+    pub gateway: Option<IpAddr>,
+    /// The next hop is on the link although no prefix of ours covers it.
+    pub onlink: bool,
+    /// Routing table.
+    pub table: u32,
+    /// Priority: the smaller wins. 0 is the kernel's choice, which for IPv6 is 1024.
+    pub metric: u32,
+    /// Path MTU in bytes.
+    pub mtu: Option<u32>,
+    /// TCP MSS to announce, in bytes.
+    pub advmss: Option<u32>,
+    /// rtnetlink(7); default: link without a gateway, else universe.
+    pub scope: Option<u8>,
+}
+
+impl Route {
+    /// A route to `dst` in `table`.
+    pub fn new(dst: IpNet, table: u32) -> Route {
+        Route { dst, gateway: None, onlink: false, table, metric: 0, mtu: None, advmss: None, scope: None }
+    }
+
+    /// Do both lead the same way, as far as the kernel reports it?
+    pub fn is_same_path(&self, other: &Route) -> bool {
+        (self.dst.trunc(), self.gateway, self.table) == (other.dst.trunc(), other.gateway, other.table)
+            && (self.metric == 0 || self.metric == other.metric)
+    }
+}
+
+impl std::fmt::Display for Route {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.dst)?;
+        if let Some(gateway) = self.gateway {
+            write!(f, " via {gateway}")?;
+        }
+        if self.table != MAIN {
+            write!(f, " table {}", self.table)?;
+        }
+        Ok(())
+    }
+}
+
+/// Adds `route` through the link with this index; an equal one, of whichever link, is an error (EEXIST).
+pub fn add(socket: &mut Socket, index: Index, route: &Route) -> Result<()> {
+    let message = RouteNetlinkMessage::NewRoute(message(index, route));
+    socket.change(message, NLM_F_CREATE | NLM_F_EXCL, || format!("cannot add the route {route}"))
+}
+
+/// The request for `route`.
+pub fn message(index: Index, route: &Route) -> RouteMessage {
+    // The two builders have no common trait.
+    macro_rules! build {
+        ($family:ty, $variant:ident, $addr:expr) => {{
+            let mut builder = RouteMessageBuilder::<$family>::new()
+                .destination_prefix($addr, route.dst.prefix_len())
+                .output_interface(index.get())
+                .table_id(route.table);
+            if let Some(IpAddr::$variant(gateway)) = route.gateway {
+                builder = builder.gateway(gateway);
+            }
+            if route.onlink {
+                builder = builder.onlink();
+            }
+            if route.metric != 0 {
+                builder = builder.priority(route.metric);
+            }
+            builder
+                .scope(match (route.scope, route.gateway) {
+                    (Some(scope), _) => RouteScope::from(scope),
+                    (None, None) => RouteScope::Link,
+                    (None, Some(_)) => RouteScope::Universe,
+                })
+                .build()
+        }};
+    }
+    let mut message = match route.dst.trunc().addr() {
+        IpAddr::V4(addr) => build!(Ipv4Addr, V4, addr),
+        IpAddr::V6(addr) => build!(Ipv6Addr, V6, addr),
+    };
+    let metrics: Vec<_> =
+        route.mtu.map(RouteMetric::Mtu).into_iter().chain(route.advmss.map(RouteMetric::Advmss)).collect();
+    if !metrics.is_empty() {
+        message.attributes.push(RouteAttribute::Metrics(metrics));
+    }
+    message
+}
+
+/// The unicast routes of every table, of both families, each with the index of its link.
+pub fn all(socket: &mut Socket) -> Result<Vec<(Index, Route)>> {
+    let mut routes = dump(socket, AddressFamily::Inet, None)?;
+    routes.extend(dump(socket, AddressFamily::Inet6, None)?);
+    Ok(routes)
+}
+
+/// Those through the link with this index.
+pub fn through(socket: &mut Socket, index: Index) -> Result<Vec<Route>> {
+    let mut routes = dump(socket, AddressFamily::Inet, Some(index))?;
+    routes.extend(dump(socket, AddressFamily::Inet6, Some(index))?);
+    Ok(routes.into_iter().filter(|(of, _)| *of == index).map(|(_, route)| route).collect())
+}
+
+fn dump(socket: &mut Socket, family: AddressFamily, index: Option<Index>) -> Result<Vec<(Index, Route)>> {
+    let mut message = RouteMessage::default();
+    message.header.address_family = family;
+    if let Some(index) = index {
+        message.attributes.push(RouteAttribute::Oif(index.get()));
+    }
+    let message = RouteNetlinkMessage::GetRoute(message);
+    // A kernel without IPv6 answers with EOPNOTSUPP; a filter on a link that is gone with ENODEV.
+    let absent = [Errno::ENODEV, Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT];
+    let replies = socket.dump(&message, &absent, "cannot list routes")?;
+    let messages = replies.iter().filter_map(|reply| match reply.decode() {
+        Some(RouteNetlinkMessage::NewRoute(message)) => Some(message),
+        _ => None,
+    });
+    Ok(messages.flat_map(|message| parse(&message)).collect())
+}
+
+/// One entry per next hop; local, broadcast and blackhole routes lead through no link.
+fn parse(message: &RouteMessage) -> Vec<(Index, Route)> {
+    use netlink_packet_route::route::RouteType;
+    let any = match message.header.address_family {
+        AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        AddressFamily::Inet6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        _ => return Vec::new(),
+    };
+    let Ok(dst) = IpNet::new(any, message.header.destination_prefix_length) else { return Vec::new() };
+    let mut route = Route::new(dst, u32::from(message.header.table));
+    let mut hops = Vec::new();
+    let mut oif = None;
+    for attribute in &message.attributes {
+        match attribute {
+            RouteAttribute::Destination(addr) => {
+                let dst = ip(addr).and_then(|addr| IpNet::new(addr, dst.prefix_len()).ok());
+                route.dst = dst.unwrap_or(route.dst);
+            }
+            RouteAttribute::Gateway(addr) => route.gateway = ip(addr),
+            RouteAttribute::Table(table) => route.table = *table,
+            RouteAttribute::Priority(metric) => route.metric = *metric,
+            RouteAttribute::Oif(index) => oif = Index::new(*index),
+            RouteAttribute::MultiPath(next) => hops = next.clone(),
+            _ => (),
+        }
+    }
+    if message.header.kind != RouteType::Unicast {
+        return Vec::new();
+    }
+    let through = hops.iter().filter_map(|hop| {
+        let gateway = hop.attributes.iter().find_map(|attribute| match attribute {
+            RouteAttribute::Gateway(addr) => ip(addr),
+            _ => None,
+        });
+        Some((Index::new(hop.interface_index)?, Route { gateway, ..route.clone() }))
+    });
+    let mut all: Vec<_> = through.collect();
+    all.extend(oif.map(|index| (index, route)));
+    all
+}
+
+fn ip(addr: &RouteAddress) -> Option<IpAddr> {
+    match addr {
+        RouteAddress::Inet(v4) => Some(IpAddr::V4(*v4)),
+        RouteAddress::Inet6(v6) => Some(IpAddr::V6(*v6)),
+        _ => None,
+    }
+}

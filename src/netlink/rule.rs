@@ -1,0 +1,91 @@
+//! Policy rules of a namespace: `from ADDRESS lookup TABLE`.
+
+use std::net::IpAddr;
+
+use anyhow::Result;
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_route::route::RouteProtocol;
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::{Error, Socket};
+
+/// Packets from one address use one table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rule {
+    /// The source.
+    pub from: IpAddr,
+    /// The table.
+    pub table: u32,
+    /// Rules are tried from the smallest.
+    pub priority: u32,
+}
+
+impl std::fmt::Display for Rule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "from {} lookup {}", self.from, self.table)
+    }
+}
+
+/// Adds `rule`; an equal one is an error (EEXIST).
+pub fn add(socket: &mut Socket, rule: &Rule) -> Result<()> {
+    let message = RouteNetlinkMessage::NewRule(message(rule));
+    socket.change(message, NLM_F_CREATE | NLM_F_EXCL, || format!("cannot add the rule {rule}"))
+}
+
+/// Removes `rule`; one that is not there is no error.
+pub fn remove(socket: &mut Socket, rule: &Rule) -> Result<()> {
+    let message = RouteNetlinkMessage::DelRule(message(rule));
+    let removed = socket.change(message, 0, || format!("cannot remove the rule {rule}"));
+    // EAFNOSUPPORT: no IPv6, so no rule either.
+    removed.or_else(|error| {
+        let absent = Error::is(&error, Errno::ENOENT) || Error::is(&error, Errno::EAFNOSUPPORT);
+        if absent { Ok(()) } else { Err(error) }
+    })
+}
+
+/// The request for `rule`.
+pub fn message(rule: &Rule) -> RuleMessage {
+    let mut message = RuleMessage::default();
+    (message.header.family, message.header.src_len) = match rule.from {
+        IpAddr::V4(_) => (AddressFamily::Inet, 32),
+        IpAddr::V6(_) => (AddressFamily::Inet6, 128),
+    };
+    message.header.action = RuleAction::ToTable;
+    message.attributes = vec![
+        RuleAttribute::Source(rule.from),
+        RuleAttribute::Table(rule.table),
+        RuleAttribute::Priority(rule.priority),
+        RuleAttribute::Protocol(RouteProtocol::Static),
+    ];
+    message
+}
+
+/// The rules of both families that look at the source alone, and the tables that any rule names.
+pub fn all(socket: &mut Socket) -> Result<(Vec<Rule>, Vec<u32>)> {
+    let (mut rules, mut tables) = (Vec::new(), Vec::new());
+    for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+        let mut message = RuleMessage::default();
+        message.header.family = family;
+        let message = RouteNetlinkMessage::GetRule(message);
+        let absent = [Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT];
+        for reply in socket.dump(&message, &absent, "cannot list rules")? {
+            let Some(RouteNetlinkMessage::NewRule(message)) = reply.decode() else { continue };
+            let mut table = u32::from(message.header.table);
+            let (mut from, mut priority) = (None, 0);
+            for attribute in &message.attributes {
+                match attribute {
+                    RuleAttribute::Source(addr) => from = Some(*addr),
+                    RuleAttribute::Table(number) => table = *number,
+                    RuleAttribute::Priority(number) => priority = *number,
+                    _ => (),
+                }
+            }
+            tables.push(table);
+            rules.extend(from.map(|from| Rule { from, table, priority }));
+        }
+    }
+    Ok((rules, tables))
+}

@@ -1,0 +1,427 @@
+//! A host for one test: a network namespace of its own, entered by the test's thread and inherited by every
+//! program that it starts, with node.json, /run, store and sysfs in a temporary folder.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde_json::{Value, json};
+
+/// Debian's CNI plugins, for tests that need another one.
+pub const UPSTREAM: &str = "/usr/lib/cni";
+/// PCI addresses of the fixture: the VF of rail R is `vf_address(R)`.
+pub fn vf_address(rail: u8) -> String {
+    format!("0000:{:02x}:10.0", rail + 1)
+}
+/// The PF of rail R.
+pub fn pf_address(rail: u8) -> String {
+    format!("0000:{:02x}:00.0", rail + 1)
+}
+
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// A host with rails. Dropping it removes its namespaces.
+pub struct Host {
+    /// Everything of this test.
+    pub dir: tempfile::TempDir,
+    /// Names of namespaces begin with it.
+    pub id: String,
+    namespaces: std::cell::RefCell<Vec<String>>,
+}
+
+/// How a program ended.
+#[derive(Debug)]
+pub struct Ran {
+    /// Exit status; 128 + the signal when there is none.
+    pub status: i32,
+    /// What it printed.
+    pub stdout: String,
+    /// What it logged.
+    pub stderr: String,
+}
+
+impl Ran {
+    /// stdout as JSON.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout)
+            .unwrap_or_else(|error| panic!("stdout is not one JSON value ({error}): {self:?}"))
+    }
+
+    /// The result of a call that must have succeeded.
+    #[track_caller]
+    pub fn ok(self) -> Ran {
+        assert_eq!(self.status, 0, "{self:?}");
+        self
+    }
+
+    /// The error object of a call that must have failed with this code: exit status 1, one JSON object.
+    #[track_caller]
+    pub fn error(&self, code: u32) -> Value {
+        assert_eq!(self.status, 1, "{self:?}");
+        let json = self.json();
+        assert_eq!(json["code"], code, "{self:?}");
+        assert!(json["msg"].as_str().is_some_and(|msg| !msg.is_empty()), "{self:?}");
+        json
+    }
+
+    /// `msg` of the error object.
+    #[track_caller]
+    pub fn msg(&self) -> String {
+        assert_eq!(self.status, 1, "{self:?}");
+        self.json()["msg"].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+impl From<Output> for Ran {
+    fn from(output: Output) -> Ran {
+        use std::os::unix::process::ExitStatusExt as _;
+        Ran {
+            status: output.status.code().unwrap_or_else(|| 128 + output.status.signal().unwrap_or(0)),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+/// Says that `test` cannot run here; scripts/test prints it at the end.
+pub fn skip(test: &str, reason: &str) {
+    eprintln!("skipped {test}: {reason}");
+    if let Some(path) = std::env::var_os("RAIL_TEST_SKIPS") {
+        let mut file = fs::File::options().append(true).create(true).open(path).unwrap();
+        writeln!(file, "{test}: {reason}").unwrap();
+    }
+}
+
+impl Host {
+    /// Makes a host; `None`, and a skip, where this process may not make namespaces.
+    pub fn new(test: &str) -> Option<Host> {
+        if let Err(error) = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET) {
+            skip(test, &format!("no network namespaces here ({error}): run scripts/test"));
+            return None;
+        }
+        if !Path::new("/run/netns").exists() && fs::create_dir_all("/run/netns").is_err() {
+            skip(test, "/run is not writable: run scripts/test");
+            return None;
+        }
+        let id = format!("t{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let host = Host { dir: tempfile::tempdir().unwrap(), id, namespaces: Vec::new().into() };
+        fs::create_dir_all(host.path("sys/class/net")).unwrap();
+        fs::create_dir_all(host.path("sys/bus/pci/devices")).unwrap();
+        fs::create_dir_all(host.path("sys/bus/auxiliary/devices")).unwrap();
+        fs::create_dir_all(host.path("sys/devices")).unwrap();
+        host.set_node(json!({}));
+        host.ip("link set lo up");
+        Some(host)
+    }
+
+    /// A path of this test.
+    pub fn path(&self, below: &str) -> PathBuf {
+        self.dir.path().join(below)
+    }
+
+    /// Writes node.json: the folders of this test and what is in `more`.
+    pub fn set_node(&self, more: Value) {
+        let mut node = json!({
+            "nodeName": "node-1",
+            "runDir": self.path("run"),
+            "storeDir": self.path("store"),
+            "sysfsRoot": self.path("sys"),
+            "deviceInfoDir": self.path("devinfo"),
+        });
+        node.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        fs::write(self.path("node.json"), node.to_string()).unwrap();
+    }
+
+    /// Plans the allocation of `pool` for this node: a prefix, its gateway, and the routes of a rail.
+    pub fn plan(&self, pool: &str, prefix: &str, gateway: &str, routes: &[&str]) {
+        let routes: Vec<_> = routes.iter().map(|dst| json!({ "dst": dst })).collect();
+        let allocation = json!({ "version": 1, "prefix": prefix, "gateway": gateway, "routes": routes });
+        fs::create_dir_all(self.path("store/node-1")).unwrap();
+        fs::write(self.path(&format!("store/node-1/{pool}.json")), allocation.to_string()).unwrap();
+    }
+
+    /// Rail R as Spectrum-X has it: pool `rail-R`, 172.(16+2R).0.0/31, and a veth `vfR` whose other end `leafR`
+    /// is in the namespace `leaf` with the odd address.
+    pub fn add_rail(&self, rail: u8) {
+        let second = 16 + 2 * rail;
+        let gateway = format!("172.{second}.0.1");
+        self.plan(
+            &format!("rail-{rail}"),
+            &format!("172.{second}.0.0/31"),
+            &gateway,
+            &[&format!("172.{second}.0.0/15"), "172.16.0.0/12"],
+        );
+        let leaf = self.leaf();
+        self.ip(&format!("link add vf{rail} type veth peer name leaf{rail} netns {leaf}"));
+        self.ip(&format!("-n {leaf} addr add {gateway}/31 dev leaf{rail}"));
+        self.ip(&format!("-n {leaf} link set leaf{rail} mtu 9216 up"));
+    }
+
+    /// Makes `vfR` a VF in the fixture sysfs: `vf_address(R)`, of the PF `pf_address(R)` with the netdev `pfR`
+    /// (which need not exist).
+    pub fn make_vf(&self, rail: u8, driver: &str) {
+        let (vf, pf) = (vf_address(rail), pf_address(rail));
+        let at = |path: &str| self.path("sys").join(path);
+        fs::create_dir_all(at(&format!("devices/{pf}/net/pf{rail}"))).unwrap();
+        fs::create_dir_all(at(&format!("devices/{vf}"))).unwrap();
+        fs::create_dir_all(at(&format!("bus/pci/drivers/{driver}"))).unwrap();
+        symlink(format!("../{pf}"), at(&format!("devices/{vf}/physfn"))).unwrap();
+        symlink(format!("../{vf}"), at(&format!("devices/{pf}/virtfn0"))).unwrap();
+        symlink(at(&format!("bus/pci/drivers/{driver}")), at(&format!("devices/{vf}/driver"))).unwrap();
+        fs::write(at(&format!("devices/{pf}/sriov_numvfs")), "1\n").unwrap();
+        for id in [&vf, &pf] {
+            symlink(at(&format!("devices/{id}")), at(&format!("bus/pci/devices/{id}"))).unwrap();
+        }
+        if driver != "vfio-pci" {
+            fs::create_dir_all(at(&format!("devices/{vf}/net/vf{rail}"))).unwrap();
+            fs::create_dir_all(at(&format!("class/net/vf{rail}"))).unwrap();
+            symlink(at(&format!("devices/{vf}")), at(&format!("class/net/vf{rail}/device"))).unwrap();
+        }
+    }
+
+    /// The namespace of the leaf ports, made at first use.
+    pub fn leaf(&self) -> String {
+        let name = format!("{}-leaf", self.id);
+        if !self.namespaces.borrow().contains(&name) {
+            self.add_netns("leaf");
+        }
+        name
+    }
+
+    /// Makes a namespace and returns its path, as a runtime would for a pod.
+    pub fn add_netns(&self, name: &str) -> PathBuf {
+        let name = format!("{}-{name}", self.id);
+        self.ip(&format!("netns add {name}"));
+        self.ip(&format!("-n {name} link set lo up"));
+        self.namespaces.borrow_mut().push(name.clone());
+        Path::new("/run/netns").join(name)
+    }
+
+    /// Deletes the namespace at `path`, as a runtime does that has forgotten its DEL.
+    pub fn delete_netns(&self, path: &Path) {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        self.ip(&format!("netns del {name}"));
+        self.namespaces.borrow_mut().retain(|other| other != name);
+    }
+
+    /// Runs `ip` on this host; it must succeed.
+    #[track_caller]
+    pub fn ip(&self, args: &str) -> String {
+        let output = Command::new("ip").args(args.split_whitespace()).output().expect("iproute2");
+        assert!(output.status.success(), "ip {args}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Runs `ip` in the namespace at `netns`.
+    #[track_caller]
+    pub fn ip_in(&self, netns: &Path, args: &str) -> String {
+        self.ip(&format!("-n {} {args}", netns.file_name().unwrap().to_str().unwrap()))
+    }
+
+    /// `ip -json` in the namespace at `netns`, or on the host.
+    #[track_caller]
+    pub fn json(&self, netns: Option<&Path>, args: &str) -> Value {
+        let text = match netns {
+            Some(netns) => self.ip_in(netns, &format!("-json -details {args}")),
+            None => self.ip(&format!("-json -details {args}")),
+        };
+        serde_json::from_str(if text.trim().is_empty() { "[]" } else { &text }).unwrap()
+    }
+
+    /// Runs a command inside the namespace at `netns`; the exit status tells.
+    pub fn run_in(&self, netns: &Path, command: &str) -> Ran {
+        let name = netns.file_name().unwrap().to_str().unwrap();
+        let args = ["netns", "exec", name].into_iter().chain(command.split_whitespace());
+        Command::new("ip").args(args).output().expect("iproute2").into()
+    }
+
+    /// What must be as it was when everything was given back: links of the host with name, MTU, MAC, altnames
+    /// and flags, and the files of leases and records.
+    pub fn snapshot(&self) -> Value {
+        let links: BTreeMap<String, Value> = self
+            .json(None, "link show")
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|link| {
+                let name = link["ifname"].as_str().unwrap().to_owned();
+                let up = link["flags"].as_array().unwrap().iter().any(|flag| flag == "UP");
+                (name, json!({"mtu": link["mtu"], "mac": link["address"], "altnames": link["altnames"], "up": up}))
+            })
+            .collect();
+        json!({"links": links, "leases": self.leases(), "records": self.records(), "addresses": self.addresses()})
+    }
+
+    fn addresses(&self) -> Vec<String> {
+        let all = self.json(None, "addr show");
+        let of = |link: &Value| link["addr_info"].as_array().cloned().unwrap_or_default();
+        all.as_array().unwrap().iter().flat_map(of).map(|addr| addr["local"].to_string()).collect()
+    }
+
+    /// Lease files of all pools, half-written ones too.
+    pub fn leases(&self) -> Vec<PathBuf> {
+        let mut files = Vec::new();
+        collect(&self.path("run/leases"), &mut files);
+        files.retain(|file| file.file_name().is_some_and(|name| name != "lock"));
+        files.sort();
+        files
+    }
+
+    /// Records, half-written ones too.
+    pub fn records(&self) -> Vec<PathBuf> {
+        let mut files = Vec::new();
+        collect(&self.path("run/attachments"), &mut files);
+        files.sort();
+        files
+    }
+
+    /// A call of rail-cni for `container` and net1.
+    pub fn cni(&self, command: &str, container: &str, netns: &Path, config: &Value) -> Ran {
+        self.call(command, container, netns).run(config)
+    }
+
+    /// A call to be changed before it runs.
+    pub fn call(&self, command: &str, container: &str, netns: &Path) -> Call {
+        Call {
+            program: env!("CARGO_BIN_EXE_rail-cni").into(),
+            wrapper: Vec::new(),
+            vars: BTreeMap::from([
+                ("CNI_COMMAND".to_owned(), command.to_owned()),
+                ("CNI_CONTAINERID".to_owned(), container.to_owned()),
+                ("CNI_NETNS".to_owned(), netns.to_str().unwrap().to_owned()),
+                ("CNI_IFNAME".to_owned(), "net1".to_owned()),
+                ("CNI_PATH".to_owned(), self.cni_path()),
+                (
+                    "CNI_ARGS".to_owned(),
+                    "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod".to_owned(),
+                ),
+                ("RAIL_CNI_NODE_CONFIG".to_owned(), self.path("node.json").to_str().unwrap().to_owned()),
+            ]),
+        }
+    }
+
+    /// The folder of our executables, a folder of this test for stand-ins, and upstream's.
+    pub fn cni_path(&self) -> String {
+        let ours = Path::new(env!("CARGO_BIN_EXE_rail-ipam")).parent().unwrap().display().to_string();
+        format!("{ours}:{}:{UPSTREAM}", self.path("bin").display())
+    }
+
+    /// Installs a stand-in for an IPAM plugin: a shell script.
+    pub fn add_plugin(&self, name: &str, script: &str) {
+        use std::os::unix::fs::PermissionsExt as _;
+        fs::create_dir_all(self.path("bin")).unwrap();
+        let path = self.path(&format!("bin/{name}"));
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        for name in self.namespaces.borrow().iter() {
+            let _ = Command::new("ip").args(["netns", "del", name]).output();
+        }
+    }
+}
+
+fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() { collect(&path, files) } else { files.push(path) }
+    }
+}
+
+/// A call of a plugin.
+#[derive(Clone)]
+pub struct Call {
+    program: PathBuf,
+    wrapper: Vec<String>,
+    vars: BTreeMap<String, String>,
+}
+
+impl Call {
+    /// Sets a variable.
+    pub fn var(mut self, name: &str, value: &str) -> Call {
+        self.vars.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
+    /// Leaves a variable unset.
+    pub fn without(mut self, name: &str) -> Call {
+        self.vars.remove(name);
+        self
+    }
+
+    /// Name of the interface instead of net1.
+    pub fn ifname(self, name: &str) -> Call {
+        self.var("CNI_IFNAME", name)
+    }
+
+    /// rail-ipam instead of rail-cni.
+    pub fn ipam(mut self) -> Call {
+        self.program = env!("CARGO_BIN_EXE_rail-ipam").into();
+        self
+    }
+
+    /// Another plugin.
+    pub fn program(mut self, path: impl Into<PathBuf>) -> Call {
+        self.program = path.into();
+        self
+    }
+
+    /// Puts a command before it, as strace.
+    pub fn under(mut self, wrapper: &[&str]) -> Call {
+        self.wrapper = wrapper.iter().map(|&word| word.to_owned()).collect();
+        self
+    }
+
+    /// The command, for tests that need its pipes.
+    pub fn command(&self) -> Command {
+        let mut words = self.wrapper.iter().map(PathBuf::from).chain([self.program.clone()]);
+        let mut command = Command::new(words.next().unwrap());
+        command.args(words).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.envs(&self.vars).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs it with `config` on stdin.
+    pub fn run(&self, config: &Value) -> Ran {
+        self.run_with(config.to_string().as_bytes())
+    }
+
+    /// Runs it with these bytes on stdin.
+    pub fn run_with(&self, stdin: &[u8]) -> Ran {
+        let mut child = self.command().spawn().unwrap();
+        // A plugin that refuses its environment does not read.
+        let _ = child.stdin.take().unwrap().write_all(stdin);
+        child.wait_with_output().unwrap().into()
+    }
+}
+
+/// The configuration of rail R on the device `vfR`, with rail-ipam.
+pub fn rail(rail: u8) -> Value {
+    json!({
+        "cniVersion": "1.1.0", "name": format!("rail-{rail}"), "type": "rail-cni", "rail": rail, "mtu": 9000,
+        "device": format!("vf{rail}"),
+        "capabilities": {"deviceID": true, "mac": true, "ips": true, "CNIDeviceInfoFile": true},
+        "ipam": {"type": "rail-ipam", "pool": format!("rail-{rail}")}
+    })
+}
+
+/// `config` with further keys.
+pub fn with(mut config: Value, more: Value) -> Value {
+    config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    config
+}
+
+/// `config` with upstream's `static` plugin as its IPAM. Debian's knows versions up to 1.0.0.
+pub fn with_static(config: Value, address: &str, gateway: &str) -> Value {
+    with(
+        config,
+        json!({"cniVersion": "1.0.0", "ipam": {"type": "static", "addresses": [{"address": address, "gateway": gateway}]}}),
+    )
+}
