@@ -160,7 +160,11 @@ recovery() {
     # A veth dies with its namespace, where a VF comes back: only state can be looked at.
     succeeds "recovery: del without the namespace" cnitool del single "$pod"
     is "recovery: del without the namespace: lease and record" "0 0" "$(count_leases) $(count_records)"
-    ip link del vf0 2>/dev/null || true
+    local try
+    for ((try = 0; try < 50; try++)); do # the kernel tears a namespace down in its own time
+        ip link show leaf0 >/dev/null 2>&1 || break
+        sleep 0.1
+    done
     ip netns add pod
     make_device
     succeeds "recovery: add afterwards" cnitool add single "$pod"
