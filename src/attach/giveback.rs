@@ -119,14 +119,16 @@ fn clashing(link: &Link, host: &mut Socket) -> Result<Vec<String>> {
     Ok(link.altnames.iter().filter(|name| taken(name)).cloned().collect())
 }
 
-/// The device of `record` in its pod. There the index is proof enough, for the namespace is; the pod may
-/// have renamed the interface.
+/// The device of `record` in its pod, where the index that it got there is proof enough; the pod may have
+/// renamed it. An ADD that was killed in between did not learn the index.
 pub fn find_in_pod(record: &Record, pod: &mut Socket) -> Result<Option<Link>> {
     let Some(was) = &record.device.link else { return Ok(None) };
     let is_ours = |link: &Link| {
-        link.parent == was.parent
-            && link.kind == was.kind
-            && (link.index.get() == record.applied.index || is_same_device(link, was, record))
+        let by_index = link.index.get() == record.applied.index;
+        let by_name = link.name == record.ifname || link.name == was.name;
+        let same_mac = link.mac == was.mac || link.mac == record.applied.mac;
+        let same_kind = link.parent == was.parent && link.kind == was.kind;
+        same_kind && (by_index || (by_name && same_mac) || is_same_device(link, was, record))
     };
     if let Some(link) = link::by_name(pod, &record.ifname)?.filter(is_ours) {
         return Ok(Some(link));

@@ -4,13 +4,13 @@
 //! all devices. It is on file before anything is changed. The lock file of a device carries a copy, for the
 //! day when somebody has cleaned up too much.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::cni::{self, Attachment};
+use crate::cni::{Attachment, Delegate};
 use crate::fail;
 use crate::files::{self, Dir, Lock, name_part};
 use crate::netlink::link::Link;
@@ -355,12 +355,12 @@ fn parse_copy(note: &[u8]) -> Option<Record> {
         .filter(|copy| files::boot_id().is_ok_and(|id| id == copy.boot_id))
 }
 
-/// The IPAM part of a record.
 impl Ipam {
-    /// Gives the address back in the name of the attachment.
-    pub fn release(&self, record: &Record) -> Result<()> {
-        let delegate = cni::Delegate::find(&self.r#type, &self.path, self.config.as_bytes())?;
-        let netns = if record.netns.is_alive() { record.netns.path.clone() } else { PathBuf::new() };
-        delegate.on_behalf_of(&record.attachment(), &netns, &self.args, &self.path).run("DEL")
+    /// The plugin, to be called in the name of the attachment.
+    pub fn delegate(&self, record: &Record) -> Result<Delegate<'_>> {
+        let netns = Some(&record.netns).filter(|netns| netns.is_alive()).map(|netns| netns.path.as_path());
+        let netns = netns.unwrap_or(Path::new(""));
+        let delegate = Delegate::find(&self.r#type, &self.path, self.config.as_bytes())?;
+        Ok(delegate.on_behalf_of(&record.attachment(), netns, &self.args, &self.path))
     }
 }

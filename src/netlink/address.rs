@@ -4,14 +4,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::Result;
 use ipnet::IpNet;
-use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
-use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, Parseable as _};
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage};
 use nix::errno::Errno;
+use nix::libc::{RTM_GETADDR, RTM_NEWADDR};
 use rtnetlink::AddressMessageBuilder;
 
-use super::Socket;
 use super::link::{Index, Link};
+use super::{Message, Socket};
 
 /// An address that a link has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub fn add(socket: &mut Socket, link: &Link, net: IpNet) -> Result<()> {
             message
         }
     };
-    socket.change(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_EXCL, || {
+    socket.change(Message::new(RTM_NEWADDR, &message), NLM_F_CREATE | NLM_F_EXCL, || {
         format!("cannot give {} the address {net}", link.name)
     })
 }
@@ -47,15 +47,11 @@ pub fn add(socket: &mut Socket, link: &Link, net: IpNet) -> Result<()> {
 pub fn all(socket: &mut Socket, index: Index) -> Result<Vec<Address>> {
     let mut message = AddressMessage::default();
     message.header.index = index.get();
-    let message = RouteNetlinkMessage::GetAddress(message);
+    let message = Message::new(RTM_GETADDR, &message);
     let replies = socket.dump(&message, &[Errno::ENODEV], "cannot list addresses")?;
-    let messages = replies.iter().filter_map(|reply| match reply.decode() {
-        // Kernels before 4.20 know no filter.
-        Some(RouteNetlinkMessage::NewAddress(message)) if message.header.index == index.get() => {
-            Some(message)
-        }
-        _ => None,
-    });
+    let messages = replies.iter().filter_map(|reply| reply.decode(|bytes| AddressMessage::parse(bytes)));
+    // Kernels before 4.20 know no filter.
+    let messages = messages.filter(|message| message.header.index == index.get());
     Ok(messages.filter_map(|message| parse(&message)).collect())
 }
 

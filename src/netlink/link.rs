@@ -4,21 +4,28 @@ use std::num::NonZeroU32;
 use std::os::fd::{AsFd, AsRawFd as _};
 
 use anyhow::{Context as _, Result};
-use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, NlasIterator, ParseableParametrized as _};
-use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::link::{
-    InfoKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkHeader, LinkInfo, LinkMessage, Prop,
+use netlink_packet_core::{
+    NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, NlaBuffer, NlasIterator, parse_string, parse_u32,
 };
+use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkFlags, LinkHeader, LinkMessage, Prop};
 use nix::errno::Errno;
+use nix::libc::{
+    IFLA_ADDRESS, IFLA_ALT_IFNAME, IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINKINFO, IFLA_MASTER, IFLA_MAX_MTU,
+    IFLA_MIN_MTU, IFLA_MTU, IFLA_PARENT_DEV_NAME, IFLA_PERM_ADDRESS, IFLA_PROP_LIST, RTM_GETLINK,
+    RTM_SETLINK,
+};
 use rtnetlink::LinkUnspec;
 use serde::{Deserialize, Serialize};
 
-use super::{Reply, Socket};
+use super::{Message, Socket};
 
 /// Index of a link in its namespace. Never 0: a request with index 0 and a name acts on the link of that
 /// name, so a move "to net1" would take the host's own net1.
 pub type Index = NonZeroU32;
 
+// include/uapi/linux/rtnetlink.h; libc does not have them.
+const RTM_NEWLINKPROP: u16 = 108;
+const RTM_DELLINKPROP: u16 = 109;
 /// sizeof(struct ifinfomsg).
 const HEADER_LEN: usize = 16;
 
@@ -69,7 +76,7 @@ pub fn by_index(socket: &mut Socket, index: Index) -> Result<Option<Link>> {
 
 /// All links of the namespace.
 pub fn all(socket: &mut Socket) -> Result<Vec<Link>> {
-    let message = RouteNetlinkMessage::GetLink(request());
+    let message = Message::new(RTM_GETLINK, &request());
     let replies = socket.dump(&message, &[], "cannot list links")?;
     Ok(replies.iter().filter_map(parse).collect())
 }
@@ -82,13 +89,13 @@ fn request() -> LinkMessage {
 }
 
 fn get(socket: &mut Socket, message: LinkMessage, what: &str) -> Result<Option<Link>> {
-    let reply = socket.get(RouteNetlinkMessage::GetLink(message), &[Errno::ENODEV], what)?;
+    let reply = socket.get(Message::new(RTM_GETLINK, &message), &[Errno::ENODEV], what)?;
     reply.map(|reply| parse(&reply).with_context(|| format!("{what}: the answer cannot be read"))).transpose()
 }
 
-/// Reads the attributes one by one: one that the library cannot decode, from a newer kernel or an exotic
-/// driver, is not a reason to lose the link.
-fn parse(reply: &Reply) -> Option<Link> {
+/// Reads the few attributes that are used, one by one: one that is malformed or new, from an exotic driver or
+/// a later kernel, is not a reason to lose the link.
+fn parse(reply: &Message) -> Option<Link> {
     let header = LinkHeader::parse(&reply.payload).ok()?;
     let mut link = Link {
         index: NonZeroU32::new(header.index)?,
@@ -105,31 +112,24 @@ fn parse(reply: &Reply) -> Option<Link> {
         parent: None,
         loopback: header.flags.contains(LinkFlags::Loopback),
     };
-    let attributes = NlasIterator::new(reply.payload.get(HEADER_LEN..)?).filter_map(Result::ok);
-    for attribute in attributes {
-        let Ok(attribute) = LinkAttribute::parse_with_param(&attribute, header.interface_family) else {
-            continue;
-        };
-        match attribute {
-            LinkAttribute::IfName(name) => link.name = name,
-            LinkAttribute::Mtu(mtu) => link.mtu = mtu,
-            LinkAttribute::MaxMtu(mtu) => link.max_mtu = mtu,
-            LinkAttribute::MinMtu(mtu) => link.min_mtu = mtu,
-            LinkAttribute::Address(mac) => link.mac = format_mac(&mac),
-            LinkAttribute::PermAddress(mac) => link.permanent_mac = Some(format_mac(&mac)),
-            LinkAttribute::Controller(index) => link.master = Some(index),
-            LinkAttribute::ParentDevName(name) => link.parent = Some(name),
-            LinkAttribute::PropList(list) => {
-                link.altnames.extend(list.into_iter().filter_map(|prop| match prop {
-                    Prop::AltIfName(name) => Some(name),
-                    _ => None,
-                }));
+    for attribute in attributes(reply.payload.get(HEADER_LEN..)?) {
+        let value = attribute.value();
+        match attribute.kind() {
+            IFLA_IFNAME => link.name = parse_string(value).ok()?,
+            IFLA_MTU => link.mtu = parse_u32(value).ok()?,
+            IFLA_MAX_MTU => link.max_mtu = parse_u32(value).unwrap_or(0),
+            IFLA_MIN_MTU => link.min_mtu = parse_u32(value).unwrap_or(0),
+            IFLA_ADDRESS => link.mac = format_mac(value),
+            IFLA_PERM_ADDRESS => link.permanent_mac = Some(format_mac(value)),
+            IFLA_MASTER => link.master = parse_u32(value).ok(),
+            IFLA_PARENT_DEV_NAME => link.parent = parse_string(value).ok(),
+            IFLA_PROP_LIST => {
+                let names = attributes(value).filter(|prop| prop.kind() == IFLA_ALT_IFNAME);
+                link.altnames.extend(names.filter_map(|prop| parse_string(prop.value()).ok()));
             }
-            LinkAttribute::LinkInfo(infos) => {
-                link.kind = infos.iter().find_map(|info| match info {
-                    LinkInfo::Kind(kind) => Some(kind_name(kind)),
-                    _ => None,
-                });
+            IFLA_LINKINFO => {
+                let kind = attributes(value).find(|info| info.kind() == IFLA_INFO_KIND);
+                link.kind = kind.and_then(|info| parse_string(info.value()).ok());
             }
             _ => (),
         }
@@ -137,12 +137,12 @@ fn parse(reply: &Reply) -> Option<Link> {
     Some(link)
 }
 
-fn kind_name(kind: &InfoKind) -> String {
-    kind.to_string()
+fn attributes(bytes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
+    NlasIterator::new(bytes).filter_map(Result::ok)
 }
 
 /// `02:00:00:00:00:01`; 20 bytes on InfiniBand.
-fn format_mac(bytes: &[u8]) -> String {
+pub fn format_mac(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
 }
 
@@ -185,7 +185,7 @@ pub fn move_message(index: Index, to: &impl AsFd, change: &Move<'_>) -> LinkMess
 /// Sends [`move_message`].
 pub fn move_to(socket: &mut Socket, link: &Link, to: &impl AsFd, change: &Move<'_>) -> Result<()> {
     let message = move_message(link.index, to, change);
-    socket.change(RouteNetlinkMessage::SetLink(message), 0, || {
+    socket.change(Message::new(RTM_SETLINK, &message), 0, || {
         let mtu = change.mtu.map_or_else(String::new, |mtu| format!(" with MTU {mtu}"));
         format!("cannot move {} to the other namespace as {}{mtu}", link.name, change.name)
     })
@@ -222,20 +222,20 @@ pub fn set_mac(socket: &mut Socket, link: &Link, mac: &[u8]) -> Result<()> {
 }
 
 fn set(socket: &mut Socket, message: LinkMessage, what: impl FnOnce() -> String) -> Result<()> {
-    socket.change(RouteNetlinkMessage::SetLink(message), 0, what)
+    socket.change(Message::new(RTM_SETLINK, &message), 0, what)
 }
 
 /// Gives a link a further name.
 pub fn add_altname(socket: &mut Socket, link: &Link, name: &str) -> Result<()> {
     let flags = NLM_F_CREATE | NLM_F_EXCL | NLM_F_APPEND;
-    socket.change(RouteNetlinkMessage::NewLinkProp(altname_message(link, name)), flags, || {
+    socket.change(Message::new(RTM_NEWLINKPROP, &altname_message(link, name)), flags, || {
         format!("cannot give {} the altname {name}", link.name)
     })
 }
 
 /// Takes a further name from a link.
 pub fn remove_altname(socket: &mut Socket, link: &Link, name: &str) -> Result<()> {
-    socket.change(RouteNetlinkMessage::DelLinkProp(altname_message(link, name)), 0, || {
+    socket.change(Message::new(RTM_DELLINKPROP, &altname_message(link, name)), 0, || {
         format!("cannot remove the altname {name} of {}", link.name)
     })
 }

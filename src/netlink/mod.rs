@@ -14,10 +14,9 @@ use std::io;
 
 use anyhow::{Context as _, Result};
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkDeserializable,
-    NetlinkHeader, NetlinkMessage, NetlinkPayload, NlasIterator,
+    DecodeError, Emitable, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST,
+    NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable, NlasIterator,
 };
-use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket as RawSocket, SocketAddr};
 use nix::errno::Errno;
@@ -57,33 +56,50 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// A reply as it came: a message that the library cannot decode must not hide the others.
-#[derive(Debug)]
-struct Reply {
+/// A message of which only the kind is known here. The library's enum of all rtnetlink messages would bring
+/// the code of every one of them, half a megabyte, and fail a whole dump for one message from a newer kernel.
+#[derive(Clone, Debug)]
+struct Message {
+    /// RTM_*.
     kind: u16,
     payload: Vec<u8>,
 }
 
-impl NetlinkDeserializable for Reply {
-    type Error = std::convert::Infallible;
+impl Message {
+    /// A request of `kind`.
+    fn new(kind: u16, body: &impl Emitable) -> Message {
+        // Zeroed memory: the library leaves the end of some names unwritten.
+        let mut payload = vec![0; body.buffer_len()];
+        body.emit(&mut payload);
+        Message { kind, payload }
+    }
 
-    fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Reply, Self::Error> {
-        Ok(Reply { kind: header.message_type, payload: payload.to_vec() })
+    /// Reads the payload of a reply; one that is not understood is passed over, with a line in the log.
+    fn decode<T>(&self, parse: impl Fn(&[u8]) -> Result<T, DecodeError>) -> Option<T> {
+        let parsed = parse(&self.payload);
+        parsed.map_err(|error| log::warn!("netlink message of type {} passed over: {error}", self.kind)).ok()
     }
 }
 
-impl Reply {
-    /// The message, unless the kernel is newer than the library.
-    fn decode(&self) -> Option<RouteNetlinkMessage> {
-        let mut header = NetlinkHeader::default();
-        header.message_type = self.kind;
-        match RouteNetlinkMessage::deserialize(&header, &self.payload) {
-            Ok(message) => Some(message),
-            Err(error) => {
-                log::warn!("netlink message of type {} passed over: {error}", self.kind);
-                None
-            }
-        }
+impl NetlinkSerializable for Message {
+    fn message_type(&self) -> u16 {
+        self.kind
+    }
+
+    fn buffer_len(&self) -> usize {
+        self.payload.len()
+    }
+
+    fn serialize(&self, buffer: &mut [u8]) {
+        buffer.copy_from_slice(&self.payload);
+    }
+}
+
+impl NetlinkDeserializable for Message {
+    type Error = std::convert::Infallible;
+
+    fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Message, Self::Error> {
+        Ok(Message { kind: header.message_type, payload: payload.to_vec() })
     }
 }
 
@@ -112,12 +128,7 @@ impl Socket {
     }
 
     /// A change: returns when the kernel has made it. `what` begins the error.
-    fn change(
-        &mut self,
-        message: RouteNetlinkMessage,
-        flags: u16,
-        what: impl FnOnce() -> String,
-    ) -> Result<()> {
+    fn change(&mut self, message: Message, flags: u16, what: impl FnOnce() -> String) -> Result<()> {
         self.send(message, NLM_F_REQUEST | NLM_F_ACK | flags)?;
         match self.receive()? {
             Answer::Ended(None) => Ok(()),
@@ -129,7 +140,7 @@ impl Socket {
     }
 
     /// One object; `None` when the kernel knows none such (`absent` are its numbers for that).
-    fn get(&mut self, message: RouteNetlinkMessage, absent: &[Errno], what: &str) -> Result<Option<Reply>> {
+    fn get(&mut self, message: Message, absent: &[Errno], what: &str) -> Result<Option<Message>> {
         self.send(message, NLM_F_REQUEST)?;
         match self.receive()? {
             Answer::Replies(replies) => Ok(replies.into_iter().next()),
@@ -142,7 +153,7 @@ impl Socket {
     }
 
     /// All objects that match.
-    fn dump(&mut self, message: &RouteNetlinkMessage, absent: &[Errno], what: &str) -> Result<Vec<Reply>> {
+    fn dump(&mut self, message: &Message, absent: &[Errno], what: &str) -> Result<Vec<Message>> {
         for _ in 0..MAX_DUMPS {
             self.send(message.clone(), NLM_F_REQUEST | NLM_F_DUMP)?;
             let mut all = Vec::new();
@@ -161,13 +172,12 @@ impl Socket {
         anyhow::bail!("{what}: changed {MAX_DUMPS} times while it was read")
     }
 
-    fn send(&mut self, message: RouteNetlinkMessage, flags: u16) -> Result<()> {
+    fn send(&mut self, message: Message, flags: u16) -> Result<()> {
         self.sequence += 1;
         let mut header = NetlinkHeader::default();
         (header.flags, header.sequence_number) = (flags, self.sequence);
         let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
         message.finalize();
-        // Zeroed memory: the library leaves the end of some names unwritten.
         let mut bytes = vec![0; message.buffer_len()];
         message.serialize(&mut bytes);
         loop {
@@ -202,7 +212,7 @@ impl Socket {
         }
     }
 
-    fn receive_dump(&mut self, all: &mut Vec<Reply>) -> Result<Dump> {
+    fn receive_dump(&mut self, all: &mut Vec<Message>) -> Result<Dump> {
         let mut interrupted = false;
         for (header, payload) in self.datagram()? {
             interrupted |= header.flags & NLM_F_DUMP_INTR != 0;
@@ -236,7 +246,7 @@ impl Socket {
     }
 
     /// The messages of one datagram that answer the last request.
-    fn datagram(&mut self) -> Result<Vec<(NetlinkHeader, NetlinkPayload<Reply>)>> {
+    fn datagram(&mut self) -> Result<Vec<(NetlinkHeader, NetlinkPayload<Message>)>> {
         let bytes = loop {
             match self.raw.recv_from_full() {
                 Ok((bytes, _)) => break bytes,
@@ -247,7 +257,7 @@ impl Socket {
         let mut messages = Vec::new();
         let mut rest = &bytes[..];
         while rest.len() >= 16 {
-            let message = NetlinkMessage::<Reply>::deserialize(rest).context("netlink sent no message")?;
+            let message = NetlinkMessage::<Message>::deserialize(rest).context("netlink sent no message")?;
             let length = usize::try_from(message.header.length)?.max(16);
             rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
             if message.header.sequence_number == self.sequence {
@@ -261,7 +271,7 @@ impl Socket {
 enum Answer {
     /// Made, or refused.
     Ended(Option<(Errno, Option<String>)>),
-    Replies(Vec<Reply>),
+    Replies(Vec<Message>),
 }
 
 enum Dump {

@@ -4,15 +4,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::Result;
 use ipnet::IpNet;
-use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, Parseable as _};
+use netlink_packet_route::AddressFamily;
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteScope};
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use nix::errno::Errno;
+use nix::libc::{RTM_GETROUTE, RTM_NEWROUTE};
 use rtnetlink::RouteMessageBuilder;
 use serde::{Deserialize, Serialize};
 
-use super::Socket;
 use super::link::Index;
+use super::{Message, Socket};
 
 /// The main table, RT_TABLE_MAIN.
 pub const MAIN: u32 = 254;
@@ -66,7 +67,7 @@ impl std::fmt::Display for Route {
 
 /// Adds `route` through the link with this index; an equal one, of whichever link, is an error (EEXIST).
 pub fn add(socket: &mut Socket, index: Index, route: &Route) -> Result<()> {
-    let message = RouteNetlinkMessage::NewRoute(message(index, route));
+    let message = Message::new(RTM_NEWROUTE, &message(index, route));
     socket.change(message, NLM_F_CREATE | NLM_F_EXCL, || format!("cannot add the route {route}"))
 }
 
@@ -129,14 +130,11 @@ fn dump(socket: &mut Socket, family: AddressFamily, index: Option<Index>) -> Res
     if let Some(index) = index {
         message.attributes.push(RouteAttribute::Oif(index.get()));
     }
-    let message = RouteNetlinkMessage::GetRoute(message);
+    let message = Message::new(RTM_GETROUTE, &message);
     // A kernel without IPv6 answers with EOPNOTSUPP; a filter on a link that is gone with ENODEV.
     let absent = [Errno::ENODEV, Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT];
     let replies = socket.dump(&message, &absent, "cannot list routes")?;
-    let messages = replies.iter().filter_map(|reply| match reply.decode() {
-        Some(RouteNetlinkMessage::NewRoute(message)) => Some(message),
-        _ => None,
-    });
+    let messages = replies.iter().filter_map(|reply| reply.decode(|bytes| RouteMessage::parse(bytes)));
     Ok(messages.flat_map(|message| parse(&message)).collect())
 }
 

@@ -3,14 +3,15 @@
 use std::net::IpAddr;
 
 use anyhow::Result;
-use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, Parseable as _};
+use netlink_packet_route::AddressFamily;
 use netlink_packet_route::route::RouteProtocol;
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use nix::errno::Errno;
+use nix::libc::{RTM_DELRULE, RTM_GETRULE, RTM_NEWRULE};
 use serde::{Deserialize, Serialize};
 
-use super::{Error, Socket};
+use super::{Error, Message, Socket};
 
 /// Packets from one address use one table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,13 +32,13 @@ impl std::fmt::Display for Rule {
 
 /// Adds `rule`; an equal one is an error (EEXIST).
 pub fn add(socket: &mut Socket, rule: &Rule) -> Result<()> {
-    let message = RouteNetlinkMessage::NewRule(message(rule));
+    let message = Message::new(RTM_NEWRULE, &message(rule));
     socket.change(message, NLM_F_CREATE | NLM_F_EXCL, || format!("cannot add the rule {rule}"))
 }
 
 /// Removes `rule`; one that is not there is no error.
 pub fn remove(socket: &mut Socket, rule: &Rule) -> Result<()> {
-    let message = RouteNetlinkMessage::DelRule(message(rule));
+    let message = Message::new(RTM_DELRULE, &message(rule));
     let removed = socket.change(message, 0, || format!("cannot remove the rule {rule}"));
     // EAFNOSUPPORT: no IPv6, so no rule either.
     removed.or_else(|error| {
@@ -69,10 +70,10 @@ pub fn all(socket: &mut Socket) -> Result<(Vec<Rule>, Vec<u32>)> {
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         let mut message = RuleMessage::default();
         message.header.family = family;
-        let message = RouteNetlinkMessage::GetRule(message);
+        let message = Message::new(RTM_GETRULE, &message);
         let absent = [Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT];
         for reply in socket.dump(&message, &absent, "cannot list rules")? {
-            let Some(RouteNetlinkMessage::NewRule(message)) = reply.decode() else { continue };
+            let Some(message) = reply.decode(|bytes| RuleMessage::parse(bytes)) else { continue };
             let mut table = u32::from(message.header.table);
             let (mut from, mut priority) = (None, 0);
             for attribute in &message.attributes {
