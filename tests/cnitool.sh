@@ -6,7 +6,9 @@
 # For every cniVersion from 0.3.1 to 1.1.0: add, check, status, gc and del, with and without capability arguments
 # (deviceID, mac, ips), and afterwards the device is on the host as it was, with no lease and no record left.
 # Prints a line per case and, last, `N passed, N failed, N skipped`. Needs `scripts/build`, jq, and root or user
-# namespaces; works in network and mount namespaces of its own. Lines of $RAIL_TEST_SKIPS: what was skipped, why.
+# namespaces; works in network and mount namespaces of its own. RAIL_CNITOOL and RAIL_PEERS name an
+# executable and a folder of upstream plugins to use instead of those that scripts/cnitool fetches. What is skipped
+# goes to the file RAIL_TEST_SKIPS, too.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/lib.sh"
 
@@ -19,8 +21,9 @@ main() {
     esac
     if [[ ! ${RAIL_SANDBOX:-} ]]; then
         # Fetched out here, where there is a network.
-        RAIL_CNITOOL=$("$root/scripts/cnitool") || skip_all "$?" "cnitool cannot be fetched"
-        RAIL_PEERS=$("$root/scripts/cnitool" --peers) || RAIL_PEERS=/usr/lib/cni
+        [[ ${RAIL_CNITOOL:-} ]] || RAIL_CNITOOL=$("$root/scripts/cnitool") ||
+            skip_all "$?" "cnitool cannot be fetched"
+        [[ ${RAIL_PEERS:-} ]] || RAIL_PEERS=$("$root/scripts/cnitool" --peers) || RAIL_PEERS=/usr/lib/cni
         export RAIL_CNITOOL RAIL_PEERS
         enter_sandbox "$@"
     fi
@@ -180,8 +183,7 @@ pod=/run/netns/pod
 build_node() {
     furnish_sandbox
     mkdir -p /run/test/{net.d,store/node-1,run}
-    mount -t tmpfs tmpfs /var/lib/cni 2>/dev/null || { mkdir -p /var/lib/cni && mount -t tmpfs tmpfs /var/lib/cni; } ||
-        die "libcni keeps its cache in /var/lib/cni, which is not there"
+    mount -t tmpfs tmpfs /var/lib # libcni keeps its cache in /var/lib/cni/results, whatever one asks for
     cat >/run/test/node.json <<END
 {"nodeName": "node-1", "runDir": "/run/test/run", "storeDir": "/run/test/store", "sysfsRoot": "/run/test/sys",
  "rails": [{"rail": 0, "pf": "$pf"}, {"rail": 1, "pf": "0000:02:00.0"}]}
