@@ -5,10 +5,11 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::record::{Phase, Record};
-use super::{giveback, pod};
+use super::{giveback, pod, rdma, vf};
 use crate::cni::{AddResult, Attachment};
 use crate::netlink::Socket;
 use crate::netns::{Netns, NetnsId};
+use crate::node::Node;
 
 /// Every difference, a line each.
 pub fn differences(
@@ -16,6 +17,7 @@ pub fn differences(
     attachment: &Attachment,
     path: &Path,
     previous: &AddResult,
+    node: &Node,
 ) -> Result<Vec<String>> {
     let mut found = Vec::new();
     let netns = Netns::open(path)?;
@@ -37,9 +39,11 @@ pub fn differences(
         found.push(format!("it was attached to {}", record.netns.path.display()));
         return Ok(found);
     }
+    found.extend(vf::differences(record, node, &mut Socket::open()?)?);
     if record.device.link.is_none() {
         return Ok(found);
     }
+    found.extend(rdma::differences(record, &netns)?);
     let mut pod = netns.run(Socket::open)?;
     match giveback::find_in_pod(record, &mut pod)? {
         None => found.push(format!("the device {} is not in the pod", record.device.id)),

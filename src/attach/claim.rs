@@ -121,7 +121,7 @@ pub fn undo<'a>(
     node: &Node,
     delegates: impl IntoIterator<Item = Result<Delegate<'a>>>,
 ) -> Result<()> {
-    let device = giveback::give_back(record, node);
+    let device = giveback::give_back(record, records, node);
     let info = record.device_info.as_deref().map_or(Ok(()), devinfo::remove);
     let released = all_of(delegates.into_iter().map(|delegate| delegate?.run("DEL")));
     let is_all_given_back = info.is_ok() && released.is_ok();

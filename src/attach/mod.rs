@@ -8,7 +8,9 @@ mod device;
 mod devinfo;
 mod giveback;
 mod pod;
+mod rdma;
 mod record;
+mod vf;
 
 use std::path::Path;
 
@@ -59,6 +61,8 @@ impl Plugin for Attach {
         device::check(&device, &conf, &node, &network.name, &mut host)?;
 
         let mut record = new_record(network, attachment, path, &conf, &device)?;
+        record.vf = vf::plan(&conf, &device, &node, &mut host)?;
+        record.rdma = rdma::plan(&conf, &device)?;
         records.write(&record, &mut claim)?;
         let attached = (|| {
             let leased = lease(network, &conf, ipam.as_ref())?;
@@ -66,11 +70,15 @@ impl Plugin for Attach {
                 record.applied = pod::plan(&conf, home, &leased, &mut pod)?;
             }
             records.write(&record, &mut claim)?;
+            if let Some(vf) = &record.vf {
+                vf::apply(vf, &records, &node, &mut host)?;
+            }
             let link = match &device.home.link {
                 Some(home) => Some(move_in(home, &conf, &mut record, &netns, &mut host, &mut pod)?),
                 // A program in user space has the device, and will own the address.
                 None => None,
             };
+            rdma::move_in(&record.rdma, &netns)?;
             if let Some(path) = &conf.device_info {
                 devinfo::write(path, &device)?;
             }
@@ -132,7 +140,7 @@ impl Plugin for Attach {
         };
         match record {
             None => found.push("there is no record of it".to_owned()),
-            Some(record) => found = check::differences(&record, attachment, path, previous)?,
+            Some(record) => found = check::differences(&record, attachment, path, previous, &node)?,
         }
         if let Some(name) = ipam_of(network) {
             config::check_plugin_name(name)?;
@@ -260,6 +268,8 @@ fn new_record(
         device: device.home.clone(),
         applied: record::Applied::default(),
         ipam: ipam.transpose()?,
+        vf: None,
+        rdma: Vec::new(),
         device_info: conf.device_info.clone(),
     })
 }

@@ -10,10 +10,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
+use super::vf::VfRecord;
 use crate::cni::{Attachment, Delegate};
 use crate::fail;
 use crate::files::{self, Dir, Lock, name_part};
 use crate::netlink::link::Link;
+use crate::netlink::rdma;
 use crate::netlink::route::Route;
 use crate::netlink::rule::Rule;
 use crate::netns::NetnsId;
@@ -56,6 +58,12 @@ pub struct Record {
     pub device: Home,
     /// What ADD does to it.
     pub applied: Applied,
+    /// What the PF is asked to set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vf: Option<VfRecord>,
+    /// RDMA devices that go with the netdev.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rdma: Vec<rdma::Device>,
     /// How the address can be given back without the runtime.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipam: Option<Ipam>,
@@ -205,6 +213,12 @@ impl Records {
     pub fn lock_device(&self, id: &str) -> Result<DeviceLock> {
         let lock = self.locks.lock(&format!("device-{id}"), PATIENCE);
         Ok(DeviceLock { lock: lock.with_context(|| format!("waiting for the device {id}"))? })
+    }
+
+    /// Waits for whatever else is set on the PF: its driver may refuse two changes at a time.
+    pub fn lock_pf(&self, address: &str) -> Result<Lock> {
+        let lock = self.locks.lock(&format!("pf-{address}"), PATIENCE);
+        lock.with_context(|| format!("waiting for the PF {address}"))
     }
 
     /// The record of `attachment`. One that cannot be read, or says of another, is replaced by the copy that

@@ -27,7 +27,7 @@ pub type Index = NonZeroU32;
 const RTM_NEWLINKPROP: u16 = 108;
 const RTM_DELLINKPROP: u16 = 109;
 /// sizeof(struct ifinfomsg).
-const HEADER_LEN: usize = 16;
+pub const HEADER_LEN: usize = 16;
 
 /// A netdev, as the kernel describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
