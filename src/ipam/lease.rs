@@ -394,8 +394,9 @@ impl Folder {
         Ok(None)
     }
 
-    /// Fails when no address could be had now.
+    /// Fails when an ADD could get no address now.
     pub fn serves(&self, allocation: &Allocation) -> Result<()> {
+        self.dir.writable()?;
         self.any_address(allocation, &self.entries()?).map(|_| ())
     }
 
