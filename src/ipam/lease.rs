@@ -223,7 +223,10 @@ pub fn release(node: &Node, network: &str, attachment: &Attachment) -> Result<()
     for_each_folder(node, |folder| {
         // Waits for an ADD that its runtime gave up.
         let lock = folder.lock();
-        let held: Vec<_> = folder.entries()?.into_iter().filter(|entry| entry.key() == key).collect();
+        // Nobody is writing while we have the lock: what is half-written is a killed ADD's.
+        let swept = lock.as_ref().ok().and_then(|_| folder.dir.remove_half_written("").ok());
+        let names = swept.map_or_else(|| folder.dir.names(), Ok)?;
+        let held: Vec<_> = entries_of(names).into_iter().filter(|entry| entry.key() == key).collect();
         if held.is_empty() {
             return Ok(());
         }

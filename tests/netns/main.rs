@@ -4,3 +4,5 @@
 
 mod attach;
 mod harness;
+mod killsweep;
+mod trace;
