@@ -96,25 +96,58 @@ impl Dir {
     /// Puts `content` in place of the file `name` in one step: readers see the old or the new one. With
     /// `durable` it also survives a power cut; /run does not, and needs no disk to wait for.
     pub fn write(&self, name: &str, content: &[u8], durable: bool) -> Result<()> {
-        let temporary = format!("{TEMPORARY}{name}");
         let write = || -> io::Result<()> {
-            let flags =
-                OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-            let mut file = File::from(openat(&self.fd, &*temporary, flags, Mode::S_IRUSR | Mode::S_IWUSR)?);
-            file.write_all(content)?;
+            let file = self.write_temporary(name, content)?;
             if durable {
                 file.sync_all()?;
             }
-            renameat(&self.fd, &*temporary, &self.fd, name)?;
+            self.rename_temporary(name)?;
             if durable {
                 nix::unistd::fsync(&self.fd)?;
             }
             Ok(())
         };
         write().or_else(|error| {
-            let _ = self.remove(&temporary);
+            self.discard(name);
             Err(error).with_context(|| format!("cannot write {}", self.path.join(name).display()))
         })
+    }
+
+    /// The first half of a durable [`Dir::write`], for many files: after all of them comes one [`Dir::sync`],
+    /// then [`Dir::commit`] for each, then another sync.
+    pub fn prepare(&self, name: &str, content: &[u8]) -> Result<()> {
+        self.write_temporary(name, content).map(drop).or_else(|error| {
+            self.discard(name);
+            Err(error).with_context(|| format!("cannot write {}", self.path.join(name).display()))
+        })
+    }
+
+    /// Puts what was prepared in its place.
+    pub fn commit(&self, name: &str) -> Result<()> {
+        self.rename_temporary(name)
+            .with_context(|| format!("cannot write {}", self.path.join(name).display()))
+    }
+
+    /// Forgets what was prepared.
+    pub fn discard(&self, name: &str) {
+        let _ = self.remove(&format!("{TEMPORARY}{name}"));
+    }
+
+    /// Waits until the disk has everything of this file system.
+    pub fn sync(&self) -> Result<()> {
+        nix::unistd::syncfs(&self.fd).with_context(|| format!("cannot sync {}", self.path.display()))
+    }
+
+    fn write_temporary(&self, name: &str, content: &[u8]) -> io::Result<File> {
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+        let mut file = File::from(openat(&self.fd, &*format!("{TEMPORARY}{name}"), flags, mode)?);
+        file.write_all(content)?;
+        Ok(file)
+    }
+
+    fn rename_temporary(&self, name: &str) -> io::Result<()> {
+        Ok(renameat(&self.fd, &*format!("{TEMPORARY}{name}"), &self.fd, name)?)
     }
 
     /// Removes the file `name`; one that is not there is no error.
@@ -130,14 +163,17 @@ impl Dir {
         Ok(self.all_names()?.into_iter().filter(|name| !name.starts_with('.')).collect())
     }
 
-    /// Removes what a killed writer left half-written. Only for who holds the lock that the writers hold;
-    /// `of` narrows it to files whose final name starts so.
-    pub fn remove_half_written(&self, of: &str) -> Result<()> {
+    /// Removes what a killed writer left half-written, and gives the names as [`Dir::names`] would: one listing
+    /// serves both. Only for who holds the lock that the writers hold; `of` narrows it to files whose final
+    /// name starts so.
+    pub fn remove_half_written(&self, of: &str) -> Result<Vec<String>> {
         let prefix = format!("{TEMPORARY}{of}");
-        for name in self.all_names()?.iter().filter(|name| name.starts_with(&prefix)) {
+        let (hidden, names): (Vec<_>, Vec<_>) =
+            self.all_names()?.into_iter().partition(|name| name.starts_with('.'));
+        for name in hidden.iter().filter(|name| name.starts_with(&prefix)) {
             self.remove(name)?;
         }
-        Ok(())
+        Ok(names)
     }
 
     fn all_names(&self) -> Result<Vec<String>> {

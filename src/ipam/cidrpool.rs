@@ -93,6 +93,11 @@ pub struct Plan {
 }
 
 impl Spec {
+    /// Does it leave every choice to nv-ipam's controller?
+    pub fn is_dynamic(&self) -> bool {
+        self.static_allocations.iter().all(|row| row.node_name.is_empty())
+    }
+
     /// The allocation of every node in `staticAllocations`, and of those in `status` that it does not name:
     /// nv-ipam's controller chose theirs. `path` is where the spec stands; all faults are told at once.
     pub fn plan(&self, path: &str, status: &[Row]) -> Result<Plan, Vec<String>> {
@@ -426,7 +431,8 @@ mod tests {
 
     #[test]
     fn every_fault_is_told_with_its_place() {
-        let cases: [(&str, &dyn Fn(&mut Value)); 21] = [
+        type Change<'a> = &'a dyn Fn(&mut Value);
+        let cases: [(&str, Change<'_>); 21] = [
             ("spec.cidr: 172.16.0.1/15: network prefix has host bits set", &|v| {
                 v["cidr"] = json!("172.16.0.1/15")
             }),

@@ -1,8 +1,472 @@
-//! The operator's commands.
+//! The operator's commands: import, show, release.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write as _};
+use std::net::IpAddr;
 use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde_json::{Value, json};
+
+use super::allocation::Allocation;
+use super::import::{self, Nodes};
+use super::lease::{self, Entry, Folder, Lease};
+use super::{is_name, node_name, store};
+use crate::fail;
+use crate::node::Node;
+
+/// Addresses of the rails: what was planned for a node, and which pod holds what.
+#[derive(Debug, Parser)]
+#[command(
+    name = "rail-ipam",
+    version,
+    after_help = "Examples:
+  rail-ipam show                                  what this node has, and who holds it
+  rail-ipam import pools/*.yaml --dry-run         what these CIDRPools would change here
+  kubectl get cidrpools -A -o yaml | rail-ipam import -
+  rail-ipam release --dead                        give back what dead pods still hold
+
+A container runtime calls the same program with CNI_COMMAND set. Paths and the name of
+the node come from /etc/rail-cni/node.json (RAIL_CNI_NODE_CONFIG names another file).
+Exit status: 0 done, 1 failed or refused, 2 wrong usage."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// For people, or for programs
+    #[arg(long, global = true, value_enum, default_value = "table", value_name = "FORM")]
+    output: Output,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    Table,
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Put CIDRPool manifests into the store of this node
+    #[command(after_help = "Each file is a CIDRPool, several as YAML documents, a list, or what \
+`kubectl get cidrpools -A -o yaml` prints; - is standard input. Static allocations count, and those in \
+status.allocations that nv-ipam's controller chose. All files are checked first: if anything is wrong, \
+nothing is written. A node that a pool does not name gets nothing, and loses what an earlier import gave it.")]
+    Import(ImportArgs),
+    /// Show allocations and leases of this node
+    #[command(
+        after_help = "STATE is live (the pod's network namespace is there), dead (it is gone: the next \
+ADD takes the address over), free, unreadable (a file in the lease folder that is damaged) or damaged (the \
+file in the store)."
+    )]
+    Show(ShowArgs),
+    /// Give leases back whose pods are gone
+    #[command(after_help = "Examples:
+  rail-ipam release --address 172.16.1.60
+  rail-ipam release --container 0a1b2c3d --ifname net1
+  rail-ipam release --pool rail-3 --dead
+
+A lease whose network namespace is still there is kept, unless --force is given: the address
+would be given to a second pod while the first one uses it.")]
+    Release(ReleaseArgs),
+}
+
+#[derive(Debug, Args)]
+struct ImportArgs {
+    /// CIDRPool manifests, YAML or JSON; - for standard input
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<String>,
+    /// Write the folder of every node that the manifests name
+    #[arg(long, conflicts_with = "node")]
+    all_nodes: bool,
+    /// Write the folder of this node instead of our own
+    #[arg(long, value_name = "NAME")]
+    node: Option<String>,
+    /// Check and show, write nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+struct ShowArgs {
+    /// Another node than this one
+    #[arg(long, value_name = "NAME", conflicts_with = "all_nodes")]
+    node: Option<String>,
+    /// Every node in the store
+    #[arg(long)]
+    all_nodes: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("which").required(true).multiple(true).args(["container", "address", "dead"])))]
+struct ReleaseArgs {
+    /// What this container holds
+    #[arg(long, value_name = "ID")]
+    container: Option<String>,
+    /// Of that container, what this interface holds
+    #[arg(long, value_name = "NAME", requires = "container")]
+    ifname: Option<String>,
+    /// This address
+    #[arg(long, value_name = "IP")]
+    address: Option<IpAddr>,
+    /// What the dead hold
+    #[arg(long)]
+    dead: bool,
+    /// In this pool only
+    #[arg(long, value_name = "NAME")]
+    pool: Option<String>,
+    /// Also what is in use
+    #[arg(long, conflicts_with = "dead")]
+    force: bool,
+}
 
 /// Runs the command in the arguments.
 pub fn run() -> ExitCode {
-    ExitCode::FAILURE
+    let Cli { command, output } = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
+        }
+    };
+    let done = match command {
+        Command::Import(args) => run_import(&args, output),
+        Command::Show(args) => run_show(&args, output),
+        Command::Release(args) => run_release(&args, output),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            say(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_import(args: &ImportArgs, output: Output) -> Result<ExitCode> {
+    let node = start("import")?;
+    let nodes = match &args.node {
+        _ if args.all_nodes => Nodes::All,
+        Some(name) if is_name(name) => Nodes::One(name.clone()),
+        Some(name) => fail!(InvalidConfig, "--node {name:?} is no name of a node"),
+        None => Nodes::One(node_name(&node)?),
+    };
+    let import = import::plan(&node, &args.files, &nodes)?;
+    import.warnings.iter().for_each(|warning| say(warning));
+    if !args.dry_run {
+        import::write(&node, &import)?;
+    }
+
+    let mut counts = BTreeMap::new();
+    for line in &import.lines {
+        *counts.entry(line.change()).or_insert(0) += 1;
+    }
+    match output {
+        Output::Json => {
+            let lines: Vec<Value> = import
+                .lines
+                .iter()
+                .map(|line| {
+                    let (after, before) = (line.after.as_ref(), line.before.as_ref());
+                    json!({"node": line.node_name, "pool": line.pool, "change": line.change(),
+                        "prefix": after.map(|a| a.prefix), "gateway": after.and_then(|a| a.gateway),
+                        "routes": after.map(|a| &a.routes), "previousPrefix": before.map(|b| b.prefix)})
+                })
+                .collect();
+            print(&pretty(&json!({"dryRun": args.dry_run, "allocations": lines, "counts": counts})))?;
+        }
+        Output::Table => {
+            let rows = import.lines.iter().map(|line| {
+                let shown = line.after.as_ref().or(line.before.as_ref());
+                let [prefix, gateway, routes] = shown.map_or_else(Default::default, columns);
+                vec![line.node_name.clone(), line.pool.clone(), prefix, gateway, routes, line.change().into()]
+            });
+            let counts: Vec<_> = counts.iter().map(|(change, count)| format!("{count} {change}")).collect();
+            let end = if args.dry_run { " (dry run: nothing written)" } else { "" };
+            let table = table(&["NODE", "POOL", "PREFIX", "GATEWAY", "ROUTES", "CHANGE"], rows);
+            print(&format!("{table}{}{end}\n", counts.join(", ")))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A pool on a node, for people.
+#[derive(Default)]
+struct Shown {
+    allocation: Option<Allocation>,
+    damage: Option<String>,
+    leases: Vec<(Entry, Result<Lease, String>, &'static str)>,
+}
+
+fn run_show(args: &ShowArgs, output: Output) -> Result<ExitCode> {
+    let node = start("show")?;
+    let mut shown: BTreeMap<(String, String), Shown> = BTreeMap::new();
+    let wanted = match &args.node {
+        _ if args.all_nodes => None,
+        Some(name) if is_name(name) => Some(name.clone()),
+        Some(name) => fail!(InvalidConfig, "--node {name:?} is no name of a node"),
+        None => Some(node_name(&node)?),
+    };
+    for node_name in wanted.as_ref().map_or_else(|| store::nodes(&node), |name| Ok(vec![name.clone()]))? {
+        for pool in store::pools(&node, &node_name)? {
+            let (allocation, damage) = match store::find(&node, &node_name, &pool) {
+                Ok(allocation) => (allocation, None),
+                Err(error) => (None, Some(format!("{error:#}"))),
+            };
+            shown.insert((node_name.clone(), pool), Shown { allocation, damage, ..Shown::default() });
+        }
+    }
+    lease::for_each_folder(&node, |folder| {
+        let Folder { node_name, pool, .. } = folder;
+        if wanted.as_ref().is_some_and(|wanted| wanted != node_name) {
+            return Ok(());
+        }
+        let mut leases = Vec::new();
+        for entry in folder.entries()? {
+            let Some((lease, state)) = look(folder, &entry)? else { continue };
+            leases.push((entry, lease, state));
+        }
+        // A pool that was never in the store: inline, or taken away.
+        if !leases.is_empty() || shown.contains_key(&(node_name.clone(), pool.clone())) {
+            shown.entry((node_name.clone(), pool.clone())).or_default().leases = leases;
+        }
+        Ok(())
+    })?;
+
+    match output {
+        Output::Json => {
+            let pools: Vec<Value> =
+                shown.iter().map(|((node, pool), shown)| shown.json(node, pool)).collect();
+            print(&pretty(&json!({ "pools": pools })))?;
+        }
+        Output::Table => {
+            let several = wanted.is_none();
+            let mut headers =
+                vec!["POOL", "PREFIX", "GATEWAY", "ROUTES", "ADDRESS", "STATE", "HOLDER", "SINCE"];
+            if several {
+                headers.insert(0, "NODE");
+            }
+            let rows = shown.iter().flat_map(|((node, pool), shown)| {
+                let mut rows = shown.rows(pool);
+                if several {
+                    rows.iter_mut().for_each(|row| row.insert(0, node.clone()));
+                }
+                rows
+            });
+            print(&table(&headers, rows))?;
+        }
+    }
+    for Shown { damage, leases, .. } in shown.values() {
+        let unreadable = leases.iter().filter_map(|(_, lease, _)| lease.as_ref().err());
+        damage.iter().chain(unreadable).for_each(|why| say(why));
+    }
+    if let (true, Some(name)) = (shown.is_empty(), &wanted) {
+        let nodes = store::nodes(&node)?;
+        let near = store::near_misses(name, nodes.iter().map(String::as_str));
+        say(&format!("node {name} has no allocation{}", store::hint(&near)));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Shown {
+    /// The address that the next pod would get.
+    fn free(&self) -> Option<IpAddr> {
+        let held: BTreeSet<IpAddr> = self.leases.iter().map(|(entry, ..)| entry.address).collect();
+        self.allocation.as_ref()?.first_free(|address| held.contains(&address))
+    }
+
+    fn rows(&self, pool: &str) -> Vec<Vec<String>> {
+        let [prefix, gateway, routes] = self.allocation.as_ref().map_or_else(Default::default, columns);
+        let row = |address: String, state: &str, holder: String, since: String| {
+            let start = [pool.to_owned(), prefix.clone(), gateway.clone(), routes.clone()];
+            start.into_iter().chain([address, state.to_owned(), holder, since]).collect()
+        };
+        let mut rows: Vec<Vec<String>> = self
+            .leases
+            .iter()
+            .map(|(entry, lease, state)| {
+                let (holder, since) = lease.as_ref().map_or_else(
+                    |_| Default::default(),
+                    |lease| (lease.holder.to_string(), lease.since.clone()),
+                );
+                row(entry.address.to_string(), state, holder, since)
+            })
+            .collect();
+        if let Some(address) = self.free() {
+            rows.push(row(address.to_string(), "free", String::new(), String::new()));
+        } else if rows.is_empty() {
+            let state = if self.damage.is_some() { "damaged" } else { "" };
+            rows.push(row(String::new(), state, String::new(), String::new()));
+        }
+        rows
+    }
+
+    fn json(&self, node: &str, pool: &str) -> Value {
+        let allocation = self.allocation.as_ref();
+        let leases: Vec<Value> =
+            self.leases.iter().map(|(entry, lease, state)| lease_json(entry, lease, state)).collect();
+        json!({"node": node, "pool": pool, "prefix": allocation.map(|a| a.prefix),
+            "gateway": allocation.and_then(|a| a.gateway), "rail": allocation.and_then(|a| a.rail),
+            "routes": allocation.map(|a| &a.routes), "exclusions": allocation.map(|a| &a.exclusions),
+            "leases": leases, "free": self.free(), "error": self.damage})
+    }
+}
+
+fn run_release(args: &ReleaseArgs, output: Output) -> Result<ExitCode> {
+    let node = start("release")?;
+    let (mut released, mut refused) = (Vec::new(), Vec::new());
+    lease::for_each_folder(&node, |folder| {
+        if args.pool.as_ref().is_some_and(|pool| *pool != folder.pool) {
+            return Ok(());
+        }
+        let _lock = folder.lock()?;
+        for entry in folder.entries()? {
+            let Some((lease, state)) = look(folder, &entry)? else { continue };
+            if !args.selects(&entry, lease.as_ref().ok(), state) {
+                continue;
+            }
+            let mut json = lease_json(&entry, &lease, state);
+            json["node"] = folder.node_name.as_str().into();
+            json["pool"] = folder.pool.as_str().into();
+            let who = lease.map_or_else(|_| "unknown".to_owned(), |lease| lease.holder.to_string());
+            let text = format!("{} of pool {} from {who} ({state})", entry.address, folder.pool);
+            if state == "live" && !args.force {
+                refused.push((text, json));
+            } else {
+                folder.remove(&entry)?;
+                released.push((text, json));
+            }
+        }
+        Ok(())
+    })?;
+
+    let jsons = |list: &[(String, Value)]| list.iter().map(|(_, json)| json.clone()).collect::<Vec<_>>();
+    match output {
+        Output::Json => {
+            print(&pretty(&json!({"released": jsons(&released), "refused": jsons(&refused)})))?;
+        }
+        Output::Table => {
+            print(&released.iter().map(|(text, _)| format!("released {text}\n")).collect::<String>())?;
+        }
+    }
+    for (text, _) in &refused {
+        say(&format!("refused {text}: its network namespace is there; --force if you know better"));
+    }
+    if released.is_empty() && refused.is_empty() && !args.dead {
+        say("nothing there is held like that: `rail-ipam show --all-nodes`");
+        return Ok(ExitCode::FAILURE);
+    }
+    Ok(if refused.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl ReleaseArgs {
+    fn selects(&self, entry: &Entry, lease: Option<&Lease>, state: &str) -> bool {
+        let holder = lease.map(|lease| &lease.holder);
+        let is = |wanted: &Option<String>, value: Option<&String>| {
+            wanted.as_ref().is_none_or(|wanted| value == Some(wanted))
+        };
+        is(&self.container, holder.map(|holder| &holder.container_id))
+            && is(&self.ifname, holder.map(|holder| &holder.ifname))
+            && self.address.is_none_or(|address| address == entry.address)
+            && (!self.dead || state == "dead")
+    }
+}
+
+/// The lease of an entry and its state; `None` when it is gone by now.
+fn look(folder: &Folder, entry: &Entry) -> Result<Option<(Result<Lease, String>, &'static str)>> {
+    Ok(match folder.read(entry) {
+        Ok(None) => None,
+        Ok(Some(lease)) => {
+            let state = if lease.is_dead()? { "dead" } else { "live" };
+            Some((Ok(lease), state))
+        }
+        Err(why) => Some((Err(why), "unreadable")),
+    })
+}
+
+fn lease_json(entry: &Entry, lease: &Result<Lease, String>, state: &str) -> Value {
+    let (holder, error) = match lease {
+        Ok(lease) => (Some(lease), None),
+        Err(why) => (None, Some(why)),
+    };
+    json!({"address": entry.address, "state": state, "network": holder.map(|l| &l.holder.network),
+        "containerID": holder.map(|l| &l.holder.container_id), "ifname": holder.map(|l| &l.holder.ifname),
+        "pod": holder.and_then(|l| l.holder.pod.as_ref()), "since": holder.map(|l| &l.since), "error": error})
+}
+
+fn columns(allocation: &Allocation) -> [String; 3] {
+    let routes: Vec<_> = allocation.routes.iter().map(|to| to.dst.to_string()).collect();
+    let gateway = allocation.gateway.map(|gateway| gateway.to_string());
+    [allocation.prefix.to_string(), gateway.unwrap_or_default(), routes.join(",")]
+}
+
+fn start(command: &str) -> Result<Node> {
+    crate::log::describe("rail-ipam", command, "");
+    Node::load()
+}
+
+/// Columns as wide as their widest cell; an empty one is a dash, so that scripts can count.
+fn table(headers: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let headers = headers.iter().map(|header| (*header).to_owned()).collect();
+    let clean = |cell: String| match cell.as_str() {
+        "" => "-".to_owned(),
+        // What a runtime wrote must not steer a terminal.
+        cell => cell.replace(char::is_control, "?"),
+    };
+    let rows: Vec<Vec<String>> = std::iter::once(headers)
+        .chain(rows)
+        .map(|row: Vec<String>| row.into_iter().map(clean).collect())
+        .collect();
+    let mut widths = vec![0; rows[0].len()];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+    };
+    rows.iter().map(line).collect()
+}
+
+fn pretty(json: &Value) -> String {
+    format!("{json:#}\n")
+}
+
+/// Not `println!`, which panics when the reader is gone: then nobody is left to be told.
+fn print(text: &str) -> Result<()> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+fn say(text: &str) {
+    let text = text.replace(|c: char| c.is_control(), "?");
+    let _ = writeln!(io::stderr().lock(), "rail-ipam: {text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_arguments_are_in_order() {
+        Cli::command().debug_assert();
+        let parse = |args: &str| Cli::try_parse_from(args.split(' '));
+        assert!(parse("rail-ipam release --address 10.0.0.1 --force --output json").is_ok());
+        assert!(parse("rail-ipam release --pool p --dead").is_ok());
+        for bad in ["release", "release --pool p", "release --dead --force", "release --ifname a", "import"] {
+            assert!(parse(&format!("rail-ipam {bad}")).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_table_is_aligned_has_no_holes_and_no_control_characters() {
+        let rows = [vec!["é".to_owned(), String::new()], vec!["long".to_owned(), "a\x1bb".to_owned()]];
+        assert_eq!(table(&["A", "B"], rows.into_iter()), "A     B\né     -\nlong  a?b\n");
+    }
 }

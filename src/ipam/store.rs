@@ -1,12 +1,17 @@
 //! The store, `NODE/POOL.json` below storeDir: one small file for each node in
 //! each pool, so that an ADD costs the same however many nodes are planned.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result};
 
 use super::allocation::{self, Allocation};
+use crate::failure;
 use crate::files::Dir;
 use crate::node::Node;
-use crate::{fail, failure};
+
+const LOCK: &str = ".lock";
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The allocation of `node_name` in `pool`; there being none is an error that helps.
 pub fn load(node: &Node, node_name: &str, pool: &str) -> Result<Allocation> {
@@ -26,19 +31,48 @@ pub fn find(node: &Node, node_name: &str, pool: &str) -> Result<Option<Allocatio
     })
 }
 
-/// Puts the allocation of `node_name` in `pool` into the store, to stay.
-pub fn put(node: &Node, node_name: &str, pool: &str, allocation: &Allocation) -> Result<()> {
-    let mut content = serde_json::to_vec(allocation)?;
-    content.push(b'\n');
-    Dir::create(&node.store_dir)?.create_sub(node_name)?.write(&file_name(pool), &content, true)
+/// What the store shall say of a node in a pool; without an allocation, nothing.
+#[derive(Debug)]
+pub struct Change {
+    /// Whose.
+    pub node_name: String,
+    /// In which pool.
+    pub pool: String,
+    /// What it shall have.
+    pub allocation: Option<Allocation>,
 }
 
-/// Takes the allocation of `node_name` in `pool` away.
-pub fn remove(node: &Node, node_name: &str, pool: &str) -> Result<()> {
-    match open(node)?.map(|root| root.sub(node_name)).transpose()?.flatten() {
-        Some(folder) => folder.remove(&file_name(pool)),
-        None => Ok(()),
+/// Makes all changes, to stay. Two waits for the disk serve all files: one for each would make minutes of a
+/// large fabric. Until every file is written whole, nothing changes.
+pub fn apply(node: &Node, changes: &[Change]) -> Result<()> {
+    let root = Dir::create(&node.store_dir)?;
+    let _lock = root.lock(LOCK, PATIENCE)?;
+    let mut prepared: Vec<(Dir, String)> = Vec::new();
+    let prepare = |prepared: &mut Vec<(Dir, String)>, change: &Change, allocation: &Allocation| {
+        let mut content = serde_json::to_vec(allocation)?;
+        content.push(b'\n');
+        let folder = root.create_sub(&change.node_name)?;
+        folder.prepare(&file_name(&change.pool), &content)?;
+        prepared.push((folder, file_name(&change.pool)));
+        anyhow::Ok(())
+    };
+    for change in changes {
+        let Some(allocation) = &change.allocation else { continue };
+        if let Err(error) = prepare(&mut prepared, change, allocation) {
+            prepared.iter().for_each(|(folder, name)| folder.discard(name));
+            return Err(error);
+        }
     }
+    root.sync()?;
+    for (folder, name) in &prepared {
+        folder.commit(name)?;
+    }
+    for change in changes.iter().filter(|change| change.allocation.is_none()) {
+        if let Some(folder) = root.sub(&change.node_name)? {
+            folder.remove(&file_name(&change.pool))?;
+        }
+    }
+    root.sync()
 }
 
 /// Every node that has a folder, sorted.
@@ -135,15 +169,6 @@ pub fn hint(near: &[String]) -> String {
             ": did the plan mean it with {}? Names are exact: correct the plan, or nodeName in node.json",
             near.join(", ")
         ),
-    }
-}
-
-/// Fails when an allocation could not be put into the store.
-pub fn check_writable(node: &Node) -> Result<()> {
-    let there = node.store_dir.ancestors().find(|path| path.exists());
-    match there {
-        Some(path) => Dir::open(path).with_context(|| format!("cannot open {}", path.display()))?.writable(),
-        None => fail!(Io, "{} cannot be made", node.store_dir.display()),
     }
 }
 
