@@ -3,4 +3,5 @@
 #![allow(missing_docs)]
 
 mod attach;
+mod contract;
 mod harness;
