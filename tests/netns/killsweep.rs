@@ -38,6 +38,10 @@ impl Bench {
         });
         let config = with(rail(0), more);
         let pods = [host.add_netns("c1"), host.add_netns("c2")];
+        // The index changes on the way, and cannot tell what the device is.
+        let index = &host.json(None, "link show vf0")[0]["ifindex"];
+        let peer = pods[1].display();
+        host.ip_in(&pods[0], &format!("link add other index {index} type veth peer name other netns {peer}"));
         // The call that is swept is not the first ever: the folders are there.
         let mut bench = Bench { host, pods, config, before: Value::Null };
         bench.call("ADD", 0).ok();
