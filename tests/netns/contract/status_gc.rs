@@ -203,3 +203,16 @@ fn gc_of_nothing_makes_nothing() {
         assert!(!bench.host.path("run").exists());
     });
 }
+
+/// Items 102, 103: one attachment whose files are damaged stops neither the others nor the IPAM.
+#[test]
+fn gc_of_one_that_is_damaged_goes_on_with_the_others() {
+    let Some(left) = Left::new("gc::damaged", "rail-cni") else { return };
+    left.host.add_plugin("stand-in", "touch $0.called");
+    let lock = left.host.path("run/locks/attachment-dead-1:net1");
+    fs::remove_file(&lock).unwrap();
+    std::os::unix::fs::symlink("/dev/null", &lock).unwrap();
+    assert_eq!(left.gc(json!({"ipam": {"type": "stand-in"}})).status, 1);
+    assert_eq!(left.held(), ["alive", "dead-1", "dead-other"]);
+    assert!(left.host.path("bin/stand-in.called").exists());
+}
