@@ -5,3 +5,4 @@
 mod attach;
 mod contract;
 mod harness;
+mod result;
