@@ -6,4 +6,5 @@ mod attach;
 mod contract;
 mod harness;
 mod killsweep;
+mod result;
 mod trace;
