@@ -173,7 +173,7 @@ pub fn main<P: Plugin>(plugin: &P, cli: impl FnOnce() -> ExitCode) -> ExitCode {
             report_panics();
             serve(plugin, environment)
         }
-        Err(error) => report(error_version(None), &error, false),
+        Err(error) => report(error_version(None), &error, var("CNI_COMMAND").is_some_and(|verb| verb == "DEL")),
     }
 }
 
@@ -275,7 +275,8 @@ fn error_version(stdin: Option<&[u8]>) -> &'static str {
     let config = stdin.and_then(|stdin| serde_json::from_slice::<Map<String, Value>>(stdin).ok());
     let Some(config) = config else { return Version::V110.as_str() };
     match config.get("cniVersion") {
-        None => Version::V010.as_str(),
+        None | Some(Value::Null) => Version::V010.as_str(),
+        Some(Value::String(text)) if text.is_empty() => Version::V010.as_str(),
         Some(value) => value.as_str().and_then(Version::parse).unwrap_or(Version::V110).as_str(),
     }
 }

@@ -3,4 +3,7 @@
 #![allow(missing_docs)]
 
 mod attach;
+mod contract;
 mod harness;
+mod killsweep;
+mod trace;
