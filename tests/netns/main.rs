@@ -5,4 +5,5 @@
 mod attach;
 mod contract;
 mod harness;
+mod rails;
 mod result;
