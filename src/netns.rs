@@ -60,8 +60,14 @@ impl Netns {
                 .map_err(|errno| failure!(InvalidNetns, "cannot enter {}: {errno}", self.path.display()))?;
             work()
         };
-        let ended = std::thread::scope(|scope| scope.spawn(enter).join());
-        ended.unwrap_or_else(|_| Err(failure!(Internal, "a thread in {} panicked", self.path.display())))
+        let ended = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().spawn_scoped(scope, enter);
+            thread.map(|thread| thread.join())
+        });
+        match ended.context("cannot start a thread")? {
+            Ok(done) => done,
+            Err(_) => fail!(Internal, "a thread in {} panicked", self.path.display()),
+        }
     }
 }
 

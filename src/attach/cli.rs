@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use super::{Record, Records, holds_its_device, settle};
+use super::claim::{holds_its_device, settle};
+use super::record::{Record, Records};
 use crate::node::Node;
 
 /// CNI plugin that attaches a rail (SR-IOV VF, PF, SF or any NIC of the host) to a pod.

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::cni::{self, Attachment, Network, Route};
 use crate::netlink::link::parse_mac;
+use crate::netlink::vf::{LinkState, VfState, Vlan};
 use crate::node::Node;
 use crate::sysfs::DeviceId;
 use crate::{fail, failure};
@@ -29,13 +30,17 @@ pub struct NetConf {
     /// Hardware address to set.
     pub mac: Option<Vec<u8>>,
     /// Settings that only a PF can make.
-    pub vf: VfSettings,
+    pub vf: VfState,
+    /// Names of those that were given.
+    pub vf_keys: Vec<&'static str>,
     /// Routes beside those of the IPAM.
     pub routes: Vec<Route>,
     /// Own table and rule, or the main table alone.
     pub source_based: bool,
     /// Sysctls of the interface: path below /proc/sys with the interface's name in it, and value.
     pub sysctls: Vec<(PathBuf, String)>,
+    /// What becomes of the RDMA devices.
+    pub rdma: Rdma,
     /// Name of the IPAM plugin.
     pub ipam: Option<String>,
     /// Overrides the IPAM's.
@@ -69,11 +74,15 @@ impl std::fmt::Display for Selector {
     }
 }
 
-/// sriov-cni's keys for a VF, as far as they were given.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct VfSettings {
-    /// Names of the keys that were given, for policy and messages.
-    pub keys: Vec<&'static str>,
+/// What becomes of the device's RDMA devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rdma {
+    /// They move where the system gives each namespace its own.
+    Auto,
+    /// They must move.
+    Required,
+    /// They stay.
+    Off,
 }
 
 /// The keys as written. Absent, null and "" are the same, as they are for Go.
@@ -177,12 +186,14 @@ impl NetConf {
         {
             fail!(InvalidConfig, "rail: {rail} is not among the rails {allowed:?} of this node's policy");
         }
+        let (vf, vf_keys) = vf_settings(network, &raw, node)?;
         let conf = NetConf {
             selector: selector(network, &raw)?,
             rail,
             mtu: raw.mtu.filter(|mtu| *mtu != 0),
             mac: mac(network, &raw)?,
-            vf: vf_settings(network, &raw, node)?,
+            vf,
+            vf_keys,
             routes: routes(&raw)?,
             source_based: match text(&raw.routing) {
                 None | Some("source-based") => true,
@@ -195,6 +206,12 @@ impl NetConf {
                 }
             },
             sysctls: sysctls(&raw, &attachment.ifname)?,
+            rdma: one_of(
+                "rdma",
+                &raw.rdma,
+                &[("auto", Rdma::Auto), ("required", Rdma::Required), ("off", Rdma::Off)],
+            )?
+            .unwrap_or(Rdma::Auto),
             ipam: ipam(&raw)?,
             dns: raw.dns.clone().unwrap_or_default(),
             device_info: device_info(network, node)?,
@@ -305,72 +322,80 @@ fn mac(network: &Network, raw: &Raw) -> Result<Option<Vec<u8>>> {
 }
 
 /// Checks sriov-cni's keys by its rules, but refuses what it silently takes for "off".
-fn vf_settings(network: &Network, raw: &Raw, node: &Node) -> Result<VfSettings> {
-    let mut keys = Vec::new();
-    let one_of = |key: &str, value: &str, allowed: &[&str]| {
-        if !allowed.contains(&value) {
-            fail!(InvalidConfig, "{key}: {value:?} is not one of {}", allowed.join(", "));
-        }
-        Ok(())
+fn vf_settings(network: &Network, raw: &Raw, node: &Node) -> Result<(VfState, Vec<&'static str>)> {
+    let vf = VfState {
+        mac: None,
+        vlan: vlan(raw)?,
+        rate: rate(raw)?,
+        spoofchk: one_of("spoofchk", &raw.spoofchk, &[("on", true), ("off", false)])?,
+        trust: one_of("trust", &raw.trust, &[("on", true), ("off", false)])?,
+        link_state: one_of(
+            "link_state",
+            &raw.link_state,
+            &[("auto", LinkState::Auto), ("enable", LinkState::Enable), ("disable", LinkState::Disable)],
+        )?,
     };
-    let up_to = |key: &str, value: Option<u32>, most: u32| match value {
-        Some(value) if value > most => fail!(InvalidConfig, "{key}: {value} is more than {most}"),
-        value => Ok(value.filter(|value| *value != 0)),
-    };
-    let vlan = up_to("vlan", raw.vlan, 4094)?;
-    let qos = up_to("vlanQoS", raw.vlan_qos, 7)?;
-    if vlan.is_some() {
-        keys.push("vlan");
-    }
-    if qos.is_some() {
-        keys.push("vlanQoS");
-    }
-    if let Some(proto) = text(&raw.vlan_proto) {
-        one_of("vlanProto", &proto.to_ascii_lowercase(), &["802.1q", "802.1ad"])?;
-        keys.push("vlanProto");
-    }
-    if vlan.is_none()
-        && (qos.is_some() || text(&raw.vlan_proto).is_some_and(|proto| !proto.eq_ignore_ascii_case("802.1q")))
-    {
-        fail!(InvalidConfig, "vlanQoS and vlanProto need a vlan other than 0");
-    }
-    for (key, value) in [("spoofchk", &raw.spoofchk), ("trust", &raw.trust)] {
-        if let Some(value) = text(value) {
-            one_of(key, value, &["on", "off"])?;
-            keys.push(key);
-        }
-    }
-    if let Some(value) = text(&raw.link_state) {
-        one_of("link_state", value, &["auto", "enable", "disable"])?;
-        keys.push("link_state");
-    }
-    if raw.min_tx_rate.is_some_and(|rate| rate != 0) {
-        keys.push("min_tx_rate");
-    }
-    if raw.max_tx_rate.is_some_and(|rate| rate != 0) {
-        keys.push("max_tx_rate");
-    }
-    if let (Some(min), Some(max)) = (raw.min_tx_rate, raw.max_tx_rate)
-        && max != 0
-        && min > max
-    {
-        fail!(InvalidConfig, "min_tx_rate: {min} Mbit/s is more than max_tx_rate, {max}");
-    }
-    for path in [&["runtimeConfig", "infinibandGUID"][..], &["args", "cni", "guid"]] {
-        match network.get(path) {
-            None => continue,
-            Some(Value::String(guid)) if guid.is_empty() => continue,
-            Some(Value::String(guid)) if parse_mac(guid).is_some_and(|bytes| bytes.len() == 8) => (),
-            Some(other) => fail!(InvalidConfig, "{}: {other} is not a GUID of 8 bytes", path.join(".")),
-        }
-        keys.push("infinibandGUID");
-    }
+    let keys = [
+        ("vlan", vf.vlan.is_some()),
+        ("vlanQoS", vf.vlan.is_some_and(|vlan| vlan.qos != 0)),
+        ("vlanProto", vf.vlan.is_some_and(|vlan| vlan.is_dot1ad)),
+        ("min_tx_rate", vf.rate.is_some_and(|(min, _)| min != 0)),
+        ("max_tx_rate", vf.rate.is_some_and(|(_, max)| max != 0)),
+        ("spoofchk", vf.spoofchk.is_some()),
+        ("trust", vf.trust.is_some()),
+        ("link_state", vf.link_state.is_some()),
+    ];
+    let keys: Vec<_> = keys.into_iter().filter(|(_, given)| *given).map(|(key, _)| key).collect();
     if let Some(allowed) = &node.policy.vf_keys
         && let Some(key) = keys.iter().find(|key| !allowed.iter().any(|allowed| allowed == *key))
     {
         fail!(InvalidConfig, "{key}: this node's policy lets networks set {allowed:?} only");
     }
-    Ok(VfSettings { keys })
+    for path in [&["runtimeConfig", "infinibandGUID"][..], &["args", "cni", "guid"]] {
+        let key = path.join(".");
+        match network.get(path) {
+            None => (),
+            Some(Value::String(guid)) if guid.is_empty() => (),
+            Some(Value::String(guid)) if parse_mac(guid).is_some_and(|bytes| bytes.len() == 8) => {
+                fail!(UnsupportedField, "{key}: this version does not set the GUID of an InfiniBand VF")
+            }
+            Some(other) => fail!(InvalidConfig, "{key}: {other} is not a GUID of 8 bytes"),
+        }
+    }
+    Ok((vf, keys))
+}
+
+fn one_of<T: Copy>(key: &str, value: &Option<String>, allowed: &[(&str, T)]) -> Result<Option<T>> {
+    let Some(value) = text(value) else { return Ok(None) };
+    let found = allowed.iter().find(|(name, _)| *name == value).map(|(_, meaning)| *meaning);
+    let names = || allowed.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    found.map(Some).ok_or_else(|| failure!(InvalidConfig, "{key}: {value:?} is not one of {}", names()))
+}
+
+/// `vlan: 0` is sriov-cni's way to say none.
+fn vlan(raw: &Raw) -> Result<Option<Vlan>> {
+    let up_to = |key: &str, value: Option<u32>, most: u16| match value.unwrap_or(0) {
+        value if value > u32::from(most) => fail!(InvalidConfig, "{key}: {value} is not within 0 to {most}"),
+        value => Ok(u16::try_from(value).unwrap_or(most)),
+    };
+    let id = up_to("vlan", raw.vlan, 4094)?;
+    let qos = up_to("vlanQoS", raw.vlan_qos, 7)?;
+    let proto = raw.vlan_proto.as_ref().map(|proto| proto.to_ascii_lowercase());
+    let is_dot1ad = one_of("vlanProto", &proto, &[("802.1q", false), ("802.1ad", true)])?.unwrap_or(false);
+    if id == 0 && (qos != 0 || is_dot1ad) {
+        let key = if qos != 0 { "vlanQoS" } else { "vlanProto" };
+        fail!(InvalidConfig, "{key} needs a vlan other than 0");
+    }
+    Ok((id != 0).then_some(Vlan { id, qos: u8::try_from(qos).unwrap_or(7), is_dot1ad }))
+}
+
+/// Mbit/s; 0 is none.
+fn rate(raw: &Raw) -> Result<Option<(u32, u32)>> {
+    let (min, max) = (raw.min_tx_rate.unwrap_or(0), raw.max_tx_rate.unwrap_or(0));
+    if max != 0 && min > max {
+        fail!(InvalidConfig, "min_tx_rate: {min} Mbit/s is more than max_tx_rate, {max}");
+    }
+    Ok((min != 0 || max != 0).then_some((min, max)))
 }
 
 /// Default routes are left out here: eth0 has the pod's.
@@ -484,13 +509,6 @@ fn device_info(network: &Network, node: &Node) -> Result<Option<PathBuf>> {
 
 /// Keys whose feature this version does not have: refused, never ignored.
 fn not_yet(raw: &Raw) -> Result<()> {
-    match text(&raw.rdma) {
-        None | Some("auto" | "off") => (),
-        Some("required") => {
-            fail!(UnsupportedField, "rdma: \"required\": this version does not move RDMA devices")
-        }
-        Some(other) => fail!(InvalidConfig, "rdma: {other:?} is not one of auto, required, off"),
-    }
     match text(&raw.gateway_probe) {
         None | Some("off") => Ok(()),
         Some(other @ ("warn" | "require")) => {

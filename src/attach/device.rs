@@ -35,6 +35,12 @@ impl Device {
         }
     }
 
+    /// The number of the VF and its PF, for a VF.
+    pub fn vf(&self) -> Option<(u32, &Pf)> {
+        let function = self.function.as_ref().filter(|function| function.is_vf())?;
+        function.vf_number().zip(self.pf.as_ref())
+    }
+
     /// Names of its RDMA devices.
     pub fn rdma_devices(&self) -> Vec<String> {
         self.function.as_ref().map(Function::rdma_devices).unwrap_or_default()
@@ -150,15 +156,6 @@ fn home(sysfs: &Path, function: Option<&Function>, link: Option<Link>) -> Result
 pub fn check(device: &Device, conf: &NetConf, node: &Node, network: &str, host: &mut Socket) -> Result<()> {
     check_rail(device, conf, node, network)?;
     check_policy(device, node)?;
-    if let Some(key) = conf.vf.keys.first() {
-        let what = device.describe();
-        match &device.function {
-            Some(function) if function.is_vf() => {
-                fail!(UnsupportedField, "{key}: this version does not set the properties of a VF ({what})")
-            }
-            _ => fail!(UnsupportedField, "{key} is set through a PF, and {what} is no VF"),
-        }
-    }
     let Some(link) = &device.home.link else {
         if conf.mtu.is_some() {
             log::info!("mtu is left to the program that drives {what}", what = device.describe());

@@ -35,11 +35,14 @@ pub fn write(path: &Path, device: &Device) -> Result<()> {
     Dir::create(dir)?.write(name, info.to_string().as_bytes(), false)
 }
 
-/// Removes it.
+/// Removes it, and what a killed ADD left half-written.
 pub fn remove(path: &Path) -> Result<()> {
     let (dir, name) = split(path)?;
     match Dir::open(dir) {
-        Ok(dir) => dir.remove(name),
+        Ok(dir) => {
+            dir.discard(name);
+            dir.remove(name)
+        }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error).with_context(|| format!("cannot open {}", dir.display())),
     }

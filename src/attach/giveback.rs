@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-use super::record::{Home, Record};
+use super::claim::all_of;
+use super::record::{Home, Record, Records};
+use super::{rdma, vf};
 use crate::netlink::link::{self, Link, Move, parse_mac};
 use crate::netlink::{Socket, rule};
 use crate::netns::{Netns, NetnsId};
@@ -28,13 +30,15 @@ pub enum Outcome {
 }
 
 /// Puts the device of `record` back to what it was.
-pub fn give_back(record: &Record, node: &Node) -> Result<Outcome> {
-    let Some(was) = &record.device.link else { return Ok(Outcome::Home) };
+pub fn give_back(record: &Record, records: &Records, node: &Node) -> Result<Outcome> {
     // After a reboot nothing of what is recorded is left: neither the namespace nor the old settings.
     if record.boot_id != files::boot_id()? {
         return Ok(Outcome::Home);
     }
     let mut host = Socket::open()?;
+    let Some(was) = &record.device.link else {
+        return vf::restore(record, records, node, &mut host).map(|()| Outcome::Home);
+    };
     if let Some(netns) = open_if_same(&record.netns)? {
         take_from_pod(record, was, &netns, &mut host)?;
     }
@@ -42,12 +46,15 @@ pub fn give_back(record: &Record, node: &Node) -> Result<Outcome> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(link) = find_on_host(record, &mut host)? {
-            restore(&link, was, &mut host)?;
+            // Not while the pod has it: without its VLAN it would be on somebody else's network for a moment.
+            // But before the MAC, which a VF may not change while its PF prescribes another.
+            let settings = vf::restore(record, records, node, &mut host);
+            all_of([settings, restore(&link, was, &mut host)])?;
             return Ok(Outcome::Home);
         }
         // A veth or macvlan dies with its namespace, a VF with its PF's driver or sriov_numvfs.
         if dies_with_namespace || !exists(&record.device, node)? {
-            return Ok(Outcome::Home);
+            return vf::restore(record, records, node, &mut host).map(|()| Outcome::Home);
         }
         if Instant::now() > deadline {
             return Ok(Outcome::Missing);
@@ -66,34 +73,36 @@ fn open_if_same(id: &NetnsId) -> Result<Option<Netns>> {
     Ok(Netns::open(&id.path).ok())
 }
 
-/// Moves the device to the host with one message: name, MTU and MAC as they were.
+/// Takes rules, RDMA devices and the device itself from the pod; what fails does not keep the rest there.
 fn take_from_pod(record: &Record, was: &Link, netns: &Netns, host: &mut Socket) -> Result<()> {
     let mut pod = netns.run(Socket::open)?;
-    for rule in &record.applied.rules {
-        rule::remove(&mut pod, rule)?;
-    }
-    let Some(link) = find_in_pod(record, &mut pod)? else { return Ok(()) };
+    let rules: Vec<_> = record.applied.rules.iter().map(|rule| rule::remove(&mut pod, rule)).collect();
+    let rdma = rdma::take_back(record, netns);
+    let moved = match find_in_pod(record, &mut pod)? {
+        Some(link) => move_home(record, &link, was, &mut pod, host),
+        None => Ok(()),
+    };
+    all_of(rules.into_iter().chain([rdma, moved]))
+}
+
+/// Moves the device to the host with one message: name, MTU and MAC as they were.
+fn move_home(record: &Record, link: &Link, was: &Link, pod: &mut Socket, host: &mut Socket) -> Result<()> {
     let host_ns = Netns::current()?;
-    let mac = parse_mac(&was.mac).filter(|_| was.mac != link.mac);
+    let mac = parse_mac(&was.mac).filter(|_| was.mac != link.mac && record.vf.is_none());
     let mtu = Some(was.mtu).filter(|mtu| *mtu != link.mtu);
     // Somebody may have taken the name meanwhile. The device must leave the pod all the same.
     let name = match link::by_name(host, &was.name)? {
         None => was.name.clone(),
-        Some(_) => free_name(host, &link)?,
+        Some(_) => free_name(host, link)?,
     };
-    for altname in clashing(&link, host)? {
-        link::remove_altname(&mut pod, &link, &altname)?;
+    for altname in clashing(link, host)? {
+        link::remove_altname(pod, link, &altname)?;
     }
-    let moved = link::move_to(&mut pod, &link, &host_ns, &Move { name: &name, mtu, mac: mac.as_deref() });
+    let moved = link::move_to(pod, link, &host_ns, &Move { name: &name, mtu, mac: mac.as_deref() });
     // The message is not atomic: what counts is where the device is. The rest is mended on the host.
-    if moved.is_err() && find_in_pod(record, &mut pod)?.is_some() {
+    if moved.is_err() && find_in_pod(record, pod)?.is_some() {
         // Without the parts that a driver may refuse.
-        link::move_to(
-            &mut pod,
-            &link,
-            &host_ns,
-            &Move { name: &free_name(host, &link)?, mtu: None, mac: None },
-        )?;
+        link::move_to(pod, link, &host_ns, &Move { name: &free_name(host, link)?, mtu: None, mac: None })?;
     }
     Ok(())
 }
@@ -119,14 +128,16 @@ fn clashing(link: &Link, host: &mut Socket) -> Result<Vec<String>> {
     Ok(link.altnames.iter().filter(|name| taken(name)).cloned().collect())
 }
 
-/// The device of `record` in its pod. There the index is proof enough, for the namespace is; the pod may
-/// have renamed the interface.
+/// The device of `record` in its pod, where the index that it got there is proof enough; the pod may have
+/// renamed it. An ADD that was killed in between did not learn the index.
 pub fn find_in_pod(record: &Record, pod: &mut Socket) -> Result<Option<Link>> {
     let Some(was) = &record.device.link else { return Ok(None) };
     let is_ours = |link: &Link| {
-        link.parent == was.parent
-            && link.kind == was.kind
-            && (link.index.get() == record.applied.index || is_same_device(link, was, record))
+        let by_index = link.index.get() == record.applied.index;
+        let by_name = link.name == record.ifname || link.name == was.name;
+        let same_mac = link.mac == was.mac || link.mac == record.applied.mac;
+        let same_kind = link.parent == was.parent && link.kind == was.kind;
+        same_kind && (by_index || (by_name && same_mac) || is_same_device(link, was, record))
     };
     if let Some(link) = link::by_name(pod, &record.ifname)?.filter(is_ours) {
         return Ok(Some(link));
@@ -174,27 +185,22 @@ fn restore(link: &Link, was: &Link, host: &mut Socket) -> Result<()> {
     if link.up {
         link::set_down(host, link)?;
     }
-    let mut errors = Vec::new();
-    if link.name != was.name
-        && let Err(error) = rename(link, was, host)
-    {
-        errors.push(error);
+    let mut steps = Vec::new();
+    if link.name != was.name {
+        steps.push(rename(link, was, host));
     }
     if link.mtu != was.mtu {
-        errors.extend(link::set_mtu(host, link, was.mtu).err());
+        steps.push(link::set_mtu(host, link, was.mtu));
     }
     if link.mac != was.mac
         && let Some(mac) = parse_mac(&was.mac)
     {
-        errors.extend(link::set_mac(host, link, &mac).err());
+        steps.push(link::set_mac(host, link, &mac));
     }
     for altname in was.altnames.iter().filter(|name| !link.altnames.contains(*name)) {
-        errors.extend(link::add_altname(host, link, altname).err());
+        steps.push(link::add_altname(host, link, altname));
     }
-    match errors.into_iter().reduce(|all, error| all.context(format!("{error:#}"))) {
-        None => Ok(()),
-        Some(error) => Err(error).with_context(|| format!("{} is on the host, but not as it was", link.name)),
-    }
+    all_of(steps).with_context(|| format!("{} is on the host, but not as it was", link.name))
 }
 
 fn rename(link: &Link, was: &Link, host: &mut Socket) -> Result<()> {

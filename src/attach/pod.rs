@@ -47,7 +47,7 @@ pub fn clashing_altnames(pod: &mut Socket, device: &Link, name: &str) -> Result<
 }
 
 /// What the rail is to be in the pod, from the configuration and the IPAM's answer.
-pub fn plan(conf: &NetConf, leased: &AddResult, pod: &mut Socket) -> Result<Applied> {
+pub fn plan(conf: &NetConf, home: &Link, leased: &AddResult, pod: &mut Socket) -> Result<Applied> {
     let addresses: Vec<IpNet> = leased.ips.iter().map(|ip| ip.address).collect();
     let slot = match conf.rail {
         Some(rail) => u32::from(rail),
@@ -86,7 +86,8 @@ pub fn plan(conf: &NetConf, leased: &AddResult, pod: &mut Socket) -> Result<Appl
         }
     }
     routes.dedup();
-    Ok(Applied { addresses, routes, rules, mtu: conf.mtu, ..Applied::default() })
+    let mac = conf.mac.as_deref().map_or_else(|| home.mac.clone(), link::format_mac);
+    Ok(Applied { index: 0, mtu: conf.mtu, mac, addresses, routes, rules })
 }
 
 /// The first number whose table, rule priority and metric nobody uses.

@@ -4,16 +4,18 @@
 //! all devices. It is on file before anything is changed. The lock file of a device carries a copy, for the
 //! day when somebody has cleaned up too much.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::cni::{self, Attachment};
+use super::vf::VfRecord;
+use crate::cni::{Attachment, Delegate};
 use crate::fail;
 use crate::files::{self, Dir, Lock, name_part};
 use crate::netlink::link::Link;
+use crate::netlink::rdma;
 use crate::netlink::route::Route;
 use crate::netlink::rule::Rule;
 use crate::netns::NetnsId;
@@ -56,6 +58,12 @@ pub struct Record {
     pub device: Home,
     /// What ADD does to it.
     pub applied: Applied,
+    /// What the PF is asked to set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vf: Option<VfRecord>,
+    /// RDMA devices that go with the netdev.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rdma: Vec<rdma::Device>,
     /// How the address can be given back without the runtime.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipam: Option<Ipam>,
@@ -207,6 +215,12 @@ impl Records {
         Ok(DeviceLock { lock: lock.with_context(|| format!("waiting for the device {id}"))? })
     }
 
+    /// Waits for whatever else is set on the PF: its driver may refuse two changes at a time.
+    pub fn lock_pf(&self, address: &str) -> Result<Lock> {
+        let lock = self.locks.lock(&format!("pf-{address}"), PATIENCE);
+        lock.with_context(|| format!("waiting for the PF {address}"))
+    }
+
     /// The record of `attachment`. One that cannot be read, or says of another, is replaced by the copy that
     /// its device's lock carries; without a copy it tells nothing and counts as missing.
     pub fn find(&self, attachment: &Attachment) -> Result<Option<Record>> {
@@ -355,12 +369,12 @@ fn parse_copy(note: &[u8]) -> Option<Record> {
         .filter(|copy| files::boot_id().is_ok_and(|id| id == copy.boot_id))
 }
 
-/// The IPAM part of a record.
 impl Ipam {
-    /// Gives the address back in the name of the attachment.
-    pub fn release(&self, record: &Record) -> Result<()> {
-        let delegate = cni::Delegate::find(&self.r#type, &self.path, self.config.as_bytes())?;
-        let netns = if record.netns.is_alive() { record.netns.path.clone() } else { PathBuf::new() };
-        delegate.on_behalf_of(&record.attachment(), &netns, &self.args, &self.path).run("DEL")
+    /// The plugin, to be called in the name of the attachment.
+    pub fn delegate(&self, record: &Record) -> Result<Delegate<'_>> {
+        let netns = Some(&record.netns).filter(|netns| netns.is_alive()).map(|netns| netns.path.as_path());
+        let netns = netns.unwrap_or(Path::new(""));
+        let delegate = Delegate::find(&self.r#type, &self.path, self.config.as_bytes())?;
+        Ok(delegate.on_behalf_of(&record.attachment(), netns, &self.args, &self.path))
     }
 }

@@ -21,6 +21,8 @@ use crate::node::Node;
 
 /// Much more than a CIDRPool can have: etcd ends near 1.5 MB.
 const MAX_FILE: u64 = 64 << 20;
+/// Much more than a manifest nests, texts in it included.
+const MAX_BRACKETS: usize = 1000;
 
 /// Into which nodes' folders.
 #[derive(Debug)]
@@ -209,6 +211,9 @@ fn documents(text: &[u8]) -> Result<Vec<Value>> {
         json.end().context("JSON")?;
         return Ok(vec![value]);
     }
+    if brackets(text) > MAX_BRACKETS {
+        fail!(InvalidConfig, "YAML: more than {MAX_BRACKETS} brackets inside each other");
+    }
     let mut documents = Vec::new();
     for document in yaml_serde::Deserializer::from_slice(text) {
         match (&mut Budget::of(text)).deserialize(document).context("YAML")? {
@@ -217,6 +222,21 @@ fn documents(text: &[u8]) -> Result<Vec<Value>> {
         }
     }
     Ok(documents)
+}
+
+/// How deep brackets stand inside each other, at most. libyaml's time grows with the square of it: some
+/// millions of `[` would keep it busy for hours.
+fn brackets(text: &[u8]) -> usize {
+    let (mut depth, mut deepest) = (0usize, 0);
+    for byte in text {
+        match byte {
+            b'[' | b'{' => depth += 1,
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => (),
+        }
+        deepest = deepest.max(depth);
+    }
+    deepest
 }
 
 /// A CIDRPool, parsed.
@@ -499,7 +519,13 @@ mod tests {
             laughs.push_str(&format!("a{level}: &a{level} [{alias}]\n"));
         }
         let wide = format!("a: &a [{}]\nb: [{}]\n", "x,".repeat(3000), "*a,".repeat(3000));
-        for text in [laughs, wide, "[".repeat(100_000), format!("a: {}", "[".repeat(3000))] {
+        for text in [
+            laughs,
+            wide,
+            "[".repeat(100_000),
+            format!("a: {}", "[".repeat(900)),
+            format!("a: {}", "[".repeat(5_000_000)),
+        ] {
             assert!(documents(text.as_bytes()).is_err(), "{}", &text[..20]);
         }
     }

@@ -223,7 +223,10 @@ pub fn release(node: &Node, network: &str, attachment: &Attachment) -> Result<()
     for_each_folder(node, |folder| {
         // Waits for an ADD that its runtime gave up.
         let lock = folder.lock();
-        let held: Vec<_> = folder.entries()?.into_iter().filter(|entry| entry.key() == key).collect();
+        // Nobody is writing while we have the lock: what is half-written is a killed ADD's.
+        let swept = lock.as_ref().ok().and_then(|_| folder.dir.remove_half_written("").ok());
+        let names = swept.map_or_else(|| folder.dir.names(), Ok)?;
+        let held: Vec<_> = entries_of(names).into_iter().filter(|entry| entry.key() == key).collect();
         if held.is_empty() {
             return Ok(());
         }
@@ -391,8 +394,9 @@ impl Folder {
         Ok(None)
     }
 
-    /// Fails when no address could be had now.
+    /// Fails when an ADD could get no address now.
     pub fn serves(&self, allocation: &Allocation) -> Result<()> {
+        self.dir.writable()?;
         self.any_address(allocation, &self.entries()?).map(|_| ())
     }
 

@@ -27,7 +27,7 @@ pub fn find(node: &Node, node_name: &str, pool: &str) -> Result<Option<Allocatio
     let Some(content) = folder.read(&name)? else { return Ok(None) };
     parse(&content).map(Some).map_err(|why| {
         let file = folder.path().join(&name);
-        failure!(Decode, "{}: {why}: the file is damaged, import or plan the pool again", file.display())
+        failure!(Decode, "{}: {why}", file.display())
     })
 }
 
@@ -47,25 +47,26 @@ pub struct Change {
 pub fn apply(node: &Node, changes: &[Change]) -> Result<()> {
     let root = Dir::create(&node.store_dir)?;
     let _lock = root.lock(LOCK, PATIENCE)?;
-    let mut prepared: Vec<(Dir, String)> = Vec::new();
-    let prepare = |prepared: &mut Vec<(Dir, String)>, change: &Change, allocation: &Allocation| {
+    // Folders are opened again for each step: a large fabric has more of them than a process may hold open.
+    let folder = |change: &Change| root.create_sub(&change.node_name);
+    let put: Vec<_> = changes
+        .iter()
+        .filter_map(|change| change.allocation.as_ref().map(|allocation| (change, allocation)))
+        .collect();
+    for (done, (change, allocation)) in put.iter().enumerate() {
         let mut content = serde_json::to_vec(allocation)?;
         content.push(b'\n');
-        let folder = root.create_sub(&change.node_name)?;
-        folder.prepare(&file_name(&change.pool), &content)?;
-        prepared.push((folder, file_name(&change.pool)));
-        anyhow::Ok(())
-    };
-    for change in changes {
-        let Some(allocation) = &change.allocation else { continue };
-        if let Err(error) = prepare(&mut prepared, change, allocation) {
-            prepared.iter().for_each(|(folder, name)| folder.discard(name));
+        let prepared = folder(change).and_then(|dir| dir.prepare(&file_name(&change.pool), &content));
+        if let Err(error) = prepared {
+            for (change, _) in &put[..done] {
+                folder(change)?.discard(&file_name(&change.pool));
+            }
             return Err(error);
         }
     }
     root.sync()?;
-    for (folder, name) in &prepared {
-        folder.commit(name)?;
+    for (change, _) in &put {
+        folder(change)?.commit(&file_name(&change.pool))?;
     }
     for change in changes.iter().filter(|change| change.allocation.is_none()) {
         if let Some(folder) = root.sub(&change.node_name)? {
@@ -105,11 +106,15 @@ fn file_name(pool: &str) -> String {
     format!("{pool}.json")
 }
 
+/// What a file says. One that is cut short or empty is damage, never the absence of an allocation: nv-ipam takes
+/// a store of no bytes for a new one and gives addresses in use a second time.
 fn parse(content: &[u8]) -> Result<Allocation, String> {
+    let damaged = |why: String| format!("{why}: the file is damaged, import or plan the pool again");
+
     let mut json = serde_json::Deserializer::from_slice(content);
     let read = serde_path_to_error::deserialize::<_, Allocation>(&mut json).map_err(|error| {
         let path = error.path().to_string();
-        let at = if path == "." { String::new() } else { format!("{path}: ") };
+        let at = if [".", "?"].contains(&path.as_str()) { String::new() } else { format!("{path}: ") };
         format!("{at}{}", error.inner())
     });
     let version = |version: u32| {
@@ -120,11 +125,11 @@ fn parse(content: &[u8]) -> Result<Allocation, String> {
     };
     match read.and_then(|allocation| json.end().map_err(|error| error.to_string()).map(|()| allocation)) {
         Ok(allocation) if allocation.version != allocation::VERSION => Err(version(allocation.version)),
-        Ok(allocation) => allocation.check().map(|()| allocation),
+        Ok(allocation) => allocation.check().map(|()| allocation).map_err(damaged),
         Err(why) => {
             let value = serde_json::from_slice::<serde_json::Value>(content).unwrap_or_default();
             let other = value["version"].as_u64().and_then(|version| u32::try_from(version).ok());
-            Err(other.filter(|other| *other != allocation::VERSION).map_or(why, version))
+            Err(other.filter(|other| *other != allocation::VERSION).map_or_else(|| damaged(why), version))
         }
     }
 }

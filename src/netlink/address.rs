@@ -49,7 +49,7 @@ pub fn all(socket: &mut Socket, index: Index) -> Result<Vec<Address>> {
     message.header.index = index.get();
     let message = Message::new(RTM_GETADDR, &message);
     let replies = socket.dump(&message, &[Errno::ENODEV], "cannot list addresses")?;
-    let messages = replies.iter().filter_map(|reply| reply.decode(|bytes| AddressMessage::parse(bytes)));
+    let messages = replies.iter().filter_map(|reply| reply.decode(AddressMessage::parse));
     // Kernels before 4.20 know no filter.
     let messages = messages.filter(|message| message.header.index == index.get());
     Ok(messages.filter_map(|message| parse(&message)).collect())

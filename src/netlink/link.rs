@@ -27,7 +27,7 @@ pub type Index = NonZeroU32;
 const RTM_NEWLINKPROP: u16 = 108;
 const RTM_DELLINKPROP: u16 = 109;
 /// sizeof(struct ifinfomsg).
-const HEADER_LEN: usize = 16;
+pub const HEADER_LEN: usize = 16;
 
 /// A netdev, as the kernel describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -142,7 +142,7 @@ fn attributes(bytes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
 }
 
 /// `02:00:00:00:00:01`; 20 bytes on InfiniBand.
-fn format_mac(bytes: &[u8]) -> String {
+pub fn format_mac(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
 }
 

@@ -6,8 +6,10 @@
 
 pub mod address;
 pub mod link;
+pub mod rdma;
 pub mod route;
 pub mod rule;
+pub mod vf;
 
 use std::fmt;
 use std::io;
@@ -113,8 +115,12 @@ pub struct Socket {
 impl Socket {
     /// Opens an rtnetlink socket in the namespace of this thread.
     pub fn open() -> Result<Socket> {
+        Socket::open_protocol(NETLINK_ROUTE)
+    }
+
+    fn open_protocol(protocol: isize) -> Result<Socket> {
         let open = || -> io::Result<RawSocket> {
-            let mut raw = RawSocket::new(NETLINK_ROUTE)?;
+            let mut raw = RawSocket::new(protocol)?;
             raw.bind_auto()?;
             raw.connect(&SocketAddr::new(0, 0))?;
             // Sentences instead of bare numbers; an error that does not echo the request; filters in dumps.

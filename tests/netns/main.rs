@@ -5,5 +5,7 @@
 mod attach;
 mod contract;
 mod harness;
+mod killsweep;
 mod rails;
 mod result;
+mod trace;

@@ -1,0 +1,58 @@
+//! CHECK: the attachment as it is, compared with the record and with what the runtime was told.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use super::record::{Phase, Record};
+use super::{giveback, pod, rdma, vf};
+use crate::cni::{AddResult, Attachment};
+use crate::netlink::Socket;
+use crate::netns::{Netns, NetnsId};
+use crate::node::Node;
+
+/// Every difference, a line each.
+pub fn differences(
+    record: &Record,
+    attachment: &Attachment,
+    path: &Path,
+    previous: &AddResult,
+    node: &Node,
+) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    let netns = Netns::open(path)?;
+    let sandbox_is = |text: &str| Path::new(text) == path || same_namespace(Path::new(text), path);
+    let said =
+        previous.interfaces.iter().find(|one| one.name == attachment.ifname && !one.sandbox.is_empty());
+    match said {
+        Some(interface) if sandbox_is(&interface.sandbox) => (),
+        Some(interface) => found.push(format!("prevResult has it in {}", interface.sandbox)),
+        // Results below 0.3.0 have no interfaces.
+        None if previous.interfaces.is_empty() => (),
+        None => found.push(format!("prevResult has no interface {}", attachment.ifname)),
+    }
+    if record.phase != Phase::Attached {
+        found.push("its ADD was not finished".to_owned());
+        return Ok(found);
+    }
+    if !same_namespace(&record.netns.path, path) {
+        found.push(format!("it was attached to {}", record.netns.path.display()));
+        return Ok(found);
+    }
+    found.extend(vf::differences(record, node, &mut Socket::open()?)?);
+    if record.device.link.is_none() {
+        return Ok(found);
+    }
+    found.extend(rdma::differences(record, &netns)?);
+    let mut pod = netns.run(Socket::open)?;
+    match giveback::find_in_pod(record, &mut pod)? {
+        None => found.push(format!("the device {} is not in the pod", record.device.id)),
+        Some(link) => found.extend(pod::differences(&mut pod, &link, record, previous)?),
+    }
+    Ok(found)
+}
+
+fn same_namespace(one: &Path, other: &Path) -> bool {
+    let id = |path: &Path| NetnsId::of(path).ok().flatten().map(|id| (id.dev, id.ino));
+    id(one).is_some_and(|id_one| id(other) == Some(id_one))
+}

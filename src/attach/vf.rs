@@ -1,0 +1,135 @@
+//! What a PF sets for its VF: asked for by the network, put on record before, restored afterwards.
+
+use std::fs;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use super::config::NetConf;
+use super::device::Device;
+use super::record::{Record, Records};
+use crate::fail;
+use crate::netlink::link::{self, Link, format_mac};
+use crate::netlink::vf::{self, VfState};
+use crate::netlink::{Socket, link::Index};
+use crate::node::Node;
+use crate::sysfs::{DeviceId, Function};
+
+/// The settings of a VF as a record has them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct VfRecord {
+    /// PCI address of the PF.
+    pub pf: String,
+    /// Number of the VF.
+    pub number: u32,
+    /// What ADD sets.
+    pub wanted: VfState,
+    /// What the driver reported of the same settings before.
+    pub before: VfState,
+}
+
+/// What is to be set for `device`; refused where no PF can set it. The PF is not asked when nothing is wanted,
+/// for the answer has all its VFs and takes milliseconds.
+pub fn plan(conf: &NetConf, device: &Device, node: &Node, host: &mut Socket) -> Result<Option<VfRecord>> {
+    let mut wanted = conf.vf.clone();
+    let what = device.describe();
+    let Some((number, pf)) = device.vf() else {
+        if let Some(key) = conf.vf_keys.first() {
+            fail!(UnsupportedField, "{key} is set through a PF, and {what} is no VF");
+        }
+        return Ok(None);
+    };
+    wanted.mac = conf.mac.as_deref().map(format_mac);
+    if wanted == VfState::default() {
+        return Ok(None);
+    }
+    let link = pf.netdev.as_ref().map(|name| link::by_name(host, name)).transpose()?.flatten();
+    let before = link.as_ref().map(|link| vf::state(host, link.index, number)).transpose();
+    let before = match before {
+        // Some IB drivers cannot answer for many VFs (sriov-network-operator#1021): then nothing is restored
+        // but what can be set without knowing.
+        Err(error) if crate::netlink::Error::is(&error, nix::errno::Errno::EMSGSIZE) => {
+            log::warn!("{error:#}: the settings of VF {number} will not be restored");
+            Some(VfState::default())
+        }
+        before => before?.flatten(),
+    };
+    let (Some(_), Some(before)) = (link, before) else {
+        // The MAC can be set on the VF itself too.
+        if let Some(key) = conf.vf_keys.first() {
+            fail!(UnsupportedField, "{key}: the PF {} of {what} does not report its VF {number}", pf.address);
+        }
+        return Ok(None);
+    };
+    if let Some((min, max)) = wanted.rate
+        && let Some(speed) = pf.netdev.as_ref().and_then(|name| speed(node, name))
+        && min.max(max) > speed
+    {
+        fail!(
+            InvalidConfig,
+            "max_tx_rate: {} Mbit/s is more than the {speed} of the PF's link",
+            min.max(max)
+        );
+    }
+    let before = before.masked_by(&wanted);
+    Ok(Some(VfRecord { pf: pf.address.clone(), number, wanted, before }))
+}
+
+/// Mbit/s, while the link is up.
+fn speed(node: &Node, pf: &str) -> Option<u32> {
+    let text = fs::read_to_string(node.sysfs_root.join("class/net").join(pf).join("speed")).ok()?;
+    text.trim().parse().ok().filter(|speed| *speed > 0)
+}
+
+/// Sets what is wanted.
+pub fn apply(vf: &VfRecord, records: &Records, node: &Node, host: &mut Socket) -> Result<()> {
+    let _lock = records.lock_pf(&vf.pf)?;
+    let Some(pf) = pf_link(vf, node, host)? else { fail!(Internal, "the PF {} vanished", vf.pf) };
+    vf::set(host, pf.index, &pf.name, vf.number, &vf.wanted)
+}
+
+/// Sets back what was reported before. A PF or VF that is gone has nothing to restore.
+pub fn restore(record: &Record, records: &Records, node: &Node, host: &mut Socket) -> Result<()> {
+    let Some(vf) = &record.vf else { return Ok(()) };
+    let _lock = records.lock_pf(&vf.pf)?;
+    let Some(pf) = pf_link(vf, node, host)? else { return Ok(()) };
+    let Some(now) = state(&pf, vf.number, host)? else { return Ok(()) };
+    let mut changed = vf.before.clone();
+    // One by one: what is as it was is not touched, for some drivers reset the VF at every change.
+    for (_, one) in vf.before.settings() {
+        if now.masked_by(&one) == one {
+            changed = changed.without(&one);
+        }
+    }
+    vf::set(host, pf.index, &pf.name, vf.number, &changed)
+}
+
+/// What CHECK finds: settings that are not what ADD made.
+pub fn differences(record: &Record, node: &Node, host: &mut Socket) -> Result<Vec<String>> {
+    let Some(vf) = &record.vf else { return Ok(Vec::new()) };
+    let Some(pf) = pf_link(vf, node, host)? else { return Ok(vec![format!("the PF {} is gone", vf.pf)]) };
+    let Some(now) = state(&pf, vf.number, host)? else {
+        return Ok(vec![format!("the PF {} has no VF {}", pf.name, vf.number)]);
+    };
+    let wanted = vf.wanted.settings().into_iter().filter(|(_, one)| now.masked_by(one) != *one);
+    Ok(wanted
+        .map(|(key, one)| format!("{key} of the VF is {}, not {}", shown(&now.masked_by(&one)), shown(&one)))
+        .collect())
+}
+
+fn state(pf: &Link, number: u32, host: &mut Socket) -> Result<Option<VfState>> {
+    let index: Index = pf.index;
+    vf::state(host, index, number)
+}
+
+fn shown(state: &VfState) -> String {
+    serde_json::to_string(state).unwrap_or_default()
+}
+
+/// The PF's netdev, under whatever name it has by now.
+fn pf_link(vf: &VfRecord, node: &Node, host: &mut Socket) -> Result<Option<Link>> {
+    let Some(id) = DeviceId::parse(&vf.pf) else { return Ok(None) };
+    let function = Function::find(&node.sysfs_root, &id)?;
+    let name = function.map(|function| function.netdev()).transpose()?.flatten();
+    Ok(name.map(|name| link::by_name(host, &name)).transpose()?.flatten())
+}

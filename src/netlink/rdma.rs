@@ -1,0 +1,125 @@
+//! RDMA devices over RDMA netlink (include/uapi/rdma/rdma_netlink.h): no crate has it.
+//!
+//! In the shared mode, the default, every namespace sees every RDMA device. In the exclusive mode a device is
+//! in one namespace, and does not follow its netdev there.
+
+use std::os::fd::{AsFd, AsRawFd as _};
+
+use anyhow::Result;
+use netlink_packet_core::{DefaultNla, Emitable, NlasIterator};
+use netlink_sys::protocols::NETLINK_RDMA;
+use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::{Message, Socket};
+
+/// RDMA_NL_NLDEV: the client that a message is for is in the upper bits of its type.
+const NLDEV: u16 = 5 << 10;
+const CMD_GET: u16 = NLDEV | 1;
+const CMD_SET: u16 = NLDEV | 2;
+const CMD_SYS_GET: u16 = NLDEV | 6;
+const ATTR_DEV_INDEX: u16 = 1;
+const ATTR_DEV_NAME: u16 = 2;
+const ATTR_SYS_NETNS_MODE: u16 = 66;
+const ATTR_NET_NS_FD: u16 = 68;
+
+/// An RDMA device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// The same in every namespace.
+    pub index: u32,
+    /// `mlx5_3`.
+    pub name: String,
+}
+
+/// A message of attributes alone.
+struct Nldev(Vec<DefaultNla>);
+
+impl Emitable for Nldev {
+    fn buffer_len(&self) -> usize {
+        self.0.as_slice().buffer_len()
+    }
+
+    fn emit(&self, buffer: &mut [u8]) {
+        self.0.as_slice().emit(buffer);
+    }
+}
+
+/// Opens a socket to the RDMA subsystem in the namespace of this thread; `None` where the kernel has none.
+pub fn open() -> Result<Option<Socket>> {
+    match Socket::open_protocol(NETLINK_RDMA) {
+        Ok(socket) => Ok(Some(socket)),
+        Err(error) => match error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error) {
+            Some(errno) if errno == Errno::EPROTONOSUPPORT as i32 => Ok(None),
+            _ => Err(error),
+        },
+    }
+}
+
+/// Is each RDMA device in one namespace only? (`rdma system show`)
+pub fn is_exclusive(socket: &mut Socket) -> Result<bool> {
+    // A kernel before 5.2 does not know the request, nor the exclusive mode.
+    let absent = [Errno::EINVAL, Errno::EOPNOTSUPP];
+    let reply =
+        socket.get(Message::new(CMD_SYS_GET, &Nldev(Vec::new())), &absent, "cannot read the RDMA mode")?;
+    let mode = reply.as_ref().and_then(|reply| value(&reply.payload, ATTR_SYS_NETNS_MODE));
+    // 0: exclusive, 1: shared.
+    Ok(mode.is_some_and(|mode| mode.first() == Some(&0)))
+}
+
+/// The RDMA devices that the socket's namespace sees.
+pub fn devices(socket: &mut Socket) -> Result<Vec<Device>> {
+    let replies = socket.dump(&Message::new(CMD_GET, &Nldev(Vec::new())), &[], "cannot list RDMA devices")?;
+    let parse = |reply: &Message| {
+        let index = value(&reply.payload, ATTR_DEV_INDEX)?.get(..4)?.try_into().ok()?;
+        let name = String::from_utf8_lossy(value(&reply.payload, ATTR_DEV_NAME)?);
+        Some(Device { index: u32::from_ne_bytes(index), name: name.trim_end_matches('\0').to_owned() })
+    };
+    Ok(replies.iter().filter_map(parse).collect())
+}
+
+/// Moves a device that the socket's namespace has to the namespace `to`.
+pub fn move_to(socket: &mut Socket, device: &Device, to: &impl AsFd) -> Result<()> {
+    socket.change(move_message(device, to), 0, || {
+        format!("cannot move the RDMA device {} to the other namespace", device.name)
+    })
+}
+
+fn move_message(device: &Device, to: &impl AsFd) -> Message {
+    let fd = to.as_fd().as_raw_fd();
+    let word = |kind, bytes: [u8; 4]| DefaultNla::new(kind, bytes.to_vec());
+    let attributes =
+        vec![word(ATTR_DEV_INDEX, device.index.to_ne_bytes()), word(ATTR_NET_NS_FD, fd.to_ne_bytes())];
+    Message::new(CMD_SET, &Nldev(attributes))
+}
+
+fn value(payload: &[u8], kind: u16) -> Option<&[u8]> {
+    // A borrow of the payload, not of the iterator's item.
+    let mut rest = payload;
+    for attribute in NlasIterator::new(payload) {
+        let attribute = attribute.ok()?;
+        let length = usize::from(attribute.length());
+        if attribute.kind() == kind {
+            return rest.get(4..length);
+        }
+        rest = rest.get(length.next_multiple_of(4)..)?;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Attribute numbers and type from rdma_netlink.h: RDMA_NLDEV_CMD_SET with DEV_INDEX and NET_NS_FD.
+    #[test]
+    fn a_move_names_device_and_namespace() {
+        let device = Device { index: 3, name: "mlx5_3".into() };
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let message = move_message(&device, &null);
+        let fd = u8::try_from(null.as_fd().as_raw_fd()).unwrap();
+        assert_eq!(message.kind, 0x1402);
+        assert_eq!(message.payload, [8, 0, 1, 0, 3, 0, 0, 0, 8, 0, 68, 0, fd, 0, 0, 0]);
+        assert_eq!(value(&message.payload, ATTR_NET_NS_FD), Some(&[fd, 0, 0, 0][..]));
+    }
+}

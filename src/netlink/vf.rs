@@ -1,0 +1,288 @@
+//! The VFs of a PF as the PF's driver keeps them: `vf N` lines of `ip link show`.
+
+use anyhow::Result;
+use netlink_packet_core::{NlaBuffer, NlasIterator};
+use netlink_packet_route::link::{
+    LinkAttribute, LinkExtentMask, LinkMessage, LinkVfInfo, VfInfo, VfInfoLinkState, VfInfoMac, VfInfoRate,
+    VfInfoSpoofCheck, VfInfoTrust, VfLinkState, VfVlan, VfVlanInfo, VlanProtocol,
+};
+use nix::errno::Errno;
+use nix::libc::{IFLA_VFINFO_LIST, RTM_GETLINK, RTM_SETLINK};
+use rtnetlink::LinkUnspec;
+use serde::{Deserialize, Serialize};
+
+use super::link::{HEADER_LEN, Index, format_mac, parse_mac};
+use super::{Error, Message, Socket};
+
+// include/uapi/linux/if_link.h; libc does not have them.
+const IFLA_VF_INFO: u16 = 1;
+const IFLA_VF_MAC: u16 = 1;
+const IFLA_VF_VLAN: u16 = 2;
+const IFLA_VF_SPOOFCHK: u16 = 4;
+const IFLA_VF_LINK_STATE: u16 = 5;
+const IFLA_VF_RATE: u16 = 6;
+const IFLA_VF_TRUST: u16 = 9;
+const IFLA_VF_VLAN_LIST: u16 = 12;
+const IFLA_VF_VLAN_INFO: u16 = 1;
+/// ETH_P_8021Q and ETH_P_8021AD.
+const DOT1Q: u16 = 0x8100;
+const DOT1AD: u16 = 0x88a8;
+/// Other changes to the PF are under way: NICs with many VFs answer so.
+const BUSY_TRIES: u32 = 20;
+const BUSY_PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
+
+/// Settings of a VF. `None`: not asked for, or not reported by the driver.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct VfState {
+    /// Administrative MAC; all zero: the VF chooses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
+    /// Tag of all traffic.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<Vlan>,
+    /// Mbit/s, minimum and maximum; 0: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate: Option<(u32, u32)>,
+    /// Frames with another source MAC are dropped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spoofchk: Option<bool>,
+    /// The VF may be promiscuous and change its MAC.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trust: Option<bool>,
+    /// What the VF sees of the link.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link_state: Option<LinkState>,
+}
+
+/// A tag that the PF puts on a VF's frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vlan {
+    /// 1 to 4094; 0: no tag.
+    pub id: u16,
+    /// Priority, 0 to 7.
+    pub qos: u8,
+    /// EtherType of the tag is 802.1ad's, not 802.1Q's.
+    pub is_dot1ad: bool,
+}
+
+/// IFLA_VF_LINK_STATE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkState {
+    /// As the PF's.
+    Auto,
+    /// Always up.
+    Enable,
+    /// Always down.
+    Disable,
+}
+
+impl VfState {
+    /// The keys that are set, each alone, as sriov-cni names and orders them.
+    pub fn settings(&self) -> Vec<(&'static str, VfState)> {
+        let none = VfState::default;
+        let each = [
+            ("vlan", VfState { vlan: self.vlan, ..none() }),
+            ("mac", VfState { mac: self.mac.clone(), ..none() }),
+            ("min_tx_rate/max_tx_rate", VfState { rate: self.rate, ..none() }),
+            ("spoofchk", VfState { spoofchk: self.spoofchk, ..none() }),
+            ("trust", VfState { trust: self.trust, ..none() }),
+            ("link_state", VfState { link_state: self.link_state, ..none() }),
+        ];
+        each.into_iter().filter(|(_, one)| *one != none()).collect()
+    }
+
+    /// What is set both here and in `mask`.
+    #[must_use]
+    pub fn masked_by(&self, mask: &VfState) -> VfState {
+        VfState {
+            mac: self.mac.clone().filter(|_| mask.mac.is_some()),
+            vlan: self.vlan.filter(|_| mask.vlan.is_some()),
+            rate: self.rate.filter(|_| mask.rate.is_some()),
+            spoofchk: self.spoofchk.filter(|_| mask.spoofchk.is_some()),
+            trust: self.trust.filter(|_| mask.trust.is_some()),
+            link_state: self.link_state.filter(|_| mask.link_state.is_some()),
+        }
+    }
+
+    /// What is set here and not in `other`.
+    #[must_use]
+    pub fn without(&self, other: &VfState) -> VfState {
+        VfState {
+            mac: self.mac.clone().filter(|_| other.mac.is_none()),
+            vlan: self.vlan.filter(|_| other.vlan.is_none()),
+            rate: self.rate.filter(|_| other.rate.is_none()),
+            spoofchk: self.spoofchk.filter(|_| other.spoofchk.is_none()),
+            trust: self.trust.filter(|_| other.trust.is_none()),
+            link_state: self.link_state.filter(|_| other.link_state.is_none()),
+        }
+    }
+
+    fn describe(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+/// What the PF with this index says of its VF `number`; `None` when it has no such VF. The reply has all VFs of
+/// the PF, some 300 bytes each, and is read whole however large it is.
+pub fn state(socket: &mut Socket, pf: Index, number: u32) -> Result<Option<VfState>> {
+    let mut message = LinkMessage::default();
+    message.header.index = pf.get();
+    let mask = vec![LinkExtentMask::Vf, LinkExtentMask::SkipStats];
+    message.attributes.push(LinkAttribute::ExtMask(mask));
+    let message = Message::new(RTM_GETLINK, &message);
+    let reply = socket.get(message, &[Errno::ENODEV], "cannot read the VFs of the PF")?;
+    let Some(payload) = reply.as_ref().and_then(|reply| reply.payload.get(HEADER_LEN..)) else {
+        return Ok(None);
+    };
+    let list = attributes(payload).filter(|attribute| kind(attribute) == IFLA_VFINFO_LIST);
+    let vfs: Vec<_> = list.flat_map(|list| infos(list.value())).collect();
+    Ok(vfs.into_iter().find(|(vf, _)| *vf == number).map(|(_, state)| state))
+}
+
+fn infos(list: &[u8]) -> Vec<(u32, VfState)> {
+    attributes(list)
+        .filter(|info| kind(info) == IFLA_VF_INFO)
+        .filter_map(|info| parse(info.value()))
+        .collect()
+}
+
+/// The library takes "not supported", which is all bits set, for `off`; restored, that would be a change. So
+/// the structures of if_link.h are read here.
+fn parse(info: &[u8]) -> Option<(u32, VfState)> {
+    let word = |value: &[u8], at: usize| -> Option<u32> {
+        Some(u32::from_ne_bytes(value.get(4 * at..4 * at + 4)?.try_into().ok()?))
+    };
+    let switch = |value: &[u8]| match word(value, 1)? {
+        0 => Some(false),
+        1 => Some(true),
+        _ => None,
+    };
+    let mut number = None;
+    let mut state = VfState::default();
+    for attribute in attributes(info) {
+        let value = attribute.value();
+        match kind(&attribute) {
+            // struct ifla_vf_mac: vf, 32 bytes of which Ethernet uses 6.
+            IFLA_VF_MAC => {
+                number = word(value, 0);
+                state.mac = value.get(4..10).map(format_mac);
+            }
+            IFLA_VF_VLAN => state.vlan = state.vlan.or(vlan(word(value, 1)?, word(value, 2)?, DOT1Q)),
+            IFLA_VF_VLAN_LIST => {
+                for one in attributes(value).filter(|one| kind(one) == IFLA_VF_VLAN_INFO) {
+                    let proto = one.value().get(12..14).and_then(|bytes| bytes.try_into().ok());
+                    let proto = proto.map_or(DOT1Q, u16::from_be_bytes);
+                    state.vlan = vlan(word(one.value(), 1)?, word(one.value(), 2)?, proto);
+                }
+            }
+            IFLA_VF_RATE => state.rate = word(value, 1).zip(word(value, 2)),
+            IFLA_VF_SPOOFCHK => state.spoofchk = switch(value),
+            IFLA_VF_TRUST => state.trust = switch(value),
+            IFLA_VF_LINK_STATE => {
+                state.link_state = match word(value, 1)? {
+                    0 => Some(LinkState::Auto),
+                    1 => Some(LinkState::Enable),
+                    2 => Some(LinkState::Disable),
+                    _ => None,
+                }
+            }
+            _ => (),
+        }
+    }
+    Some((number?, state))
+}
+
+fn vlan(id: u32, qos: u32, proto: u16) -> Option<Vlan> {
+    let is_dot1ad = proto == DOT1AD;
+    Some(Vlan { id: id.try_into().ok()?, qos: qos.try_into().ok()?, is_dot1ad })
+}
+
+fn attributes(bytes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
+    NlasIterator::new(bytes).filter_map(Result::ok)
+}
+
+fn kind(attribute: &NlaBuffer<&[u8]>) -> u16 {
+    attribute.kind()
+}
+
+/// Sets what `wanted` has on VF `number` of the PF, one attribute per request, so that an error names it.
+pub fn set(socket: &mut Socket, pf: Index, pf_name: &str, number: u32, wanted: &VfState) -> Result<()> {
+    for (key, one) in wanted.settings() {
+        let mut attempt = 1;
+        loop {
+            let message = Message::new(RTM_SETLINK, &message(pf, number, &one));
+            let what = || format!("{key}: the PF {pf_name} refuses {} for its VF {number}", one.describe());
+            match socket.change(message, 0, what) {
+                Err(error) if Error::is(&error, Errno::EBUSY) && attempt < BUSY_TRIES => {
+                    std::thread::sleep(BUSY_PAUSE);
+                    attempt += 1;
+                }
+                done => break done?,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The request for one setting.
+pub fn message(pf: Index, number: u32, wanted: &VfState) -> LinkMessage {
+    let mac = wanted.mac.as_deref().and_then(parse_mac).map(|mac| VfInfo::Mac(VfInfoMac::new(number, &mac)));
+    let vlan = wanted.vlan.map(|vlan| {
+        let protocol = if vlan.is_dot1ad { VlanProtocol::Ieee8021Ad } else { VlanProtocol::Ieee8021Q };
+        let info = VfVlanInfo::new(number, u32::from(vlan.id), u32::from(vlan.qos), protocol);
+        VfInfo::VlanList(vec![VfVlan::Info(info)])
+    });
+    let rate = wanted.rate.map(|(min, max)| VfInfo::Rate(VfInfoRate::new(number, min, max)));
+    let spoofchk = wanted.spoofchk.map(|on| VfInfo::SpoofCheck(VfInfoSpoofCheck::new(number, on)));
+    let trust = wanted.trust.map(|on| VfInfo::Trust(VfInfoTrust::new(number, on)));
+    let link_state = wanted.link_state.map(|state| {
+        let state = match state {
+            LinkState::Auto => VfLinkState::Auto,
+            LinkState::Enable => VfLinkState::Enable,
+            LinkState::Disable => VfLinkState::Disable,
+        };
+        VfInfo::LinkState(VfInfoLinkState::new(number, state))
+    });
+    let infos = [mac, vlan, rate, spoofchk, trust, link_state].into_iter().flatten().collect();
+    let mut message = LinkUnspec::new_with_index(pf.get()).build();
+    message.attributes.push(LinkAttribute::VfInfoList(vec![LinkVfInfo(infos)]));
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use netlink_packet_core::Emitable as _;
+
+    /// What is sent for each setting is what is read of it: the kernel's structures are the same both ways
+    /// but for the VLAN, which has a second form.
+    #[test]
+    fn settings_are_read_as_they_are_written() {
+        let wanted = VfState {
+            mac: Some("02:00:00:00:00:07".into()),
+            vlan: Some(Vlan { id: 100, qos: 3, is_dot1ad: true }),
+            rate: Some((100, 1000)),
+            spoofchk: Some(false),
+            trust: Some(true),
+            link_state: Some(LinkState::Disable),
+        };
+        let mut bytes = vec![0; message(Index::MIN, 5, &wanted).buffer_len()];
+        message(Index::MIN, 5, &wanted).emit(&mut bytes);
+        let list = attributes(&bytes[HEADER_LEN..]).find(|one| kind(one) == IFLA_VFINFO_LIST).unwrap();
+        assert_eq!(infos(list.value()), [(5, wanted)]);
+    }
+
+    /// A driver without spoof checking reports all bits set (rust-netlink takes that for off).
+    #[test]
+    fn what_a_driver_does_not_know_is_not_a_setting() {
+        let mut bytes = vec![12, 0, 4, 0];
+        bytes.extend(7u32.to_ne_bytes());
+        bytes.extend(u32::MAX.to_ne_bytes());
+        assert_eq!(IFLA_VF_SPOOFCHK, 4);
+        let mac = [&[40, 0, 1, 0, 7, 0, 0, 0][..], &[0; 32]].concat();
+        let (number, state) = parse(&[bytes, mac].concat()).unwrap();
+        assert_eq!((number, state.spoofchk, state.mac.as_deref()), (7, None, Some("00:00:00:00:00:00")));
+    }
+}

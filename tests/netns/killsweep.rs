@@ -1,0 +1,164 @@
+//! Item 51: a plugin that is killed at any moment leaves what the next call puts right. ADD and DEL are killed
+//! before each of their system calls, those of the pod thread and of rail-ipam included.
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::{Value, json};
+
+use crate::harness::{Host, rail, vf_address, with};
+use crate::trace::{self, Traced};
+
+/// A host with one VF and two pods, and everything that there was before the first call.
+struct Bench {
+    host: Host,
+    pods: [PathBuf; 2],
+    config: Value,
+    before: Value,
+}
+
+impl Bench {
+    /// The device has an altname that the pod has no room for, and nothing is left at its default.
+    fn new(test: &str) -> Option<Bench> {
+        let host = Host::new(test)?;
+        host.add_rail(0);
+        host.plan("rail-0-v6", "fd00:10::/127", "fd00:10::1", &["fd00::/16"]);
+        host.make_vf(0, "mlx5_core");
+        host.ip("link property add dev vf0 altname enp1s0v0");
+        host.ip("link property add dev vf0 altname net1");
+        let more = json!({
+            "device": "", "deviceID": vf_address(0), "mac": "02:00:00:00:00:77",
+            "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"},
+            "routes": [{"dst": "10.9.0.0/16"}],
+            "ipam": {"type": "rail-ipam", "pool": "rail-0,rail-0-v6"},
+            "runtimeConfig": {"CNIDeviceInfoFile": host.path("devinfo/info")},
+        });
+        let config = with(rail(0), more);
+        let pods = [host.add_netns("c1"), host.add_netns("c2")];
+        // The index changes on the way, and cannot tell what the device is.
+        let index = &host.json(None, "link show vf0")[0]["ifindex"];
+        let peer = pods[1].display();
+        host.ip_in(&pods[0], &format!("link add other index {index} type veth peer name other netns {peer}"));
+        // The call that is swept is not the first ever: the folders are there.
+        let mut bench = Bench { host, pods, config, before: Value::Null };
+        bench.call("ADD", 0).ok();
+        bench.call("DEL", 0).ok();
+        bench.before = bench.state();
+        Some(bench)
+    }
+
+    fn call(&self, verb: &str, pod: usize) -> crate::harness::Ran {
+        self.host.cni(verb, ["c1", "c2"][pod], &self.pods[pod], &self.config)
+    }
+
+    fn killed(&self, verb: &str, victim: Option<usize>) -> Traced {
+        trace::run(&self.host.call(verb, "c1", &self.pods[0]), &self.config, victim)
+    }
+
+    /// Of the host, of the pods, and of the folders.
+    fn state(&self) -> Value {
+        let pods = self.pods.iter().map(|pod| {
+            let show = |what| self.host.ip_in(pod, what);
+            // Without IPv6's own, which come and go with its duplicate detection.
+            json!([show("-br link"), show("-4 route show table all"), show("rule"), show("-6 rule")])
+        });
+        let devinfo: Vec<_> = fs::read_dir(self.host.path("devinfo")).into_iter().flatten().flatten().collect();
+        json!({
+            "host": self.host.snapshot(), "pods": pods.collect::<Vec<_>>(),
+            "devinfo": devinfo.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect::<Vec<_>>(),
+            "locked": locked(&self.host.path("run")),
+        })
+    }
+
+    #[track_caller]
+    fn is_as_before(&self, after: &str) {
+        let (state, before) = (self.state(), &self.before);
+        assert_eq!(&state, before, "after {after}");
+    }
+}
+
+/// Lock files that somebody holds.
+fn locked(dir: &Path) -> Vec<PathBuf> {
+    let mut held = Vec::new();
+    for path in fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()) {
+        let is_lock = dir.ends_with("locks") || path.ends_with("lock");
+        if path.is_dir() {
+            held.append(&mut locked(&path));
+        } else if is_lock && fs::File::open(&path).unwrap().try_lock_shared().is_err() {
+            held.push(path);
+        }
+    }
+    held
+}
+
+/// Kills `verb` before each of its system calls, on as many hosts at once as there are processors, and calls
+/// `then` with the number of the call.
+fn sweep(test: &str, verb: &str, begin: fn(&Bench), then: fn(&Bench, &Traced, usize)) {
+    let Some(bench) = Bench::new(test) else { return };
+    if !trace::is_allowed(test) {
+        return;
+    }
+    begin(&bench);
+    let whole = bench.killed(verb, None);
+    assert_eq!(whole.ran.status, 0, "{whole:?}");
+    drop(bench);
+    // How often the plugin looks for its IPAM's answer varies a little.
+    let last = whole.calls + 5;
+    let (next, failures) = (AtomicUsize::new(1), Mutex::new(Vec::new()));
+    let worker = || {
+        let mut bench = Bench::new(test).unwrap();
+        loop {
+            let victim = next.fetch_add(1, Ordering::Relaxed);
+            if victim > last {
+                break;
+            }
+            let work = AssertUnwindSafe(|| {
+                begin(&bench);
+                let traced = bench.killed(verb, Some(victim));
+                println!("{verb} {victim}/{last}: {:?}", traced.killed);
+                then(&bench, &traced, victim);
+            });
+            if catch_unwind(work).is_err() {
+                failures.lock().unwrap().push(victim);
+                bench = Bench::new(test).unwrap();
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(2, usize::from) {
+            scope.spawn(worker);
+        }
+    });
+    println!("{verb}: {} system calls", whole.calls);
+    let failures = failures.into_inner().unwrap();
+    assert!(failures.is_empty(), "killed before the calls {failures:?} of {verb}: see above");
+}
+
+fn add(bench: &Bench) {
+    bench.call("ADD", 0).ok();
+}
+
+/// DEL twice, then a whole life of the same attachment.
+fn del_and_add_again(bench: &Bench, traced: &Traced) {
+    let after = format!("{:?}", traced.killed);
+    bench.call("DEL", 0).ok();
+    bench.is_as_before(&after);
+    bench.call("DEL", 0).ok();
+    bench.is_as_before(&after);
+    bench.call("ADD", 0).ok();
+    bench.call("DEL", 0).ok();
+    bench.is_as_before(&after);
+}
+
+#[test]
+fn del_puts_right_what_an_add_killed_at_any_call_left() {
+    sweep("killsweep::add", "ADD", |_| (), |bench, traced, _| del_and_add_again(bench, traced));
+}
+
+#[test]
+fn del_goes_on_where_a_del_killed_at_any_call_stopped() {
+    sweep("killsweep::del", "DEL", add, |bench, traced, _| del_and_add_again(bench, traced));
+}
