@@ -166,13 +166,39 @@ fn altnames_are_as_they_were() {
     host.call("ADD", "c1", &pod).ifname("enp1s0v0").run(&rail(0)).ok();
     host.call("DEL", "c1", &pod).ifname("enp1s0v0").run(&rail(0)).ok();
     assert_eq!(host.snapshot(), before);
-    // The host gave its name away meanwhile, and takes it back.
-    let pod = host.add_netns("taken");
+}
+
+/// host-device fails there for ever, with the device up in the pod.
+#[test]
+fn a_device_whose_name_was_taken_leaves_the_pod_and_gets_it_back_later() {
+    let Some(host) = Host::new("handback::name") else { return };
+    host.add_rail(0);
+    let before = host.snapshot();
+    let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
     host.ip("link add vf0 type veth peer name thief");
-    let failed = host.cni("DEL", "c1", &pod, &rail(0));
-    assert!(failed.msg().contains("vf0") && host.json(Some(&pod), "link show").as_array().unwrap().len() == 1, "{failed:?}");
+    for _ in 0..2 {
+        let failed = host.cni("DEL", "c1", &pod, &rail(0));
+        assert!(failed.msg().contains("vf0"), "{failed:?}");
+        assert_eq!(host.json(Some(&pod), "link show").as_array().unwrap().len(), 1);
+        assert!(host.leases().is_empty());
+    }
     host.ip("link del vf0");
     host.cni("DEL", "c1", &pod, &rail(0)).ok();
+    assert_eq!(host.snapshot(), before);
+}
+
+/// The kernel gives another index to what comes back when its own is taken.
+#[test]
+fn a_device_whose_index_was_taken_goes_back_as_it_was() {
+    let Some(host) = Host::new("handback::index") else { return };
+    host.add_rail(0);
+    let before = host.snapshot();
+    let index = host.json(None, "link show vf0")[0]["ifindex"].clone();
+    let pod = host.add_netns("pod");
+    host.cni("ADD", "c1", &pod, &config()).ok();
+    host.ip(&format!("link add filler index {index} type veth peer name filler-peer"));
+    host.cni("DEL", "c1", &pod, &config()).ok();
+    host.ip("link del filler");
     assert_eq!(host.snapshot(), before);
 }
