@@ -5,6 +5,7 @@
 mod attach;
 mod contract;
 mod harness;
+mod ipam;
 mod killsweep;
 mod rails;
 mod result;

@@ -188,17 +188,22 @@ fn a_device_whose_name_was_taken_leaves_the_pod_and_gets_it_back_later() {
     assert_eq!(host.snapshot(), before);
 }
 
-/// The kernel gives another index to what comes back when its own is taken.
+/// The kernel gives another index to what comes back when its own is taken, here with its name too.
 #[test]
 fn a_device_whose_index_was_taken_goes_back_as_it_was() {
-    let Some(host) = Host::new("handback::index") else { return };
-    host.add_rail(0);
-    let before = host.snapshot();
-    let index = host.json(None, "link show vf0")[0]["ifindex"].clone();
-    let pod = host.add_netns("pod");
-    host.cni("ADD", "c1", &pod, &config()).ok();
-    host.ip(&format!("link add filler index {index} type veth peer name filler-peer"));
-    host.cni("DEL", "c1", &pod, &config()).ok();
-    host.ip("link del filler");
-    assert_eq!(host.snapshot(), before);
+    for (filler, status) in [("filler", 0), ("vf0", 1)] {
+        let Some(host) = Host::new("handback::index") else { return };
+        host.add_rail(0);
+        host.ip("link property add dev vf0 altname enp1s0v0");
+        let before = host.snapshot();
+        let index = host.json(None, "link show vf0")[0]["ifindex"].clone();
+        let pod = host.add_netns("pod");
+        host.cni("ADD", "c1", &pod, &config()).ok();
+        host.ip(&format!("link add {filler} index {index} type veth peer name filler-peer"));
+        let first = host.cni("DEL", "c1", &pod, &config());
+        assert_eq!(first.status, status, "{filler}: {first:?}");
+        host.ip(&format!("link del {filler}"));
+        host.cni("DEL", "c1", &pod, &config()).ok();
+        assert_eq!(host.snapshot(), before, "{filler}");
+    }
 }
