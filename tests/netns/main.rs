@@ -6,5 +6,8 @@ mod attach;
 mod contract;
 mod harness;
 mod killsweep;
+mod ipam;
+mod killsweep;
+mod rails;
 mod result;
 mod trace;
