@@ -3,6 +3,7 @@
 #![allow(missing_docs)]
 
 mod attach;
+mod failures;
 mod harness;
 mod killsweep;
 mod trace;
