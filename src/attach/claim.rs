@@ -105,6 +105,18 @@ fn settle_other(records: &Records, claim: &Record, node: &Node) -> Result<()> {
     settle(records, &record, node)
 }
 
+/// Undoes an attachment that the runtime does not know any more, unless it lives or somebody is at work on it.
+pub fn collect(records: &Records, record: &Record, node: &Node) -> Result<()> {
+    let attachment = record.attachment();
+    let Some(_lock) = records.try_lock(&attachment)? else { return Ok(()) };
+    let Some(record) = records.find(&attachment)? else { return Ok(()) };
+    if holds_its_device(&record)? {
+        log::warn!("GC keeps {attachment}: its namespace lives");
+        return Ok(());
+    }
+    settle(records, &record, node)
+}
+
 /// Undoes an attachment whose lock is held, from its record alone.
 pub fn settle(records: &Records, record: &Record, node: &Node) -> Result<()> {
     let mut claim = records.lock_device(&record.device.id)?;

@@ -134,7 +134,7 @@ fn dump(socket: &mut Socket, family: AddressFamily, index: Option<Index>) -> Res
     // A kernel without IPv6 answers with EOPNOTSUPP; a filter on a link that is gone with ENODEV.
     let absent = [Errno::ENODEV, Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT];
     let replies = socket.dump(&message, &absent, "cannot list routes")?;
-    let messages = replies.iter().filter_map(|reply| reply.decode(|bytes| RouteMessage::parse(bytes)));
+    let messages = replies.iter().filter_map(|reply| reply.decode(RouteMessage::parse));
     Ok(messages.flat_map(|message| parse(&message)).collect())
 }
 

@@ -73,7 +73,7 @@ pub fn all(socket: &mut Socket) -> Result<(Vec<Rule>, Vec<u32>)> {
         let message = Message::new(RTM_GETRULE, &message);
         let absent = [Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT];
         for reply in socket.dump(&message, &absent, "cannot list rules")? {
-            let Some(message) = reply.decode(|bytes| RuleMessage::parse(bytes)) else { continue };
+            let Some(message) = reply.decode(RuleMessage::parse) else { continue };
             let mut table = u32::from(message.header.table);
             let (mut from, mut priority) = (None, 0);
             for attribute in &message.attributes {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -279,6 +279,14 @@ impl Host {
         files
     }
 
+    /// What a lost DEL leaves when `netns` dies: the device is on the host, down, with the pod's name and MTU. A
+    /// NIC comes back so by itself, a veth would die, so it is moved out first.
+    pub fn hand_back(&self, netns: &Path, ifname: &str) {
+        let host = Sleeper::new(None);
+        self.ip_in(netns, &format!("link set {ifname} down netns {}", host.pid()));
+        self.delete_netns(netns);
+    }
+
     /// A call of rail-cni for `container` and net1.
     pub fn cni(&self, command: &str, container: &str, netns: &Path, config: &Value) -> Ran {
         self.call(command, container, netns).run(config)
@@ -395,10 +403,57 @@ impl Call {
 
     /// Runs it with these bytes on stdin.
     pub fn run_with(&self, stdin: &[u8]) -> Ran {
-        let mut child = self.command().spawn().unwrap();
-        // A plugin that refuses its environment does not read.
-        let _ = child.stdin.take().unwrap().write_all(stdin);
-        child.wait_with_output().unwrap().into()
+        run(self.command(), stdin)
+    }
+}
+
+/// Runs a command of [`Call::command`] that was changed further.
+pub fn run(mut command: Command, stdin: &[u8]) -> Ran {
+    let mut child = command.spawn().unwrap();
+    // A plugin that refuses its environment does not read.
+    let _ = child.stdin.take().unwrap().write_all(stdin);
+    child.wait_with_output().unwrap().into()
+}
+
+/// A process that only keeps its namespaces alive.
+pub struct Sleeper(std::process::Child);
+
+impl Sleeper {
+    /// In this test's host, or in the namespace at `netns`.
+    pub fn new(netns: Option<&Path>) -> Sleeper {
+        let mut command = match netns {
+            None => Command::new("sleep"),
+            Some(netns) => {
+                let mut command = Command::new("nsenter");
+                command.arg(format!("--net={}", netns.display())).arg("sleep");
+                command
+            }
+        };
+        let child = command.arg("600").spawn().unwrap();
+        let sleeper = Sleeper(child);
+        let there = fs::metadata(netns.unwrap_or(Path::new("/proc/thread-self/ns/net"))).unwrap();
+        // nsenter enters a moment after it was started.
+        while !fs::metadata(sleeper.netns()).is_ok_and(|now| now.ino() == there.ino()) {
+            std::thread::yield_now();
+        }
+        sleeper
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// `/proc/PID/ns/net`.
+    pub fn netns(&self) -> PathBuf {
+        format!("/proc/{}/ns/net", self.pid()).into()
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

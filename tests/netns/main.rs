@@ -3,7 +3,9 @@
 #![allow(missing_docs)]
 
 mod attach;
+mod contract;
 mod failures;
 mod harness;
 mod killsweep;
+mod result;
 mod trace;

@@ -94,7 +94,8 @@ pub struct Point {
 /// Returns when the plugin and everything that it started have ended: orphans are waited for.
 pub fn run(call: &Call, config: &Value, mut is_deadly: impl FnMut(Point) -> bool) -> Traced {
     // It waits to be traced, so that no call is missed.
-    let mut child = call.clone().under(&["sh", "-c", "kill -STOP $$; exec \"$0\""]).command().spawn().unwrap();
+    let mut child =
+        call.clone().under(&["sh", "-c", "kill -STOP $$; exec \"$0\""]).command().spawn().unwrap();
     child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
     let plugin = Pid::from_raw(child.id().cast_signed());
     waitpid(plugin, Some(WaitPidFlag::WUNTRACED)).unwrap();
