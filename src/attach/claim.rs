@@ -73,7 +73,7 @@ fn settle_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<()> {
         fail!(InvalidConfig, "{}the host has no device {}", conf.prefix(), selector);
     }
     for claim in claims {
-        if claim.phase == Phase::Attached && claim.netns_is_alive()? {
+        if holds_its_device(claim)? {
             let prefix = conf.prefix();
             fail!(TryAgain, "{prefix}device {} is attached to {}", claim.device.id, claim.holder());
         }

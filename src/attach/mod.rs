@@ -103,7 +103,20 @@ impl Plugin for Attach {
         let ipam = ipam_of(network).filter(|name| config::check_plugin_name(name).is_ok());
         let delegate = ipam.map(|name| Delegate::find(name, &network.path, &network.stdin));
 
-        let records = Records::open(&node)?;
+        let records = match Records::open(&node) {
+            Ok(records) => records,
+            Err(error) => match Records::open_existing(&node)? {
+                Some(records) => records,
+                // A full or read-only /run without our folders: nothing was ever attached.
+                None => {
+                    log::warn!("{error:#}");
+                    return claim::all_of([
+                        give_back_unrecorded(network, attachment, path),
+                        delegate.map_or(Ok(()), |delegate| delegate?.run("DEL")),
+                    ]);
+                }
+            },
+        };
         let (lock, record) = claim::lock_and_find(&records, attachment)?;
         let done = match &record {
             Some(record) => {

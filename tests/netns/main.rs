@@ -4,6 +4,7 @@
 
 mod attach;
 mod contract;
+mod failures;
 mod harness;
 mod killsweep;
 mod ipam;
