@@ -24,7 +24,8 @@ struct Rig {
 }
 
 /// What a stand-in for an IPAM prints.
-const LEASE: &str = r#"echo '{"cniVersion":"1.0.0","ips":[{"address":"172.16.0.0/31","gateway":"172.16.0.1"}]}'"#;
+const LEASE: &str =
+    r#"echo '{"cniVersion":"1.0.0","ips":[{"address":"172.16.0.0/31","gateway":"172.16.0.1"}]}'"#;
 
 impl Rig {
     fn new(test: &str) -> Option<Rig> {
@@ -460,7 +461,9 @@ fn del_undoes_an_add_that_was_ended_while_its_ipam_worked() {
         rig.del().ok();
         // The IPAM is an orphan that goes on, and nobody reads its answer: it takes its lease back.
         rig.go();
-        wait_for("the end of the IPAM", || !is_any_running(&rig.host.path("bin/stand-in"), env!("CARGO_BIN_EXE_rail-ipam"), &rig));
+        wait_for("the end of the IPAM", || {
+            !is_any_running(&rig.host.path("bin/stand-in"), env!("CARGO_BIN_EXE_rail-ipam"), &rig)
+        });
         rig.is_usable();
     }
 }
@@ -473,7 +476,8 @@ fn is_any_running(script: &Path, ipam: &str, rig: &Rig) -> bool {
     };
     fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path()).any(|process| {
         has(&process.join("environ"), &node)
-            && (has(&process.join("cmdline"), script.to_str().unwrap()) || has(&process.join("cmdline"), ipam))
+            && (has(&process.join("cmdline"), script.to_str().unwrap())
+                || has(&process.join("cmdline"), ipam))
     })
 }
 
@@ -798,7 +802,8 @@ fn links_in_the_run_folder_are_not_followed() {
         added.error(5);
         fs::remove_file(&path).unwrap();
         fs::rename(&away, &path).unwrap();
-        let left: Vec<_> = fs::read_dir(&precious).unwrap().flatten().map(|entry| entry.file_name()).collect();
+        let left: Vec<_> =
+            fs::read_dir(&precious).unwrap().flatten().map(|entry| entry.file_name()).collect();
         assert_eq!(left, ["file"], "{}", path.display());
         assert_eq!(fs::read_to_string(precious.join("file")).unwrap(), "precious");
         rig.is_usable();
