@@ -166,7 +166,7 @@ fn both_families_work_alone_and_together() {
                 "{pools}: {rules}"
             );
             if has {
-                let ping = host.run_in(&pod, &format!("ping {family} -c1 -W3 -I {address} {gateway}"));
+                let ping = host.run_in(&pod, &format!("ping {family} -c1 -w5 -I {address} {gateway}"));
                 assert_eq!(ping.status, 0, "{pools}: {ping:?}");
             }
         }
@@ -175,6 +175,24 @@ fn both_families_work_alone_and_together() {
         assert_eq!(host.snapshot(), before, "{pools}");
         assert!(!host.json(Some(&pod), "-6 rule").to_string().contains("fd00"));
     }
+}
+
+/// DESIGN section 6: duplicate detection takes a second or two, in which the address must work, though the
+/// carrier comes late. Without a route in the table `local` it hears nobody.
+#[test]
+fn an_ipv6_address_is_heard_when_the_carrier_comes() {
+    let Some(host) = fabric("routing::carrier", 1) else { return };
+    let leaf = Path::new("/run/netns").join(host.leaf());
+    host.plan("six", "fd00::/127", "fd00::1", &[]);
+    host.ip_in(&leaf, "link set leaf0 down");
+    let pod = host.add_netns("pod");
+    let config = with(rail(0), json!({"ipam": {"type": "rail-ipam", "pool": "six"}}));
+    attach(&host, "c1", &pod, 0, &config);
+    // The kernel has begun with the address by now, and seen that there is no carrier.
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    host.ip_in(&leaf, "link set leaf0 up");
+    let local = host.ip_in(&pod, "-6 route show table local fd00::");
+    assert!(local.contains("dev net1"), "{local:?}");
 }
 
 /// The main table alone.
