@@ -84,7 +84,7 @@ fn settle_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<()> {
 
 /// What an earlier ADD for the same key left: an error while it lives, undone if it was cut off.
 pub fn settle_own(records: &Records, attachment: &Attachment, node: &Node) -> Result<()> {
-    let Some(record) = records.find(attachment)? else { return Ok(()) };
+    let Some(record) = records.on_file(attachment)? else { return Ok(()) };
     if holds_its_device(&record)? {
         fail!(InvalidConfig, "{attachment} already has {}: a second ADD needs a DEL first", record.device.id);
     }
