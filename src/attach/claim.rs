@@ -52,6 +52,22 @@ pub fn claim(
     fail!(TryAgain, "{}the device {} is not to be had: others keep taking it", conf.prefix(), conf.selector)
 }
 
+/// A PF whose VFs pods have is not moved away under them: no VF could be set back through it.
+pub fn refuse_pf_of_attached_vfs(records: &Records, device: &Device) -> Result<()> {
+    if !device.has_vfs() {
+        return Ok(());
+    }
+    let (all, _) = records.all()?;
+    let is_below = |record: &&Record| record.device.pf.is_some() && record.device.pf == device.home.pci_id;
+    for record in all.iter().filter(is_below).filter(|record| record.device.id != device.home.id) {
+        if holds_its_device(record)? {
+            let (what, vf) = (device.describe(), &record.device.id);
+            fail!(TryAgain, "{what} is the PF of {vf}, which is attached to {}", record.holder());
+        }
+    }
+    Ok(())
+}
+
 /// The device is not on the host. Either somebody has it, or a dead pod's namespace gave it back under
 /// another name, or there is none.
 fn settle_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<()> {

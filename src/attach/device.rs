@@ -41,6 +41,11 @@ impl Device {
         function.vf_number().zip(self.pf.as_ref())
     }
 
+    /// Does it have VFs?
+    pub fn has_vfs(&self) -> bool {
+        self.function.as_ref().is_some_and(|function| function.vf_count() > 0)
+    }
+
     /// Names of its RDMA devices.
     pub fn rdma_devices(&self) -> Vec<String> {
         self.function.as_ref().map(Function::rdma_devices).unwrap_or_default()

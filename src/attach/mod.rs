@@ -58,6 +58,7 @@ impl Plugin for Attach {
         pod::refuse_name_in_use(&mut pod, &attachment.ifname)?;
         let (device, mut claim) = claim::claim(&records, &conf, attachment, &node, &mut host)?;
         device::check(&device, &conf, &node, &network.name, &mut host)?;
+        claim::refuse_pf_of_attached_vfs(&records, &device)?;
 
         let mut record = new_record(network, attachment, path, &conf, &device)?;
         record.vf = vf::plan(&conf, &device, &node, &mut host)?;
