@@ -174,7 +174,7 @@ impl NetConf {
             .map_err(|error| failure!(InvalidConfig, "network {}: {error}", network.name))?;
         for key in network.config.keys() {
             if !KNOWN.contains(&key.as_str()) && !key.starts_with("cni.dev/") {
-                log::warn!("unknown key {key:?} is ignored: `rail-cni lint` finds such");
+                log::warn!("unknown key {key:?} is ignored");
             }
         }
         let rail = raw.rail;
