@@ -173,7 +173,9 @@ pub fn main<P: Plugin>(plugin: &P, cli: impl FnOnce() -> ExitCode) -> ExitCode {
             report_panics();
             serve(plugin, environment)
         }
-        Err(error) => report(error_version(None), &error, var("CNI_COMMAND").is_some_and(|verb| verb == "DEL")),
+        Err(error) => {
+            report(error_version(None), &error, var("CNI_COMMAND").is_some_and(|verb| verb == "DEL"))
+        }
     }
 }
 

@@ -65,7 +65,8 @@ impl Bench {
             // Without IPv6's own, which come and go with its duplicate detection.
             json!([show("-br link"), show("-4 route show table all"), show("rule"), show("-6 rule")])
         });
-        let devinfo: Vec<_> = fs::read_dir(self.host.path("devinfo")).into_iter().flatten().flatten().collect();
+        let devinfo: Vec<_> =
+            fs::read_dir(self.host.path("devinfo")).into_iter().flatten().flatten().collect();
         json!({
             "host": self.host.snapshot(), "pods": pods.collect::<Vec<_>>(),
             "devinfo": devinfo.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect::<Vec<_>>(),

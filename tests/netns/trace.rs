@@ -78,7 +78,8 @@ pub fn is_allowed(test: &str) -> bool {
 /// Returns when the plugin and everything that it started have ended: orphans are waited for.
 pub fn run(call: &Call, config: &Value, victim: Option<usize>) -> Traced {
     // It waits to be traced, so that no call is missed.
-    let mut child = call.clone().under(&["sh", "-c", "kill -STOP $$; exec \"$0\""]).command().spawn().unwrap();
+    let mut child =
+        call.clone().under(&["sh", "-c", "kill -STOP $$; exec \"$0\""]).command().spawn().unwrap();
     child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
     let plugin = Pid::from_raw(child.id().cast_signed());
     waitpid(plugin, Some(WaitPidFlag::WUNTRACED)).unwrap();

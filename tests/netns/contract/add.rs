@@ -12,7 +12,8 @@ fn state(host: &Host, netns: Option<&Path>) -> Value {
     let see = |args: &str| host.json(netns, args);
     let links = see("addr show");
     let links = links.as_array().unwrap().iter().map(|link| {
-        let addresses = link["addr_info"].as_array().unwrap().iter().filter(|address| address["scope"] != "link");
+        let addresses =
+            link["addr_info"].as_array().unwrap().iter().filter(|address| address["scope"] != "link");
         let addresses: Vec<_> = addresses.map(|address| &address["local"]).collect();
         json!([link["ifname"], link["address"], link["mtu"], link["altnames"], addresses])
     });
@@ -55,7 +56,11 @@ fn a_name_that_the_pod_has_is_refused_and_its_interface_untouched() {
         let (before, pod) = (bench.host.snapshot(), state(&bench.host, Some(&bench.pod)));
         let error = bench.call("ADD").run(&config()).error(7);
         assert!(error["msg"].as_str().unwrap().contains("already has an interface net1"), "{error}");
-        assert_eq!((bench.host.snapshot(), state(&bench.host, Some(&bench.pod))), (before, pod.clone()), "{make}");
+        assert_eq!(
+            (bench.host.snapshot(), state(&bench.host, Some(&bench.pod))),
+            (before, pod.clone()),
+            "{make}"
+        );
         // Multus sends a DEL for what failed.
         bench.call("DEL").run(&config()).ok();
         assert_eq!(state(&bench.host, Some(&bench.pod)), pod, "{make}");
@@ -96,9 +101,15 @@ fn an_add_that_fails_leaves_nothing() {
     host.ip_in(pod, "link set peer1 up");
     host.ip_in(pod, "link set other up");
     host.ip_in(pod, "route add 10.77.0.0/16 dev other metric 1000");
-    host.add_plugin("fails", r#"[ $CNI_COMMAND = ADD ] && echo '{"code": 120, "msg": "no"}' && exit 1; exit 0"#);
+    host.add_plugin(
+        "fails",
+        r#"[ $CNI_COMMAND = ADD ] && echo '{"code": 120, "msg": "no"}' && exit 1; exit 0"#,
+    );
     host.add_plugin("garbage", "[ $CNI_COMMAND = ADD ] && echo garbage; exit 0");
-    host.add_plugin("nothing", r#"[ $CNI_COMMAND = ADD ] && echo '{"cniVersion": "1.1.0", "ips": []}'; exit 0"#);
+    host.add_plugin(
+        "nothing",
+        r#"[ $CNI_COMMAND = ADD ] && echo '{"cniVersion": "1.1.0", "ips": []}'; exit 0"#,
+    );
     host.add_plugin(
         "impossible",
         r#"[ $CNI_COMMAND = ADD ] && echo '{"cniVersion": "1.1.0", "ips": [{"address": "10.0.0.2/24"}, {"address": "ff02::1/64"}]}'; exit 0"#,
@@ -114,7 +125,10 @@ fn an_add_that_fails_leaves_nothing() {
         ("IPAM gives nonsense", json!({"ipam": {"type": "impossible"}})),
         ("no allocation", json!({"ipam": {"type": "rail-ipam", "pool": "rail-9"}})),
         ("route is there", json!({"routes": [{"dst": "10.77.0.0/16"}]})),
-        ("route without a way", json!({"routes": [{"dst": "fd00::/64", "gw": "fd77::1"}, {"dst": "10.0.0.0/8", "gw": "0.0.0.1"}]})),
+        (
+            "route without a way",
+            json!({"routes": [{"dst": "fd00::/64", "gw": "fd77::1"}, {"dst": "10.0.0.0/8", "gw": "0.0.0.1"}]}),
+        ),
         ("sysctl that is not there", json!({"sysctl": {"net.ipv4.conf.IFNAME.unheard_of": "1"}})),
         ("sysctl value", json!({"sysctl": {"net.ipv4.conf.IFNAME.rp_filter": "x"}})),
         ("device-info", json!({ "runtimeConfig": devinfo })),
@@ -125,7 +139,10 @@ fn an_add_that_fails_leaves_nothing() {
         assert!(failed.json()["msg"].as_str().is_some_and(|msg| !msg.is_empty()), "{what}: {failed:?}");
         assert_eq!(host.snapshot(), before, "{what}: {failed:?}");
         assert_eq!(state(host, Some(pod)), pod_before, "{what}");
-        bench.call("DEL").run(&with(super::config(), json!({"ipam": {"type": "rail-ipam", "pool": "rail-0"}}))).ok();
+        bench
+            .call("DEL")
+            .run(&with(super::config(), json!({"ipam": {"type": "rail-ipam", "pool": "rail-0"}})))
+            .ok();
         assert_eq!(host.snapshot(), before, "{what}, after DEL");
     }
     bench.call("ADD").run(&config()).ok();
@@ -164,7 +181,10 @@ fn a_previous_result_is_merged() {
     assert_eq!(result["interfaces"][1], previous["interfaces"][1]);
     assert_eq!(result["interfaces"][2]["name"], "net1");
     assert_eq!(result["ips"][0], previous["ips"][0]);
-    assert_eq!(result["ips"][1], json!({"address": "172.16.0.0/31", "gateway": "172.16.0.1", "interface": 2}));
+    assert_eq!(
+        result["ips"][1],
+        json!({"address": "172.16.0.0/31", "gateway": "172.16.0.1", "interface": 2})
+    );
     assert_eq!(result["routes"][0], previous["routes"][0]);
     assert_eq!(result["dns"], previous["dns"]);
     bench.call("CHECK").run(&with(config(), json!({ "prevResult": result }))).ok();
@@ -175,7 +195,13 @@ fn a_previous_result_is_merged() {
 fn a_previous_result_that_cannot_be_read_is_an_error_for_add_alone() {
     let Some(bench) = Bench::cni("add::prev_garbage") else { return };
     let before = bench.host.snapshot();
-    for bad in [json!("x"), json!([]), json!(7), json!({"cniVersion": "9.9.9"}), json!({"ips": [{"address": "10.0.0.1"}]})] {
+    for bad in [
+        json!("x"),
+        json!([]),
+        json!(7),
+        json!({"cniVersion": "9.9.9"}),
+        json!({"ips": [{"address": "10.0.0.1"}]}),
+    ] {
         let config = with(config(), json!({ "prevResult": bad }));
         bench.call("ADD").run(&config).error(if bad["cniVersion"] == "9.9.9" { 1 } else { 6 });
         assert_eq!(bench.host.snapshot(), before, "{bad}");
@@ -183,7 +209,12 @@ fn a_previous_result_that_cannot_be_read_is_an_error_for_add_alone() {
         bench.call("DEL").run(&config).ok();
         assert_eq!(bench.host.snapshot(), before, "{bad}");
     }
-    for lenient in [json!({}), json!(null), json!({"CNIVersion": "1.0.0", "ips": null, "dns": null, "x": [1]}), json!({"ips": []})] {
+    for lenient in [
+        json!({}),
+        json!(null),
+        json!({"CNIVersion": "1.0.0", "ips": null, "dns": null, "x": [1]}),
+        json!({"ips": []}),
+    ] {
         bench.call("ADD").run(&with(config(), json!({ "prevResult": lenient }))).ok();
         bench.call("DEL").run(&with(config(), json!({ "prevResult": lenient }))).ok();
     }

@@ -117,8 +117,14 @@ fn runtime_config_is_read_in_any_letter_case_and_null_is_absent() {
     let Some(bench) = Bench::cni("configuration::case") else { return };
     let mac = "02:00:00:00:00:77";
     for (runtime, expected) in [
-        (json!({"MAC": mac, "PortMappings": null, "IPs": null, "DNS": {"Servers": null, "Searches": null}}), mac),
-        (json!({"Mac": mac, "ips": [], "DeviceID": null, "InfinibandGUID": null, "CNIDeviceInfoFile": null}), mac),
+        (
+            json!({"MAC": mac, "PortMappings": null, "IPs": null, "DNS": {"Servers": null, "Searches": null}}),
+            mac,
+        ),
+        (
+            json!({"Mac": mac, "ips": [], "DeviceID": null, "InfinibandGUID": null, "CNIDeviceInfoFile": null}),
+            mac,
+        ),
         (json!({"mac": mac, "DEVICEID": "", "infinibandGUID": "", "CNIDeviceInfoFile": ""}), mac),
     ] {
         let config = with(config(), json!({ "runtimeConfig": runtime }));
@@ -140,7 +146,8 @@ fn the_type_of_the_ipam_is_no_path() {
     bench.host.add_plugin("sub", "touch $0.called; exit 1");
     let before = bench.host.snapshot();
     for bad in ["../bin/sub", "/bin/sh", "./sub", "a\u{0}b", "..", "."] {
-        let config = with(config(), json!({"ipam": {"type": bad}, "prevResult": {"cniVersion": "1.1.0", "ips": []}}));
+        let config =
+            with(config(), json!({"ipam": {"type": bad}, "prevResult": {"cniVersion": "1.1.0", "ips": []}}));
         for verb in ["ADD", "CHECK", "STATUS", "GC"] {
             bench.call(verb).run(&config).error(7);
         }
@@ -193,7 +200,9 @@ fn del_judges_no_policy() {
             bench.call("DEL").run(&with(config(), changed.clone())).ok();
             assert_eq!(bench.host.leases().len() + bench.host.records().len(), 0, "{changed}");
         }
-        for policy in [json!({"policy": {"rails": [5]}}), json!({"policy": 7}), json!({"rails": "x", "unknown": 1})] {
+        for policy in
+            [json!({"policy": {"rails": [5]}}), json!({"policy": 7}), json!({"rails": "x", "unknown": 1})]
+        {
             bench.call("ADD").run(&config()).ok();
             bench.host.set_node(policy.clone());
             bench.call("DEL").run(&config()).ok();

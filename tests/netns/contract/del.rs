@@ -8,7 +8,12 @@ use super::{Bench, config, for_both};
 use crate::harness::{rail, with};
 
 /// `link`, `mtu` and so on as they were: what DEL must reach, in any state of the pod's side.
-fn every_state(test: &str, states: &[(&str, &dyn Fn(&Bench))], del: impl Fn(&Bench) -> crate::harness::Call, more: &Value) {
+fn every_state(
+    test: &str,
+    states: &[(&str, &dyn Fn(&Bench))],
+    del: impl Fn(&Bench) -> crate::harness::Call,
+    more: &Value,
+) {
     let Some(bench) = Bench::cni(test) else { return };
     bench.host.ip("link property add dev vf0 altname enp1s0v0");
     bench.host.ip("link set vf0 mtu 1400");
@@ -67,7 +72,15 @@ fn del_gives_back_without_a_namespace() {
 #[test]
 fn del_gives_back_with_a_path_that_is_no_namespace() {
     let nothing: [(&str, &dyn Fn(&Bench)); 1] = [("nothing", &|_| ())];
-    for path in ["/nonexistent", "/nonexistent/netns", "/dev/null", "/", "/etc/passwd/x", "relative", "/proc/self/ns/mnt"] {
+    for path in [
+        "/nonexistent",
+        "/nonexistent/netns",
+        "/dev/null",
+        "/",
+        "/etc/passwd/x",
+        "relative",
+        "/proc/self/ns/mnt",
+    ] {
         every_state("del::path", &nothing, |bench| bench.call("DEL").var("CNI_NETNS", path), &json!({}));
     }
 }
@@ -150,7 +163,8 @@ fn del_touches_no_other_attachment() {
         let first = bench.added(&config());
         let second = bench.call("ADD").ifname("net2").run(&rail(1)).ok().json();
         let second = with(rail(1), json!({ "prevResult": second }));
-        let third = |verb| bench.call(verb).var("CNI_CONTAINERID", "c2").var("CNI_NETNS", other.to_str().unwrap());
+        let third =
+            |verb| bench.call(verb).var("CNI_CONTAINERID", "c2").var("CNI_NETNS", other.to_str().unwrap());
         let of_third = with(rail(2), json!({"prevResult": third("ADD").run(&rail(2)).ok().json()}));
 
         // Of the same container, of another container under the same name, and of names that begin alike.
@@ -291,7 +305,8 @@ fn no_error_of_del_reads_like_a_success() {
     let Some(bench) = Bench::cni("del::texts") else { return };
     let absent = with(config(), json!({"ipam": {"type": "absent"}}));
     bench.host.set_node(json!({}));
-    let node_gone = bench.call("DEL").var("RAIL_CNI_NODE_CONFIG", "/nonexistent/not found/node.json").run(&config());
+    let node_gone =
+        bench.call("DEL").var("RAIL_CNI_NODE_CONFIG", "/nonexistent/not found/node.json").run(&config());
     let name = bench.call("DEL").run(&with(config(), json!({"name": "not found"})));
     let id = bench.call("DEL").var("CNI_CONTAINERID", "not found").run(&config());
     for ran in [bench.call("DEL").run(&absent), node_gone, name, id] {

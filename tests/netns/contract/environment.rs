@@ -21,7 +21,11 @@ fn every_missing_variable_is_named_in_order() {
     for_both("environment::missing", |bench| {
         let refused = |verb: &str, call: crate::harness::Call, names: &[&str]| {
             let error = call.run(&config()).error(4);
-            assert_eq!(error["msg"], format!("required env variables [{}] missing", names.join(",")), "{verb}");
+            assert_eq!(
+                error["msg"],
+                format!("required env variables [{}] missing", names.join(",")),
+                "{verb}"
+            );
         };
         for (verb, names) in needed {
             let without = all.iter().fold(bench.call(verb), |call, name| call.without(name));
@@ -86,9 +90,20 @@ fn a_bad_container_id_is_told_before_what_is_missing_after_it() {
 fn an_interface_name_is_one_that_the_kernel_takes() {
     for_both("environment::ifname", |bench| {
         for verb in ["ADD", "CHECK", "DEL"] {
-            for bad in [".", "..", "a/b", "a:b", "a b", "a\tb", "a\nb", "a\u{85}b", "a\u{2003}b", "a\u{1}b",
-                "sixteen-bytes-xx", "éééééééé"]
-            {
+            for bad in [
+                ".",
+                "..",
+                "a/b",
+                "a:b",
+                "a b",
+                "a\tb",
+                "a\nb",
+                "a\u{85}b",
+                "a\u{2003}b",
+                "a\u{1}b",
+                "sixteen-bytes-xx",
+                "éééééééé",
+            ] {
                 bench.call(verb).ifname(bad).run(&config()).error(4);
             }
         }
@@ -184,7 +199,9 @@ fn add_refuses_what_is_no_namespace_before_it_acts() {
     let before = bench.host.snapshot();
     let config = with(config(), json!({"ipam": {"type": "never"}}));
     let file = bench.host.path("file");
-    for path in ["/nonexistent/netns", file.to_str().unwrap(), "/", "/dev/null", "/proc/self/ns/mnt", "relative"] {
+    for path in
+        ["/nonexistent/netns", file.to_str().unwrap(), "/", "/dev/null", "/proc/self/ns/mnt", "relative"]
+    {
         bench.call("ADD").var("CNI_NETNS", path).run(&config).error(8);
         assert_eq!(bench.host.snapshot(), before, "{path}");
     }
@@ -196,7 +213,9 @@ fn add_refuses_what_is_no_namespace_before_it_acts() {
 fn args_of_any_shape_are_understood_or_passed_over() {
     use std::os::unix::ffi::OsStrExt as _;
     for_both("environment::args", |bench| {
-        for args in [";;;", "=", "=x", "x", "IgnoreUnknown=0;Unknown=1", "K8S_POD_UID=", "A=b=c", "IP=", "MAC=;"] {
+        for args in
+            [";;;", "=", "=x", "x", "IgnoreUnknown=0;Unknown=1", "K8S_POD_UID=", "A=b=c", "IP=", "MAC=;"]
+        {
             for verb in ["ADD", "DEL"] {
                 bench.call(verb).var("CNI_ARGS", args).run(&config()).ok();
             }

@@ -122,7 +122,10 @@ fn any_environment_will_do() {
         for verb in ["ADD", "DEL"] {
             let mut command = bench.call(verb).command();
             command.env("PATH", "").env("HOME", "/nonexistent").env("TMPDIR", "/nonexistent");
-            command.env("KUBERNETES_SERVICE_HOST", "10.0.0.1").env("TRACEPARENT", "x").env("RUST_LOG", "trace");
+            command
+                .env("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+                .env("TRACEPARENT", "x")
+                .env("RUST_LOG", "trace");
             command.env("LANG", std::ffi::OsStr::from_bytes(b"\xff")).env("RUST_BACKTRACE", "full");
             command.current_dir("/proc");
             let ran = run(command, config().to_string().as_bytes()).ok();

@@ -16,7 +16,9 @@ fn version_answers_with_the_version_that_was_asked() {
         for version in ALL.into_iter().chain(["9.9.9"]) {
             assert_eq!(ask(json!({"cniVersion": version}).to_string().as_bytes()), answer(version));
         }
-        for garbage in ["", "{", "x", "[]", "null", "{}", r#"{"cniVersion":""}"#, r#"{"cniVersion":1}"#, "\u{0}"] {
+        for garbage in
+            ["", "{", "x", "[]", "null", "{}", r#"{"cniVersion":""}"#, r#"{"cniVersion":1}"#, "\u{0}"]
+        {
             assert_eq!(ask(garbage.as_bytes()), answer("1.1.0"), "{garbage:?}");
         }
         assert_eq!(ask(&[0xff; 100]), answer("1.1.0"));
