@@ -229,7 +229,7 @@ impl Dir {
                 }
                 fd => fd,
             };
-            let file = File::from(fd.with_context(what)?);
+            let file = File::from(fd.map_err(|errno| self.error(errno, "cannot lock", name))?);
             match fs4::FileExt::try_lock(&file) {
                 Ok(()) => (),
                 Err(fs4::TryLockError::WouldBlock) => return Ok(None),

@@ -92,6 +92,12 @@ pub struct NetnsId {
     pub created: i64,
 }
 
+/// Do both paths name one namespace now? Looked at, not opened: an IPAM plugin has no business there.
+pub fn is_same(one: &Path, other: &Path) -> bool {
+    let id = |path: &Path| NetnsId::of(path).ok().flatten().map(|id| (id.dev, id.ino));
+    id(one).is_some_and(|one| id(other) == Some(one))
+}
+
 impl NetnsId {
     /// The namespace that `path` names now; `None` when the path is gone.
     pub fn of(path: &Path) -> io::Result<Option<NetnsId>> {

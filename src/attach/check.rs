@@ -8,7 +8,7 @@ use super::record::{Phase, Record};
 use super::{giveback, pod, rdma, vf};
 use crate::cni::{AddResult, Attachment};
 use crate::netlink::Socket;
-use crate::netns::{Netns, NetnsId};
+use crate::netns::{self, Netns};
 use crate::node::Node;
 
 /// Every difference, a line each.
@@ -20,8 +20,8 @@ pub fn differences(
     node: &Node,
 ) -> Result<Vec<String>> {
     let mut found = Vec::new();
-    let netns = Netns::open(path)?;
-    let sandbox_is = |text: &str| Path::new(text) == path || same_namespace(Path::new(text), path);
+    let pod_netns = Netns::open(path)?;
+    let sandbox_is = |text: &str| Path::new(text) == path || netns::is_same(Path::new(text), path);
     let said =
         previous.interfaces.iter().find(|one| one.name == attachment.ifname && !one.sandbox.is_empty());
     match said {
@@ -35,7 +35,7 @@ pub fn differences(
         found.push("its ADD was not finished".to_owned());
         return Ok(found);
     }
-    if !same_namespace(&record.netns.path, path) {
+    if !netns::is_same(&record.netns.path, path) {
         found.push(format!("it was attached to {}", record.netns.path.display()));
         return Ok(found);
     }
@@ -43,16 +43,11 @@ pub fn differences(
     if record.device.link.is_none() {
         return Ok(found);
     }
-    found.extend(rdma::differences(record, &netns)?);
-    let mut pod = netns.run(Socket::open)?;
+    found.extend(rdma::differences(record, &pod_netns)?);
+    let mut pod = pod_netns.run(Socket::open)?;
     match giveback::find_in_pod(record, &mut pod)? {
         None => found.push(format!("the device {} is not in the pod", record.device.id)),
         Some(link) => found.extend(pod::differences(&mut pod, &link, record, previous)?),
     }
     Ok(found)
-}
-
-fn same_namespace(one: &Path, other: &Path) -> bool {
-    let id = |path: &Path| NetnsId::of(path).ok().flatten().map(|id| (id.dev, id.ino));
-    id(one).is_some_and(|id_one| id(other) == Some(id_one))
 }

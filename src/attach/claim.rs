@@ -73,7 +73,7 @@ fn settle_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<()> {
         fail!(InvalidConfig, "{}the host has no device {}", conf.prefix(), selector);
     }
     for claim in claims {
-        if claim.phase == Phase::Attached && claim.netns_is_alive()? {
+        if holds_its_device(claim)? {
             let prefix = conf.prefix();
             fail!(TryAgain, "{prefix}device {} is attached to {}", claim.device.id, claim.holder());
         }
@@ -102,6 +102,18 @@ fn settle_other(records: &Records, claim: &Record, node: &Node) -> Result<()> {
         return Ok(());
     }
     log::warn!("{} was left by {}: it is put right", record.device.id, record.holder());
+    settle(records, &record, node)
+}
+
+/// Undoes an attachment that the runtime does not know any more, unless it lives or somebody is at work on it.
+pub fn collect(records: &Records, record: &Record, node: &Node) -> Result<()> {
+    let attachment = record.attachment();
+    let Some(_lock) = records.try_lock(&attachment)? else { return Ok(()) };
+    let Some(record) = records.find(&attachment)? else { return Ok(()) };
+    if holds_its_device(&record)? {
+        log::warn!("GC keeps {attachment}: its namespace lives");
+        return Ok(());
+    }
     settle(records, &record, node)
 }
 

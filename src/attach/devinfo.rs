@@ -1,6 +1,7 @@
 //! The device-info file of the Network Plumbing WG (device-info-spec 1.1.0): how a pod learns the PCI address
 //! and the RDMA devices of its interface.
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
@@ -43,7 +44,7 @@ pub fn remove(path: &Path) -> Result<()> {
             dir.discard(name);
             dir.remove(name)
         }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(()),
         Err(error) => Err(error).with_context(|| format!("cannot open {}", dir.display())),
     }
 }

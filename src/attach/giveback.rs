@@ -11,7 +11,7 @@ use super::claim::all_of;
 use super::record::{Home, Record, Records};
 use super::{rdma, vf};
 use crate::netlink::link::{self, Link, Move, parse_mac};
-use crate::netlink::{Socket, rule};
+use crate::netlink::{Socket, address, rule};
 use crate::netns::{Netns, NetnsId};
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
@@ -78,11 +78,16 @@ fn take_from_pod(record: &Record, was: &Link, netns: &Netns, host: &mut Socket) 
     let mut pod = netns.run(Socket::open)?;
     let rules: Vec<_> = record.applied.rules.iter().map(|rule| rule::remove(&mut pod, rule)).collect();
     let rdma = rdma::take_back(record, netns);
-    let moved = match find_in_pod(record, &mut pod)? {
-        Some(link) => move_home(record, &link, was, &mut pod, host),
-        None => Ok(()),
-    };
-    all_of(rules.into_iter().chain([rdma, moved]))
+    let mut steps = rules;
+    steps.push(rdma);
+    if let Some(link) = find_in_pod(record, &mut pod)? {
+        // The move takes the addresses away, but there is none with CNI_NETNS_OVERRIDE.
+        if netns.is(&Netns::current()?)? {
+            steps.extend(record.applied.addresses.iter().map(|net| address::remove(host, &link, *net)));
+        }
+        steps.push(move_home(record, &link, was, &mut pod, host));
+    }
+    all_of(steps)
 }
 
 /// Moves the device to the host with one message: name, MTU and MAC as they were.
@@ -196,6 +201,10 @@ fn restore(link: &Link, was: &Link, host: &mut Socket) -> Result<()> {
         && let Some(mac) = parse_mac(&was.mac)
     {
         steps.push(link::set_mac(host, link, &mac));
+    }
+    // A pod's own must not stay: the next pod may have no room for it.
+    for altname in link.altnames.iter().filter(|name| !was.altnames.contains(name) && **name != was.name) {
+        steps.push(link::remove_altname(host, link, altname));
     }
     for altname in was.altnames.iter().filter(|name| !link.altnames.contains(*name)) {
         steps.push(link::add_altname(host, link, altname));

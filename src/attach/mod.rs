@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result};
 
 pub use cli::run as cli;
 
-use crate::cni::{self, AddResult, Attachment, Delegate, Network, Plugin};
+use crate::cni::{self, AddResult, Attachment, Delegate, Network, Plugin, Version};
 use crate::netlink::Socket;
 use crate::netlink::link::{self, Link, Move};
 use crate::netns::{Netns, NetnsId};
@@ -43,7 +43,6 @@ impl Plugin for Attach {
         let conf = NetConf::parse(network, attachment, &node)?;
         let previous = network.previous()?.unwrap_or_default();
         let netns = Netns::open(path)?;
-        refuse_own_namespace(&netns)?;
         let ipam = conf
             .ipam
             .as_deref()
@@ -64,6 +63,8 @@ impl Plugin for Attach {
         record.vf = vf::plan(&conf, &device, &node, &mut host)?;
         record.rdma = rdma::plan(&conf, &device)?;
         records.write(&record, &mut claim)?;
+        // Held until the routes are there: another network of this pod must not choose the same table.
+        let _table = conf.rail.is_none().then(|| records.lock_netns(&record.netns)).transpose()?;
         let attached = (|| {
             let leased = lease(network, &conf, ipam.as_ref())?;
             if let Some(home) = &device.home.link {
@@ -102,7 +103,20 @@ impl Plugin for Attach {
         let ipam = ipam_of(network).filter(|name| config::check_plugin_name(name).is_ok());
         let delegate = ipam.map(|name| Delegate::find(name, &network.path, &network.stdin));
 
-        let records = Records::open(&node)?;
+        let records = match Records::open(&node) {
+            Ok(records) => records,
+            Err(error) => match Records::open_existing(&node)? {
+                Some(records) => records,
+                // A full or read-only /run without our folders: nothing was ever attached.
+                None => {
+                    log::warn!("{error:#}");
+                    return claim::all_of([
+                        give_back_unrecorded(network, attachment, path),
+                        delegate.map_or(Ok(()), |delegate| delegate?.run("DEL")),
+                    ]);
+                }
+            },
+        };
         let (lock, record) = claim::lock_and_find(&records, attachment)?;
         let done = match &record {
             Some(record) => {
@@ -181,16 +195,8 @@ impl Plugin for Attach {
         if let Some(records) = Records::open_existing(&node)? {
             let (all, _) = records.all()?;
             let ours = all.iter().filter(|record| record.network == network.name);
-            for record in ours.filter(|record| !keep.contains(&record.attachment())) {
-                // Somebody is at work on it.
-                let Some(_lock) = records.try_lock(&record.attachment())? else { continue };
-                let Some(record) = records.find(&record.attachment())? else { continue };
-                match claim::holds_its_device(&record) {
-                    Ok(true) => log::warn!("GC keeps {}: its namespace lives", record.attachment()),
-                    Ok(false) => done.push(claim::settle(&records, &record, &node)),
-                    Err(error) => done.push(Err(error)),
-                }
-            }
+            let lost = ours.filter(|record| !keep.contains(&record.attachment()));
+            done.extend(lost.map(|record| claim::collect(&records, record, &node)));
         }
         if let Some(name) = ipam_of(network) {
             config::check_plugin_name(name)?;
@@ -205,15 +211,6 @@ impl Plugin for Attach {
 /// The name of the IPAM plugin, for verbs that read nothing else of the configuration.
 fn ipam_of(network: &Network) -> Option<&str> {
     network.get(&["ipam", "type"]).and_then(serde_json::Value::as_str).filter(|name| !name.is_empty())
-}
-
-/// A plugin that moved a device into its own namespace could not give it back.
-fn refuse_own_namespace(netns: &Netns) -> Result<()> {
-    let allowed = std::env::var("CNI_NETNS_OVERRIDE").unwrap_or_default();
-    if !matches!(allowed.to_ascii_lowercase().as_str(), "1" | "true") && netns.is(&Netns::current()?)? {
-        fail!(InvalidNetns, "plugin's netns and netns from CNI_NETNS should not be the same");
-    }
-    Ok(())
 }
 
 /// DEL without a record: the device is known by its PCI address, if the runtime still knows that.
@@ -278,6 +275,14 @@ fn new_record(
 fn lease(network: &Network, conf: &NetConf, ipam: Option<&Delegate<'_>>) -> Result<AddResult> {
     let Some(ipam) = ipam else { return Ok(AddResult::default()) };
     let leased = ipam.add(network.version)?;
+    let of_family = |is_v4| leased.ips.iter().filter(move |ip| ip.address.addr().is_ipv4() == is_v4).count();
+    if network.version < Version::V030 && (of_family(true) > 1 || of_family(false) > 1) {
+        let version = network.version.as_str();
+        fail!(
+            InvalidConfig,
+            "a result of cniVersion {version} has room for one address of a family: use 0.3.0"
+        );
+    }
     if leased.ips.is_empty() {
         let name = conf.ipam.as_deref().unwrap_or_default();
         fail!(InvalidConfig, "the IPAM plugin {name} gave no address");

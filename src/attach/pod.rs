@@ -108,10 +108,13 @@ fn resolve(wanted: &cni::Route, leased: &AddResult) -> Result<Route> {
     let is_v4 = wanted.dst.addr().is_ipv4();
     let mut ips = leased.ips.iter().filter(|ip| ip.address.addr().is_ipv4() == is_v4);
     let gateway = wanted.gw.or_else(|| ips.find_map(|ip| ip.gateway)).filter(|gw| !gw.is_unspecified());
-    let covered = |gateway: IpAddr| leased.ips.iter().any(|ip| ip.address.contains(&gateway));
+    // A host address without a link prefix: the gateway is on the link although no prefix says so.
+    let mut ours = leased.ips.iter().filter(|ip| ip.address.addr().is_ipv4() == is_v4).peekable();
+    let onlink =
+        ours.peek().is_some() && ours.all(|ip| ip.address.prefix_len() == ip.address.max_prefix_len());
     Ok(Route {
         gateway,
-        onlink: gateway.is_some_and(|gateway| !covered(gateway) && !is_link_local(gateway)),
+        onlink: onlink && gateway.is_some_and(|gateway| !is_link_local(gateway)),
         metric: wanted.priority.unwrap_or(0),
         mtu: wanted.mtu,
         advmss: wanted.advmss,

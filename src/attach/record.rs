@@ -215,6 +215,12 @@ impl Records {
         Ok(DeviceLock { lock: lock.with_context(|| format!("waiting for the device {id}"))? })
     }
 
+    /// Waits for whatever else is set up in the namespace.
+    pub fn lock_netns(&self, netns: &NetnsId) -> Result<Lock> {
+        let lock = self.locks.lock(&format!("{NETNS_LOCK}{}", netns.ino), PATIENCE);
+        lock.with_context(|| format!("waiting for another network of {}", netns.path.display()))
+    }
+
     /// Waits for whatever else is set on the PF: its driver may refuse two changes at a time.
     pub fn lock_pf(&self, address: &str) -> Result<Lock> {
         let lock = self.locks.lock(&format!("pf-{address}"), PATIENCE);
@@ -313,6 +319,7 @@ impl Records {
     pub fn prune_locks(&self) -> Result<()> {
         if self.locks.names()?.len() > MAX_LOCKS {
             self.locks.prune_locks(ATTACHMENT_LOCK, OLD_LOCK)?;
+            self.locks.prune_locks(NETNS_LOCK, OLD_LOCK)?;
         }
         Ok(())
     }
@@ -332,6 +339,7 @@ impl Records {
 }
 
 const ATTACHMENT_LOCK: &str = "attachment-";
+const NETNS_LOCK: &str = "netns-";
 
 fn lock_name(attachment: &Attachment) -> String {
     format!("{ATTACHMENT_LOCK}{}:{}", name_part(&attachment.container_id), attachment.ifname)

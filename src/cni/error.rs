@@ -71,7 +71,7 @@ impl std::error::Error for Failure {}
 pub fn code_of(error: &anyhow::Error) -> u32 {
     if let Some(failure) = failure_in(error) {
         failure.code
-    } else if error.chain().any(|cause| cause.is::<std::io::Error>()) {
+    } else if error.chain().any(|cause| cause.is::<std::io::Error>() || cause.is::<nix::errno::Errno>()) {
         Code::Io as u32
     } else {
         Code::Internal as u32

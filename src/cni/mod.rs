@@ -21,7 +21,7 @@ pub use delegate::Delegate;
 pub use error::{Code, ErrorJson, Failure, code_of};
 pub use result::{AddResult, Dns, Interface, Ip, Route, VERSIONS, Version};
 
-use crate::{fail, failure};
+use crate::{fail, failure, netns};
 
 /// What a plugin does for each verb. Everything that is the same for both plugins has been checked before.
 pub trait Plugin {
@@ -211,6 +211,7 @@ fn run<P: Plugin>(plugin: &P, network: &Network, command: Command) -> Result<()>
     };
     match command {
         Command::Add(attachment, netns) => {
+            refuse_own_namespace(&netns)?;
             let result = plugin.add(network, &attachment, &netns)?;
             // Nobody is told of what cannot be written: a runtime that was killed leaves us with a closed
             // pipe, and its DEL may have come and gone before.
@@ -221,7 +222,10 @@ fn run<P: Plugin>(plugin: &P, network: &Network, command: Command) -> Result<()>
                 undone.err().map_or(error, |undo| failure!(Io, "undoing ADD failed: {undo:#}"))
             })
         }
-        Command::Del(attachment, netns) => plugin.del(network, &attachment, netns.as_deref()),
+        Command::Del(attachment, netns) => {
+            netns.as_deref().map_or(Ok(()), refuse_own_namespace)?;
+            plugin.del(network, &attachment, netns.as_deref())
+        }
         Command::Check(attachment, netns) => {
             needs(Version::V040, "CHECK")?;
             let Some(previous) = network.previous()? else {
@@ -241,6 +245,16 @@ fn run<P: Plugin>(plugin: &P, network: &Network, command: Command) -> Result<()>
             fail!(InvalidEnvironment, "unknown CNI_COMMAND: {}", command.name())
         }
     }
+}
+
+/// A plugin that moved a device into its own namespace could not tell it from the host's. Go's skel looks only
+/// after the plugin has acted, and prints a second document then.
+fn refuse_own_namespace(netns: &Path) -> Result<()> {
+    let allowed = std::env::var("CNI_NETNS_OVERRIDE").unwrap_or_default().to_ascii_lowercase();
+    if !matches!(allowed.as_str(), "1" | "true") && netns::is_same(netns, Path::new("/proc/self/ns/net")) {
+        fail!(InvalidNetns, "plugin's netns and netns from CNI_NETNS should not be the same");
+    }
+    Ok(())
 }
 
 /// VERSION answers at once whatever stdin is: runtimes call it for every file in their folder, some with an

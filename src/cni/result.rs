@@ -233,12 +233,7 @@ impl AddResult {
         let mut json = Map::new();
         json.insert("cniVersion".to_owned(), version.as_str().into());
         for (key, is_v4) in [("ip4", true), ("ip6", false)] {
-            let mut ips = self.ips.iter().filter(|ip| ip.address.addr().is_ipv4() == is_v4);
-            let Some(ip) = ips.next() else { continue };
-            // As host-local does: better than to drop one without a word.
-            if ips.next().is_some() {
-                fail!(InvalidConfig, "cniVersion {} has room for one address of a family", version.as_str());
-            }
+            let Some(ip) = self.ips.iter().find(|ip| ip.address.addr().is_ipv4() == is_v4) else { continue };
             let routes: Vec<_> =
                 self.routes.iter().filter(|route| route.dst.addr().is_ipv4() == is_v4).collect();
             let mut block = json!({ "ip": ip.address });

@@ -7,11 +7,11 @@ use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, Parseable as _};
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage};
 use nix::errno::Errno;
-use nix::libc::{RTM_GETADDR, RTM_NEWADDR};
+use nix::libc::{RTM_DELADDR, RTM_GETADDR, RTM_NEWADDR};
 use rtnetlink::AddressMessageBuilder;
 
 use super::link::{Index, Link};
-use super::{Message, Socket};
+use super::{Error, Message, Socket};
 
 /// An address that a link has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,23 +24,35 @@ pub struct Address {
 
 /// Gives `link` the address. IPv4 gets a broadcast address too, where the prefix has one.
 pub fn add(socket: &mut Socket, link: &Link, net: IpNet) -> Result<()> {
-    let message = match net.addr() {
-        IpAddr::V4(v4) => AddressMessageBuilder::<Ipv4Addr>::new()
-            .index(link.index.get())
-            .address(v4, net.prefix_len())
-            .build(),
-        IpAddr::V6(v6) => {
-            let builder = AddressMessageBuilder::<Ipv6Addr>::new().index(link.index.get());
-            let mut message = builder.address(v6, net.prefix_len()).build();
-            // Usable while duplicate detection runs. The sysctl only allows it: by itself the kernel does
-            // not mark configured addresses so (net/ipv6/addrconf.c, inet6_addr_add, on RFC 4429 3.1).
-            message.attributes.push(AddressAttribute::Flags(AddressFlags::Optimistic));
-            message
-        }
-    };
+    let mut message = message(link, net);
+    if net.addr().is_ipv6() {
+        // Usable while duplicate detection runs. The sysctl only allows it: by itself the kernel does
+        // not mark configured addresses so (net/ipv6/addrconf.c, inet6_addr_add, on RFC 4429 3.1).
+        message.attributes.push(AddressAttribute::Flags(AddressFlags::Optimistic));
+    }
     socket.change(Message::new(RTM_NEWADDR, &message), NLM_F_CREATE | NLM_F_EXCL, || {
         format!("cannot give {} the address {net}", link.name)
     })
+}
+
+/// Takes the address from `link`; one that it does not have is no error.
+pub fn remove(socket: &mut Socket, link: &Link, net: IpNet) -> Result<()> {
+    let removed = socket.change(Message::new(RTM_DELADDR, &message(link, net)), 0, || {
+        format!("cannot take the address {net} from {}", link.name)
+    });
+    removed.or_else(|error| if Error::is(&error, Errno::EADDRNOTAVAIL) { Ok(()) } else { Err(error) })
+}
+
+fn message(link: &Link, net: IpNet) -> AddressMessage {
+    let index = link.index.get();
+    match net.addr() {
+        IpAddr::V4(v4) => {
+            AddressMessageBuilder::<Ipv4Addr>::new().index(index).address(v4, net.prefix_len()).build()
+        }
+        IpAddr::V6(v6) => {
+            AddressMessageBuilder::<Ipv6Addr>::new().index(index).address(v6, net.prefix_len()).build()
+        }
+    }
 }
 
 /// The addresses of the link with this index, of both families.

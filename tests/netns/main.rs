@@ -4,6 +4,11 @@
 
 mod attach;
 mod contract;
+mod failures;
 mod harness;
 mod killsweep;
+mod ipam;
+mod killsweep;
+mod rails;
+mod result;
 mod trace;

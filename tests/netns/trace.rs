@@ -1,4 +1,5 @@
-//! A tracer that kills a plugin, or the IPAM plugin that it started, right before one of their system calls.
+//! A tracer that stops a plugin, and the IPAM plugin that it started, right before each of their system calls:
+//! to kill them there, or to let something else happen first.
 //!
 //! strace can do so too, but it counts calls per kind and per thread, so it cannot aim at the third `openat`
 //! of the IPAM while the plugin itself makes three as well. Here the calls of all threads and processes have
@@ -20,7 +21,7 @@ use crate::harness::{Call, Ran, skip};
 
 /// Not swept: calls on the process's own memory, threads and signals, and those that only look. The state of
 /// the node before such a call is that before the next one of the same thread, which is swept.
-const HARMLESS: [i64; 30] = [
+const HARMLESS: [i64; 33] = [
     libc::SYS_mmap,
     libc::SYS_mprotect,
     libc::SYS_munmap,
@@ -51,6 +52,10 @@ const HARMLESS: [i64; 30] = [
     libc::SYS_getsockname,
     libc::SYS_getcwd,
     libc::SYS_poll,
+    libc::SYS_readlink,
+    libc::SYS_recvfrom,
+    // A kill closes all files.
+    libc::SYS_close,
 ];
 
 /// How a traced call ended.
@@ -74,9 +79,20 @@ pub fn is_allowed(test: &str) -> bool {
     seized.map_err(|errno| skip(test, &format!("ptrace is not allowed here: {errno}"))).is_ok()
 }
 
-/// Runs `call` and kills whoever makes the system call number `victim`, counted from 1, before it is made.
+/// A system call that is about to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct Point {
+    /// How many there were, with this one.
+    pub count: usize,
+    /// By which thread.
+    pub thread: Pid,
+    /// Which one: SYS_*.
+    pub number: i64,
+}
+
+/// Runs `call` and stops before each of its system calls; who makes it is killed where `is_deadly`.
 /// Returns when the plugin and everything that it started have ended: orphans are waited for.
-pub fn run(call: &Call, config: &Value, victim: Option<usize>) -> Traced {
+pub fn run(call: &Call, config: &Value, mut is_deadly: impl FnMut(Point) -> bool) -> Traced {
     // It waits to be traced, so that no call is missed.
     let mut child =
         call.clone().under(&["sh", "-c", "kill -STOP $$; exec \"$0\""]).command().spawn().unwrap();
@@ -116,7 +132,7 @@ pub fn run(call: &Call, config: &Value, victim: Option<usize>) -> Traced {
             Ok(WaitStatus::PtraceSyscall(pid)) => {
                 if let Some(number) = entered(pid).filter(|number| started && !harmless.contains(number)) {
                     calls += 1;
-                    if victim == Some(calls) {
+                    if is_deadly(Point { count: calls, thread: pid, number }) {
                         let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
                         killed = Some(format!("{} before its call {number}", comm.trim()));
                         // The call is not made: the kernel looks for a deadly signal first.
