@@ -6,7 +6,6 @@ mod attach;
 mod contract;
 mod failures;
 mod harness;
-mod killsweep;
 mod ipam;
 mod killsweep;
 mod rails;
