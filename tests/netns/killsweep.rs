@@ -55,7 +55,9 @@ impl Bench {
     }
 
     fn killed(&self, verb: &str, victim: Option<usize>) -> Traced {
-        trace::run(&self.host.call(verb, "c1", &self.pods[0]), &self.config, |point| Some(point.count) == victim)
+        trace::run(&self.host.call(verb, "c1", &self.pods[0]), &self.config, |point| {
+            Some(point.count) == victim
+        })
     }
 
     /// Of the host, of the pods, and of the folders.

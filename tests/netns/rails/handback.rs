@@ -95,7 +95,10 @@ fn reap_puts_a_handed_back_device_right() {
         assert!(dry.stdout.contains("would give back") && dry.stdout.contains("vf0"), "{dry:?}");
         assert_eq!(host.snapshot(), found);
         let done = reap(host, &[]).ok();
-        assert!(done.stdout.contains("gave back") && done.stdout.contains("1 left behind, 0 in use"), "{done:?}");
+        assert!(
+            done.stdout.contains("gave back") && done.stdout.contains("1 left behind, 0 in use"),
+            "{done:?}"
+        );
         assert_eq!(host.snapshot(), *before);
         assert!(reap(host, &[]).ok().stdout.contains("0 left behind, 0 in use"));
     });
