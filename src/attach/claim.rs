@@ -49,7 +49,7 @@ pub fn claim(
             settle_other(records, &claim, node)?;
         }
     }
-    fail!(TryAgain, "{}the device {} is not to be had: others keep taking it", conf.prefix(), conf.selector)
+    fail!(TryAgain, "the device {} is not to be had: others keep taking it", conf.selector)
 }
 
 /// A PF whose VFs pods have is not moved away under them: no VF could be set back through it.
@@ -86,12 +86,11 @@ fn settle_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<()> {
     };
     let mut claims = all.iter().filter(is_meant).peekable();
     if claims.peek().is_none() {
-        fail!(InvalidConfig, "{}the host has no device {}", conf.prefix(), selector);
+        fail!(InvalidConfig, "the host has no device {selector}");
     }
     for claim in claims {
         if holds_its_device(claim)? {
-            let prefix = conf.prefix();
-            fail!(TryAgain, "{prefix}device {} is attached to {}", claim.device.id, claim.holder());
+            fail!(TryAgain, "device {} is attached to {}", claim.device.id, claim.holder());
         }
         settle_other(records, claim, node)?;
     }
