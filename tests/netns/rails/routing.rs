@@ -286,7 +286,6 @@ fn routes_have_the_keys_that_were_asked_for() {
         json!({"routes": [
             {"dst": "10.1.0.0/16", "mtu": 4000, "advmss": 3900, "priority": 7},
             {"dst": "10.2.0.0/16", "gw": "172.16.0.1", "table": 77},
-            {"dst": "10.3.0.0/16", "gw": "10.99.0.1"},
             {"dst": "10.4.0.0/16", "gw": "0.0.0.0", "scope": 253},
             {"dst": "10.5.9.9/16"},
         ]}),
@@ -303,8 +302,6 @@ fn routes_have_the_keys_that_were_asked_for() {
             "{first}"
         );
         assert_eq!(first["metric"], if table == "main" { json!(7) } else { json!(null) });
-        let far = route("10.3.0.0/16", table);
-        assert_eq!((&far["gateway"], &far["flags"]), (&json!("10.99.0.1"), &json!(["onlink"])));
         let direct = route("10.4.0.0/16", table);
         assert_eq!(
             (direct.get("gateway"), direct["scope"].to_string().trim_matches('"')),
@@ -331,6 +328,29 @@ fn routes_have_the_keys_that_were_asked_for() {
             .ifname("net2")
             .run(&with(config.clone(), json!({ "routes": bad })))
             .error(7);
+    }
+}
+
+/// A host address has no neighbours by its prefix: its gateway is on the link all the same.
+#[test]
+fn a_host_address_reaches_its_gateway_on_the_link() {
+    let Some(host) = fabric("routing::onlink", 1) else { return };
+    let pod = host.add_netns("pod");
+    let ips = json!([{"address": "10.0.0.2/32", "gateway": "10.9.0.1"}, {"address": "fd00::2/128", "gateway": "fd09::1"}]);
+    let answer =
+        json!({"cniVersion": "1.1.0", "ips": ips, "routes": [{"dst": "10.0.0.0/8"}, {"dst": "fd00::/16"}]});
+    host.add_plugin("stand-in", &format!("[ $CNI_COMMAND = ADD ] && echo '{answer}'; exit 0"));
+    let config = with(rail(0), json!({"ipam": {"type": "stand-in"}}));
+    host.cni("ADD", "c1", &pod, &config).ok();
+    for (family, dst, gateway) in [("-4", "10.0.0.0/8", "10.9.0.1"), ("-6", "fd00::/16", "fd09::1")] {
+        for table in ["main", "100"] {
+            let route = host.json(Some(&pod), &format!("{family} route show {dst} table {table}"));
+            assert_eq!(
+                (&route[0]["gateway"], &route[0]["flags"][0]),
+                (&json!(gateway), &json!("onlink")),
+                "{route}"
+            );
+        }
     }
 }
 
