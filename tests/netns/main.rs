@@ -3,6 +3,7 @@
 #![allow(missing_docs)]
 
 mod attach;
+mod badinput;
 mod contract;
 mod failures;
 mod harness;
