@@ -150,9 +150,10 @@ pub fn undo<'a>(
 /// The record, with the lock of the attachment. Where no lock can be had and nothing is on record, as on a
 /// read-only /run, there is nothing to guard either.
 pub fn lock_and_find(
-    records: &Records,
+    records: Option<&Records>,
     attachment: &Attachment,
 ) -> Result<(Option<AttachmentLock>, Option<Record>)> {
+    let Some(records) = records else { return Ok((None, None)) };
     match records.lock(attachment) {
         Ok(lock) => Ok((Some(lock), records.find(attachment)?)),
         Err(error) if cni::code_of(&error) == Code::TryAgain as u32 => Err(error),

@@ -103,37 +103,25 @@ impl Plugin for Attach {
         let ipam = ipam_of(network).filter(|name| config::check_plugin_name(name).is_ok());
         let delegate = ipam.map(|name| Delegate::find(name, &network.path, &network.stdin));
 
-        let records = match Records::open(&node) {
-            Ok(records) => records,
-            Err(error) => match Records::open_existing(&node)? {
-                Some(records) => records,
-                // A full or read-only /run without our folders: nothing was ever attached.
-                None => {
-                    log::warn!("{error:#}");
-                    return claim::all_of([
-                        give_back_unrecorded(network, attachment, path),
-                        delegate.map_or(Ok(()), |delegate| delegate?.run("DEL")),
-                    ]);
-                }
-            },
-        };
-        let (lock, record) = claim::lock_and_find(&records, attachment)?;
-        let done = match &record {
-            Some(record) => {
+        let records = Records::open_for_del(&node)?;
+        let (lock, record) = claim::lock_and_find(records.as_ref(), attachment)?;
+        let done = match (&records, &record) {
+            (Some(records), Some(record)) => {
                 let mut claim = records.lock_device(&record.device.id)?;
                 // The configuration may name another IPAM by now than the one that ADD used: both are told.
                 let of_add = record.ipam.iter().filter(|recorded| ipam != Some(&recorded.r#type));
                 let of_add = of_add.map(|recorded| recorded.delegate(record));
-                claim::undo(record, &records, &mut claim, &node, delegate.into_iter().chain(of_add))
+                claim::undo(record, records, &mut claim, &node, delegate.into_iter().chain(of_add))
             }
-            None => claim::all_of([
+            _ => claim::all_of([
                 give_back_unrecorded(network, attachment, path),
                 delegate.map_or(Ok(()), |delegate| delegate?.run("DEL")),
-                records.remove(attachment, None),
+                records.as_ref().map_or(Ok(()), |records| records.remove(attachment, None)),
             ]),
         };
         // What is only for later calls must not fail this one, on a full /run for example.
-        let left = lock.map_or(Ok(()), |mut lock| lock.set_deleted()).and_then(|()| records.prune_locks());
+        let left = lock.map_or(Ok(()), |mut lock| lock.set_deleted());
+        let left = left.and_then(|()| records.map_or(Ok(()), |records| records.prune_locks()));
         left.unwrap_or_else(|error| log::warn!("{error:#}"));
         done
     }

@@ -49,6 +49,18 @@ pub fn clashing_altnames(pod: &mut Socket, device: &Link, name: &str) -> Result<
 /// What the rail is to be in the pod, from the configuration and the IPAM's answer.
 pub fn plan(conf: &NetConf, home: &Link, leased: &AddResult, pod: &mut Socket) -> Result<Applied> {
     let addresses: Vec<IpNet> = leased.ips.iter().map(|ip| ip.address).collect();
+    for ip in &leased.ips {
+        let address = ip.address.addr();
+        if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
+            fail!(InvalidConfig, "the IPAM gave {}, which no interface can have", ip.address);
+        }
+        if ip.address.prefix_len() == 0 {
+            fail!(InvalidConfig, "the IPAM gave {}: its network would be a default route", ip.address);
+        }
+        if ip.gateway == Some(address) {
+            fail!(InvalidConfig, "the IPAM gave {} with itself as its gateway", ip.address);
+        }
+    }
     let slot = match conf.rail {
         Some(rail) => u32::from(rail),
         None if addresses.is_empty() => FIRST_FREE,
@@ -108,6 +120,10 @@ fn resolve(wanted: &cni::Route, leased: &AddResult) -> Result<Route> {
     let is_v4 = wanted.dst.addr().is_ipv4();
     let mut ips = leased.ips.iter().filter(|ip| ip.address.addr().is_ipv4() == is_v4);
     let gateway = wanted.gw.or_else(|| ips.find_map(|ip| ip.gateway)).filter(|gw| !gw.is_unspecified());
+    if let Some(gateway) = gateway.filter(|gateway| leased.ips.iter().any(|ip| ip.address.addr() == *gateway))
+    {
+        fail!(InvalidConfig, "the route to {} leads to the pod's own address {gateway}", wanted.dst);
+    }
     // A host address without a link prefix: the gateway is on the link although no prefix says so.
     let mut ours = leased.ips.iter().filter(|ip| ip.address.addr().is_ipv4() == is_v4).peekable();
     let onlink =
@@ -179,7 +195,9 @@ pub fn configure(pod: &mut Socket, link: &Link, applied: &Applied) -> Result<()>
         route::add(pod, link.index, route).map_err(|error| explain_clash(error, route))?;
     }
     for rule in &applied.rules {
-        rule::add(pod, rule)?;
+        // The same rule can only be left of an attachment whose record was lost: it is what is wanted.
+        rule::add(pod, rule)
+            .or_else(|error| if Error::is(&error, Errno::EEXIST) { Ok(()) } else { Err(error) })?;
     }
     Ok(())
 }

@@ -187,6 +187,17 @@ impl Records {
         Ok(Records { records: node.run("attachments")?, locks: node.run("locks")? })
     }
 
+    /// Opens the folders; `None` where they are missing and cannot be made, for then nothing was ever attached.
+    pub fn open_for_del(node: &Node) -> Result<Option<Records>> {
+        match Records::open(node) {
+            Ok(records) => Ok(Some(records)),
+            Err(error) => {
+                log::warn!("{error:#}");
+                Records::open_existing(node)
+            }
+        }
+    }
+
     /// Opens the folders if they are there; no attachment was ever made if not.
     pub fn open_existing(node: &Node) -> Result<Option<Records>> {
         let (Some(records), Some(locks)) = (node.existing_run("attachments")?, node.existing_run("locks")?)

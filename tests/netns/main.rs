@@ -7,6 +7,8 @@ mod badinput;
 mod contract;
 mod failures;
 mod harness;
+mod ipam;
 mod killsweep;
+mod rails;
 mod result;
 mod trace;

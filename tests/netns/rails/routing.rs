@@ -1,0 +1,435 @@
+//! DESIGN section 6: addresses, routes, rules and sysctls of several rails in one pod.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::harness::{Host, rail, with};
+
+/// The far end of rail R: pool `far-R`, 172.(16+2R).0.2/31, on a veth `farR` to the same leaf.
+fn add_far_rail(host: &Host, rail: u8) {
+    let (second, leaf) = (16 + 2 * rail, host.leaf());
+    let routes = [format!("172.{second}.0.0/15"), "172.16.0.0/12".to_owned()];
+    let routes: Vec<_> = routes.iter().map(String::as_str).collect();
+    host.plan(&format!("far-{rail}"), &format!("172.{second}.0.2/31"), &format!("172.{second}.0.3"), &routes);
+    host.ip(&format!("link add far{rail} type veth peer name lfar{rail} netns {leaf}"));
+    host.ip(&format!("-n {leaf} addr add 172.{second}.0.3/31 dev lfar{rail}"));
+    host.ip(&format!("-n {leaf} link set lfar{rail} mtu 9216 up"));
+}
+
+fn far(rail: u8) -> Value {
+    let pool = format!("far-{rail}");
+    let device = format!("far{rail}");
+    with(crate::harness::rail(rail), json!({"device": device, "ipam": {"type": "rail-ipam", "pool": pool}}))
+}
+
+fn net(rail: u8) -> String {
+    format!("net{}", rail + 1)
+}
+
+fn attach(host: &Host, container: &str, pod: &Path, rail: u8, config: &Value) -> Value {
+    host.call("ADD", container, pod).ifname(&net(rail)).run(config).ok().json()
+}
+
+fn detach(host: &Host, container: &str, pod: &Path, rail: u8, config: &Value) {
+    host.call("DEL", container, pod).ifname(&net(rail)).run(config).ok();
+}
+
+fn set_sysctl(host: &Host, netns: &Path, assignment: &str) {
+    let ran = host.run_in(netns, &format!("sysctl -qw {assignment}"));
+    assert_eq!(ran.status, 0, "{ran:?}");
+}
+
+fn sysctl(host: &Host, netns: &Path, key: &str) -> String {
+    host.run_in(netns, &format!("cat /proc/sys/net/{key}")).ok().stdout.trim().to_owned()
+}
+
+/// A host with rails 0 to `count`-1, whose leaf forwards.
+fn fabric(test: &str, count: u8) -> Option<Host> {
+    let host = Host::new(test)?;
+    (0..count).for_each(|rail| host.add_rail(rail));
+    let leaf = Path::new("/run/netns").join(host.leaf());
+    set_sysctl(&host, &leaf, "net.ipv4.ip_forward=1");
+    set_sysctl(&host, &leaf, "net.ipv6.conf.all.forwarding=1");
+    Some(host)
+}
+
+/// Routes through `dev`, of both families, without what the kernel makes by itself.
+fn routes_of(host: &Host, pod: &Path, dev: &str) -> Value {
+    let see =
+        |family: &str| host.json(Some(pod), &format!("{family} route show table all proto static dev {dev}"));
+    json!([see("-4"), see("-6")])
+}
+
+/// Eight rails in each of two pods: every pair of rails reaches each other by the rail of the source, though
+/// the pod's filter is strict.
+#[test]
+fn every_rail_reaches_every_rail_by_its_own() {
+    let Some(host) = fabric("routing::fabric", 8) else { return };
+    (0..8).for_each(|rail| add_far_rail(&host, rail));
+    let before = host.snapshot();
+    let (near_pod, far_pod) = (host.add_netns("near"), host.add_netns("far"));
+    for pod in [&near_pod, &far_pod] {
+        set_sysctl(&host, pod, "net.ipv4.conf.all.rp_filter=1");
+    }
+    for n in 0..8 {
+        attach(&host, "near", &near_pod, n, &rail(n));
+        attach(&host, "far", &far_pod, n, &far(n));
+    }
+    for from in 0..8u8 {
+        let source = format!("172.{}.0.0", 16 + 2 * from);
+        for to in 0..8u8 {
+            let target = format!("172.{}.0.2", 16 + 2 * to);
+            let way = host.json(Some(&near_pod), &format!("route get {target} from {source}"));
+            assert_eq!(way[0]["dev"], net(from), "{source} to {target}: {way}");
+            let ping = host.run_in(&near_pod, &format!("ping -c1 -W3 -I {source} {target}"));
+            assert_eq!(ping.status, 0, "{source} to {target}: {ping:?}");
+            // Bound to the device, and not bound: the longest match.
+            let ping = host.run_in(&near_pod, &format!("ping -c1 -W3 -I {} {target}", net(from)));
+            assert_eq!(ping.status, 0, "{source} to {target}: {ping:?}");
+            let way = host.json(Some(&near_pod), &format!("route get {target}"));
+            assert_eq!(way[0]["dev"], net(to), "unbound to {target}: {way}");
+        }
+        // The aggregate, by the first rail, in a fixed order.
+        let way = host.json(Some(&near_pod), "route get 172.31.255.1");
+        assert_eq!(way[0]["dev"], "net8", "172.30.0.0/15 is rail 7's: {way}");
+    }
+    let rules = host.json(Some(&near_pod), "rule");
+    for n in 0..8u32 {
+        let rule = json!({"priority": 1000 + n, "src": format!("172.{}.0.0", 16 + 2 * n), "table": (100 + n).to_string()});
+        let is_it = |one: &Value| ["priority", "src", "table"].iter().all(|key| one[key] == rule[key]);
+        assert!(rules.as_array().unwrap().iter().any(is_it), "{rule} in {rules}");
+    }
+    for n in 0..8 {
+        detach(&host, "near", &near_pod, n, &rail(n));
+        detach(&host, "far", &far_pod, n, &far(n));
+    }
+    assert_eq!(host.snapshot(), before);
+    for family in ["-4", "-6"] {
+        let rules = host.json(Some(&near_pod), &format!("{family} rule"));
+        assert!(rules.as_array().unwrap().iter().all(|rule| rule["protocol"] == "kernel"), "{rules}");
+    }
+}
+
+/// The aggregate that all rails share stands once for each rail, in the order of the rails, in both families.
+#[test]
+fn the_aggregate_stands_once_for_each_rail() {
+    let Some(host) = fabric("routing::aggregate", 3) else { return };
+    let pod = host.add_netns("pod");
+    for n in [2, 0, 1] {
+        host.plan(&format!("six-{n}"), &format!("fd00:{n}::/127"), &format!("fd00:{n}::1"), &["fd00::/16"]);
+        let config =
+            with(rail(n), json!({"ipam": {"type": "rail-ipam", "pool": format!("rail-{n},six-{n}")}}));
+        attach(&host, "c1", &pod, n, &config);
+    }
+    for (family, dst) in [("-4", "172.16.0.0/12"), ("-6", "fd00::/16")] {
+        let routes = host.json(Some(&pod), &format!("{family} route show {dst} table main"));
+        let found: Vec<_> = routes
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|route| (route["dev"].as_str(), route["metric"].as_u64(), route.get("nexthops")))
+            .collect();
+        let expected = [
+            (Some("net1"), Some(1000), None),
+            (Some("net2"), Some(1001), None),
+            (Some("net3"), Some(1002), None),
+        ];
+        assert_eq!(found, expected, "{routes}");
+        for n in 0..3 {
+            let own = host.json(Some(&pod), &format!("{family} route show {dst} table {}", 100 + n));
+            assert_eq!(own[0]["dev"], net(n), "{own}");
+        }
+    }
+}
+
+/// IPv4, IPv6, and both at once.
+#[test]
+fn both_families_work_alone_and_together() {
+    let Some(host) = fabric("routing::families", 1) else { return };
+    let leaf = Path::new("/run/netns").join(host.leaf());
+    host.ip_in(&leaf, "addr add fd00::1/127 dev leaf0 nodad");
+    host.plan("six", "fd00::/127", "fd00::1", &["fd00::/32"]);
+    let before = host.snapshot();
+    for pools in ["rail-0", "six", "rail-0,six"] {
+        let pod = host.add_netns(&pools.replace(',', "-"));
+        let config = with(rail(0), json!({"ipam": {"type": "rail-ipam", "pool": pools}}));
+        let added = attach(&host, "c1", &pod, 0, &config);
+        for (pool, family, address, gateway) in
+            [("rail-0", "-4", "172.16.0.0", "172.16.0.1"), ("six", "-6", "fd00::", "fd00::1")]
+        {
+            let has = pools.contains(pool);
+            let rules = host.json(Some(&pod), &format!("{family} rule"));
+            assert_eq!(
+                rules.to_string().contains(&format!("\"src\":\"{address}\"")),
+                has,
+                "{pools}: {rules}"
+            );
+            if has {
+                let ping = host.run_in(&pod, &format!("ping {family} -c1 -W3 -I {address} {gateway}"));
+                assert_eq!(ping.status, 0, "{pools}: {ping:?}");
+            }
+        }
+        host.call("CHECK", "c1", &pod).run(&with(config.clone(), json!({ "prevResult": added }))).ok();
+        detach(&host, "c1", &pod, 0, &config);
+        assert_eq!(host.snapshot(), before, "{pools}");
+        assert!(!host.json(Some(&pod), "-6 rule").to_string().contains("fd00"));
+    }
+}
+
+/// The main table alone.
+#[test]
+fn destination_based_routing_makes_neither_rules_nor_tables() {
+    let Some(host) = fabric("routing::destination", 2) else { return };
+    let pod = host.add_netns("pod");
+    for n in 0..2 {
+        let config = with(rail(n), json!({"routing": "destination-based"}));
+        let added = attach(&host, "c1", &pod, n, &config);
+        host.call("CHECK", "c1", &pod)
+            .ifname(&net(n))
+            .run(&with(config, json!({ "prevResult": added })))
+            .ok();
+    }
+    let rules = host.json(Some(&pod), "rule");
+    assert!(rules.as_array().unwrap().iter().all(|rule| rule["protocol"] == "kernel"), "{rules}");
+    for n in 0..2 {
+        let tables = routes_of(&host, &pod, &net(n)).to_string();
+        assert!(tables.contains("172.16.0.0/12") && !tables.contains("\"table\":\"1"), "{tables}");
+    }
+    assert_eq!(host.json(Some(&pod), "route get 172.18.5.5")[0]["dev"], "net2");
+}
+
+/// Item 59, DESIGN section 6: from the configuration, from the IPAM, in both families and spellings.
+#[test]
+fn a_rail_never_has_the_default_route() {
+    let Some(host) = fabric("routing::default", 1) else { return };
+    let pod = host.add_netns("pod");
+    // eth0 has it.
+    host.ip_in(&pod, "link add eth0 type veth peer name eth0-peer");
+    host.ip_in(&pod, "addr add 10.0.0.5/24 dev eth0");
+    host.ip_in(&pod, "link set eth0-peer up");
+    host.ip_in(&pod, "link set eth0 up");
+    host.ip_in(&pod, "route add default via 10.0.0.1");
+    host.add_plugin(
+        "stand-in",
+        r#"[ $CNI_COMMAND = ADD ] && echo '{"cniVersion": "1.1.0", "ips": [{"address": "10.7.0.2/24", "gateway": "10.7.0.1"},
+             {"address": "fd07::2/64", "gateway": "fd07::1"}], "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0", "gw": "fd07::1"},
+             {"dst": "0.0.0.0/0", "table": 77}, {"dst": "10.9.0.0/16"}]}'; exit 0"#,
+    );
+    let configured = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}, {"dst": "0.0.0.0/0", "gw": "172.16.0.1", "priority": 9}, {"dst": "10.8.0.0/16"}]);
+    for more in [
+        json!({ "routes": configured }),
+        json!({"ipam": {"type": "stand-in"}}),
+        json!({"ipam": {"type": "stand-in"}, "routes": configured}),
+        json!({"ipam": {"type": "stand-in"}, "routing": "destination-based"}),
+        json!({"ipam": {"type": "stand-in"}, "rail": null}),
+    ] {
+        let config = with(rail(0), more);
+        let ran = host.cni("ADD", "c1", &pod, &config).ok();
+        assert!(ran.stderr.contains("warn") && ran.stderr.contains("/0 left out"), "{ran:?}");
+        let result = ran.json();
+        assert!(!result["routes"].to_string().contains("/0\""), "{result}");
+        for family in ["-4", "-6"] {
+            let defaults = host.json(Some(&pod), &format!("{family} route show default table all"));
+            let through: Vec<_> =
+                defaults.as_array().unwrap().iter().filter(|route| route["dev"] == "net1").collect();
+            assert!(through.is_empty(), "{through:?}");
+        }
+        assert_eq!(host.json(Some(&pod), "route get 8.8.8.8")[0]["dev"], "eth0");
+        host.cni("CHECK", "c1", &pod, &with(config.clone(), json!({ "prevResult": result }))).ok();
+        host.cni("DEL", "c1", &pod, &config).ok();
+        assert_eq!(host.json(Some(&pod), "route get 8.8.8.8")[0]["dev"], "eth0");
+    }
+}
+
+/// The same by the back door: the network of an address is a route too.
+#[test]
+fn an_address_whose_network_is_everything_is_refused() {
+    let Some(host) = fabric("routing::default_net", 1) else { return };
+    let pod = host.add_netns("pod");
+    let before = host.snapshot();
+    for address in ["10.0.0.2/0", "fd00::2/0", "0.0.0.0/0", "0.0.0.0/24", "::/64"] {
+        let answer = json!({"cniVersion": "1.1.0", "ips": [{ "address": address }]});
+        host.add_plugin("stand-in", &format!("[ $CNI_COMMAND = ADD ] && echo '{answer}'; exit 0"));
+        let failed = host.cni("ADD", "c1", &pod, &with(rail(0), json!({"ipam": {"type": "stand-in"}})));
+        assert_eq!(failed.status, 1, "{address}: {failed:?}");
+        assert_eq!(host.snapshot(), before, "{address}");
+    }
+}
+
+/// peers-attach: of two host-device rails the last one wins, and nobody notices.
+#[test]
+fn two_rails_keep_their_own_routes_when_one_comes_or_goes() {
+    let Some(host) = fabric("routing::two", 2) else { return };
+    let pod = host.add_netns("pod");
+    let extra = |n: u8| with(rail(n), json!({"routes": [{"dst": "10.9.0.0/16"}]}));
+    for (one, other) in [(0, 1), (1, 0)] {
+        attach(&host, "c1", &pod, one, &extra(one));
+        let alone = routes_of(&host, &pod, &net(one));
+        let rules = host.json(Some(&pod), "rule");
+        attach(&host, "c1", &pod, other, &extra(other));
+        assert_eq!(routes_of(&host, &pod, &net(one)), alone);
+        detach(&host, "c1", &pod, other, &extra(other));
+        assert_eq!(routes_of(&host, &pod, &net(one)), alone);
+        assert_eq!(host.json(Some(&pod), "rule"), rules);
+        detach(&host, "c1", &pod, one, &extra(one));
+    }
+}
+
+/// Each key of a route is what the kernel has.
+#[test]
+fn routes_have_the_keys_that_were_asked_for() {
+    let Some(host) = fabric("routing::keys", 1) else { return };
+    let pod = host.add_netns("pod");
+    let config = with(
+        rail(0),
+        json!({"routes": [
+            {"dst": "10.1.0.0/16", "mtu": 4000, "advmss": 3900, "priority": 7},
+            {"dst": "10.2.0.0/16", "gw": "172.16.0.1", "table": 77},
+            {"dst": "10.3.0.0/16", "gw": "10.99.0.1"},
+            {"dst": "10.4.0.0/16", "gw": "0.0.0.0", "scope": 253},
+            {"dst": "10.5.9.9/16"},
+        ]}),
+    );
+    let added = host.cni("ADD", "c1", &pod, &config).ok().json();
+    let route = |dst: &str, table: &str| {
+        host.json(Some(&pod), &format!("-N route show {dst} table {table}"))[0].clone()
+    };
+    for table in ["main", "100"] {
+        let first = route("10.1.0.0/16", table);
+        assert_eq!(
+            (&first["metrics"][0]["mtu"], &first["metrics"][0]["advmss"]),
+            (&json!(4000), &json!(3900)),
+            "{first}"
+        );
+        assert_eq!(first["metric"], if table == "main" { json!(7) } else { json!(null) });
+        let far = route("10.3.0.0/16", table);
+        assert_eq!((&far["gateway"], &far["flags"]), (&json!("10.99.0.1"), &json!(["onlink"])));
+        let direct = route("10.4.0.0/16", table);
+        assert_eq!(
+            (direct.get("gateway"), direct["scope"].to_string().trim_matches('"')),
+            (None, "253"),
+            "{direct}"
+        );
+        assert_eq!(route("10.5.0.0/16", table)["gateway"], "172.16.0.1");
+    }
+    // A table of its own, and no copy.
+    assert_eq!(route("10.2.0.0/16", "77")["gateway"], "172.16.0.1");
+    assert_eq!((route("10.2.0.0/16", "main"), route("10.2.0.0/16", "100")), (json!(null), json!(null)));
+    host.cni("CHECK", "c1", &pod, &with(config.clone(), json!({ "prevResult": added }))).ok();
+    for bad in [
+        json!([{"dst": "10.0.0.0/8", "gw": "fd00::1"}]),
+        json!([{"dst": "10.0.0.0/8", "table": 255}]),
+        json!([{"dst": "10.0.0.0"}]),
+        json!([{"gw": "172.16.0.1"}]),
+        json!([{"dst": "10.0.0.0/8", "gw": "x"}]),
+        json!([{"dst": "10.0.0.0/8", "mtu": "x"}]),
+        json!([{"dst": "10.0.0.0/8", "scope": 256}]),
+        json!({}),
+    ] {
+        host.call("ADD", "c2", &pod)
+            .ifname("net2")
+            .run(&with(config.clone(), json!({ "routes": bad })))
+            .error(7);
+    }
+}
+
+/// DESIGN section 6: without `rail`, a free table.
+#[test]
+fn networks_without_rail_get_tables_of_their_own() {
+    let Some(host) = fabric("routing::tables", 4) else { return };
+    let pod = host.add_netns("pod");
+    // Somebody uses what would be the first of them.
+    let free = |n: u8| with(rail(n), json!({ "rail": null }));
+    attach(&host, "c1", &pod, 0, &free(0));
+    attach(&host, "c1", &pod, 1, &free(1));
+    attach(&host, "c1", &pod, 2, &rail(2));
+    let table = |n: u8| -> u64 {
+        let rules = host.json(Some(&pod), "rule");
+        let source = format!("172.{}.0.0", 16 + 2 * n);
+        let rule =
+            rules.as_array().unwrap().iter().find(|rule| rule["src"] == source.as_str()).unwrap().clone();
+        rule["table"].as_str().unwrap().parse().unwrap()
+    };
+    let (first, second) = (table(0), table(1));
+    assert!(first != second && ![first, second].contains(&table(2)) && ![253, 254, 255].contains(&first));
+    // A table that is given back is given out again.
+    detach(&host, "c1", &pod, 0, &free(0));
+    attach(&host, "c1", &pod, 3, &free(3));
+    assert_eq!((table(3), table(1)), (first, second));
+}
+
+/// DESIGN section 6: of the interface alone.
+#[test]
+fn sysctls_are_set_for_the_interface_only() {
+    let Some(host) = fabric("routing::sysctls", 1) else { return };
+    let pod = host.add_netns("pod");
+    let rail_defaults = [
+        ("ipv4", "arp_ignore", "1"),
+        ("ipv4", "arp_announce", "2"),
+        ("ipv4", "arp_notify", "1"),
+        ("ipv4", "rp_filter", "2"),
+        ("ipv6", "accept_ra", "0"),
+        ("ipv6", "ndisc_notify", "1"),
+    ];
+    let others = || -> Vec<String> {
+        let keys = rail_defaults.iter().flat_map(|(family, key, _)| {
+            ["all", "default", "lo"].map(|of| format!("{family}/conf/{of}/{key}"))
+        });
+        keys.map(|key| format!("{key}={}", sysctl(&host, &pod, &key))).collect()
+    };
+    let before = others();
+    host.cni("ADD", "c1", &pod, &rail(0)).ok();
+    for (family, key, value) in rail_defaults {
+        assert_eq!(sysctl(&host, &pod, &format!("{family}/conf/net1/{key}")), value, "{key}");
+    }
+    assert_eq!(others(), before);
+    host.cni("DEL", "c1", &pod, &rail(0)).ok();
+
+    let config = with(
+        rail(0),
+        json!({"sysctl": {
+            "net.ipv4.conf.IFNAME.rp_filter": "0", "net.ipv4.conf.net1.log_martians": "1",
+            "net/ipv4/conf/IFNAME/arp_filter": "1", "net.ipv4.neigh.IFNAME.mcast_solicit": "5",
+            "net.ipv6.conf.IFNAME.accept_ra": "0",
+        }}),
+    );
+    host.cni("ADD", "c1", &pod, &config).ok();
+    for (key, value) in [
+        ("ipv4/conf/net1/rp_filter", "0"),
+        ("ipv4/conf/net1/log_martians", "1"),
+        ("ipv4/conf/net1/arp_filter", "1"),
+        ("ipv4/neigh/net1/mcast_solicit", "5"),
+    ] {
+        assert_eq!(sysctl(&host, &pod, key), value, "{key}");
+    }
+    host.cni("DEL", "c1", &pod, &config).ok();
+}
+
+/// DESIGN section 9.
+#[test]
+fn sysctls_of_anything_else_are_refused() {
+    let Some(host) = fabric("routing::foreign", 1) else { return };
+    let pod = host.add_netns("pod");
+    let before = host.snapshot();
+    for key in [
+        "net.ipv4.conf.all.rp_filter",
+        "net.ipv4.conf.default.rp_filter",
+        "net.ipv4.conf.eth0.rp_filter",
+        "net.ipv4.ip_forward",
+        "kernel.core_pattern",
+        "net.core.somaxconn",
+        "net/ipv4/conf/../../../kernel/x",
+        "net/ipv4/conf/IFNAME/../../ip_forward",
+        "net.ipv4.conf.IFNAME/../x.rp_filter",
+        "net.ipv4.conf.IFNAME.",
+        "net.ipv4.conf.IFNAME",
+        "/proc/sys/net/ipv4/conf/IFNAME/rp_filter",
+        "net.mpls.conf.IFNAME.input",
+        "",
+    ] {
+        let error = host.cni("ADD", "c1", &pod, &with(rail(0), json!({"sysctl": { key: "1" }}))).error(7);
+        assert!(error["msg"].as_str().unwrap().contains("sysctl"), "{error}");
+        assert_eq!(host.snapshot(), before, "{key}");
+    }
+}
