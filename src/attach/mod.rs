@@ -56,12 +56,15 @@ impl Plugin for Attach {
         lock.refuse_if_deleted()?;
         claim::settle_own(&records, attachment, &node)?;
         pod::refuse_name_in_use(&mut pod, &attachment.ifname)?;
-        let (device, mut claim) = claim::claim(&records, &conf, attachment, &node, &mut host)?;
-        device::check(&device, &conf, &node, &network.name, &mut host)?;
+        let of_rail = |error| conf.of_rail(error);
+        let (device, mut claim) =
+            claim::claim(&records, &conf, attachment, &node, &mut host).map_err(of_rail)?;
+        device::check(&device, &conf, &node, &network.name, &mut host).map_err(of_rail)?;
+        claim::refuse_pf_of_attached_vfs(&records, &device).map_err(of_rail)?;
 
         let mut record = new_record(network, attachment, path, &conf, &device)?;
-        record.vf = vf::plan(&conf, &device, &node, &mut host)?;
-        record.rdma = rdma::plan(&conf, &device)?;
+        record.vf = vf::plan(&conf, &device, &node, &mut host).map_err(of_rail)?;
+        record.rdma = rdma::plan(&conf, &device).map_err(of_rail)?;
         records.write(&record, &mut claim)?;
         // Held until the routes are there: another network of this pod must not choose the same table.
         let _table = conf.rail.is_none().then(|| records.lock_netns(&record.netns)).transpose()?;
@@ -72,14 +75,16 @@ impl Plugin for Attach {
             }
             records.write(&record, &mut claim)?;
             if let Some(vf) = &record.vf {
-                vf::apply(vf, &records, &node, &mut host)?;
+                vf::apply(vf, &records, &node, &mut host).map_err(of_rail)?;
             }
             let link = match &device.home.link {
-                Some(home) => Some(move_in(home, &conf, &mut record, &netns, &mut host, &mut pod)?),
+                Some(home) => {
+                    Some(move_in(home, &conf, &mut record, &netns, &mut host, &mut pod).map_err(of_rail)?)
+                }
                 // A program in user space has the device, and will own the address.
                 None => None,
             };
-            rdma::move_in(&record.rdma, &netns)?;
+            rdma::move_in(&record.rdma, &netns).map_err(of_rail)?;
             if let Some(path) = &conf.device_info {
                 devinfo::write(path, &device)?;
             }

@@ -627,8 +627,10 @@ fn a_read_only_run_folder_refuses_add_and_status_and_not_the_del_of_nothing() {
 
 // Damaged files.
 
-/// The ways in which a file can be wrong; `other` is a good one about something else.
-fn damages() -> Vec<(&'static str, fn(&Path, &Path))> {
+/// A way to spoil a file; the second one is good, about something else.
+type Damage = fn(&Path, &Path);
+
+fn damages() -> Vec<(&'static str, Damage)> {
     vec![
         ("empty", |path, _| fs::write(path, "").unwrap()),
         ("truncated", |path, _| {
@@ -637,7 +639,7 @@ fn damages() -> Vec<(&'static str, fn(&Path, &Path))> {
         }),
         ("binary", |path, _| fs::write(path, [0xff, 0, 0xfe]).unwrap()),
         ("another object", |path, _| fs::write(path, r#"{"version": 1}"#).unwrap()),
-        ("about another", |path, other| drop(fs::copy(other, path).unwrap())),
+        ("about another", |path, other| assert_ne!(fs::copy(other, path).unwrap(), 0)),
         ("a link", |path, other| {
             fs::remove_file(path).unwrap();
             symlink(other, path).unwrap();
@@ -697,7 +699,7 @@ fn del_without_record_and_copy_gives_the_address_back() {
         damage(&record, &other);
         fs::write(rig.host.path("run/locks/device-vf0"), "").unwrap();
         rig.del().ok();
-        assert_eq!(rig.host.records(), [other.clone()], "{what}");
+        assert_eq!(rig.host.records(), std::slice::from_ref(&other), "{what}");
         assert_eq!(rig.host.leases().len(), 1, "{what}");
         other_rail_is_well(&rig, &other, &content);
         // What the end of the pod does.
@@ -835,7 +837,7 @@ fn a_damaged_lease_is_kept_until_its_holder_gives_it_back() {
             // What is readable and says another name is not ours to remove, by name alone.
             let _ = fs::remove_file(&lease);
         }
-        assert_eq!(rig.host.leases(), [other.clone()], "{what}");
+        assert_eq!(rig.host.leases(), std::slice::from_ref(&other), "{what}");
     }
     rig.host.call("DEL", "c2", &rig.pods[1]).ipam().ifname("net2").run(&rail(1)).ok();
     rig.before = rig.host.snapshot();

@@ -106,10 +106,9 @@ fn prefixes_of_every_length_give_their_host_addresses_in_order() {
             assert_eq!(result, json!({"cniVersion": "1.1.0", "ips": [ip]}));
         }
         pool.refused(&config, 11, "container c0");
-        pool.call("STATUS", "").run(&config).error(50);
+        pool.call("STATUS", "").run(&config).ok();
         // What is given back is given out again.
         pool.del("c0", &config);
-        pool.call("STATUS", "").run(&config).ok();
         assert_eq!(pool.add("next", &config), [expected[0]]);
         pool.del("next", &config);
         (1..expected.len()).for_each(|n| pool.del(&format!("c{n}"), &config));

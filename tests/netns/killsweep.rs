@@ -177,7 +177,7 @@ fn add_heals(bench: &Bench, traced: &Traced, pod: usize, refused: u32) {
 /// What is tried after each kill, and more after every fifth.
 fn aftermath(bench: &Bench, verb: &str, traced: &Traced, victim: usize) {
     del_and_add_again(bench, traced);
-    if victim % 5 == 0 {
+    if victim.is_multiple_of(5) {
         for (pod, refused) in [(0, 7), (1, 11)] {
             begin(bench, verb);
             add_heals(bench, &bench.killed(verb, Some(victim)), pod, refused);
