@@ -85,9 +85,21 @@ fn take_from_pod(record: &Record, was: &Link, netns: &Netns, host: &mut Socket) 
         if netns.is(&Netns::current()?)? {
             steps.extend(record.applied.addresses.iter().map(|net| address::remove(host, &link, *net)));
         }
+        steps.extend(remove_stacked(&mut pod, &link)?);
         steps.push(move_home(record, &link, was, &mut pod, host));
     }
     all_of(steps)
+}
+
+/// What the pod has put on the device would hold it from there: a macvlan keeps its device over namespaces.
+fn remove_stacked(pod: &mut Socket, link: &Link) -> Result<Vec<Result<()>>> {
+    const STACKED: [&str; 5] = ["vlan", "macvlan", "macvtap", "ipvlan", "ipvtap"];
+    let mut uppers = link::all(pod)?;
+    uppers.retain(|upper| {
+        upper.lower == Some(link.index.get())
+            && upper.kind.as_deref().is_some_and(|kind| STACKED.contains(&kind))
+    });
+    Ok(uppers.iter().map(|upper| link::remove(pod, upper)).collect())
 }
 
 /// Moves the device to the host with one message: name, MTU and MAC as they were.

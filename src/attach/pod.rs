@@ -157,7 +157,7 @@ pub fn set_sysctls(conf: &NetConf, applied: &Applied, ifname: &str) -> Result<()
         // A router on the rail must not hand out a default route.
         ("ipv6", "accept_ra", "0"),
         ("ipv6", "ndisc_notify", "1"),
-        // The address works while duplicate detection runs.
+        // The link-local address works while duplicate detection runs.
         ("ipv6", "optimistic_dad", "1"),
         ("ipv6", "use_optimistic", "1"),
     ];
@@ -192,7 +192,7 @@ pub fn configure(pod: &mut Socket, link: &Link, applied: &Applied) -> Result<()>
     }
     link::set_up(pod, link)?;
     for route in &applied.routes {
-        route::add(pod, link.index, route).map_err(|error| explain_clash(error, route))?;
+        route::add(pod, link.index, route).map_err(|error| explain(error, route))?;
     }
     for rule in &applied.rules {
         // The same rule can only be left of an attachment whose record was lost: it is what is wanted.
@@ -202,15 +202,21 @@ pub fn configure(pod: &mut Socket, link: &Link, applied: &Applied) -> Result<()>
     Ok(())
 }
 
-fn explain_clash(error: anyhow::Error, route: &Route) -> anyhow::Error {
-    if !Error::is(&error, Errno::EEXIST) {
-        return error;
+/// What the kernel refuses of a route is what the configuration or the IPAM said.
+fn explain(error: anyhow::Error, route: &Route) -> anyhow::Error {
+    if Error::is(&error, Errno::EEXIST) {
+        let metric = route.metric;
+        return failure!(
+            InvalidConfig,
+            "{error:#}: another interface of the pod has it with the same metric, {metric}. Do two networks have \
+             the same rail?"
+        );
     }
-    failure!(
-        InvalidConfig,
-        "{error:#}: another interface of the pod has it with the same metric, {}. Do two networks have the same rail?",
-        route.metric
-    )
+    let is_config = [Errno::ENETUNREACH, Errno::EHOSTUNREACH, Errno::EINVAL];
+    if is_config.into_iter().any(|errno| Error::is(&error, errno)) {
+        return failure!(InvalidConfig, "{error:#}: is the gateway on the rail's link?");
+    }
+    error
 }
 
 /// What the pod has, compared with the record; every difference is one line.
