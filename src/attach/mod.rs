@@ -82,7 +82,10 @@ impl Plugin for Attach {
                     Some(move_in(home, &conf, &mut record, &netns, &mut host, &mut pod).map_err(of_rail)?)
                 }
                 // A program in user space has the device, and will own the address.
-                None => None,
+                None => {
+                    record.applied.mac = vf::prescribed_mac(&device, &mut host)?.unwrap_or_default();
+                    None
+                }
             };
             rdma::move_in(&record.rdma, &netns).map_err(of_rail)?;
             if let Some(path) = &conf.device_info {
@@ -321,7 +324,7 @@ fn move_in(
 fn result(conf: &NetConf, record: &Record, link: Option<&Link>, leased: AddResult, path: &Path) -> AddResult {
     let interface = cni::Interface {
         name: record.ifname.clone(),
-        mac: link.map_or_else(String::new, |link| link.mac.clone()),
+        mac: link.map_or_else(|| record.applied.mac.clone(), |link| link.mac.clone()),
         mtu: link.map(|link| link.mtu),
         sandbox: path.to_string_lossy().into_owned(),
         pci_id: record.device.pci_id.clone(),

@@ -77,6 +77,14 @@ pub fn plan(conf: &NetConf, device: &Device, node: &Node, host: &mut Socket) -> 
     Ok(Some(VfRecord { pf: pf.address.clone(), number, wanted, before }))
 }
 
+/// The MAC that the PF prescribes to a VF whose driver is in user space: nobody else can tell it.
+pub fn prescribed_mac(device: &Device, host: &mut Socket) -> Result<Option<String>> {
+    let Some((number, pf)) = device.vf() else { return Ok(None) };
+    let link = pf.netdev.as_ref().map(|name| link::by_name(host, name)).transpose()?.flatten();
+    let state = link.map(|link| vf::state(host, link.index, number)).transpose()?.flatten();
+    Ok(state.and_then(|state| state.mac).filter(|mac| mac.bytes().any(|byte| !b"0:".contains(&byte))))
+}
+
 /// Mbit/s, while the link is up.
 fn speed(node: &Node, pf: &str) -> Option<u32> {
     let text = fs::read_to_string(node.sysfs_root.join("class/net").join(pf).join("speed")).ok()?;
