@@ -13,12 +13,7 @@ type State<'a> = (&'a str, &'a dyn Fn(&Bench));
 type Change<'a> = (&'a str, &'a dyn Fn(&str) -> Option<String>);
 
 /// `link`, `mtu` and so on as they were: what DEL must reach, in any state of the pod's side.
-fn every_state(
-    test: &str,
-    states: &[State<'_>],
-    del: impl Fn(&Bench) -> crate::harness::Call,
-    more: &Value,
-) {
+fn every_state(test: &str, states: &[State<'_>], del: impl Fn(&Bench) -> crate::harness::Call, more: &Value) {
     let Some(bench) = Bench::cni(test) else { return };
     bench.host.ip("link property add dev vf0 altname enp1s0v0");
     bench.host.ip("link set vf0 mtu 1400");
