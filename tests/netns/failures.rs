@@ -230,7 +230,7 @@ fn an_ipam_that_hangs_is_killed_with_what_it_started_and_told_del() {
 /// Item 11, trap 7: the call returns, for `run` reads both outputs to their end.
 #[test]
 fn a_process_that_the_ipam_leaves_running_holds_nobody_up() {
-    let leave = format!("sleep 1000 & echo $! >child; {LEASE}");
+    let leave = format!("sleep 60 & echo $! >child; {LEASE}");
     let Some(rig) = Rig::with_ipam("leaves_a_child", &leave, "true") else { return };
     rig.add().ok();
     let child = pid_in(&rig.host.path("child"));
