@@ -94,12 +94,12 @@ snapshot() {
     ip -json -details link show | jq -rc '.[] | select(.ifname != "lo") |
         [.ifname, .mtu, .address, (.altnames // [] | sort), (.flags | index("UP") != null),
          (.vfinfo_list // [] | map(del(.stats)))] | @json' | sort
-    ip -json addr show | jq -rc '.[] | .ifname as $if | .addr_info[]? | select(.scope == "global") | "\($if) \(.local)"'
+    ip -json addr show | jq -rc '.[] | .ifname as $name | .addr_info[]? | select(.scope == "global") | "\($name) \(.local)"'
     state_files
 }
 
 state_files() {
-    find /run/rail-cni/leases /run/rail-cni/attachments -type f ! -name lock 2>/dev/null | sort
+    find /run/rail-cni/leases /run/rail-cni/attachments -type f ! -name lock 2>/dev/null | sort || true
 }
 
 # address MTU UP of a device of the host.

@@ -32,7 +32,7 @@ a_pod_has_eight_rails_and_all_go_back() {
         check pod1 "net$((rail + 1))" "$(conf "$rail" "$(vf "$rail")")" "${results[rail]}"
     done
     ip -n pod1 link set net3 mtu 1500
-    check_fails mtu pod1 net3 "$(conf 2 "$(vf 2)")" "${results[2]}"
+    check_fails MTU pod1 net3 "$(conf 2 "$(vf 2)")" "${results[2]}"
     for rail in $all; do
         del pod1 "net$((rail + 1))" "$(conf "$rail" "$(vf "$rail")")"
     done
