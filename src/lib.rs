@@ -1,4 +1,79 @@
-//! rail-cni: the CNI plugins of a GPU cluster's rails.
+//! rail-cni: the CNI plugins of a GPU cluster's rails. `rail-cni` moves a device of the host into a pod and makes
+//! it a rail; `rail-ipam` leases the rail's address. Each executable is a few lines over this crate.
+//!
+//! # The code, in reading order
+//!
+//! | module | what is there |
+//! | --- | --- |
+//! | [`cni`] | the protocol: [`cni::main`] is the whole life of a plugin's process, [`cni::Plugin`] its five verbs |
+//! | `cni::args` | `CNI_*` variables, checked once; finding a plugin in `CNI_PATH` |
+//! | `cni::result` | results of all versions, from 0.1.0 to 1.1.0, read and written |
+//! | `cni::error` | error codes; `fail!` and `failure!`, used everywhere |
+//! | `cni::delegate` | calling an IPAM plugin, with a deadline |
+//! | [`node`] | node.json, the only source of paths |
+//! | [`attach`] | rail-cni: ADD, DEL, CHECK, STATUS, GC, each on one screen |
+//! | `attach::config` | the network configuration, checked as far as it can be by itself |
+//! | `attach::record` | what is on file of an attachment, and the locks |
+//! | `attach::claim` | who has a device; what a lost DEL left is undone here |
+//! | `attach::device` | which device is meant, and whether it may be taken |
+//! | `attach::pod` | the rail inside the pod: addresses, sysctls, routes, rules |
+//! | `attach::vf` | settings that a PF makes for its VF |
+//! | `attach::rdma` | RDMA devices that go with the netdev |
+//! | `attach::giveback` | the way home: for DEL, rollback, GC, `reap` and the next ADD alike |
+//! | `attach::check` | what CHECK compares |
+//! | `attach::devinfo` | the device-info file |
+//! | `attach::cli` | `rail-cni reap` |
+//! | [`ipam`] | rail-ipam: its verbs |
+//! | `ipam::config` | the `ipam` section |
+//! | `ipam::allocation` | a node's prefix in a pool, and which of its addresses pods can have |
+//! | `ipam::lease` | leases: taking, taking over from the dead, giving back |
+//! | `ipam::store` | allocations on disk |
+//! | `ipam::cidrpool`, `ipam::import` | NVIDIA's CIDRPool, and manifests of it |
+//! | `ipam::cli` | `rail-ipam import`, `show`, `release` |
+//! | [`netlink`] | a synchronous socket that always ends in an answer or an error |
+//! | `netlink::link` | netdevs, and the move between namespaces |
+//! | `netlink::address`, `netlink::route`, `netlink::rule` | what a rail has in the pod |
+//! | `netlink::vf` | the VFs of a PF |
+//! | `netlink::rdma` | RDMA devices, which have a protocol of their own |
+//! | [`netns`] | namespaces: opening, entering, telling one from another |
+//! | [`sysfs`] | PCI functions, PFs and VFs, auxiliary devices |
+//! | [`files`] | folders without links, atomic writes, locks with a deadline |
+//! | [`log`] | stderr and a file |
+//!
+//! # An ADD
+//!
+//! 1. Environment and stdin are checked ([`cni`]), then node.json and the configuration; nothing is touched yet.
+//! 2. The attachment is locked. What an earlier ADD of it left undone is undone.
+//! 3. The device is found and locked. If a dead pod had it, it is put right first; if a living one, error 11.
+//! 4. It is compared with rail, policy, MTU and what the host needs; VF and RDMA plans are made.
+//! 5. The record goes on file, with what the device was: name, altnames, MTU, MAC, VF settings.
+//! 6. The IPAM is asked for the address; rail-ipam writes a lease. The record learns addresses, routes and rules.
+//! 7. The PF sets VF properties. One netlink message moves the device, with name, MTU and MAC.
+//! 8. In the pod: sysctls, addresses, link up, routes, rules. Then RDMA devices, then the device-info file.
+//! 9. The record says `attached`, and the result is printed. If that fails, or anything since 5: the way of DEL.
+//!
+//! # A DEL
+//!
+//! 1. Needs only the key, container and interface; a configuration that is wrong by now is read leniently.
+//! 2. The attachment is locked, which waits for an ADD that its runtime gave up. The record is read, or its copy.
+//! 3. If the namespace is still the recorded one: rules go, RDMA devices and the device come home in one message.
+//! 4. Otherwise the device is looked for on the host, under whatever name the kernel gave it.
+//! 5. VF settings, name, MTU, MAC and altnames are set back; the link is down.
+//! 6. The device-info file goes, and the IPAM gets its DEL.
+//! 7. Every step is tried. If all succeeded the record goes; else it stays and says what is left.
+//! 8. The time of the DEL stays in the attachment's lock file: an ADD that began before it must not go on.
+//!
+//! # Where the state is
+//!
+//! | path | owner |
+//! | --- | --- |
+//! | `/etc/rail-cni/node.json` | the operator; read by [`node`] |
+//! | `/var/lib/rail-cni/store/NODE/POOL.json` | `ipam::store`; written by `rail-ipam import` |
+//! | `/run/rail-cni/leases/NODE/POOL/ADDRESS@KEY.json`, `lock` | `ipam::lease` |
+//! | `/run/rail-cni/attachments/CONTAINER:IFNAME:DEVICE.json` | `attach::record` |
+//! | `/run/rail-cni/locks/` | `attach::record`: `attachment-` with the time of the last DEL, `device-` with a copy of the record, `pf-` |
+//!
+//! rail-cni never reads a lease and rail-ipam never reads a record: between them is only the CNI protocol.
 
 pub mod attach;
 pub mod cni;

@@ -49,7 +49,23 @@ pub fn claim(
             settle_other(records, &claim, node)?;
         }
     }
-    fail!(TryAgain, "{}the device {} is not to be had: others keep taking it", conf.prefix(), conf.selector)
+    fail!(TryAgain, "the device {} is not to be had: others keep taking it", conf.selector)
+}
+
+/// A PF whose VFs pods have is not moved away under them: no VF could be set back through it.
+pub fn refuse_pf_of_attached_vfs(records: &Records, device: &Device) -> Result<()> {
+    if !device.has_vfs() {
+        return Ok(());
+    }
+    let (all, _) = records.all()?;
+    let is_below = |record: &&Record| record.device.pf.is_some() && record.device.pf == device.home.pci_id;
+    for record in all.iter().filter(is_below).filter(|record| record.device.id != device.home.id) {
+        if holds_its_device(record)? {
+            let (what, vf) = (device.describe(), &record.device.id);
+            fail!(TryAgain, "{what} is the PF of {vf}, which is attached to {}", record.holder());
+        }
+    }
+    Ok(())
 }
 
 /// The device is not on the host. Either somebody has it, or a dead pod's namespace gave it back under
@@ -70,12 +86,11 @@ fn settle_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<()> {
     };
     let mut claims = all.iter().filter(is_meant).peekable();
     if claims.peek().is_none() {
-        fail!(InvalidConfig, "{}the host has no device {}", conf.prefix(), selector);
+        fail!(InvalidConfig, "the host has no device {selector}");
     }
     for claim in claims {
         if holds_its_device(claim)? {
-            let prefix = conf.prefix();
-            fail!(TryAgain, "{prefix}device {} is attached to {}", claim.device.id, claim.holder());
+            fail!(TryAgain, "device {} is attached to {}", claim.device.id, claim.holder());
         }
         settle_other(records, claim, node)?;
     }
@@ -84,7 +99,7 @@ fn settle_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<()> {
 
 /// What an earlier ADD for the same key left: an error while it lives, undone if it was cut off.
 pub fn settle_own(records: &Records, attachment: &Attachment, node: &Node) -> Result<()> {
-    let Some(record) = records.find(attachment)? else { return Ok(()) };
+    let Some(record) = records.on_file(attachment)? else { return Ok(()) };
     if holds_its_device(&record)? {
         fail!(InvalidConfig, "{attachment} already has {}: a second ADD needs a DEL first", record.device.id);
     }
@@ -150,9 +165,10 @@ pub fn undo<'a>(
 /// The record, with the lock of the attachment. Where no lock can be had and nothing is on record, as on a
 /// read-only /run, there is nothing to guard either.
 pub fn lock_and_find(
-    records: &Records,
+    records: Option<&Records>,
     attachment: &Attachment,
 ) -> Result<(Option<AttachmentLock>, Option<Record>)> {
+    let Some(records) = records else { return Ok((None, None)) };
     match records.lock(attachment) {
         Ok(lock) => Ok((Some(lock), records.find(attachment)?)),
         Err(error) if cni::code_of(&error) == Code::TryAgain as u32 => Err(error),

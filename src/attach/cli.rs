@@ -62,7 +62,7 @@ fn reap(dry_run: bool) -> Result<bool> {
         return Ok(true);
     };
     let (all, unreadable) = records.all()?;
-    let (mut kept, mut done, mut all_done) = (0, 0, true);
+    let (mut kept, mut given_back, mut left) = (0, 0, 0);
     for record in &all {
         let Some(_lock) = records.try_lock(&record.attachment())? else {
             kept += 1;
@@ -75,14 +75,15 @@ fn reap(dry_run: bool) -> Result<bool> {
         }
         let what = describe(&record);
         if dry_run {
+            left += 1;
             writeln!(out, "would give back {what}")?;
         } else if let Err(error) = settle(&records, &record, &node) {
-            all_done = false;
+            left += 1;
             writeln!(out, "cannot give back {what}: {error:#}")?;
         } else {
+            given_back += 1;
             writeln!(out, "gave back {what}")?;
         }
-        done += 1;
     }
     for name in unreadable {
         if dry_run {
@@ -92,8 +93,8 @@ fn reap(dry_run: bool) -> Result<bool> {
             writeln!(out, "removed the unreadable record {name}")?;
         }
     }
-    writeln!(out, "{done} left behind, {kept} in use")?;
-    Ok(all_done)
+    writeln!(out, "{given_back} given back, {left} left, {kept} in use")?;
+    Ok(dry_run || left == 0)
 }
 
 fn describe(record: &Record) -> String {

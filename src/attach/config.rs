@@ -174,24 +174,21 @@ impl NetConf {
             .map_err(|error| failure!(InvalidConfig, "network {}: {error}", network.name))?;
         for key in network.config.keys() {
             if !KNOWN.contains(&key.as_str()) && !key.starts_with("cni.dev/") {
-                log::warn!("unknown key {key:?} is ignored: `rail-cni lint` finds such");
+                log::warn!("unknown key {key:?} is ignored");
             }
         }
         let rail = raw.rail;
         if let Some(rail) = rail.filter(|rail| *rail > MAX_RAIL) {
             fail!(InvalidConfig, "rail: {rail} is more than {MAX_RAIL}");
         }
-        if let (Some(rail), Some(allowed)) = (rail, &node.policy.rails)
-            && !allowed.contains(&rail)
-        {
-            fail!(InvalidConfig, "rail: {rail} is not among the rails {allowed:?} of this node's policy");
-        }
-        let (vf, vf_keys) = vf_settings(network, &raw, node)?;
+        let (vf, vf_keys) = vf_settings(network, &raw)?;
+        let mac = mac(network, &raw)?;
+        check_policy(rail, vf_keys.iter().copied().chain(mac.as_ref().map(|_| "mac")), node)?;
         let conf = NetConf {
             selector: selector(network, &raw)?,
             rail,
             mtu: raw.mtu.filter(|mtu| *mtu != 0),
-            mac: mac(network, &raw)?,
+            mac,
             vf,
             vf_keys,
             routes: routes(&raw)?,
@@ -220,10 +217,29 @@ impl NetConf {
         Ok(conf)
     }
 
-    /// `rail 3: ` where the rail is known: what messages begin with.
-    pub fn prefix(&self) -> String {
-        self.rail.map_or_else(String::new, |rail| format!("rail {rail}: "))
+    /// Puts the rail before an error of ours, where it is known.
+    pub fn of_rail(&self, error: anyhow::Error) -> anyhow::Error {
+        match self.rail {
+            Some(rail) => error.context(format!("rail {rail}")),
+            None => error,
+        }
     }
+}
+
+/// What node.json lets networks ask for.
+fn check_policy(rail: Option<u8>, mut keys: impl Iterator<Item = &'static str>, node: &Node) -> Result<()> {
+    if let Some(allowed) = &node.policy.rails
+        && !rail.is_some_and(|rail| allowed.contains(&rail))
+    {
+        let given = rail.map_or_else(|| "absent".to_owned(), |rail| rail.to_string());
+        fail!(InvalidConfig, "rail: {given}, and this node's policy allows the rails {allowed:?}");
+    }
+    if let Some(allowed) = &node.policy.vf_keys
+        && let Some(key) = keys.find(|key| !allowed.iter().any(|allowed| allowed == key))
+    {
+        fail!(InvalidConfig, "{key}: this node's policy lets networks set {allowed:?} only");
+    }
+    Ok(())
 }
 
 fn text(value: &Option<String>) -> Option<&str> {
@@ -322,7 +338,7 @@ fn mac(network: &Network, raw: &Raw) -> Result<Option<Vec<u8>>> {
 }
 
 /// Checks sriov-cni's keys by its rules, but refuses what it silently takes for "off".
-fn vf_settings(network: &Network, raw: &Raw, node: &Node) -> Result<(VfState, Vec<&'static str>)> {
+fn vf_settings(network: &Network, raw: &Raw) -> Result<(VfState, Vec<&'static str>)> {
     let vf = VfState {
         mac: None,
         vlan: vlan(raw)?,
@@ -346,11 +362,6 @@ fn vf_settings(network: &Network, raw: &Raw, node: &Node) -> Result<(VfState, Ve
         ("link_state", vf.link_state.is_some()),
     ];
     let keys: Vec<_> = keys.into_iter().filter(|(_, given)| *given).map(|(key, _)| key).collect();
-    if let Some(allowed) = &node.policy.vf_keys
-        && let Some(key) = keys.iter().find(|key| !allowed.iter().any(|allowed| allowed == *key))
-    {
-        fail!(InvalidConfig, "{key}: this node's policy lets networks set {allowed:?} only");
-    }
     for path in [&["runtimeConfig", "infinibandGUID"][..], &["args", "cni", "guid"]] {
         let key = path.join(".");
         match network.get(path) {

@@ -41,6 +41,11 @@ impl Device {
         function.vf_number().zip(self.pf.as_ref())
     }
 
+    /// Does it have VFs?
+    pub fn has_vfs(&self) -> bool {
+        self.function.as_ref().is_some_and(|function| function.vf_count() > 0)
+    }
+
     /// Names of its RDMA devices.
     pub fn rdma_devices(&self) -> Vec<String> {
         self.function.as_ref().map(Function::rdma_devices).unwrap_or_default()
@@ -176,7 +181,7 @@ fn check_rail(device: &Device, conf: &NetConf, node: &Node, network: &str) -> Re
         node.rails.iter().filter(|one| one.rail == rail).map(|one| one.pf.as_str()).collect();
     if expected.is_empty() {
         let known: Vec<_> = node.rails.iter().map(|one| one.rail).collect();
-        fail!(InvalidConfig, "rail {rail}: node.json lists the rails {known:?}");
+        fail!(InvalidConfig, "node.json lists the rails {known:?} and not {rail}");
     }
     let is_on = |pf: &str| match (&device.pf, &device.home.link) {
         (Some(ours), _) => ours.is(pf),
@@ -188,14 +193,14 @@ fn check_rail(device: &Device, conf: &NetConf, node: &Node, network: &str) -> Re
     }
     let what = device.describe();
     let Some(pf) = &device.pf else {
-        fail!(InvalidConfig, "rail {rail}: {what} is not on the rail's PF {}", expected.join(" or "));
+        fail!(InvalidConfig, "{what} is not on the rail's PF {}", expected.join(" or "));
     };
     let other = node.rails.iter().find(|one| is_on(&one.pf));
     let other =
         other.map_or_else(|| "no rail of node.json".to_owned(), |other| format!("rail {}", other.rail));
     fail!(
         InvalidConfig,
-        "rail {rail}: {what} belongs to PF {} ({other}): check the resource of network {network}",
+        "{what} belongs to PF {} ({other}): check the resource of network {network}",
         pf.address
     )
 }

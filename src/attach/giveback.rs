@@ -85,9 +85,21 @@ fn take_from_pod(record: &Record, was: &Link, netns: &Netns, host: &mut Socket) 
         if netns.is(&Netns::current()?)? {
             steps.extend(record.applied.addresses.iter().map(|net| address::remove(host, &link, *net)));
         }
+        steps.extend(remove_stacked(&mut pod, &link)?);
         steps.push(move_home(record, &link, was, &mut pod, host));
     }
     all_of(steps)
+}
+
+/// What the pod has put on the device would hold it from there: a macvlan keeps its device over namespaces.
+fn remove_stacked(pod: &mut Socket, link: &Link) -> Result<Vec<Result<()>>> {
+    const STACKED: [&str; 5] = ["vlan", "macvlan", "macvtap", "ipvlan", "ipvtap"];
+    let mut uppers = link::all(pod)?;
+    uppers.retain(|upper| {
+        upper.lower == Some(link.index.get())
+            && upper.kind.as_deref().is_some_and(|kind| STACKED.contains(&kind))
+    });
+    Ok(uppers.iter().map(|upper| link::remove(pod, upper)).collect())
 }
 
 /// Moves the device to the host with one message: name, MTU and MAC as they were.
@@ -112,10 +124,13 @@ fn move_home(record: &Record, link: &Link, was: &Link, pod: &mut Socket, host: &
     Ok(())
 }
 
-/// What the kernel itself calls a device whose name is taken: `dev` and its index.
+/// What the kernel itself calls a device whose name is taken, with its index behind it.
+const KERNEL_NAME: &str = "dev";
+
+/// A name that nobody has.
 fn free_name(host: &mut Socket, link: &Link) -> Result<String> {
     for number in u32::from(link.index)..u32::from(link.index).saturating_add(1000) {
-        let name = format!("dev{number}");
+        let name = format!("{KERNEL_NAME}{number}");
         if link::by_name(host, &name)?.is_none() {
             return Ok(name);
         }
@@ -139,10 +154,8 @@ pub fn find_in_pod(record: &Record, pod: &mut Socket) -> Result<Option<Link>> {
     let Some(was) = &record.device.link else { return Ok(None) };
     let is_ours = |link: &Link| {
         let by_index = link.index.get() == record.applied.index;
-        let by_name = link.name == record.ifname || link.name == was.name;
-        let same_mac = link.mac == was.mac || link.mac == record.applied.mac;
         let same_kind = link.parent == was.parent && link.kind == was.kind;
-        same_kind && (by_index || (by_name && same_mac) || is_same_device(link, was, record))
+        (same_kind && by_index) || is_same_device(link, was, record)
     };
     if let Some(link) = link::by_name(pod, &record.ifname)?.filter(is_ours) {
         return Ok(Some(link));
@@ -164,17 +177,19 @@ pub fn find_on_host(record: &Record, host: &mut Socket) -> Result<Option<Link>> 
     Ok(all.into_iter().next())
 }
 
-/// Is `link`, in whichever namespace, the device that was recorded? Never by its name.
+/// Is `link`, in whichever namespace, the device that was recorded? Never by its name alone.
 fn is_same_device(link: &Link, was: &Link, record: &Record) -> bool {
     if link.parent != was.parent || link.kind != was.kind {
         return false;
     }
-    let same_index = link.index == was.index || link.index.get() == record.applied.index;
-    let same_mac = link.mac == was.mac || link.mac == record.applied.mac;
-    match (&link.permanent_mac, &was.permanent_mac) {
-        (Some(one), Some(other)) => one == other,
-        _ => same_index && same_mac,
+    if let (Some(one), Some(other)) = (&link.permanent_mac, &was.permanent_mac) {
+        return one == other;
     }
+    let same_mac = link.mac == was.mac || link.mac == record.applied.mac;
+    let same_index = link.index == was.index || link.index.get() == record.applied.index;
+    // The kernel gives another index where its own is taken, and another name.
+    let by_name = link.name == was.name || link.name == record.ifname || link.name.starts_with(KERNEL_NAME);
+    same_mac && (same_index || by_name)
 }
 
 /// Does the device exist at all? A netdev without a bus that is neither here nor there is gone.

@@ -56,12 +56,15 @@ impl Plugin for Attach {
         lock.refuse_if_deleted()?;
         claim::settle_own(&records, attachment, &node)?;
         pod::refuse_name_in_use(&mut pod, &attachment.ifname)?;
-        let (device, mut claim) = claim::claim(&records, &conf, attachment, &node, &mut host)?;
-        device::check(&device, &conf, &node, &network.name, &mut host)?;
+        let of_rail = |error| conf.of_rail(error);
+        let (device, mut claim) =
+            claim::claim(&records, &conf, attachment, &node, &mut host).map_err(of_rail)?;
+        device::check(&device, &conf, &node, &network.name, &mut host).map_err(of_rail)?;
+        claim::refuse_pf_of_attached_vfs(&records, &device).map_err(of_rail)?;
 
         let mut record = new_record(network, attachment, path, &conf, &device)?;
-        record.vf = vf::plan(&conf, &device, &node, &mut host)?;
-        record.rdma = rdma::plan(&conf, &device)?;
+        record.vf = vf::plan(&conf, &device, &node, &mut host).map_err(of_rail)?;
+        record.rdma = rdma::plan(&conf, &device).map_err(of_rail)?;
         records.write(&record, &mut claim)?;
         // Held until the routes are there: another network of this pod must not choose the same table.
         let _table = conf.rail.is_none().then(|| records.lock_netns(&record.netns)).transpose()?;
@@ -72,14 +75,16 @@ impl Plugin for Attach {
             }
             records.write(&record, &mut claim)?;
             if let Some(vf) = &record.vf {
-                vf::apply(vf, &records, &node, &mut host)?;
+                vf::apply(vf, &records, &node, &mut host).map_err(of_rail)?;
             }
             let link = match &device.home.link {
-                Some(home) => Some(move_in(home, &conf, &mut record, &netns, &mut host, &mut pod)?),
+                Some(home) => {
+                    Some(move_in(home, &conf, &mut record, &netns, &mut host, &mut pod).map_err(of_rail)?)
+                }
                 // A program in user space has the device, and will own the address.
                 None => None,
             };
-            rdma::move_in(&record.rdma, &netns)?;
+            rdma::move_in(&record.rdma, &netns).map_err(of_rail)?;
             if let Some(path) = &conf.device_info {
                 devinfo::write(path, &device)?;
             }
@@ -103,37 +108,25 @@ impl Plugin for Attach {
         let ipam = ipam_of(network).filter(|name| config::check_plugin_name(name).is_ok());
         let delegate = ipam.map(|name| Delegate::find(name, &network.path, &network.stdin));
 
-        let records = match Records::open(&node) {
-            Ok(records) => records,
-            Err(error) => match Records::open_existing(&node)? {
-                Some(records) => records,
-                // A full or read-only /run without our folders: nothing was ever attached.
-                None => {
-                    log::warn!("{error:#}");
-                    return claim::all_of([
-                        give_back_unrecorded(network, attachment, path),
-                        delegate.map_or(Ok(()), |delegate| delegate?.run("DEL")),
-                    ]);
-                }
-            },
-        };
-        let (lock, record) = claim::lock_and_find(&records, attachment)?;
-        let done = match &record {
-            Some(record) => {
+        let records = Records::open_for_del(&node)?;
+        let (lock, record) = claim::lock_and_find(records.as_ref(), attachment)?;
+        let done = match (&records, &record) {
+            (Some(records), Some(record)) => {
                 let mut claim = records.lock_device(&record.device.id)?;
                 // The configuration may name another IPAM by now than the one that ADD used: both are told.
                 let of_add = record.ipam.iter().filter(|recorded| ipam != Some(&recorded.r#type));
                 let of_add = of_add.map(|recorded| recorded.delegate(record));
-                claim::undo(record, &records, &mut claim, &node, delegate.into_iter().chain(of_add))
+                claim::undo(record, records, &mut claim, &node, delegate.into_iter().chain(of_add))
             }
-            None => claim::all_of([
+            _ => claim::all_of([
                 give_back_unrecorded(network, attachment, path),
                 delegate.map_or(Ok(()), |delegate| delegate?.run("DEL")),
-                records.remove(attachment, None),
+                records.as_ref().map_or(Ok(()), |records| records.remove(attachment, None)),
             ]),
         };
         // What is only for later calls must not fail this one, on a full /run for example.
-        let left = lock.map_or(Ok(()), |mut lock| lock.set_deleted()).and_then(|()| records.prune_locks());
+        let left = lock.map_or(Ok(()), |mut lock| lock.set_deleted());
+        let left = left.and_then(|()| records.map_or(Ok(()), |records| records.prune_locks()));
         left.unwrap_or_else(|error| log::warn!("{error:#}"));
         done
     }

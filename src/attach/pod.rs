@@ -49,6 +49,18 @@ pub fn clashing_altnames(pod: &mut Socket, device: &Link, name: &str) -> Result<
 /// What the rail is to be in the pod, from the configuration and the IPAM's answer.
 pub fn plan(conf: &NetConf, home: &Link, leased: &AddResult, pod: &mut Socket) -> Result<Applied> {
     let addresses: Vec<IpNet> = leased.ips.iter().map(|ip| ip.address).collect();
+    for ip in &leased.ips {
+        let address = ip.address.addr();
+        if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
+            fail!(InvalidConfig, "the IPAM gave {}, which no interface can have", ip.address);
+        }
+        if ip.address.prefix_len() == 0 {
+            fail!(InvalidConfig, "the IPAM gave {}: its network would be a default route", ip.address);
+        }
+        if ip.gateway == Some(address) {
+            fail!(InvalidConfig, "the IPAM gave {} with itself as its gateway", ip.address);
+        }
+    }
     let slot = match conf.rail {
         Some(rail) => u32::from(rail),
         None if addresses.is_empty() => FIRST_FREE,
@@ -108,6 +120,10 @@ fn resolve(wanted: &cni::Route, leased: &AddResult) -> Result<Route> {
     let is_v4 = wanted.dst.addr().is_ipv4();
     let mut ips = leased.ips.iter().filter(|ip| ip.address.addr().is_ipv4() == is_v4);
     let gateway = wanted.gw.or_else(|| ips.find_map(|ip| ip.gateway)).filter(|gw| !gw.is_unspecified());
+    if let Some(gateway) = gateway.filter(|gateway| leased.ips.iter().any(|ip| ip.address.addr() == *gateway))
+    {
+        fail!(InvalidConfig, "the route to {} leads to the pod's own address {gateway}", wanted.dst);
+    }
     // A host address without a link prefix: the gateway is on the link although no prefix says so.
     let mut ours = leased.ips.iter().filter(|ip| ip.address.addr().is_ipv4() == is_v4).peekable();
     let onlink =
@@ -141,7 +157,7 @@ pub fn set_sysctls(conf: &NetConf, applied: &Applied, ifname: &str) -> Result<()
         // A router on the rail must not hand out a default route.
         ("ipv6", "accept_ra", "0"),
         ("ipv6", "ndisc_notify", "1"),
-        // The address works while duplicate detection runs.
+        // The link-local address works while duplicate detection runs.
         ("ipv6", "optimistic_dad", "1"),
         ("ipv6", "use_optimistic", "1"),
     ];
@@ -176,23 +192,31 @@ pub fn configure(pod: &mut Socket, link: &Link, applied: &Applied) -> Result<()>
     }
     link::set_up(pod, link)?;
     for route in &applied.routes {
-        route::add(pod, link.index, route).map_err(|error| explain_clash(error, route))?;
+        route::add(pod, link.index, route).map_err(|error| explain(error, route))?;
     }
     for rule in &applied.rules {
-        rule::add(pod, rule)?;
+        // The same rule can only be left of an attachment whose record was lost: it is what is wanted.
+        rule::add(pod, rule)
+            .or_else(|error| if Error::is(&error, Errno::EEXIST) { Ok(()) } else { Err(error) })?;
     }
     Ok(())
 }
 
-fn explain_clash(error: anyhow::Error, route: &Route) -> anyhow::Error {
-    if !Error::is(&error, Errno::EEXIST) {
-        return error;
+/// What the kernel refuses of a route is what the configuration or the IPAM said.
+fn explain(error: anyhow::Error, route: &Route) -> anyhow::Error {
+    if Error::is(&error, Errno::EEXIST) {
+        let metric = route.metric;
+        return failure!(
+            InvalidConfig,
+            "{error:#}: another interface of the pod has it with the same metric, {metric}. Do two networks have \
+             the same rail?"
+        );
     }
-    failure!(
-        InvalidConfig,
-        "{error:#}: another interface of the pod has it with the same metric, {}. Do two networks have the same rail?",
-        route.metric
-    )
+    let is_config = [Errno::ENETUNREACH, Errno::EHOSTUNREACH, Errno::EINVAL];
+    if is_config.into_iter().any(|errno| Error::is(&error, errno)) {
+        return failure!(InvalidConfig, "{error:#}: is the gateway on the rail's link?");
+    }
+    error
 }
 
 /// What the pod has, compared with the record; every difference is one line.

@@ -187,6 +187,17 @@ impl Records {
         Ok(Records { records: node.run("attachments")?, locks: node.run("locks")? })
     }
 
+    /// Opens the folders; `None` where they are missing and cannot be made, for then nothing was ever attached.
+    pub fn open_for_del(node: &Node) -> Result<Option<Records>> {
+        match Records::open(node) {
+            Ok(records) => Ok(Some(records)),
+            Err(error) => {
+                log::warn!("{error:#}");
+                Records::open_existing(node)
+            }
+        }
+    }
+
     /// Opens the folders if they are there; no attachment was ever made if not.
     pub fn open_existing(node: &Node) -> Result<Option<Records>> {
         let (Some(records), Some(locks)) = (node.existing_run("attachments")?, node.existing_run("locks")?)
@@ -230,6 +241,18 @@ impl Records {
     /// The record of `attachment`. One that cannot be read, or says of another, is replaced by the copy that
     /// its device's lock carries; without a copy it tells nothing and counts as missing.
     pub fn find(&self, attachment: &Attachment) -> Result<Option<Record>> {
+        if let Some(record) = self.on_file(attachment)? {
+            return Ok(Some(record));
+        }
+        let copy = self.copies()?.into_iter().find(|copy| copy.attachment() == *attachment);
+        if copy.is_some() {
+            log::warn!("the record of {attachment} is lost, its copy is used");
+        }
+        Ok(copy)
+    }
+
+    /// The same without a look at the copies, of which there is one for each attached device.
+    pub fn on_file(&self, attachment: &Attachment) -> Result<Option<Record>> {
         let prefix = prefix(attachment);
         for name in self.records.names()?.iter().filter(|name| name.starts_with(&prefix)) {
             match self.read(name) {
@@ -239,11 +262,7 @@ impl Records {
                 Err(error) => log::warn!("{error:#}"),
             }
         }
-        let copy = self.copies()?.into_iter().find(|copy| copy.attachment() == *attachment);
-        if copy.is_some() {
-            log::warn!("the record of {attachment} is lost, its copy is used");
-        }
-        Ok(copy)
+        Ok(None)
     }
 
     /// Every record that can be read, and the names of the files that cannot.

@@ -325,3 +325,113 @@ fn report_panics() {
         std::process::exit(1);
     }));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sysfs::DeviceId;
+    use proptest::prelude::*;
+
+    /// JSON with the keys that the parsers look for.
+    fn any_json() -> impl Strategy<Value = Value> {
+        let key = prop_oneof![
+            prop::sample::select(vec![
+                "cniVersion",
+                "name",
+                "prevResult",
+                "interfaces",
+                "ips",
+                "address",
+                "gateway",
+                "interface",
+                "routes",
+                "dst",
+                "gw",
+                "mtu",
+                "dns",
+                "nameservers",
+                "ip4",
+                "ip6",
+                "ip",
+                "cni.dev/valid-attachments",
+                "containerID",
+                "ifname",
+                "CNIVersion",
+            ])
+            .prop_map(str::to_owned),
+            ".{0,4}",
+        ];
+        let text = prop_oneof![
+            prop::sample::select(vec![
+                "0.1.0",
+                "0.2.0",
+                "1.1.0",
+                "10.0.0.1/24",
+                "10.0.0.1",
+                "::/0",
+                "net1",
+                ""
+            ])
+            .prop_map(str::to_owned),
+            ".{0,8}",
+        ];
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            text.prop_map(Value::from),
+        ];
+        leaf.prop_recursive(5, 40, 6, move |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::btree_map(key.clone(), inner, 0..6)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    fn parse(stdin: Vec<u8>, lenient: bool) -> Result<Network> {
+        Network::parse(stdin, Args::default(), Vec::new(), lenient)
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_a_parser_panic(bytes: Vec<u8>, lenient: bool) {
+            let _ = error_version(Some(&bytes));
+            let _ = DeviceId::parse(&String::from_utf8_lossy(&bytes));
+            prop_assert!(parse(bytes, lenient).is_err());
+        }
+
+        #[test]
+        fn a_network_of_any_content_is_read_or_refused(mut config in any_json(), lenient: bool) {
+            if let Some(object) = config.as_object_mut() {
+                object.insert("name".to_owned(), "rail-0".into());
+            }
+            if let Ok(network) = parse(config.to_string().into_bytes(), lenient) {
+                let _ = network.previous();
+                let _ = network.valid_attachments();
+                prop_assert_eq!(network.name, "rail-0");
+            }
+        }
+
+        /// What one version wrote, the same version reads, as far as it has room for it.
+        #[test]
+        fn a_result_of_any_content_is_read_or_refused(value in any_json(), version in prop::sample::select(&VERSIONS[..])) {
+            let Ok(result) = AddResult::parse(&value, version) else { return Ok(()) };
+            for version in VERSIONS {
+                let Ok(written) = result.to_json(version) else { continue };
+                let read = AddResult::parse(&written, version);
+                prop_assert!(read.is_ok(), "{:?}: {}", read, written);
+                prop_assert_eq!(read.ok().and_then(|read| read.to_json(version).ok()), Some(written));
+            }
+        }
+
+        #[test]
+        fn a_device_id_stays_a_file_name(text in "[0-9a-fA-F:.a-z_/-]{0,24}|[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\\.[0-9]") {
+            if let Some(id) = DeviceId::parse(&text) {
+                prop_assert!(!id.as_str().contains('/') && !id.as_str().starts_with('.') && !id.as_str().is_empty());
+                prop_assert_eq!(DeviceId::parse(id.as_str()), Some(id.clone()));
+            }
+        }
+    }
+}

@@ -221,7 +221,8 @@ impl AddResult {
         let mut json = serde_json::to_value(&result)?;
         json["cniVersion"] = version.as_str().into();
         if version < Version::V100 {
-            for (ip, json) in result.ips.iter().zip(json["ips"].as_array_mut().into_iter().flatten()) {
+            let ips = json.get_mut("ips").and_then(Value::as_array_mut);
+            for (ip, json) in result.ips.iter().zip(ips.into_iter().flatten()) {
                 json["version"] = if ip.address.addr().is_ipv4() { "4" } else { "6" }.into();
             }
         }

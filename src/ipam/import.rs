@@ -427,19 +427,19 @@ mod tests {
         let node = node(temp.path());
         let import = plan(&node, &EXAMPLES.map(str::to_owned), &Nodes::All).unwrap();
         write(&node, &import).unwrap();
-        let ours = store::load(&node, "worker-gpu-62", "rail-1").unwrap();
+        let ours = store::load(&node, "worker-gpu-62", "rail-0").unwrap();
         assert_eq!(ours.prefix.to_string(), "172.16.1.60/31");
         assert_eq!(ours.gateway.unwrap().to_string(), "172.16.1.61");
         for node_name in ["worker-gpu-0", "worker-gpu-1", "worker-gpu-62", "worker-gpu-63"] {
-            for rail in 1..=8 {
+            for rail in 0..8 {
                 let ours = store::load(&node, node_name, &format!("rail-{rail}")).unwrap();
                 let address = ours.first_free(|_| false).unwrap().to_string();
-                assert!(address.starts_with(&format!("172.{}.", 14 + 2 * rail)), "{address}");
-                assert_eq!(ours.routes[0].dst.to_string(), format!("172.{}.0.0/15", 14 + 2 * rail));
+                assert!(address.starts_with(&format!("172.{}.", 16 + 2 * rail)), "{address}");
+                assert_eq!(ours.routes[0].dst.to_string(), format!("172.{}.0.0/15", 16 + 2 * rail));
                 assert_eq!(ours.routes[1].dst.to_string(), "172.16.0.0/12");
             }
         }
-        let error = store::load(&node, "Worker-GPU-62.example.com", "rail-1").unwrap_err().to_string();
+        let error = store::load(&node, "Worker-GPU-62.example.com", "rail-0").unwrap_err().to_string();
         assert!(error.contains("did the plan mean it with worker-gpu-62?"), "{error}");
         let again = plan(&node, &EXAMPLES.map(str::to_owned), &Nodes::All).unwrap();
         assert!(again.lines.iter().all(|line| line.change() == "same"));

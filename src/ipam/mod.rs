@@ -186,8 +186,8 @@ fn serves(node: &Node, config: &Config) -> Result<()> {
     node.run_is_writable()?;
     for (pool, allocation) in config.pools.iter().zip(allocations) {
         match Folder::existing(node, &node_name, pool)? {
-            Some(folder) => folder.serves(&allocation)?,
-            None if allocation.first_free(|_| false).is_none() => return Err(allocation.no_host(pool)),
+            _ if allocation.first_free(|_| false).is_none() => return Err(allocation.no_host(pool)),
+            Some(folder) => folder.serves()?,
             None => (),
         }
     }

@@ -109,7 +109,7 @@ fn file_name(pool: &str) -> String {
 /// What a file says. One that is cut short or empty is damage, never the absence of an allocation: nv-ipam takes
 /// a store of no bytes for a new one and gives addresses in use a second time.
 fn parse(content: &[u8]) -> Result<Allocation, String> {
-    let damaged = |why: String| format!("{why}: the file is damaged, import or plan the pool again");
+    let damaged = |why: String| format!("{why}: the file is damaged, import the pool again");
 
     let mut json = serde_json::Deserializer::from_slice(content);
     let read = serde_path_to_error::deserialize::<_, Allocation>(&mut json).map_err(|error| {
@@ -169,7 +169,7 @@ pub fn near_misses<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Ve
 /// What to do about a node that is not there.
 pub fn hint(near: &[String]) -> String {
     match near {
-        [] => ": `rail-ipam import` or `plan` must give it one, for nothing is ever invented".to_owned(),
+        [] => ": `rail-ipam import` must give it one, for nothing is ever invented".to_owned(),
         near => format!(
             ": did the plan mean it with {}? Names are exact: correct the plan, or nodeName in node.json",
             near.join(", ")

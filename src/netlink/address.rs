@@ -26,9 +26,9 @@ pub struct Address {
 pub fn add(socket: &mut Socket, link: &Link, net: IpNet) -> Result<()> {
     let mut message = message(link, net);
     if net.addr().is_ipv6() {
-        // Usable while duplicate detection runs. The sysctl only allows it: by itself the kernel does
-        // not mark configured addresses so (net/ipv6/addrconf.c, inet6_addr_add, on RFC 4429 3.1).
-        message.attributes.push(AddressAttribute::Flags(AddressFlags::Optimistic));
+        // The lease is what makes the address unique. Even with optimistic duplicate detection the kernel
+        // hears nothing for an address until the detection ends, when the carrier comes after it began.
+        message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
     }
     socket.change(Message::new(RTM_NEWADDR, &message), NLM_F_CREATE | NLM_F_EXCL, || {
         format!("cannot give {} the address {net}", link.name)

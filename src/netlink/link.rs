@@ -10,9 +10,9 @@ use netlink_packet_core::{
 use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkFlags, LinkHeader, LinkMessage, Prop};
 use nix::errno::Errno;
 use nix::libc::{
-    IFLA_ADDRESS, IFLA_ALT_IFNAME, IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINKINFO, IFLA_MASTER, IFLA_MAX_MTU,
-    IFLA_MIN_MTU, IFLA_MTU, IFLA_PARENT_DEV_NAME, IFLA_PERM_ADDRESS, IFLA_PROP_LIST, RTM_GETLINK,
-    RTM_SETLINK,
+    IFLA_ADDRESS, IFLA_ALT_IFNAME, IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINK, IFLA_LINK_NETNSID, IFLA_LINKINFO,
+    IFLA_MASTER, IFLA_MAX_MTU, IFLA_MIN_MTU, IFLA_MTU, IFLA_PARENT_DEV_NAME, IFLA_PERM_ADDRESS,
+    IFLA_PROP_LIST, RTM_DELLINK, RTM_GETLINK, RTM_SETLINK,
 };
 use rtnetlink::LinkUnspec;
 use serde::{Deserialize, Serialize};
@@ -50,6 +50,9 @@ pub struct Link {
     pub permanent_mac: Option<String>,
     /// Administratively up.
     pub up: bool,
+    /// Index of the link that it is stacked on, in the same namespace.
+    #[serde(default)]
+    pub lower: Option<u32>,
     /// Index of the bridge, bond or OVS datapath that it is part of.
     pub master: Option<u32>,
     /// Kind of a virtual device, `veth`: those die with their namespace. None for a NIC.
@@ -107,11 +110,13 @@ fn parse(reply: &Message) -> Option<Link> {
         mac: String::new(),
         permanent_mac: None,
         up: header.flags.contains(LinkFlags::Up),
+        lower: None,
         master: None,
         kind: None,
         parent: None,
         loopback: header.flags.contains(LinkFlags::Loopback),
     };
+    let mut is_elsewhere = false;
     for attribute in attributes(reply.payload.get(HEADER_LEN..)?) {
         let value = attribute.value();
         match attribute.kind() {
@@ -121,6 +126,8 @@ fn parse(reply: &Message) -> Option<Link> {
             IFLA_MIN_MTU => link.min_mtu = parse_u32(value).unwrap_or(0),
             IFLA_ADDRESS => link.mac = format_mac(value),
             IFLA_PERM_ADDRESS => link.permanent_mac = Some(format_mac(value)),
+            IFLA_LINK => link.lower = parse_u32(value).ok(),
+            IFLA_LINK_NETNSID => is_elsewhere = true,
             IFLA_MASTER => link.master = parse_u32(value).ok(),
             IFLA_PARENT_DEV_NAME => link.parent = parse_string(value).ok(),
             IFLA_PROP_LIST => {
@@ -134,6 +141,7 @@ fn parse(reply: &Message) -> Option<Link> {
             _ => (),
         }
     }
+    link.lower = link.lower.filter(|_| !is_elsewhere);
     Some(link)
 }
 
@@ -223,6 +231,12 @@ pub fn set_mac(socket: &mut Socket, link: &Link, mac: &[u8]) -> Result<()> {
 
 fn set(socket: &mut Socket, message: LinkMessage, what: impl FnOnce() -> String) -> Result<()> {
     socket.change(Message::new(RTM_SETLINK, &message), 0, what)
+}
+
+/// Removes a virtual link.
+pub fn remove(socket: &mut Socket, link: &Link) -> Result<()> {
+    let message = LinkUnspec::new_with_index(link.index.get()).build();
+    socket.change(Message::new(RTM_DELLINK, &message), 0, || format!("cannot remove {}", link.name))
 }
 
 /// Gives a link a further name.

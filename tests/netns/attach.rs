@@ -24,3 +24,17 @@ fn a_rail_has_its_address_mtu_and_routes_and_goes_back_as_it_was() {
     host.cni("DEL", "c1", &pod, &config).ok();
     assert_eq!(host.snapshot(), before);
 }
+
+/// A macvlan keeps its lower device over namespaces: left in a living pod, it would hold the rail from there.
+#[test]
+fn what_the_pod_stacked_on_the_rail_does_not_hold_it() {
+    let Some(host) = Host::new("attach::stacked") else { return };
+    host.add_rail(0);
+    let pod = host.add_netns("pod");
+    host.cni("ADD", "c1", &pod, &rail(0)).ok();
+    host.ip_in(&pod, "link add link net1 name sub type macvlan");
+    host.cni("DEL", "c1", &pod, &rail(0)).ok();
+    // The kernel refuses both to a device that somebody has a macvlan on.
+    host.ip("link add br0 type bridge");
+    host.ip("link set vf0 master br0");
+}

@@ -249,7 +249,8 @@ impl Host {
             .iter()
             .map(|link| {
                 let name = link["ifname"].as_str().unwrap().to_owned();
-                let mut altnames: Vec<_> = link["altnames"].as_array().into_iter().flatten().map(Value::to_string).collect();
+                let mut altnames: Vec<_> =
+                    link["altnames"].as_array().into_iter().flatten().map(Value::to_string).collect();
                 altnames.sort();
                 let up = link["flags"].as_array().unwrap().iter().any(|flag| flag == "UP");
                 (name, json!({"mtu": link["mtu"], "mac": link["address"], "altnames": altnames, "up": up}))

@@ -55,7 +55,9 @@ impl Bench {
     }
 
     fn killed(&self, verb: &str, victim: Option<usize>) -> Traced {
-        trace::run(&self.host.call(verb, "c1", &self.pods[0]), &self.config, |point| Some(point.count) == victim)
+        trace::run(&self.host.call(verb, "c1", &self.pods[0]), &self.config, |point| {
+            Some(point.count) == victim
+        })
     }
 
     /// Of the host, of the pods, and of the folders.
@@ -175,7 +177,7 @@ fn add_heals(bench: &Bench, traced: &Traced, pod: usize, refused: u32) {
 /// What is tried after each kill, and more after every fifth.
 fn aftermath(bench: &Bench, verb: &str, traced: &Traced, victim: usize) {
     del_and_add_again(bench, traced);
-    if victim % 5 == 0 {
+    if victim.is_multiple_of(5) {
         for (pod, refused) in [(0, 7), (1, 11)] {
             begin(bench, verb);
             add_heals(bench, &bench.killed(verb, Some(victim)), pod, refused);

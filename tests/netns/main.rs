@@ -1,12 +1,12 @@
 //! The real executables in throw-away network namespaces. `scripts/test` runs these as root and in a user
 //! namespace.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod attach;
+mod badinput;
 mod contract;
 mod failures;
 mod harness;
-mod killsweep;
 mod ipam;
 mod killsweep;
 mod rails;

@@ -84,14 +84,14 @@ pub fn is_allowed(test: &str) -> bool {
 pub struct Point {
     /// How many there were, with this one.
     pub count: usize,
-    /// By which thread.
-    pub thread: Pid,
     /// Which one: SYS_*.
     pub number: i64,
 }
 
 /// Runs `call` and stops before each of its system calls; who makes it is killed where `is_deadly`.
-/// Returns when the plugin and everything that it started have ended: orphans are waited for.
+/// Returns when the plugin and everything that it started have ended: orphans are waited for. So the calling
+/// thread must have no other children.
+#[expect(clippy::zombie_processes, reason = "the loop waits for every process")]
 pub fn run(call: &Call, config: &Value, mut is_deadly: impl FnMut(Point) -> bool) -> Traced {
     // It waits to be traced, so that no call is missed.
     let mut child =
@@ -132,7 +132,7 @@ pub fn run(call: &Call, config: &Value, mut is_deadly: impl FnMut(Point) -> bool
             Ok(WaitStatus::PtraceSyscall(pid)) => {
                 if let Some(number) = entered(pid).filter(|number| started && !harmless.contains(number)) {
                     calls += 1;
-                    if is_deadly(Point { count: calls, thread: pid, number }) {
+                    if is_deadly(Point { count: calls, number }) {
                         let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
                         killed = Some(format!("{} before its call {number}", comm.trim()));
                         // The call is not made: the kernel looks for a deadly signal first.

@@ -126,8 +126,8 @@ fn an_add_that_fails_leaves_nothing() {
         ("no allocation", json!({"ipam": {"type": "rail-ipam", "pool": "rail-9"}})),
         ("route is there", json!({"routes": [{"dst": "10.77.0.0/16"}]})),
         (
-            "route without a way",
-            json!({"routes": [{"dst": "fd00::/64", "gw": "fd77::1"}, {"dst": "10.0.0.0/8", "gw": "0.0.0.1"}]}),
+            "gateway that is not on the link",
+            json!({"routes": [{"dst": "10.1.0.0/16"}, {"dst": "10.0.0.0/8", "gw": "10.99.0.1"}]}),
         ),
         ("sysctl that is not there", json!({"sysctl": {"net.ipv4.conf.IFNAME.unheard_of": "1"}})),
         ("sysctl value", json!({"sysctl": {"net.ipv4.conf.IFNAME.rp_filter": "x"}})),

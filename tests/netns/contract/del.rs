@@ -49,11 +49,11 @@ fn del_gives_back_whatever_the_pod_did() {
             ("routes flushed", &in_pod("route flush table 100")),
             ("MAC", &in_pod("link set net1 address 02:00:00:00:00:99")),
             ("altname", &in_pod("link property add dev net1 altname pods")),
-            ("macvlan on it", &in_pod("link add link net1 name sub type macvlan")),
             ("in a bridge", &|bench| {
                 bench.host.ip_in(&bench.pod, "link add br0 type bridge");
                 bench.host.ip_in(&bench.pod, "link set net1 master br0");
             }),
+            ("macvlan on it", &in_pod("link add link net1 name sub type macvlan")),
         ],
         |bench| bench.call("DEL"),
         &json!({}),

@@ -32,11 +32,10 @@ fn status_tells_whether_an_add_can_be_served_and_writes_nothing() {
         bench.host.set_node(json!({"runDir": "/proc/self/nothing"}));
         refused(json!({}), "/proc");
         bench.host.set_node(json!({}));
-        // The pool has one address.
+        // The only address of the pool is in use: a node that were not ready for it would lose the pod.
         bench.call("ADD").run(&config()).ok();
-        refused(json!({}), "172.16.0.0");
-        bench.call("DEL").run(&config()).ok();
         status(json!({})).ok();
+        bench.call("DEL").run(&config()).ok();
     });
 }
 

@@ -78,7 +78,11 @@ fn a_kernel_path_and_an_auxiliary_device_are_found() {
     let sf = format!("devices/pci0000:00/{}/mlx5_core.sf.4", pf_address(0));
     fs::create_dir_all(at(&sf).join("net/vf0")).unwrap();
     symlink(at(&sf), at("bus/auxiliary/devices/mlx5_core.sf.4")).unwrap();
-    symlink(at(&format!("devices/pci0000:00/{}", pf_address(0))), at(&format!("bus/pci/devices/{}", pf_address(0)))).unwrap();
+    symlink(
+        at(&format!("devices/pci0000:00/{}", pf_address(0))),
+        at(&format!("bus/pci/devices/{}", pf_address(0))),
+    )
+    .unwrap();
     symlink(at(&sf), at(&sf).join("net/vf0/device")).unwrap();
     symlink(at(&sf).join("net/vf0"), at("class/net/vf0")).unwrap();
     host.set_node(json!({"rails": [{"rail": 0, "pf": pf_address(0)}]}));
@@ -142,7 +146,13 @@ fn a_device_of_another_rail_is_refused() {
         host.set_node(node);
         let wrong = with(no_device(), json!({"deviceID": vf_address(1)}));
         refused(&host, &pod, &wrong, 7, "rail 0: VF 0000:02:10.0");
-        refused(&host, &pod, &wrong, 7, "belongs to PF 0000:02:00.0 (rail 1): check the resource of network rail-0");
+        refused(
+            &host,
+            &pod,
+            &wrong,
+            7,
+            "belongs to PF 0000:02:00.0 (rail 1): check the resource of network rail-0",
+        );
         // By whatever selector.
         refused(&host, &pod, &with(no_device(), json!({"device": "vf1"})), 7, "(rail 1)");
         taken(&host, &pod, &json!({"deviceID": vf_address(0)}));
@@ -261,7 +271,13 @@ fn a_device_of_a_userspace_driver_stays_and_its_address_is_leased() {
     host.delete_netns(&pod);
     host.cni("ADD", "c2", &next, &config).ok();
     host.cni("DEL", "c1", &pod, &config).ok();
-    host.cni("CHECK", "c2", &next, &with(config.clone(), json!({ "prevResult": host_result(&added, &next) }))).ok();
+    host.cni(
+        "CHECK",
+        "c2",
+        &next,
+        &with(config.clone(), json!({ "prevResult": host_result(&added, &next) })),
+    )
+    .ok();
     host.cni("DEL", "c2", &next, &config).ok();
     assert_eq!(host.snapshot(), before);
 }
@@ -306,8 +322,19 @@ fn the_mac_of_the_highest_source_counts() {
     let result = attach(json!({"mac": "02-00-00-00-00-AB"}), "").ok().json();
     assert_eq!(result["interfaces"][0]["mac"], "02:00:00:00:00:ab");
     host.cni("DEL", "c1", &pod, &rail(0)).ok();
-    for bad in ["nonsense", "01:00:5e:00:00:01", "00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff", "02:00:00:00:00", "02:00:00:00:00:01:02:03"] {
-        for config in [json!({"runtimeConfig": {"mac": bad}}), json!({"args": {"cni": {"mac": bad}}}), json!({ "mac": bad })] {
+    for bad in [
+        "nonsense",
+        "01:00:5e:00:00:01",
+        "00:00:00:00:00:00",
+        "ff:ff:ff:ff:ff:ff",
+        "02:00:00:00:00",
+        "02:00:00:00:00:01:02:03",
+    ] {
+        for config in [
+            json!({"runtimeConfig": {"mac": bad}}),
+            json!({"args": {"cni": {"mac": bad}}}),
+            json!({ "mac": bad }),
+        ] {
             let failed = attach(config.clone(), "");
             assert!(failed.error(7)["msg"].as_str().unwrap().contains("mac"), "{config} {failed:?}");
         }
@@ -364,11 +391,30 @@ fn the_device_info_file_is_written_replaced_and_removed() {
         assert!(!file.exists());
         assert_eq!(host.snapshot(), before);
     }
-    for bad in [host.path("elsewhere"), host.path("devinfo/../elsewhere"), host.path("devinfo/sub/file"), "/etc/x".into(), "relative".into(), host.path("devinfo/..")] {
-        refused(&host, &pod, &with(rail(0), json!({"runtimeConfig": {"CNIDeviceInfoFile": bad}})), 7, "CNIDeviceInfoFile");
+    for bad in [
+        host.path("elsewhere"),
+        host.path("devinfo/../elsewhere"),
+        host.path("devinfo/sub/file"),
+        "/etc/x".into(),
+        "relative".into(),
+        host.path("devinfo/.."),
+    ] {
+        refused(
+            &host,
+            &pod,
+            &with(rail(0), json!({"runtimeConfig": {"CNIDeviceInfoFile": bad}})),
+            7,
+            "CNIDeviceInfoFile",
+        );
         assert!(!host.path("elsewhere").exists());
     }
-    refused(&host, &pod, &with(rail(0), json!({"runtimeConfig": {"CNIDeviceInfoFile": 7}})), 7, "CNIDeviceInfoFile");
+    refused(
+        &host,
+        &pod,
+        &with(rail(0), json!({"runtimeConfig": {"CNIDeviceInfoFile": 7}})),
+        7,
+        "CNIDeviceInfoFile",
+    );
     // A link in its place is replaced, not followed.
     symlink(host.path("victim"), &file).unwrap();
     fs::write(host.path("victim"), "untouched").unwrap();

@@ -1,0 +1,457 @@
+//! The examples in conf/ against the executables, and the documents against the code. Needs no root: an ADD of
+//! rail-cni is stopped at its namespace (error 8), behind everything that judges the configuration.
+#![cfg(test)]
+#![allow(missing_docs)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use rail_cni::cni::{Args, Network};
+use serde::Deserialize as _;
+use serde_json::{Map, Value, json};
+
+const RAIL_CNI: &str = env!("CARGO_BIN_EXE_rail-cni");
+const RAIL_IPAM: &str = env!("CARGO_BIN_EXE_rail-ipam");
+const POOLS: [&str; 2] = ["conf/pools/dual-stack.yaml", "conf/pools/spectrum-x.yaml"];
+
+fn read(path: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path))
+        .unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn json_of(path: &str) -> Value {
+    serde_json::from_str(&read(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn yaml_documents(text: &str) -> Result<Vec<Value>, yaml_serde::Error> {
+    yaml_serde::Deserializer::from_str(text).map(Value::deserialize).collect()
+}
+
+/// A node as conf/node.json describes it, with everything that it writes in a temporary folder.
+struct Bench {
+    temp: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let temp = tempfile::tempdir().unwrap();
+        let at = |name: &str| temp.path().join(name);
+        let mut node = json_of("conf/node.json");
+        for pf in pfs(&node) {
+            fs::create_dir_all(at("sys/devices").join(&pf)).unwrap();
+            fs::create_dir_all(at("sys/bus/pci/devices")).unwrap();
+            symlink(at("sys/devices").join(&pf), at("sys/bus/pci/devices").join(&pf)).unwrap();
+        }
+        fs::create_dir_all(at("sys/class/net")).unwrap();
+        node["nodeName"] = json!("worker-gpu-0");
+        node["storeDir"] = json!(at("store"));
+        node["runDir"] = json!(at("run"));
+        node["sysfsRoot"] = json!(at("sys"));
+        node["log"]["file"] = json!(at("log"));
+        fs::write(at("node.json"), node.to_string()).unwrap();
+        Bench { temp }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.temp.path().join(name)
+    }
+
+    fn with_pools(self) -> Bench {
+        let output = self.command(RAIL_IPAM, &["import", POOLS[0], POOLS[1]]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        self
+    }
+
+    fn command(&self, program: &str, args: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.args(args).env_clear().env("RAIL_CNI_NODE_CONFIG", self.path("node.json"));
+        command.current_dir(env!("CARGO_MANIFEST_DIR"));
+        command
+    }
+
+    fn call(&self, program: &str, verb: &str, config: &Value) -> Output {
+        let mut command = self.command(program, &[]);
+        command.env("CNI_COMMAND", verb).env("CNI_CONTAINERID", "c1").env("CNI_IFNAME", "net1");
+        command.env("CNI_PATH", Path::new(RAIL_IPAM).parent().unwrap());
+        // A file, but no namespace.
+        command.env("CNI_NETNS", "/dev/null");
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
+        child.wait_with_output().unwrap()
+    }
+
+    /// Panics unless rail-cni takes every key and value of `config`, silently.
+    fn accepts(&self, place: &str, config: &Value) {
+        let network = Network::parse(config.to_string().into_bytes(), Args::default(), vec![], false);
+        network.unwrap_or_else(|error| panic!("{place}: {error:#}"));
+        let output = self.call(RAIL_CNI, "ADD", config);
+        let error: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(error["code"], 8, "{place}: {error}");
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(!log.contains(" warn "), "{place}: {log}");
+    }
+}
+
+fn pfs(node: &Value) -> Vec<String> {
+    node["rails"].as_array().unwrap().iter().map(|row| row["pf"].as_str().unwrap().to_owned()).collect()
+}
+
+/// A configuration of a network as a runtime hands it to rail-cni, for each version that it may pick.
+fn plugin_configs(network: &Value) -> Vec<Value> {
+    let Some(plugins) = network.get("plugins") else { return vec![network.clone()] };
+    let mut versions: Vec<_> = network["cniVersions"].as_array().cloned().unwrap_or_default();
+    versions.push(network["cniVersion"].clone());
+    let plugins = plugins.as_array().unwrap();
+    let with = |plugin: &Value, version: &Value| {
+        let mut config: Map<String, Value> = plugin.as_object().unwrap().clone();
+        config.insert("cniVersion".into(), version.clone());
+        config.insert("name".into(), network["name"].clone());
+        Value::Object(config)
+    };
+    plugins
+        .iter()
+        .flat_map(|plugin| versions.iter().map(|version| with(plugin, version)).collect::<Vec<_>>())
+        .collect()
+}
+
+/// What Multus adds to every plugin of a NAD with a resource.
+fn with_device(mut config: Value, id: &str) -> Value {
+    config["deviceID"] = json!(id);
+    config["pciBusID"] = json!(id);
+    config["runtimeConfig"] = json!({"deviceID": id});
+    config
+}
+
+fn nads() -> Vec<Value> {
+    let nads = yaml_documents(&read("conf/nads.yaml")).unwrap();
+    assert_eq!(nads.len(), 8);
+    nads
+}
+
+fn config_of(nad: &Value) -> Value {
+    serde_json::from_str(nad["spec"]["config"].as_str().unwrap()).unwrap()
+}
+
+/// The VF that goes with the PF of rail R.
+fn vf_of(rail: usize) -> String {
+    pfs(&json_of("conf/node.json"))[rail].replace("00.0", "00.2")
+}
+
+#[test]
+fn every_network_is_accepted() {
+    let bench = Bench::new();
+    for (rail, nad) in nads().iter().enumerate() {
+        let network = config_of(nad);
+        assert_eq!(network["name"], nad["metadata"]["name"]);
+        assert_eq!(network["name"], format!("rail-{rail}"));
+        let configs = plugin_configs(&network);
+        assert_eq!(configs.len(), 3);
+        for config in configs {
+            assert_eq!(config["rail"], rail);
+            bench.accepts(&format!("nads.yaml: rail {rail}"), &with_device(config, &vf_of(rail)));
+        }
+    }
+    for config in plugin_configs(&json_of("conf/net.d/20-rail-0.conflist")) {
+        assert_eq!(config["pciBusID"], vf_of(0));
+        bench.accepts("20-rail-0.conflist", &config);
+    }
+    bench.accepts("rail-0.conf", &with_device(json_of("conf/cnitool/rail-0.conf"), &vf_of(0)));
+}
+
+/// The test above can fail.
+#[test]
+fn a_wrong_network_is_not_accepted() {
+    let bench = Bench::new();
+    let good = with_device(json_of("conf/cnitool/rail-0.conf"), &vf_of(0));
+    for (key, value) in
+        [("mtu", json!("9000")), ("trust", json!("maybe")), ("vlan", json!(5)), ("maximum", json!(1))]
+    {
+        let mut bad = good.clone();
+        bad[key] = value;
+        let refused = std::panic::catch_unwind(|| bench.accepts(key, &bad));
+        assert!(refused.is_err(), "{key}");
+    }
+}
+
+#[test]
+fn the_examples_make_a_node_that_is_ready() {
+    let bench = Bench::new().with_pools();
+    for (rail, nad) in nads().iter().enumerate() {
+        let config = plugin_configs(&config_of(nad))
+            .into_iter()
+            .find(|config| config["cniVersion"] == "1.1.0")
+            .unwrap();
+        let ready = bench.call(RAIL_CNI, "STATUS", &config);
+        assert!(ready.status.success() && ready.stdout.is_empty(), "{ready:?}");
+        let leased = bench.call(RAIL_IPAM, "ADD", &config);
+        let leased: Value = serde_json::from_slice(&leased.stdout).unwrap();
+        assert_eq!(leased["ips"][0]["address"], format!("172.{}.0.0/31", 16 + 2 * rail), "{leased}");
+        assert_eq!(leased["ips"][0]["gateway"], format!("172.{}.0.1", 16 + 2 * rail), "{leased}");
+        assert_eq!(leased["routes"][1]["dst"], "172.16.0.0/12");
+    }
+    fs::remove_file(bench.path("sys/bus/pci/devices").join(&pfs(&json_of("conf/node.json"))[3])).unwrap();
+    let config = plugin_configs(&config_of(&nads()[3])).pop().unwrap();
+    let config =
+        json!({"cniVersion": "1.1.0", "name": "rail-3", "rail": config["rail"], "ipam": config["ipam"]});
+    let status = bench.call(RAIL_CNI, "STATUS", &config);
+    assert!(String::from_utf8_lossy(&status.stdout).contains("the node has no PF"), "{status:?}");
+}
+
+#[test]
+fn the_pool_in_the_file_of_cnitool_is_that_of_the_pools() {
+    let bench = Bench::new();
+    let config = json_of("conf/cnitool/rail-0.conf");
+    let leased = bench.call(RAIL_IPAM, "ADD", &config);
+    let leased: Value = serde_json::from_slice(&leased.stdout).unwrap();
+    assert_eq!(leased["ips"][0], json!({"address": "172.16.0.0/31", "gateway": "172.16.0.1"}));
+}
+
+#[test]
+fn both_executables_tell_their_versions() {
+    let bench = Bench::new();
+    for program in [RAIL_CNI, RAIL_IPAM] {
+        let output = bench.call(program, "VERSION", &json!({"cniVersion": "1.0.0"}));
+        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let list = read("docs/configuration.md");
+        for version in told["supportedVersions"].as_array().unwrap() {
+            assert!(list.contains(version.as_str().unwrap()), "{version}");
+        }
+    }
+}
+
+/// One resource per rail, of that rail's PF; the networks name them; the pod asks for all.
+#[test]
+fn resources_networks_and_pod_are_of_one_piece() {
+    let resources = json_of("conf/device-plugin.json");
+    let resources = resources["resourceList"].as_array().unwrap();
+    let pfs = pfs(&json_of("conf/node.json"));
+    assert_eq!((resources.len(), pfs.len()), (8, 8));
+    let [pod] = &yaml_documents(&read("conf/pod.yaml")).unwrap()[..] else { panic!("one pod") };
+    let limits = pod["spec"]["containers"][0]["resources"]["limits"].as_object().unwrap();
+    let mut networks = Vec::new();
+    for (rail, nad) in nads().iter().enumerate() {
+        let resource = &resources[rail];
+        let name = format!(
+            "{}/{}",
+            resource["resourcePrefix"].as_str().unwrap(),
+            resource["resourceName"].as_str().unwrap()
+        );
+        assert_eq!(resource["selectors"]["rootDevices"], json!([pfs[rail]]));
+        assert_eq!(nad["metadata"]["annotations"]["k8s.v1.cni.cncf.io/resourceName"], name);
+        assert_eq!(limits[&name], 1);
+        networks.push(nad["metadata"]["name"].as_str().unwrap().to_owned());
+    }
+    assert_eq!(limits.len(), 8 + 1);
+    assert_eq!(pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"], networks.join(", "));
+    let node = json_of("conf/node.json");
+    for (rail, row) in node["rails"].as_array().unwrap().iter().enumerate() {
+        assert_eq!(row["rail"], rail);
+    }
+}
+
+// --- documents -------------------------------------------------------------------------------------------------
+
+fn documents() -> Vec<(String, String)> {
+    let mut files = vec!["README.md".to_owned()];
+    let docs = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs")).unwrap();
+    files.extend(docs.map(|entry| format!("docs/{}", entry.unwrap().file_name().to_str().unwrap())));
+    files.retain(|file| file.ends_with(".md"));
+    files.into_iter().map(|file| (file.clone(), read(&file))).collect()
+}
+
+/// Blocks of code of a language.
+fn blocks(text: &str, language: &str) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    let mut inside = None;
+    for line in text.lines() {
+        match (line.trim().strip_prefix("```"), inside) {
+            (Some(of), None) => {
+                inside = Some(of == language);
+                if of == language {
+                    found.push(String::new());
+                }
+            }
+            (Some(_), Some(_)) => inside = None,
+            (None, Some(true)) => found.last_mut().unwrap().push_str(&format!("{line}\n")),
+            _ => (),
+        }
+    }
+    found
+}
+
+#[test]
+fn code_in_the_documents_parses() {
+    let bench = Bench::new();
+    let mut networks = 0;
+    for (file, text) in documents() {
+        for block in blocks(&text, "json") {
+            let value: Value =
+                serde_json::from_str(&block).unwrap_or_else(|error| panic!("{file}: {error}: {block}"));
+            if value["type"] == "rail-cni" {
+                bench.accepts(&file, &with_device(value, &vf_of(0)));
+                networks += 1;
+            }
+        }
+        for block in blocks(&text, "yaml") {
+            yaml_documents(&block).unwrap_or_else(|error| panic!("{file}: {error}: {block}"));
+        }
+    }
+    assert!(networks > 0);
+}
+
+#[test]
+fn the_readme_shows_what_import_prints() {
+    let output =
+        Bench::new().command(RAIL_IPAM, &["import", POOLS[0], POOLS[1], "--dry-run"]).output().unwrap();
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(printed.lines().count() == 11, "{printed}");
+    assert!(read("README.md").contains(&printed), "{printed}");
+}
+
+/// The first table below a heading: the cells of the first column.
+fn first_column(text: &str, heading: &str) -> Vec<String> {
+    let (_, section) = text.split_once(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no {heading}"));
+    let table =
+        section.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
+    table.skip(2).map(|row| row.split('|').nth(1).unwrap().trim().to_owned()).collect()
+}
+
+fn in_backquotes(cell: &str) -> Vec<String> {
+    cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+fn keys(heading: &str) -> BTreeSet<String> {
+    first_column(&read("docs/configuration.md"), heading)
+        .iter()
+        .flat_map(|cell| in_backquotes(cell))
+        .collect()
+}
+
+/// The strings of a constant.
+fn strings(file: &str, constant: &str) -> BTreeSet<String> {
+    let source = read(file);
+    let (_, rest) = source.split_once(constant).unwrap_or_else(|| panic!("{file} has no {constant}"));
+    let (_, rest) = rest.split_once('[').unwrap();
+    let (_, rest) = rest.split_once('[').unwrap_or(("", rest));
+    let (list, _) = rest.split_once(']').unwrap();
+    list.split('"').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_keys_of_a_network_are_those_of_the_code() {
+    let known = strings("src/attach/config.rs", "const KNOWN");
+    assert!(known.len() > 30);
+    assert_eq!(keys("## rail-cni"), known);
+}
+
+#[test]
+fn the_keys_of_the_ipam_section_are_those_of_the_code() {
+    let mut known = strings("src/ipam/cidrpool.rs", "SPEC_KEYS");
+    assert_eq!(known.len(), 8);
+    known.extend(["type", "pool", "poolName", "poolType"].map(str::to_owned));
+    assert!(read("src/ipam/config.rs").contains(r#"["type", "pool", "poolName", "poolType"]"#));
+    assert_eq!(keys("## rail-ipam"), known);
+}
+
+/// The program itself tells which keys it knows.
+#[test]
+fn the_keys_of_node_json_are_those_of_the_code() {
+    let bench = Bench::new();
+    let known = |wrong: Value| {
+        fs::write(bench.path("node.json"), wrong.to_string()).unwrap();
+        let output = bench.command(RAIL_IPAM, &["show"]).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        let (_, list) = text.split_once("expected").unwrap_or_else(|| panic!("{text}"));
+        in_backquotes(list)
+    };
+    let mut all = BTreeSet::new();
+    for key in known(json!({"wrong": 1})) {
+        match key.as_str() {
+            "log" | "policy" => {
+                let below = known(json!({ &key: {"wrong": 1} }));
+                all.extend(below.into_iter().map(|below| format!("{key}.{below}")));
+            }
+            _ => drop(all.insert(key)),
+        }
+    }
+    assert_eq!(known(json!({"rails": [{"wrong": 1}]})), ["rail", "pf"]);
+    assert_eq!(keys("## node.json"), all);
+}
+
+#[test]
+fn the_sysctls_of_a_rail_are_those_of_the_code() {
+    let source = read("src/attach/pod.rs");
+    let lines = source.lines().map(str::trim).filter(|line| line.starts_with("(\"ipv"));
+    let set: BTreeSet<String> = lines.map(|line| line.split('"').nth(3).unwrap().to_owned()).collect();
+    assert!(set.len() > 5, "{set:?}");
+    assert_eq!(keys("### Sysctls that every rail gets"), set);
+}
+
+/// All source without tests, each text in one piece.
+fn source() -> String {
+    let mut all = String::new();
+    for file in source_files() {
+        let text = read(&file);
+        let text = text.split("#[cfg(test)]").next().unwrap();
+        let mut broken = text.split("\\\n");
+        all.push_str(broken.next().unwrap());
+        broken.for_each(|part| all.push_str(part.trim_start()));
+    }
+    all.replace("\\\"", "\"")
+}
+
+fn source_files() -> Vec<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut folders = vec![root.join("src")];
+    let mut files = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                files.push(path.strip_prefix(root).unwrap().to_str().unwrap().to_owned());
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
+#[test]
+fn the_messages_in_the_documents_are_those_of_the_code() {
+    let source = source();
+    let text = read("docs/troubleshooting.md");
+    let rows = text.lines().filter_map(|line| line.strip_prefix("| `")).map(|row| format!("`{row}"));
+    let mut count = 0;
+    for row in rows {
+        let cell = row.split(" | ").next().unwrap();
+        for message in in_backquotes(cell) {
+            count += 1;
+            for part in message.split('…').map(str::trim).filter(|part| part.len() > 3) {
+                assert!(source.contains(part), "no message of the code has {part:?}, of {message:?}");
+            }
+        }
+    }
+    assert!(count > 40, "{count}");
+}
+
+#[test]
+fn the_map_has_every_module() {
+    let map = read("src/lib.rs");
+    for file in source_files() {
+        let module = file
+            .trim_start_matches("src/")
+            .trim_end_matches(".rs")
+            .trim_end_matches("/mod")
+            .replace('/', "::");
+        if module != "lib" && !module.starts_with("bin::") {
+            assert!(map.contains(&format!("`{module}`")), "src/lib.rs does not tell of {module}");
+        }
+    }
+}
