@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# An RDMA device on a VF, in a system whose RDMA namespaces are exclusive. rdma_rxe is the only such device without
+# hardware, and refuses to be moved: what is seen here is the refusal, and that nothing is left of it.
+# Runs in the machine: scripts/lab --rails 1 --vfs 2 tests/lab/rdma.sh
+# lab: --rails 1 --vfs 2
+set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,5s/^# //p' "$0" && exit ;; esac
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+# Exclusive mode can be chosen only while there is no other namespace.
+make_exclusive() {
+    ip netns del leaf
+    sleep 1
+    modprobe rdma_rxe
+    rdma system set netns exclusive
+    ip link set ens0f0v0 up
+    rdma link add rxe0 type rxe netdev ens0f0v0
+    ip link set ens0f0v0 down
+}
+
+the_mode_is_exclusive_and_the_vf_has_a_device() {
+    contains "the mode" "netns exclusive" "$(rdma system show)"
+    contains "the device" "netdev ens0f0v0" "$(rdma link show)"
+}
+
+# The device's refusal to move rolls back the whole ADD: the VF is on the host with its device, nothing is leased.
+a_refused_move_is_rolled_back() {
+    local key devices
+    pod pod1
+    devices=$(rdma link show)
+    for key in required auto; do
+        refused rdma ADD pod1 net1 "$(conf 0 "$(vf 0)" "\"rdma\": \"$key\"")"
+        same "the node after $key" "$pristine" "$(snapshot)"
+        same "the device after $key" "$devices" "$(rdma link show)"
+        same "the pod after $key" lo "$(ip -n pod1 -json link show | jq -r '.[].ifname')"
+    done
+}
+
+a_vf_without_a_device_is_attached_unless_one_is_required() {
+    pod pod1
+    refused rdma ADD pod1 net1 "$(conf 0 "$(vf 0 1)" '"rdma": "required"')"
+    same "the node" "$pristine" "$(snapshot)"
+    add pod1 net1 "$(conf 0 "$(vf 0 1)")"
+    del pod1 net1 "$(conf 0 "$(vf 0 1)")"
+}
+
+# Last: rxe dies when its netdev moves.
+a_device_is_left_alone_when_rdma_is_off() {
+    pod pod1
+    add pod1 net1 "$(conf 0 "$(vf 0)" '"rdma": "off"')"
+    del pod1 net1 "$(conf 0 "$(vf 0)" '"rdma": "off"')"
+}
+
+make_exclusive
+run_cases the_mode_is_exclusive_and_the_vf_has_a_device a_refused_move_is_rolled_back \
+    a_vf_without_a_device_is_attached_unless_one_is_required a_device_is_left_alone_when_rdma_is_off
