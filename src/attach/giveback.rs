@@ -215,7 +215,7 @@ fn restore(link: &Link, was: &Link, host: &mut Socket) -> Result<()> {
     if link.mac != was.mac
         && let Some(mac) = parse_mac(&was.mac)
     {
-        steps.push(link::set_mac(host, link, &mac));
+        steps.push(set_mac(host, link, &mac));
     }
     // A pod's own must not stay: the next pod may have no room for it.
     for altname in link.altnames.iter().filter(|name| !was.altnames.contains(name) && **name != was.name) {
@@ -225,6 +225,19 @@ fn restore(link: &Link, was: &Link, host: &mut Socket) -> Result<()> {
         steps.push(link::add_altname(host, link, altname));
     }
     all_of(steps).with_context(|| format!("{} is on the host, but not as it was", link.name))
+}
+
+/// A VF that is not trusted cannot set its MAC while the PF prescribes one, but takes that when it comes up.
+fn set_mac(host: &mut Socket, link: &Link, mac: &[u8]) -> Result<()> {
+    let refused = match link::set_mac(host, link, mac) {
+        Err(error) if link.parent.is_some() => error,
+        done => return done,
+    };
+    link::set_up(host, link)?;
+    link::set_down(host, link)?;
+    let now = link::by_index(host, link.index)?;
+    let has_it = now.is_some_and(|now| parse_mac(&now.mac).as_deref() == Some(mac));
+    if has_it { Ok(()) } else { Err(refused) }
 }
 
 fn rename(link: &Link, was: &Link, host: &mut Socket) -> Result<()> {

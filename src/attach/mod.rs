@@ -82,7 +82,10 @@ impl Plugin for Attach {
                     Some(move_in(home, &conf, &mut record, &netns, &mut host, &mut pod).map_err(of_rail)?)
                 }
                 // A program in user space has the device, and will own the address.
-                None => None,
+                None => {
+                    record.applied.mac = vf::prescribed_mac(&device, &mut host)?.unwrap_or_default();
+                    None
+                }
             };
             rdma::move_in(&record.rdma, &netns).map_err(of_rail)?;
             if let Some(path) = &conf.device_info {
@@ -295,24 +298,33 @@ fn move_in(
     for altname in pod::clashing_altnames(pod, home, &record.ifname)? {
         link::remove_altname(host, home, &altname)?;
     }
-    let change = Move { name: &record.ifname, mtu: conf.mtu, mac: conf.mac.as_deref() };
-    link::move_to(host, home, netns, &change)?;
+    // A VF may not be able to take a MAC that its PF prescribes until it comes up.
+    let prescribed = record.vf.as_ref().and_then(|vf| vf.wanted.mac.as_ref()).and(conf.mac.as_deref());
+    let mac = conf.mac.as_deref().filter(|_| prescribed.is_none());
+    link::move_to(host, home, netns, &Move { name: &record.ifname, mtu: conf.mtu, mac })?;
     let moved = link::by_name(pod, &record.ifname)?;
     let moved = moved.filter(|link| link.parent == home.parent && link.kind == home.kind);
     let moved = moved.with_context(|| format!("{} vanished on its way to the pod", home.name))?;
     record.applied.index = moved.index.get();
-    record.applied.mac.clone_from(&moved.mac);
+    let refused = prescribed.and_then(|mac| link::set_mac(pod, &moved, mac).err());
     let applied = &record.applied;
     netns.run(|| pod::set_sysctls(conf, applied, &record.ifname))?;
     pod::configure(pod, &moved, applied)?;
-    Ok(moved)
+    if prescribed.is_none() {
+        return Ok(moved);
+    }
+    let now = link::by_index(pod, moved.index)?.unwrap_or(moved);
+    match refused.filter(|_| now.mac != record.applied.mac) {
+        Some(error) => Err(error),
+        None => Ok(now),
+    }
 }
 
 /// Only what was done.
 fn result(conf: &NetConf, record: &Record, link: Option<&Link>, leased: AddResult, path: &Path) -> AddResult {
     let interface = cni::Interface {
         name: record.ifname.clone(),
-        mac: link.map_or_else(String::new, |link| link.mac.clone()),
+        mac: link.map_or_else(|| record.applied.mac.clone(), |link| link.mac.clone()),
         mtu: link.map(|link| link.mtu),
         sandbox: path.to_string_lossy().into_owned(),
         pci_id: record.device.pci_id.clone(),

@@ -3,17 +3,19 @@
 use std::fs;
 
 use anyhow::Result;
+use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::claim::all_of;
 use super::config::NetConf;
 use super::device::Device;
 use super::record::{Record, Records};
-use crate::fail;
 use crate::netlink::link::{self, Link, format_mac};
 use crate::netlink::vf::{self, VfState};
-use crate::netlink::{Socket, link::Index};
+use crate::netlink::{Error, Socket};
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
+use crate::{fail, failure};
 
 /// The settings of a VF as a record has them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -48,7 +50,7 @@ pub fn plan(conf: &NetConf, device: &Device, node: &Node, host: &mut Socket) -> 
     let before = match before {
         // Some IB drivers cannot answer for many VFs (sriov-network-operator#1021): then nothing is restored
         // but what can be set without knowing.
-        Err(error) if crate::netlink::Error::is(&error, nix::errno::Errno::EMSGSIZE) => {
+        Err(error) if Error::is(&error, Errno::EMSGSIZE) => {
             log::warn!("{error:#}: the settings of VF {number} will not be restored");
             Some(VfState::default())
         }
@@ -75,6 +77,14 @@ pub fn plan(conf: &NetConf, device: &Device, node: &Node, host: &mut Socket) -> 
     Ok(Some(VfRecord { pf: pf.address.clone(), number, wanted, before }))
 }
 
+/// The MAC that the PF prescribes to a VF whose driver is in user space: nobody else can tell it.
+pub fn prescribed_mac(device: &Device, host: &mut Socket) -> Result<Option<String>> {
+    let Some((number, pf)) = device.vf() else { return Ok(None) };
+    let link = pf.netdev.as_ref().map(|name| link::by_name(host, name)).transpose()?.flatten();
+    let state = link.map(|link| vf::state(host, link.index, number)).transpose()?.flatten();
+    Ok(state.and_then(|state| state.mac).filter(|mac| mac.bytes().any(|byte| !b"0:".contains(&byte))))
+}
+
 /// Mbit/s, while the link is up.
 fn speed(node: &Node, pf: &str) -> Option<u32> {
     let text = fs::read_to_string(node.sysfs_root.join("class/net").join(pf).join("speed")).ok()?;
@@ -85,7 +95,12 @@ fn speed(node: &Node, pf: &str) -> Option<u32> {
 pub fn apply(vf: &VfRecord, records: &Records, node: &Node, host: &mut Socket) -> Result<()> {
     let _lock = records.lock_pf(&vf.pf)?;
     let Some(pf) = pf_link(vf, node, host)? else { fail!(Internal, "the PF {} vanished", vf.pf) };
-    vf::set(host, pf.index, &pf.name, vf.number, &vf.wanted)
+    vf::set(host, pf.index, &pf.name, vf.number, &vf.wanted).map_err(|error| {
+        // Drivers know different settings, and within them different values.
+        let unknown = [Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EINVAL, Errno::ERANGE];
+        let is_unknown = unknown.into_iter().any(|errno| Error::is(&error, errno));
+        if is_unknown { failure!(UnsupportedField, "{error:#}") } else { error }
+    })
 }
 
 /// Sets back what was reported before. A PF or VF that is gone has nothing to restore.
@@ -93,37 +108,21 @@ pub fn restore(record: &Record, records: &Records, node: &Node, host: &mut Socke
     let Some(vf) = &record.vf else { return Ok(()) };
     let _lock = records.lock_pf(&vf.pf)?;
     let Some(pf) = pf_link(vf, node, host)? else { return Ok(()) };
-    let Some(now) = state(&pf, vf.number, host)? else { return Ok(()) };
-    let mut changed = vf.before.clone();
-    // One by one: what is as it was is not touched, for some drivers reset the VF at every change.
-    for (_, one) in vf.before.settings() {
-        if now.masked_by(&one) == one {
-            changed = changed.without(&one);
-        }
-    }
-    vf::set(host, pf.index, &pf.name, vf.number, &changed)
+    let Some(now) = vf::state(host, pf.index, vf.number)? else { return Ok(()) };
+    // What is as it was is not touched, for some drivers reset the VF at every change.
+    let changed = vf.before.settings().into_iter().filter(|(_, one)| now.masked_by(one) != *one);
+    all_of(changed.map(|(_, one)| vf::set(host, pf.index, &pf.name, vf.number, &one)))
 }
 
 /// What CHECK finds: settings that are not what ADD made.
 pub fn differences(record: &Record, node: &Node, host: &mut Socket) -> Result<Vec<String>> {
     let Some(vf) = &record.vf else { return Ok(Vec::new()) };
     let Some(pf) = pf_link(vf, node, host)? else { return Ok(vec![format!("the PF {} is gone", vf.pf)]) };
-    let Some(now) = state(&pf, vf.number, host)? else {
+    let Some(now) = vf::state(host, pf.index, vf.number)? else {
         return Ok(vec![format!("the PF {} has no VF {}", pf.name, vf.number)]);
     };
     let wanted = vf.wanted.settings().into_iter().filter(|(_, one)| now.masked_by(one) != *one);
-    Ok(wanted
-        .map(|(key, one)| format!("{key} of the VF is {}, not {}", shown(&now.masked_by(&one)), shown(&one)))
-        .collect())
-}
-
-fn state(pf: &Link, number: u32, host: &mut Socket) -> Result<Option<VfState>> {
-    let index: Index = pf.index;
-    vf::state(host, index, number)
-}
-
-fn shown(state: &VfState) -> String {
-    serde_json::to_string(state).unwrap_or_default()
+    Ok(wanted.map(|(key, one)| format!("{key} of the VF is {}, not {}", now.masked_by(&one), one)).collect())
 }
 
 /// The PF's netdev, under whatever name it has by now.

@@ -105,22 +105,32 @@ impl VfState {
             link_state: self.link_state.filter(|_| mask.link_state.is_some()),
         }
     }
+}
 
-    /// What is set here and not in `other`.
-    #[must_use]
-    pub fn without(&self, other: &VfState) -> VfState {
-        VfState {
-            mac: self.mac.clone().filter(|_| other.mac.is_none()),
-            vlan: self.vlan.filter(|_| other.vlan.is_none()),
-            rate: self.rate.filter(|_| other.rate.is_none()),
-            spoofchk: self.spoofchk.filter(|_| other.spoofchk.is_none()),
-            trust: self.trust.filter(|_| other.trust.is_none()),
-            link_state: self.link_state.filter(|_| other.link_state.is_none()),
-        }
-    }
-
-    fn describe(&self) -> String {
-        serde_json::to_string(self).unwrap_or_default()
+/// As `ip link` shows it, for messages.
+impl std::fmt::Display for VfState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let on = |on: bool| if on { "on" } else { "off" };
+        let vlan = self.vlan.map(|vlan| {
+            let proto = if vlan.is_dot1ad { " 802.1ad" } else { "" };
+            format!("{} qos {}{proto}", vlan.id, vlan.qos)
+        });
+        let link_state = self.link_state.map(|state| match state {
+            LinkState::Auto => "auto",
+            LinkState::Enable => "enable",
+            LinkState::Disable => "disable",
+        });
+        let parts = [
+            self.mac.clone(),
+            vlan,
+            self.rate.map(|(min, max)| format!("{min}/{max} Mbit/s")),
+            self.spoofchk.map(|value| on(value).to_owned()),
+            self.trust.map(|value| on(value).to_owned()),
+            link_state.map(str::to_owned),
+        ];
+        let parts: Vec<_> = parts.into_iter().flatten().collect();
+        f.write_str(if parts.is_empty() { "unknown" } else { "" })?;
+        f.write_str(&parts.join(", "))
     }
 }
 
@@ -213,7 +223,7 @@ pub fn set(socket: &mut Socket, pf: Index, pf_name: &str, number: u32, wanted: &
         let mut attempt = 1;
         loop {
             let message = Message::new(RTM_SETLINK, &message(pf, number, &one));
-            let what = || format!("{key}: the PF {pf_name} refuses {} for its VF {number}", one.describe());
+            let what = || format!("{key}: the PF {pf_name} refuses {one} for its VF {number}");
             match socket.change(message, 0, what) {
                 Err(error) if Error::is(&error, Errno::EBUSY) && attempt < BUSY_TRIES => {
                     std::thread::sleep(BUSY_PAUSE);

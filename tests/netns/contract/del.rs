@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 use super::{Bench, config, for_both};
 use crate::harness::{rail, with};
 
+/// What it is called, and how it comes about.
+type State<'a> = (&'a str, &'a dyn Fn(&Bench));
+/// What it is called, and what it makes of a text.
+type Change<'a> = (&'a str, &'a dyn Fn(&str) -> Option<String>);
+
 /// `link`, `mtu` and so on as they were: what DEL must reach, in any state of the pod's side.
-fn every_state(
-    test: &str,
-    states: &[(&str, &dyn Fn(&Bench))],
-    del: impl Fn(&Bench) -> crate::harness::Call,
-    more: &Value,
-) {
+fn every_state(test: &str, states: &[State<'_>], del: impl Fn(&Bench) -> crate::harness::Call, more: &Value) {
     let Some(bench) = Bench::cni(test) else { return };
     bench.host.ip("link property add dev vf0 altname enp1s0v0");
     bench.host.ip("link set vf0 mtu 1400");
@@ -63,7 +63,7 @@ fn del_gives_back_whatever_the_pod_did() {
 /// Item 73: containerd passes no namespace, and `ctr` while it lives.
 #[test]
 fn del_gives_back_without_a_namespace() {
-    let nothing: [(&str, &dyn Fn(&Bench)); 1] = [("nothing", &|_| ())];
+    let nothing: [State<'_>; 1] = [("nothing", &|_| ())];
     every_state("del::no_netns", &nothing, |bench| bench.call("DEL").without("CNI_NETNS"), &json!({}));
     every_state("del::empty_netns", &nothing, |bench| bench.call("DEL").var("CNI_NETNS", ""), &json!({}));
 }
@@ -71,7 +71,7 @@ fn del_gives_back_without_a_namespace() {
 /// Item 74: the attachment's own namespace is on record.
 #[test]
 fn del_gives_back_with_a_path_that_is_no_namespace() {
-    let nothing: [(&str, &dyn Fn(&Bench)); 1] = [("nothing", &|_| ())];
+    let nothing: [State<'_>; 1] = [("nothing", &|_| ())];
     for path in [
         "/nonexistent",
         "/nonexistent/netns",
@@ -235,7 +235,7 @@ fn del_succeeds_whatever_became_of_the_record() {
     let host = &bench.host;
     let before = host.snapshot();
     let good = |text: &str| serde_json::from_str::<Value>(text).unwrap();
-    let changes: [(&str, &dyn Fn(&str) -> Option<String>); 9] = [
+    let changes: [Change<'_>; 9] = [
         ("missing", &|_| None),
         ("empty", &|_| Some(String::new())),
         ("cut", &|text| Some(text[..text.len() / 2].to_owned())),

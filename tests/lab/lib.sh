@@ -1,0 +1,201 @@
+# shellcheck shell=bash
+# Shared by the tests here, which run inside the machine of scripts/lab: `source "$(dirname "$0")/lib.sh"`.
+#
+# A case is a function whose name says what must be true. `run_cases` calls each on a node that is as it was when the
+# machine had booted, and prints `ok NAME`, `FAIL NAME: why` or `skip NAME: reason`, and last the sum.
+
+source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/lib.sh"
+
+bin=$target/static
+store=/var/lib/rail-cni/store/lab-node
+declare -g output='' status=0
+
+# --- cases -----------------------------------------------------------------------------------------------------
+
+# run_cases NAME...: a case that changes the node for good makes the next one fail, by name.
+run_cases() {
+    local name passed=0 failed=0 skipped=0 result group
+    [[ $(uname -n) == lab-node && -e /run/lab/job ]] || die "only inside the machine: scripts/lab $0" 2
+    [[ -x $bin/rail-cni && -x $bin/rail-ipam ]] || die "no $bin/rail-cni: run scripts/build" 1
+    group=$(basename "$0" .sh)
+    pristine=$(snapshot)
+    for name; do
+        result=0
+        (
+            set -euo pipefail
+            trap 'at_error $LINENO' ERR
+            set -E
+            "$name"
+            tidy
+            same "the node afterwards" "$pristine" "$(snapshot)"
+        ) >/run/case.out 2>&1 &
+        # Not `( ) || ...`: there errexit would be off.
+        wait $! || result=$?
+        case $result in
+            0) printf 'ok %s: %s\n' "$group" "${name//_/ }" && passed=$((passed + 1)) ;;
+            77)
+                printf 'skip %s: %s: %s\n' "$group" "${name//_/ }" "$(tail -n 1 /run/case.out)"
+                skipped=$((skipped + 1))
+                ;;
+            *)
+                printf 'FAIL %s: %s: %s\n' "$group" "${name//_/ }" "$(tail -n 1 /run/case.out)"
+                failed=$((failed + 1))
+                sed 's/^/    /' /run/case.out
+                tidy >/dev/null 2>&1 || true
+                restore_node || true
+                ;;
+        esac
+    done
+    printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
+    exit $((failed > 0))
+}
+
+at_error() { printf 'line %d: %s\n' "$1" "$BASH_COMMAND"; }
+
+# fail WHY: ends the case.
+fail() {
+    trap - ERR
+    printf '%s\n' "$1"
+    exit 1
+}
+
+# skip REASON: ends the case.
+skip() {
+    trap - ERR
+    printf '%s\n' "$1"
+    exit 77
+}
+
+# same WHAT EXPECTED FOUND
+same() {
+    [[ $2 == "$3" ]] || {
+        diff <(printf '%s\n' "$2") <(printf '%s\n' "$3") || true
+        fail "$1: ${3:0:300} instead of ${2:0:300}"
+    }
+}
+
+# contains WHAT PART WHOLE
+contains() {
+    [[ $3 == *"$2"* ]] || fail "$1: no \"$2\" in: $3"
+}
+
+# --- the node --------------------------------------------------------------------------------------------------
+
+pf() { printf '0000:%02x:00.0' $(($1 + 1)); }
+
+# vf RAIL [NUMBER]: the PCI address.
+vf() {
+    local link
+    link=$(readlink "/sys/bus/pci/devices/$(pf "$1")/virtfn${2:-0}") || fail "rail $1 has no VF ${2:-0}"
+    printf '%s' "${link##*/}"
+}
+
+# Everything that must be as it was after the last DEL: each device of the host with MTU, MAC, altnames, state, and
+# what the PFs have set for their VFs; leases and records.
+snapshot() {
+    ip -json -details link show | jq -rc '.[] | select(.ifname != "lo") |
+        [.ifname, .mtu, .address, (.altnames // [] | sort), (.flags | index("UP") != null),
+         (.vfinfo_list // [] | map(del(.stats)))] | @json' | sort
+    ip -json addr show | jq -rc '.[] | .ifname as $name | .addr_info[]? | select(.scope == "global") | "\($name) \(.local)"'
+    state_files
+}
+
+state_files() {
+    find /run/rail-cni/leases /run/rail-cni/attachments -type f ! -name lock 2>/dev/null | sort || true
+}
+
+# address MTU UP of a device of the host.
+device() {
+    ip -json link show "$1" 2>/dev/null |
+        jq -r '.[0] | "\(.ifname) \(.mtu) \(.address) \(if .flags | index("UP") then "up" else "down" end)"'
+}
+
+mac_of() { cat "/sys/class/net/$1/address"; }
+
+# Namespaces of pods that a case left.
+tidy() {
+    local path
+    for path in /run/netns/pod*; do
+        [[ -e $path ]] || continue
+        ip netns del "${path##*/}"
+    done
+    wait_for_quiet
+}
+
+# The kernel takes a namespace apart after the fact.
+wait_for_quiet() { sleep 0.3; }
+
+# After a failed case: the next one is to be judged on its own.
+restore_node() {
+    local line name mtu mac index=0
+    rm -rf /run/rail-cni
+    while IFS= read -r line; do
+        read -r name mtu mac < <(jq -r '"\(.[0]) \(.[1]) \(.[2])"' <<<"$line")
+        [[ $name == *v* ]] || continue
+        local now
+        now=$(ip -json link show | jq -r --arg mac "$mac" '.[] | select(.address == $mac) | .ifname' | head -n 1)
+        [[ $now ]] || continue
+        ip link set "$now" down
+        ip link set "$now" mtu "$mtu"
+        [[ $now == "$name" ]] || ip link set "$now" name "$name"
+    done < <(grep '^\[' <<<"$pristine")
+}
+
+pod() {
+    ip netns add "$1"
+    ip -n "$1" link set lo up
+}
+
+in_pod() {
+    local pod=$1
+    shift
+    ip netns exec "$pod" "$@"
+}
+
+# A pod's namespace goes away under its devices, and nobody says DEL.
+kill_pod() {
+    local pod tries
+    for pod; do
+        ip netns del "$pod"
+    done
+    wait_for_quiet
+}
+
+# --- the plugin ------------------------------------------------------------------------------------------------
+
+# conf RAIL DEVICE [KEYS]: a network as Multus hands it over; KEYS is further JSON, `"trust": "on"`.
+conf() {
+    printf '{"cniVersion": "1.1.0", "name": "rail-%d", "type": "rail-cni", "rail": %d, "mtu": 9000,
+        "deviceID": "%s", "pciBusID": "%s", "runtimeConfig": {"deviceID": "%s"},
+        "capabilities": {"deviceID": true, "mac": true, "ips": true},
+        "ipam": {"type": "rail-ipam", "pool": "rail-%d"}%s}' "$1" "$1" "$2" "$2" "$2" "$1" "${3:+, $3}"
+}
+
+# cni COMMAND POD IFNAME CONF: sets $output and $status; the log goes to stderr.
+cni() {
+    status=0
+    output=$(CNI_COMMAND=$1 CNI_CONTAINERID=$2 CNI_NETNS=/run/netns/$2 CNI_IFNAME=$3 CNI_PATH=$bin \
+        CNI_ARGS="IgnoreUnknown=1;K8S_POD_NAMESPACE=lab;K8S_POD_NAME=$2" "$bin/rail-cni" <<<"$4") || status=$?
+}
+
+succeeds() {
+    cni "$@"
+    ((status == 0)) || fail "$1 $2 $3: $output"
+}
+
+# refused PART COMMAND POD IFNAME CONF: an error that says PART.
+refused() {
+    local part=$1
+    shift
+    cni "$@"
+    ((status == 1)) || fail "$1 $2 $3: status $status instead of an error: $output"
+    contains "$1 $2 $3" "$part" "$(jq -r .msg <<<"$output")"
+}
+
+add() { succeeds ADD "$@"; }
+del() { succeeds DEL "$@"; }
+
+# check POD IFNAME CONF RESULT
+check() { succeeds CHECK "$1" "$2" "$(with_result "$3" "$4")"; }
+check_fails() { refused "$1" CHECK "$2" "$3" "$(with_result "$4" "$5")"; }
+with_result() { jq -c --argjson result "$2" '.prevResult = $result' <<<"$1"; }

@@ -1,0 +1,196 @@
+#!/usr/bin/env bash
+# What the kernel hands back when a pod's namespace dies, and DELs that come late, never, or after the record is lost.
+# Runs in the machine: scripts/lab --rails 3 --vfs 2 tests/lab/returned.sh
+# lab: --rails 3 --vfs 2
+set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,4s/^# //p' "$0" && exit ;; esac
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+# The story of sriov-cni#126, open since 2020. Two pods have three rails each, their VFs called net1 to net3 in both.
+# The node loses the pods at once, as after a crash of the runtime: the kernel takes the namespaces apart and moves
+# every VF to the host, under the name that it has. The VFs of the first namespace become the host's net1 to net3; the
+# names are taken, so those of the second become dev<ifindex>. All are down, with the pods' MTU. sriov-cni's DEL looks
+# for the name that it once gave, in a namespace that is gone, and stops; each later pod then fails, or gets a VF with
+# somebody's old settings, and an operator sets the names right by hand. Here any of DEL, the next ADD, and `reap`
+# puts everything right, alone.
+two_pods_die() {
+    local rail
+    pod podA && pod podB
+    for rail in 0 1 2; do
+        add podA "net$((rail + 1))" "$(conf "$rail" "$(vf "$rail" 0)")"
+    done
+    # One address on each rail: the second pod's VFs have none.
+    for rail in 0 1 2; do
+        add podB "net$((rail + 1))" "$(bare "$rail" "$(vf "$rail" 1)" "\"mac\": \"02:00:00:00:0b:0$rail\"")"
+    done
+    same "VFs left on the host" "" "$(ip -br link show | grep -oE 'ens.f0v.' || true)"
+    kill_pod podA podB
+    # So it is: else this test would test nothing.
+    local names
+    names=$(ip -json link show | jq -r '.[].ifname' | grep -E '^(net|dev)[0-9]+$' | sed 's/dev.*/dev/' | sort | tr '\n' ' ')
+    same "what the kernel made of it" "dev dev dev net1 net2 net3 " "$names"
+    same "MTU" 9000 "$(cat /sys/class/net/net2/mtu)"
+}
+
+# bare RAIL DEVICE [KEYS]: without an IPAM.
+bare() { conf "$@" | jq -c 'del(.ipam)'; }
+
+del_puts_right_what_two_dead_pods_left() {
+    two_pods_die
+    local rail
+    # The second pod's first, whose names are further from home.
+    for rail in 2 1 0; do
+        del podB "net$((rail + 1))" "$(bare "$rail" "$(vf "$rail" 1)")"
+    done
+    for rail in 0 1 2; do
+        del podA "net$((rail + 1))" "$(conf "$rail" "$(vf "$rail" 0)")"
+    done
+    same "the node" "$pristine" "$(snapshot)"
+}
+
+# A runtime may have forgotten the configuration as well.
+del_without_a_device_in_its_configuration_puts_right_too() {
+    two_pods_die
+    local rail
+    for rail in 0 1 2; do
+        del podB "net$((rail + 1))" "{\"cniVersion\": \"1.1.0\", \"name\": \"rail-$rail\", \"type\": \"rail-cni\"}"
+        del podA "net$((rail + 1))" "{\"cniVersion\": \"1.1.0\", \"name\": \"rail-$rail\", \"type\": \"rail-cni\"}"
+    done
+    same "the node" "$pristine" "$(snapshot)"
+}
+
+# Nobody says DEL. A new pod wants the VFs, with the dead pods' names, addresses, MTU on them.
+the_next_add_puts_right_what_two_dead_pods_left() {
+    two_pods_die
+    local rail
+    pod podC && pod podD
+    for rail in 0 1 2; do
+        add podC "net$((rail + 1))" "$(conf "$rail" "$(vf "$rail" 1)")"
+        same "MAC of rail $rail" "$(mac_at_home "ens${rail}f0v1")" "$(ip -n podC -json link show "net$((rail + 1))" |
+            jq -r '.[0].address')"
+        in_pod podC ping -q -c 2 -W 5 -M do -s 8972 "172.$((16 + 2 * rail)).0.1" >/dev/null ||
+            fail "the leaf port of rail $rail does not answer"
+        add podD "net$((rail + 1))" "$(bare "$rail" "$(vf "$rail" 0)")"
+    done
+    for rail in 0 1 2; do
+        del podC "net$((rail + 1))" "$(conf "$rail" "$(vf "$rail" 1)")"
+        del podD "net$((rail + 1))" "$(bare "$rail" "$(vf "$rail" 0)")"
+    done
+    same "the node" "$pristine" "$(snapshot)"
+}
+
+mac_at_home() { grep "^\[\"$1\"," <<<"$pristine" | jq -r '.[2]'; }
+
+reap_puts_right_what_two_dead_pods_left() {
+    two_pods_die
+    local said
+    said=$("$bin/rail-cni" reap --dry-run)
+    contains "reap --dry-run" "6 left behind" "$said"
+    [[ -e /sys/class/net/net1 ]] || fail "reap --dry-run did something"
+    said=$("$bin/rail-cni" reap)
+    contains "reap" "6 left behind" "$said"
+    same "the node" "$pristine" "$(snapshot)"
+}
+
+# sriov-cni#219: the DEL of a pod that is long gone comes when its VF is another pod's.
+a_late_del_leaves_the_new_owner_alone() {
+    local config before
+    config=$(conf 0 "$(vf 0)")
+    pod podA
+    add podA net1 "$config"
+    kill_pod podA
+    pod podB
+    add podB net1 "$config"
+    before=$(rail_of podB)
+    del podA net1 "$config"
+    same "pod B" "$before" "$(rail_of podB)"
+    in_pod podB ping -q -c 2 -W 5 172.16.0.1 >/dev/null || fail "pod B has lost its rail"
+    # And again, with the namespace's name in use by somebody else.
+    pod podA
+    del podA net1 "$config"
+    same "pod B" "$before" "$(rail_of podB)"
+    del podB net1 "$config"
+}
+
+# All that is IPv4: IPv6 has states that pass.
+rail_of() {
+    ip -n "$1" link show net1
+    ip -n "$1" -4 addr show net1
+    ip -n "$1" -4 rule show
+    ip -n "$1" -4 route show table all
+    state_files
+}
+
+# sriov_numvfs is set to 0 under a pod: there is no device, and DEL must still end.
+del_ends_when_the_vf_has_vanished() {
+    local config numvfs macs=() number
+    config=$(conf 2 "$(vf 2)")
+    numvfs=/sys/bus/pci/devices/$(pf 2)/sriov_numvfs
+    macs=("$(mac_of ens2f0v0)" "$(mac_of ens2f0v1)")
+    pod pod1
+    add pod1 net1 "$config"
+    echo 0 >"$numvfs"
+    del pod1 net1 "$config"
+    same "leases and records" "" "$(state_files)"
+    del pod1 net1 "$config"
+    refused "no device" ADD pod1 net1 "$config"
+    remake_vfs 2 "${macs[@]}"
+}
+
+# remake_vfs RAIL MAC...: as they were.
+remake_vfs() {
+    local rail=$1 vf number=0 found
+    shift
+    echo "$#" >"/sys/bus/pci/devices/$(pf "$rail")/sriov_numvfs"
+    for vf in $(seq 0 $(($# - 1))); do
+        found=("/sys/bus/pci/devices/$(vf "$rail" "$vf")/net/"*)
+        ip link set "${found[0]##*/}" name "ens${rail}f0v$vf"
+    done
+    for vf; do
+        ip link set "ens${rail}f0v$number" address "$vf"
+        number=$((number + 1))
+    done
+}
+
+# The same, but the function stays.
+del_ends_when_the_driver_was_unbound() {
+    local config vf mac found
+    vf=$(vf 1) mac=$(mac_of ens1f0v0)
+    config=$(conf 1 "$vf")
+    pod pod1
+    add pod1 net1 "$config"
+    echo "$vf" >/sys/bus/pci/drivers/igbvf/unbind
+    del pod1 net1 "$config"
+    same "leases and records" "" "$(state_files)"
+    echo "$vf" >/sys/bus/pci/drivers/igbvf/bind
+    found=("/sys/bus/pci/devices/$vf/net/"*)
+    ip link set "${found[0]##*/}" name ens1f0v0
+    ip link set ens1f0v0 address "$mac"
+}
+
+# Somebody emptied /run. The pod still has the VF, and DEL says which: it comes home, if not under its old name.
+a_lost_record_does_not_lose_the_vf() {
+    local config vf found mac
+    vf=$(vf 0) mac=$(mac_of ens0f0v0)
+    config=$(conf 0 "$vf")
+    pod pod1
+    add pod1 net1 "$config"
+    rm -rf /run/rail-cni
+    del pod1 net1 "$config"
+    same "in the pod" lo "$(ip -n pod1 -json link show | jq -r '.[].ifname')"
+    found=("/sys/bus/pci/devices/$vf/net/"*)
+    found=${found[0]##*/}
+    [[ $found != net1 ]] || fail "the host has an interface net1"
+    same "the VF" "$mac down" "$(device "$found" | cut -d' ' -f3-)"
+    # It serves the next pod.
+    pod pod2
+    add pod2 net1 "$config"
+    del pod2 net1 "$config"
+    ip link set "$found" mtu 1500
+    ip link set "$found" name ens0f0v0
+}
+
+run_cases del_puts_right_what_two_dead_pods_left del_without_a_device_in_its_configuration_puts_right_too \
+    the_next_add_puts_right_what_two_dead_pods_left reap_puts_right_what_two_dead_pods_left \
+    a_late_del_leaves_the_new_owner_alone del_ends_when_the_vf_has_vanished del_ends_when_the_driver_was_unbound \
+    a_lost_record_does_not_lose_the_vf

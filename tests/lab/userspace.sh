@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# VFs that a program in user space drives: bound to vfio-pci, they have no netdev.
+# Runs in the machine: scripts/lab --rails 2 --vfs 2 --iommu tests/lab/userspace.sh
+# lab: --rails 2 --vfs 2 --iommu
+set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,4s/^# //p' "$0" && exit ;; esac
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+# to_driver FUNCTION DRIVER
+to_driver() {
+    local at=/sys/bus/pci/devices/$1
+    [[ ! -e $at/driver ]] || echo "$1" >"$at/driver/unbind"
+    echo "$2" >"$at/driver_override"
+    echo "$1" >/sys/bus/pci/drivers_probe
+    [[ $(basename "$(readlink "$at/driver")") == "$2" ]] || fail "$1 does not bind to $2"
+}
+
+# The first VF of rail 0 is bound for all cases of this machine.
+bind() {
+    [[ -e /sys/kernel/iommu_groups/0 ]] || return
+    to_driver "$(vf 0)" vfio-pci
+}
+
+vfio() { conf 0 "$(vf 0)" "$@"; }
+
+it_is_leased_and_reported_and_nothing_is_moved() {
+    local links group
+    group=$(readlink "/sys/bus/pci/devices/$(vf 0)/iommu_group")
+    [[ -c /dev/vfio/${group##*/} ]] || fail "no /dev/vfio/${group##*/}"
+    pod pod1
+    links=$(ip -json link show)
+    add pod1 net1 "$(vfio)"
+    same "pciID" "$(vf 0)" "$(jq -r '.interfaces[0].pciID' <<<"$output")"
+    same "interface" "net1 /run/netns/pod1" "$(jq -r '.interfaces[0] | "\(.name) \(.sandbox)"' <<<"$output")"
+    same "address" "172.16.0.0/31 172.16.0.1" "$(jq -r '.ips[0] | "\(.address) \(.gateway)"' <<<"$output")"
+    same "the pod" "lo" "$(ip -n pod1 -json link show | jq -r '.[].ifname')"
+    same "rules of the pod" "" "$(ip -n pod1 rule show | grep -v 'lookup \(local\|main\|default\)' || true)"
+    same "the host's links" "$links" "$(ip -json link show)"
+    check pod1 net1 "$(vfio)" "$output"
+    del pod1 net1 "$(vfio)"
+    same "leases and records" "" "$(state_files)"
+}
+
+it_is_nobody_elses_while_its_pod_lives() {
+    pod pod1 && pod pod2
+    add pod1 net1 "$(vfio)"
+    refused "attached to" ADD pod2 net1 "$(vfio)"
+    del pod2 net1 "$(vfio)"
+    del pod1 net1 "$(vfio)"
+    add pod2 net1 "$(vfio)"
+    del pod2 net1 "$(vfio)"
+}
+
+# Its pod dies without a DEL: the next one has it at once.
+a_dead_pod_does_not_keep_it() {
+    pod pod1
+    add pod1 net1 "$(vfio)"
+    kill_pod pod1
+    pod pod2
+    add pod2 net1 "$(vfio)"
+    del pod1 net1 "$(vfio)"
+    pod pod3
+    refused "attached to" ADD pod3 net1 "$(vfio)"
+    del pod2 net1 "$(vfio)"
+}
+
+del_works_after_a_lost_record_too() {
+    pod pod1
+    add pod1 net1 "$(vfio)"
+    rm -rf /run/rail-cni
+    del pod1 net1 "$(vfio)"
+    del pod1 net1 "$(vfio)"
+    add pod1 net1 "$(vfio)"
+    del pod1 net1 "$(vfio)"
+}
+
+# A pool may hold both kinds: the one with a netdev is attached as ever.
+its_neighbour_with_a_netdev_is_attached_as_ever() {
+    pod pod1
+    add pod1 net1 "$(conf 0 "$(vf 0 1)")"
+    same "link" "9000" "$(ip -n pod1 -json link show net1 | jq -r '.[0].mtu')"
+    del pod1 net1 "$(conf 0 "$(vf 0 1)")"
+}
+
+bind
+run_cases it_is_leased_and_reported_and_nothing_is_moved it_is_nobody_elses_while_its_pod_lives \
+    a_dead_pod_does_not_keep_it del_works_after_a_lost_record_too its_neighbour_with_a_netdev_is_attached_as_ever
