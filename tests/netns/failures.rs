@@ -756,6 +756,9 @@ fn a_record_of_another_boot_claims_nothing() {
         let (record, lock) = (rig.record(), rig.host.path("run/locks/device-vf0"));
         let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
         let older = fs::read_to_string(&record).unwrap().replace(boot_id.trim(), "0000-another-boot");
+        // Its settings were another device's.
+        let older = older.replace(r#""mtu":1500"#, r#""mtu":1400"#);
+        assert!(older.contains("1400"));
         rig.del().ok();
         fs::write(&record, &older).unwrap();
         fs::write(&lock, &older).unwrap();
