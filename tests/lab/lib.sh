@@ -7,7 +7,6 @@
 source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/lib.sh"
 
 bin=$target/static
-store=/var/lib/rail-cni/store/lab-node
 declare -g output='' status=0
 
 # --- cases -----------------------------------------------------------------------------------------------------
@@ -102,7 +101,8 @@ snapshot() {
     ip -json -details link show | jq -rc '.[] | select(.ifname != "lo") |
         [.ifname, .mtu, .address, (.altnames // [] | sort), (.flags | index("UP") != null),
          (.vfinfo_list // [] | map(del(.stats)))] | @json' | sort
-    ip -json addr show | jq -rc '.[] | .ifname as $name | .addr_info[]? | select(.scope == "global") | "\($name) \(.local)"'
+    ip -json addr show | jq -rc '.[] | .ifname as $name | .addr_info[]? | select(.scope == "global") |
+        "\($name) \(.local)"'
     state_files
 }
 
@@ -160,7 +160,7 @@ in_pod() {
 
 # A pod's namespace goes away under its devices, and nobody says DEL.
 kill_pod() {
-    local pod tries
+    local pod
     for pod; do
         ip netns del "$pod"
     done

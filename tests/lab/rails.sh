@@ -46,7 +46,7 @@ reach() {
     rm -f /run/reached.*
     for rail in $all; do
         [[ ! ${3:-} ]] || from=(-I "net$((rail + 1))")
-        (in_pod "$1" ping -q -c 3 -i 1 -W 5 -M do -s 8972 "${from[@]}" "172.$((16 + 2 * rail)).$2" \
+        (in_pod "$1" ping -q -c 3 -i 1 -W 5 -M "do" -s 8972 "${from[@]}" "172.$((16 + 2 * rail)).$2" \
             >/dev/null 2>&1 && : >"/run/reached.$rail") &
     done
     wait
@@ -68,7 +68,7 @@ one_pods_rails_reach_the_others_through_the_leaf() {
     local from to
     for from in 0 2; do
         for to in 1 3; do
-            in_pod podA ping -q -c 2 -W 5 -M do -s 8972 -I "172.$((16 + 2 * from)).0.0" "172.$((16 + 2 * to)).0.0" \
+            in_pod podA ping -q -c 2 -W 5 -M "do" -s 8972 -I "172.$((16 + 2 * from)).0.0" "172.$((16 + 2 * to)).0.0" \
                 >/dev/null || fail "rail $from does not reach rail $to"
         done
     done
@@ -137,7 +137,7 @@ a_pf_is_attached_and_given_back() {
     add pod1 net1 "$(conf 7 "$(pf 7)")"
     same "the PF in the pod" "$(pf 7)" "$(jq -r '.interfaces[0].pciID' <<<"$output")"
     same "the PF on the host" "" "$(ip -br link show "$name" 2>/dev/null || true)"
-    in_pod pod1 ping -q -c 3 -W 5 -M do -s 8972 172.30.0.1 >/dev/null || fail "the leaf port does not answer"
+    in_pod pod1 ping -q -c 3 -W 5 -M "do" -s 8972 172.30.0.1 >/dev/null || fail "the leaf port does not answer"
     del pod1 net1 "$(conf 7 "$(pf 7)")"
     same "the PF afterwards" "$before" "$(device "$name")"
     ip link set "$name" up

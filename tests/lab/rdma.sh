@@ -4,7 +4,7 @@
 # Runs in the machine: scripts/lab --rails 1 --vfs 2 tests/lab/rdma.sh
 # lab: --rails 1 --vfs 2
 set -euo pipefail
-case ${1:-} in -h | --help) sed -n '2,5s/^# //p' "$0" && exit ;; esac
+case ${1:-} in -h | --help) sed -n '2,6s/^# //p' "$0" && exit ;; esac
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 # Exclusive mode can be chosen only while there is no other namespace.
@@ -13,9 +13,33 @@ make_exclusive() {
     sleep 1
     modprobe rdma_rxe
     rdma system set netns exclusive
+    make_device
+}
+
+make_device() {
+    rdma link show | grep -q 'rxe0/1' && return
     ip link set ens0f0v0 up
     rdma link add rxe0 type rxe netdev ens0f0v0
     ip link set ens0f0v0 down
+}
+
+# The node's sysfs, with rxe0 below the first VF.
+show_device_in_sysfs() {
+    local sys=/run/simsys function from
+    mkdir -p "$sys/class" "$sys"/bus/{pci,auxiliary}/devices "$sys/devices"
+    ln -s /sys/class/net "$sys/class/net"
+    ln -s /sys/class/infiniband "$sys/class/infiniband"
+    for function in "$(pf 0)" "$(vf 0)"; do
+        from=/sys/bus/pci/devices/$function
+        mkdir "$sys/devices/$function"
+        ln -s "$from"/{net,driver,vendor,device} "$sys/devices/$function/"
+        ln -s "$sys/devices/$function" "$sys/bus/pci/devices/$function"
+    done
+    ln -s "../$(pf 0)" "$sys/devices/$(vf 0)/physfn"
+    ln -s "../$(vf 0)" "$sys/devices/$(pf 0)/virtfn0"
+    ln -s "/sys/bus/pci/devices/$(pf 0)/sriov_numvfs" "$sys/devices/$(pf 0)/"
+    mkdir -p "$sys/devices/$(vf 0)/infiniband/rxe0"
+    jq --arg sys "$sys" '.sysfsRoot = $sys' /etc/rail-cni/node.json >/run/simnode.json
 }
 
 the_mode_is_exclusive_and_the_vf_has_a_device() {
@@ -23,15 +47,16 @@ the_mode_is_exclusive_and_the_vf_has_a_device() {
     contains "the device" "netdev ens0f0v0" "$(rdma link show)"
 }
 
-# The device's refusal to move rolls back the whole ADD: the VF is on the host with its device, nothing is leased.
+# The device's refusal to move rolls back the whole ADD: the VF is on the host as it was, nothing is leased. (That
+# rxe0 survives depends on the order: it dies when its netdev moves, as no NIC's own device does.)
 a_refused_move_is_rolled_back() {
-    local key devices
+    local key
+    export RAIL_CNI_NODE_CONFIG=/run/simnode.json
     pod pod1
-    devices=$(rdma link show)
     for key in required auto; do
-        refused rdma ADD pod1 net1 "$(conf 0 "$(vf 0)" "\"rdma\": \"$key\"")"
+        make_device
+        refused "RDMA device rxe0" ADD pod1 net1 "$(conf 0 "$(vf 0)" "\"rdma\": \"$key\"")"
         same "the node after $key" "$pristine" "$(snapshot)"
-        same "the device after $key" "$devices" "$(rdma link show)"
         same "the pod after $key" lo "$(ip -n pod1 -json link show | jq -r '.[].ifname')"
     done
 }
@@ -52,5 +77,6 @@ a_device_is_left_alone_when_rdma_is_off() {
 }
 
 make_exclusive
+show_device_in_sysfs
 run_cases the_mode_is_exclusive_and_the_vf_has_a_device a_refused_move_is_rolled_back \
     a_vf_without_a_device_is_attached_unless_one_is_required a_device_is_left_alone_when_rdma_is_off

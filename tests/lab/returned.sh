@@ -68,7 +68,7 @@ the_next_add_puts_right_what_two_dead_pods_left() {
         add podC "net$((rail + 1))" "$(conf "$rail" "$(vf "$rail" 1)")"
         same "MAC of rail $rail" "$(mac_at_home "ens${rail}f0v1")" "$(ip -n podC -json link show "net$((rail + 1))" |
             jq -r '.[0].address')"
-        in_pod podC ping -q -c 2 -W 5 -M do -s 8972 "172.$((16 + 2 * rail)).0.1" >/dev/null ||
+        in_pod podC ping -q -c 2 -W 5 -M "do" -s 8972 "172.$((16 + 2 * rail)).0.1" >/dev/null ||
             fail "the leaf port of rail $rail does not answer"
         add podD "net$((rail + 1))" "$(bare "$rail" "$(vf "$rail" 0)")"
     done
@@ -170,7 +170,7 @@ del_ends_when_the_driver_was_unbound() {
 
 # Somebody emptied /run. The pod still has the VF, and DEL says which: it comes home, if not under its old name.
 a_lost_record_does_not_lose_the_vf() {
-    local config vf found mac
+    local config vf found mac netdevs
     vf=$(vf 0) mac=$(mac_of ens0f0v0)
     config=$(conf 0 "$vf")
     pod pod1
@@ -178,8 +178,8 @@ a_lost_record_does_not_lose_the_vf() {
     rm -rf /run/rail-cni
     del pod1 net1 "$config"
     same "in the pod" lo "$(ip -n pod1 -json link show | jq -r '.[].ifname')"
-    found=("/sys/bus/pci/devices/$vf/net/"*)
-    found=${found[0]##*/}
+    netdevs=("/sys/bus/pci/devices/$vf/net/"*)
+    found=${netdevs[0]##*/}
     [[ $found != net1 ]] || fail "the host has an interface net1"
     same "the VF" "$mac down" "$(device "$found" | cut -d' ' -f3-)"
     # It serves the next pod.

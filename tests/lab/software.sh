@@ -76,8 +76,8 @@ a_late_del_leaves_the_new_owner_alone() {
 # The device goes away while a pod has it.
 del_ends_when_the_port_has_vanished() {
     echo "8 1" >/sys/bus/netdevsim/new_device
-    local port=(/sys/bus/netdevsim/devices/netdevsim8/net/*)
-    port=${port[0]##*/}
+    local port ports=(/sys/bus/netdevsim/devices/netdevsim8/net/*)
+    port=${ports[0]##*/}
     pod pod1
     add pod1 net1 "$(sim "$port")"
     echo 8 >/sys/bus/netdevsim/del_device

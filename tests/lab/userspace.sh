@@ -21,7 +21,7 @@ bind() {
     to_driver "$(vf 0)" vfio-pci
 }
 
-vfio() { conf 0 "$(vf 0)" "$@"; }
+vfio() { conf 0 "$(vf 0)"; }
 
 it_is_leased_and_reported_and_nothing_is_moved() {
     local links group

@@ -65,7 +65,7 @@ a_mac_is_set_twice_and_goes_back() {
         same "MAC in the pod" "$mac" "$(ip -n pod1 -json link show net1 | jq -r '.[0].address')"
         same "MAC for the PF" "\"$mac\"" "$(of_vf ens1f0 0 .address)"
         check pod1 net1 "$config" "$output"
-        in_pod pod1 ping -q -c 3 -W 5 -M do -s 8972 172.18.0.1 >/dev/null || fail "the leaf port does not answer"
+        in_pod pod1 ping -q -c 3 -W 5 -M "do" -s 8972 172.18.0.1 >/dev/null || fail "the leaf port does not answer"
         same "MAC that the leaf port sees" "$mac" "$(ip -n leaf -json neigh show 172.18.0.0 | jq -r '.[0].lladdr')"
         del pod1 net1 "$config"
         same "MAC after DEL" "$before" "$(mac_of ens1f0v0)"
