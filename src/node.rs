@@ -100,19 +100,23 @@ impl Node {
         parse(&path, &Value::Object(object))
     }
 
-    /// For DEL, which must work whatever became of the file: a key that is wrong is as if it were absent. A
-    /// file that is no JSON at all says nothing of where our state is, and stays an error.
+    /// For DEL, which must work whatever became of the file: a key that is wrong is as if it were absent. Only
+    /// where our state is must be known: a DEL that looked elsewhere would find nothing and succeed.
     pub fn load_lenient() -> Result<Node> {
         let path = path();
         let Some(object) = read(&path)? else { return Ok(Node::default()) };
         let whole = parse(&path, &Value::Object(object.clone()));
         whole.or_else(|error| {
             log::warn!("{error:#}");
-            let is_good = |key: &String, value: &Value| {
-                let alone = Map::from_iter([(key.clone(), value.clone())]);
-                parse(&path, &Value::Object(alone)).is_ok()
+            let alone = |key: &String, value: &Value| {
+                let object = Map::from_iter([(key.clone(), value.clone())]);
+                parse(&path, &Value::Object(object))
             };
-            parse(&path, &object.into_iter().filter(|(key, value)| is_good(key, value)).collect())
+            if let Some((key, value)) = object.get_key_value("runDir") {
+                alone(key, value)?;
+            }
+            let good = object.iter().filter(|(key, value)| alone(key, value).is_ok());
+            parse(&path, &good.map(|(key, value)| (key.clone(), value.clone())).collect())
         })
     }
 

@@ -38,3 +38,20 @@ fn what_the_pod_stacked_on_the_rail_does_not_hold_it() {
     host.ip("link add br0 type bridge");
     host.ip("link set vf0 master br0");
 }
+
+/// A wrong key of node.json keeps no DEL from its work, but for the one that says where our state is.
+#[test]
+fn a_del_does_without_any_key_of_node_json_but_the_run_folder() {
+    let Some(host) = Host::new("attach::node") else { return };
+    host.add_rail(0);
+    let before = host.snapshot();
+    let pod = host.add_netns("pod");
+    host.cni("ADD", "c1", &pod, &rail(0)).ok();
+    let attached = host.snapshot();
+    host.set_node(json!({"runDir": "run"}));
+    host.cni("DEL", "c1", &pod, &rail(0)).error(7);
+    assert_eq!(host.snapshot(), attached);
+    host.set_node(json!({"storeDir": 1, "rails": "x", "log": {"level": "x"}, "typo": {}}));
+    host.cni("DEL", "c1", &pod, &rail(0)).ok();
+    assert_eq!(host.snapshot(), before);
+}

@@ -3,7 +3,8 @@
 //! | items | what | where |
 //! | --- | --- | --- |
 //! | A 1-8, 12-15 | process and I/O | process.rs |
-//! | A 9-11 | panic, closed stdout, surviving children | failures.rs |
+//! | A 9 | panic | not tested: no input is known that causes one |
+//! | A 10, 11 | closed stdout, surviving children | failures.rs |
 //! | B 16-29 | environment | environment.rs |
 //! | C 30-36, 39-41 | configuration | configuration.rs |
 //! | C 37, 38 | numbers and types of Go | configuration.rs (no key of ours needs more) |
