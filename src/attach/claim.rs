@@ -8,7 +8,7 @@ use super::device::{self, Device};
 use super::devinfo;
 use super::giveback::{self, Outcome};
 use super::record::{AttachmentLock, DeviceLock, Phase, Record, Records};
-use crate::cni::{self, Attachment, Code, Delegate};
+use crate::cni::{self, Attachment, Code, Delegate, all_of};
 use crate::fail;
 use crate::netlink::Socket;
 use crate::netns::Netns;
@@ -193,12 +193,4 @@ pub fn holds_its_device(record: &Record) -> Result<bool> {
     Ok(record.device.link.is_none()
         || giveback::find_in_pod(record, &mut pod)?.is_some()
         || giveback::find_on_host(record, &mut Socket::open()?)?.is_none())
-}
-
-/// The first error, with the code that it has, and what else went wrong.
-pub fn all_of(steps: impl IntoIterator<Item = Result<()>>) -> Result<()> {
-    let mut errors = steps.into_iter().filter_map(Result::err);
-    let Some(first) = errors.next() else { return Ok(()) };
-    let others: Vec<_> = errors.map(|error| format!("{error:#}")).collect();
-    if others.is_empty() { Err(first) } else { Err(first.context(format!("{}; first", others.join("; ")))) }
 }

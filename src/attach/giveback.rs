@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-use super::claim::all_of;
 use super::record::{Home, Record, Records};
 use super::{rdma, vf};
+use crate::cni::all_of;
 use crate::netlink::link::{self, Link, Move, parse_mac};
 use crate::netlink::{Socket, address, rule};
 use crate::netns::{Netns, NetnsId};

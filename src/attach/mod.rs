@@ -121,7 +121,7 @@ impl Plugin for Attach {
                 let of_add = of_add.map(|recorded| recorded.delegate(record));
                 claim::undo(record, records, &mut claim, &node, delegate.into_iter().chain(of_add))
             }
-            _ => claim::all_of([
+            _ => cni::all_of([
                 give_back_unrecorded(network, attachment, path),
                 delegate.map_or(Ok(()), |delegate| delegate?.run("DEL")),
                 records.as_ref().map_or(Ok(()), |records| records.remove(attachment, None)),
@@ -200,7 +200,7 @@ impl Plugin for Attach {
                 Delegate::find(name, &network.path, &network.stdin).and_then(|delegate| delegate.run("GC")),
             );
         }
-        claim::all_of(done)
+        cni::all_of(done)
     }
 }
 

@@ -10,7 +10,6 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
-use super::vf::VfRecord;
 use crate::cni::{Attachment, Delegate};
 use crate::fail;
 use crate::files::{self, Dir, Lock, name_part};
@@ -18,6 +17,7 @@ use crate::netlink::link::Link;
 use crate::netlink::rdma;
 use crate::netlink::route::Route;
 use crate::netlink::rule::Rule;
+use crate::netlink::vf::VfState;
 use crate::netns::NetnsId;
 use crate::node::Node;
 
@@ -118,6 +118,19 @@ pub struct Applied {
     pub routes: Vec<Route>,
     /// Rules: unlike routes, they stay when the device goes.
     pub rules: Vec<Rule>,
+}
+
+/// The settings of a VF as a record has them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct VfRecord {
+    /// PCI address of the PF.
+    pub pf: String,
+    /// Number of the VF.
+    pub number: u32,
+    /// What ADD sets.
+    pub wanted: VfState,
+    /// What the driver reported of the same settings before.
+    pub before: VfState,
 }
 
 /// Everything an IPAM plugin needs for a DEL.

@@ -4,31 +4,17 @@ use std::fs;
 
 use anyhow::Result;
 use nix::errno::Errno;
-use serde::{Deserialize, Serialize};
 
-use super::claim::all_of;
 use super::config::NetConf;
 use super::device::Device;
-use super::record::{Record, Records};
+use super::record::{Record, Records, VfRecord};
+use crate::cni::all_of;
 use crate::netlink::link::{self, Link, format_mac};
 use crate::netlink::vf::{self, VfState};
 use crate::netlink::{Error, Socket};
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
 use crate::{fail, failure};
-
-/// The settings of a VF as a record has them.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct VfRecord {
-    /// PCI address of the PF.
-    pub pf: String,
-    /// Number of the VF.
-    pub number: u32,
-    /// What ADD sets.
-    pub wanted: VfState,
-    /// What the driver reported of the same settings before.
-    pub before: VfState,
-}
 
 /// What is to be set for `device`; refused where no PF can set it. The PF is not asked when nothing is wanted,
 /// for the answer has all its VFs and takes milliseconds.

@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 
 pub use args::{Args, Attachment, Command, Environment, check_ifname, find_plugin, is_identifier};
 pub use delegate::Delegate;
-pub use error::{Code, ErrorJson, Failure, code_of};
+pub use error::{Code, ErrorJson, Failure, all_of, code_of};
 pub use result::{AddResult, Dns, Interface, Ip, Route, VERSIONS, Version};
 
 use crate::{fail, failure, netns};
