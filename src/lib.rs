@@ -48,8 +48,8 @@
 //! 4. It is compared with rail, policy, MTU and what the host needs; VF and RDMA plans are made.
 //! 5. The record goes on file, with what the device was: name, altnames, MTU, MAC, VF settings.
 //! 6. The IPAM is asked for the address; rail-ipam writes a lease. The record learns addresses, routes and rules.
-//! 7. The PF sets VF properties. One netlink message moves the device, with name, MTU and MAC.
-//! 8. In the pod: sysctls, addresses, link up, routes, rules. Then RDMA devices, then the device-info file.
+//! 7. The PF sets VF properties, RDMA devices move. One netlink message moves the device, with name, MTU and MAC.
+//! 8. In the pod: sysctls, addresses, link up, routes, rules. Then the device-info file.
 //! 9. The record says `attached`, and the result is printed. If that fails, or anything since 5: the way of DEL.
 //!
 //! # A DEL

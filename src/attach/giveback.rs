@@ -182,14 +182,19 @@ fn is_same_device(link: &Link, was: &Link, record: &Record) -> bool {
     if link.parent != was.parent || link.kind != was.kind {
         return false;
     }
-    if let (Some(one), Some(other)) = (&link.permanent_mac, &was.permanent_mac) {
-        return one == other;
-    }
+    let permanent =
+        link.permanent_mac.as_ref().zip(was.permanent_mac.as_ref()).map(|(one, other)| one == other);
     let same_mac = link.mac == was.mac || link.mac == record.applied.mac;
     let same_index = link.index == was.index || link.index.get() == record.applied.index;
     // The kernel gives another index where its own is taken, and another name.
     let by_name = link.name == was.name || link.name == record.ifname || link.name.starts_with(KERNEL_NAME);
-    same_mac && (same_index || by_name)
+    match (&was.parent, permanent) {
+        // A function has one netdev, or a few of different index and MAC. The permanent MAC of a VF may change:
+        // igbvf takes for it what its PF says at each reset.
+        (Some(_), permanent) => same_index || same_mac || permanent == Some(true),
+        (None, Some(permanent)) => permanent,
+        (None, None) => same_mac && (same_index || by_name),
+    }
 }
 
 /// Does the device exist at all? A netdev without a bus that is neither here nor there is gone.

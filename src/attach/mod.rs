@@ -77,6 +77,8 @@ impl Plugin for Attach {
             if let Some(vf) = &record.vf {
                 vf::apply(vf, &records, &node, &mut host).map_err(of_rail)?;
             }
+            // Before the netdev: a driver may refuse, and IPoIB makes its netdev anew where the RDMA device is.
+            rdma::move_in(&record.rdma, &netns).map_err(of_rail)?;
             let link = match &device.home.link {
                 Some(home) => {
                     Some(move_in(home, &conf, &mut record, &netns, &mut host, &mut pod).map_err(of_rail)?)
@@ -87,7 +89,6 @@ impl Plugin for Attach {
                     None
                 }
             };
-            rdma::move_in(&record.rdma, &netns).map_err(of_rail)?;
             if let Some(path) = &conf.device_info {
                 devinfo::write(path, &device)?;
             }

@@ -1,5 +1,5 @@
-//! The RDMA devices of a rail. In the exclusive mode they go with the netdev: to the pod after it, and back
-//! before it, for the host's inventory looks when the netdev appears (dranet#177).
+//! The RDMA devices of a rail. In the exclusive mode they go with the netdev, both ways before it: a driver may
+//! refuse, and the host's inventory looks when the netdev appears (dranet#177).
 
 use anyhow::Result;
 
