@@ -339,8 +339,11 @@ fn mac(network: &Network, raw: &Raw) -> Result<Option<Vec<u8>>> {
 
 /// Checks sriov-cni's keys by its rules, but refuses what it silently takes for "off".
 fn vf_settings(network: &Network, raw: &Raw) -> Result<(VfState, Vec<&'static str>)> {
+    let guid = guid(network)?;
     let vf = VfState {
         mac: None,
+        node_guid: guid,
+        port_guid: guid,
         vlan: vlan(raw)?,
         rate: rate(raw)?,
         spoofchk: one_of("spoofchk", &raw.spoofchk, &[("on", true), ("off", false)])?,
@@ -360,20 +363,32 @@ fn vf_settings(network: &Network, raw: &Raw) -> Result<(VfState, Vec<&'static st
         ("spoofchk", vf.spoofchk.is_some()),
         ("trust", vf.trust.is_some()),
         ("link_state", vf.link_state.is_some()),
+        ("infinibandGUID", guid.is_some()),
     ];
     let keys: Vec<_> = keys.into_iter().filter(|(_, given)| *given).map(|(key, _)| key).collect();
+    Ok((vf, keys))
+}
+
+/// The runtime's word over args.cni, as in ib-sriov-cni.
+fn guid(network: &Network) -> Result<Option<u64>> {
     for path in [&["runtimeConfig", "infinibandGUID"][..], &["args", "cni", "guid"]] {
         let key = path.join(".");
-        match network.get(path) {
-            None => (),
-            Some(Value::String(guid)) if guid.is_empty() => (),
-            Some(Value::String(guid)) if parse_mac(guid).is_some_and(|bytes| bytes.len() == 8) => {
-                fail!(UnsupportedField, "{key}: this version does not set the GUID of an InfiniBand VF")
-            }
-            Some(other) => fail!(InvalidConfig, "{key}: {other} is not a GUID of 8 bytes"),
-        }
+        let bytes = match network.get(path) {
+            None => continue,
+            Some(Value::String(text)) if text.is_empty() => continue,
+            Some(Value::String(text)) => parse_mac(text).and_then(|bytes| bytes.try_into().ok()),
+            Some(_) => None,
+        };
+        return match bytes.map(u64::from_be_bytes) {
+            Some(guid) if guid != 0 && guid != u64::MAX => Ok(Some(guid)),
+            _ => fail!(
+                InvalidConfig,
+                "{key}: {} is not a GUID like 02:00:00:00:00:00:00:01",
+                network.get(path).unwrap_or(&Value::Null)
+            ),
+        };
     }
-    Ok((vf, keys))
+    Ok(None)
 }
 
 fn one_of<T: Copy>(key: &str, value: &Option<String>, allowed: &[(&str, T)]) -> Result<Option<T>> {

@@ -76,6 +76,9 @@ impl Plugin for Attach {
             records.write(&record, &mut claim)?;
             if let Some(vf) = &record.vf {
                 vf::apply(vf, &records, &node, &mut host).map_err(of_rail)?;
+                if let Some(home) = &device.home.link {
+                    vf::refuse_guid_not_taken(vf, home, &mut host).map_err(of_rail)?;
+                }
             }
             // Before the netdev: a driver may refuse, and IPoIB makes its netdev anew where the RDMA device is.
             rdma::move_in(&record.rdma, &netns).map_err(of_rail)?;

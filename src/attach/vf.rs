@@ -9,7 +9,7 @@ use super::config::NetConf;
 use super::device::Device;
 use super::record::{Record, Records, VfRecord};
 use crate::cni::all_of;
-use crate::netlink::link::{self, Link, format_mac};
+use crate::netlink::link::{self, Link, format_mac, parse_mac};
 use crate::netlink::vf::{self, VfState};
 use crate::netlink::{Error, Socket};
 use crate::node::Node;
@@ -59,7 +59,11 @@ pub fn plan(conf: &NetConf, device: &Device, node: &Node, host: &mut Socket) -> 
             min.max(max)
         );
     }
-    let before = before.masked_by(&wanted);
+    let mut before = before.masked_by(&wanted);
+    // No device takes a GUID of zero back, which is what it reports before it has one (ib-sriov-cni).
+    for guid in [&mut before.node_guid, &mut before.port_guid] {
+        *guid = guid.map(|guid| if guid == 0 { u64::MAX } else { guid });
+    }
     Ok(Some(VfRecord { pf: pf.address.clone(), number, wanted, before }))
 }
 
@@ -87,6 +91,19 @@ pub fn apply(vf: &VfRecord, records: &Records, node: &Node, host: &mut Socket) -
         let is_unknown = unknown.into_iter().any(|errno| Error::is(&error, errno));
         if is_unknown { failure!(UnsupportedField, "{error:#}") } else { error }
     })
+}
+
+/// Fails when an IPoIB device still has another GUID than the one that was set: mlx5's take it when their driver
+/// is bound, and a pod with the old one would have no partition.
+pub fn refuse_guid_not_taken(vf: &VfRecord, link: &Link, host: &mut Socket) -> Result<()> {
+    let Some(guid) = vf.wanted.port_guid else { return Ok(()) };
+    let now = link::by_index(host, link.index)?.and_then(|link| parse_mac(&link.mac)).unwrap_or_default();
+    // IPoIB: 4 bytes of flags and queue pair, 16 of GID, whose second half is the port's GUID.
+    if now.len() == 20 && now[12..] != guid.to_be_bytes() {
+        let what = &link.name;
+        fail!(UnsupportedField, "infinibandGUID: {what} does not take it before its driver is bound again");
+    }
+    Ok(())
 }
 
 /// Sets back what was reported before. A PF or VF that is gone has nothing to restore.

@@ -3,8 +3,8 @@
 use anyhow::Result;
 use netlink_packet_core::{NlaBuffer, NlasIterator};
 use netlink_packet_route::link::{
-    LinkAttribute, LinkExtentMask, LinkMessage, LinkVfInfo, VfInfo, VfInfoLinkState, VfInfoMac, VfInfoRate,
-    VfInfoSpoofCheck, VfInfoTrust, VfLinkState, VfVlan, VfVlanInfo, VlanProtocol,
+    LinkAttribute, LinkExtentMask, LinkMessage, LinkVfInfo, VfInfo, VfInfoGuid, VfInfoLinkState, VfInfoMac,
+    VfInfoRate, VfInfoSpoofCheck, VfInfoTrust, VfLinkState, VfVlan, VfVlanInfo, VlanProtocol,
 };
 use nix::errno::Errno;
 use nix::libc::{IFLA_VFINFO_LIST, RTM_GETLINK, RTM_SETLINK};
@@ -22,6 +22,8 @@ const IFLA_VF_SPOOFCHK: u16 = 4;
 const IFLA_VF_LINK_STATE: u16 = 5;
 const IFLA_VF_RATE: u16 = 6;
 const IFLA_VF_TRUST: u16 = 9;
+const IFLA_VF_IB_NODE_GUID: u16 = 10;
+const IFLA_VF_IB_PORT_GUID: u16 = 11;
 const IFLA_VF_VLAN_LIST: u16 = 12;
 const IFLA_VF_VLAN_INFO: u16 = 1;
 /// ETH_P_8021Q and ETH_P_8021AD.
@@ -53,6 +55,12 @@ pub struct VfState {
     /// What the VF sees of the link.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_state: Option<LinkState>,
+    /// InfiniBand's names of the VF and of its port.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_guid: Option<u64>,
+    /// See `node_guid`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port_guid: Option<u64>,
 }
 
 /// A tag that the PF puts on a VF's frames.
@@ -89,6 +97,8 @@ impl VfState {
             ("spoofchk", VfState { spoofchk: self.spoofchk, ..none() }),
             ("trust", VfState { trust: self.trust, ..none() }),
             ("link_state", VfState { link_state: self.link_state, ..none() }),
+            ("infinibandGUID of the node", VfState { node_guid: self.node_guid, ..none() }),
+            ("infinibandGUID of the port", VfState { port_guid: self.port_guid, ..none() }),
         ];
         each.into_iter().filter(|(_, one)| *one != none()).collect()
     }
@@ -103,6 +113,8 @@ impl VfState {
             spoofchk: self.spoofchk.filter(|_| mask.spoofchk.is_some()),
             trust: self.trust.filter(|_| mask.trust.is_some()),
             link_state: self.link_state.filter(|_| mask.link_state.is_some()),
+            node_guid: self.node_guid.filter(|_| mask.node_guid.is_some()),
+            port_guid: self.port_guid.filter(|_| mask.port_guid.is_some()),
         }
     }
 }
@@ -127,6 +139,8 @@ impl std::fmt::Display for VfState {
             self.spoofchk.map(|value| on(value).to_owned()),
             self.trust.map(|value| on(value).to_owned()),
             link_state.map(str::to_owned),
+            self.node_guid.map(|guid| format_mac(&guid.to_be_bytes())),
+            self.port_guid.map(|guid| format_mac(&guid.to_be_bytes())),
         ];
         let parts: Vec<_> = parts.into_iter().flatten().collect();
         f.write_str(if parts.is_empty() { "unknown" } else { "" })?;
@@ -190,6 +204,9 @@ fn parse(info: &[u8]) -> Option<(u32, VfState)> {
             IFLA_VF_RATE => state.rate = word(value, 1).zip(word(value, 2)),
             IFLA_VF_SPOOFCHK => state.spoofchk = switch(value),
             IFLA_VF_TRUST => state.trust = switch(value),
+            // struct ifla_vf_guid: the GUID is aligned to 8 bytes.
+            IFLA_VF_IB_NODE_GUID => state.node_guid = guid(value),
+            IFLA_VF_IB_PORT_GUID => state.port_guid = guid(value),
             IFLA_VF_LINK_STATE => {
                 state.link_state = match word(value, 1)? {
                     0 => Some(LinkState::Auto),
@@ -202,6 +219,10 @@ fn parse(info: &[u8]) -> Option<(u32, VfState)> {
         }
     }
     Some((number?, state))
+}
+
+fn guid(value: &[u8]) -> Option<u64> {
+    Some(u64::from_ne_bytes(value.get(8..16)?.try_into().ok()?))
 }
 
 fn vlan(id: u32, qos: u32, proto: u16) -> Option<Vlan> {
@@ -255,7 +276,10 @@ pub fn message(pf: Index, number: u32, wanted: &VfState) -> LinkMessage {
         };
         VfInfo::LinkState(VfInfoLinkState::new(number, state))
     });
-    let infos = [mac, vlan, rate, spoofchk, trust, link_state].into_iter().flatten().collect();
+    let node_guid = wanted.node_guid.map(|guid| VfInfo::IbNodeGuid(VfInfoGuid::new(number, guid)));
+    let port_guid = wanted.port_guid.map(|guid| VfInfo::IbPortGuid(VfInfoGuid::new(number, guid)));
+    let all = [mac, vlan, rate, spoofchk, trust, link_state, node_guid, port_guid];
+    let infos = all.into_iter().flatten().collect();
     let mut message = LinkUnspec::new_with_index(pf.get()).build();
     message.attributes.push(LinkAttribute::VfInfoList(vec![LinkVfInfo(infos)]));
     message
@@ -277,6 +301,8 @@ mod tests {
             spoofchk: Some(false),
             trust: Some(true),
             link_state: Some(LinkState::Disable),
+            node_guid: Some(0x0011_2233_4455_6677),
+            port_guid: Some(0x0011_2233_4455_6678),
         };
         let mut bytes = vec![0; message(Index::MIN, 5, &wanted).buffer_len()];
         message(Index::MIN, 5, &wanted).emit(&mut bytes);

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::harness::{Host, rail, with, with_static};
+use crate::harness::{Host, pf_address, rail, vf_address, with, with_static};
 
 #[test]
 fn a_rail_has_its_address_mtu_and_routes_and_goes_back_as_it_was() {
@@ -53,5 +53,26 @@ fn a_del_does_without_any_key_of_node_json_but_the_run_folder() {
     assert_eq!(host.snapshot(), attached);
     host.set_node(json!({"storeDir": 1, "rails": "x", "log": {"level": "x"}, "typo": {}}));
     host.cni("DEL", "c1", &pod, &rail(0)).ok();
+    assert_eq!(host.snapshot(), before);
+}
+
+/// Without its PF nothing of a VF could be set back.
+#[test]
+fn a_pf_is_not_attached_while_a_pod_has_its_vf() {
+    let Some(host) = Host::new("attach::pf") else { return };
+    host.add_rail(0);
+    host.make_vf(0, "mlx5_core");
+    host.ip("link add pf0 type veth peer name pf0-peer");
+    host.ip("link set pf0 mtu 9000");
+    let before = host.snapshot();
+    let (one, other) = (host.add_netns("one"), host.add_netns("other"));
+    let config = |id: String| with(rail(0), json!({"device": "", "deviceID": id, "ipam": {}}));
+    let (vf, pf) = (config(vf_address(0)), config(pf_address(0)));
+    host.cni("ADD", "c1", &one, &vf).ok();
+    let msg = host.cni("ADD", "c2", &other, &pf).error(11)["msg"].to_string();
+    assert!(msg.contains(&vf_address(0)) && msg.contains("c1"), "{msg}");
+    host.cni("DEL", "c1", &one, &vf).ok();
+    host.cni("ADD", "c2", &other, &pf).ok();
+    host.cni("DEL", "c2", &other, &pf).ok();
     assert_eq!(host.snapshot(), before);
 }
