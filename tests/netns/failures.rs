@@ -533,7 +533,11 @@ impl Tmpfs {
 
     fn remount(&self, options: &str) {
         let options = format!("remount,{options}");
-        assert!(Command::new("mount").arg("-o").arg(options).arg(&self.0).status().unwrap().success());
+        // Busy while a child that another test has just forked, and that has not run exec yet, holds our files.
+        wait_for("the remount", || {
+            let output = Command::new("mount").arg("-o").arg(&options).arg(&self.0).output();
+            output.unwrap().status.success()
+        });
     }
 
     /// Until there is neither a block nor an inode left, or no block only.
