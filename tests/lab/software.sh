@@ -95,6 +95,7 @@ a_vf_with_an_rdma_device_is_attached_in_shared_mode() {
     contains "the device" "rxe0" "$(rdma link show)"
     pod pod1
     refused rdma ADD pod1 net1 "$(conf 0 "$(vf 0)" '"rdma": "maybe"')"
+    refused "shared mode" ADD pod1 net1 "$(conf 0 "$(vf 0)" '"rdma": "required"')"
     add pod1 net1 "$(conf 0 "$(vf 0)" '"rdma": "auto"')"
     del pod1 net1 "$(conf 0 "$(vf 0)" '"rdma": "auto"')"
     # rxe ends where its netdev leaves the namespace; what is left of it goes here.
