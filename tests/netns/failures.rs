@@ -535,8 +535,10 @@ impl Tmpfs {
         let options = format!("remount,{options}");
         // Busy while a child that another test has just forked, and that has not run exec yet, holds our files.
         wait_for("the remount", || {
-            let output = Command::new("mount").arg("-o").arg(&options).arg(&self.0).output();
-            output.unwrap().status.success()
+            // Not with the options that it has: `uid=` may be one that this user namespace does not map.
+            let mut mount = Command::new("mount");
+            mount.args(["--options-mode", "ignore", "-o", &options]).arg(&self.0);
+            mount.output().unwrap().status.success()
         });
     }
 
@@ -606,11 +608,6 @@ fn an_add_that_fills_the_run_folder_is_undone() {
 fn a_read_only_run_folder_refuses_add_and_status_and_not_the_del_of_nothing() {
     let Some(mut rig) = Rig::new("read_only") else { return };
     let Some(run) = Tmpfs::new(&rig, "read_only", SMALL) else { return };
-    let again = Command::new("mount").args(["-o", "remount,rw"]).arg(&run.0).output().unwrap();
-    if !again.status.success() {
-        let why = String::from_utf8_lossy(&again.stderr).trim().to_owned();
-        return skip("failures::read_only", &format!("cannot remount here: {why}"));
-    }
     for is_new in [true, false] {
         run.remount("ro");
         rig.add().error(5);
