@@ -38,6 +38,7 @@
 //! | [`netns`] | namespaces: opening, entering, telling one from another |
 //! | [`sysfs`] | PCI functions, PFs and VFs, auxiliary devices |
 //! | [`files`] | folders without links, atomic writes, locks with a deadline |
+//! | [`output`] | what the commands print: tables, JSON, exit status |
 //! | [`log`] | stderr and a file |
 //!
 //! # An ADD
@@ -83,4 +84,5 @@ pub mod log;
 pub mod netlink;
 pub mod netns;
 pub mod node;
+pub mod output;
 pub mod sysfs;

@@ -1,103 +1,152 @@
-//! Operator's commands of rail-cni.
+//! Operator's commands of rail-cni: the arguments, and `reap`.
 
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
+use serde_json::{Value, json};
 
 use super::claim::{holds_its_device, settle};
 use super::record::{Record, Records};
 use crate::node::Node;
+use crate::output::{self, Output};
 
-/// CNI plugin that attaches a rail (SR-IOV VF, PF, SF or any NIC of the host) to a pod.
-///
-/// Runtimes call it with CNI_COMMAND set; these are the commands for people.
+const PROGRAM: &str = "rail-cni";
+
+/// Rails in pods: what this node has, whether it is ready, and putting right what lost DELs left.
 #[derive(Debug, Parser)]
-#[command(name = "rail-cni", version)]
+#[command(
+    name = "rail-cni",
+    version,
+    after_help = "A container runtime calls the same program with CNI_COMMAND set. Paths and the name of
+the node come from /etc/rail-cni/node.json (RAIL_CNI_NODE_CONFIG names another file).
+Exit status: 0 done, 1 failed or something is left to do, 2 wrong usage."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
+    /// For people, or for programs
+    #[arg(long, global = true, value_enum, default_value = "table", value_name = "FORM")]
+    output: Output,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Put right what lost DELs left: devices of pods that are gone go back under their names, with their old
     /// MTU and MAC, and their addresses are free again
-    Reap {
-        /// Only say what would be done
-        #[arg(long)]
-        dry_run: bool,
-    },
+    Reap(ReapArgs),
 }
 
-/// Runs a command; the exit status is 0 when all of it was done, 1 when something was left.
+#[derive(Debug, Args)]
+struct ReapArgs {
+    /// Only say what would be done
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Runs the command in the arguments.
 pub fn run() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let Cli { command, output } = match output::parse() {
         Ok(cli) => cli,
-        Err(error) => {
-            let _ = error.print();
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
-        }
+        Err(code) => return code,
     };
-    crate::log::describe("rail-cni", "reap", "-");
-    let done = match cli.command {
-        Command::Reap { dry_run } => reap(dry_run),
+    let done = match command {
+        Command::Reap(args) => reap(&args, output),
     };
-    match done {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("rail-cni: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    output::end(PROGRAM, done)
 }
 
-fn reap(dry_run: bool) -> Result<bool> {
-    use std::io::Write as _;
-    let node = Node::load()?;
-    let mut out = std::io::stdout().lock();
-    let Some(records) = Records::open_existing(&node)? else {
-        writeln!(out, "no attachments on this node")?;
-        return Ok(true);
+fn start(command: &str) -> Result<Node> {
+    crate::log::describe(PROGRAM, command, "");
+    Node::load()
+}
+
+/// What became of attachments.
+#[derive(Default)]
+struct Reaped {
+    given_back: Vec<Record>,
+    /// With what went wrong; with nothing in a dry run.
+    left: Vec<(Record, Option<String>)>,
+    in_use: usize,
+}
+
+fn reap(args: &ReapArgs, output: Output) -> Result<ExitCode> {
+    let node = start("reap")?;
+    let (mut reaped, mut unreadable) = (Reaped::default(), Vec::new());
+    if let Some(records) = Records::open_existing(&node)? {
+        let all;
+        (all, unreadable) = records.all()?;
+        for record in all {
+            if let Err(error) = reap_one(&records, &record, &node, args.dry_run, &mut reaped) {
+                reaped.left.push((record, Some(format!("{error:#}"))));
+            }
+        }
+        for name in unreadable.iter().filter(|_| !args.dry_run) {
+            records.remove_unreadable(name)?;
+        }
+    }
+
+    let Reaped { given_back, left, in_use } = &reaped;
+    match output {
+        Output::Json => {
+            let given_back: Vec<_> = given_back.iter().map(|record| json(record, None)).collect();
+            let left: Vec<_> = left.iter().map(|(record, error)| json(record, error.as_deref())).collect();
+            output::print(&output::pretty(&json!({"dryRun": args.dry_run, "givenBack": given_back,
+                "left": left, "inUse": in_use, "unreadable": unreadable})))?;
+        }
+        Output::Table => {
+            let mut lines: Vec<_> =
+                given_back.iter().map(|record| format!("gave back {}", describe(record))).collect();
+            lines.extend(left.iter().map(|(record, error)| match error {
+                Some(error) => format!("cannot give back {}: {error}", describe(record)),
+                None => format!("would give back {}", describe(record)),
+            }));
+            let remove = if args.dry_run { "would remove" } else { "removed" };
+            lines.extend(unreadable.iter().map(|name| format!("{remove} the unreadable record {name}")));
+            lines.push(format!("{} given back, {} left, {in_use} in use", given_back.len(), left.len()));
+            output::print(&lines.iter().map(|line| output::printable(line) + "\n").collect::<String>())?;
+        }
+    }
+    Ok(if args.dry_run || left.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn reap_one(records: &Records, of: &Record, node: &Node, dry_run: bool, reaped: &mut Reaped) -> Result<()> {
+    let Some(_lock) = records.try_lock(&of.attachment())? else {
+        reaped.in_use += 1;
+        return Ok(());
     };
-    let (all, unreadable) = records.all()?;
-    let (mut kept, mut given_back, mut left) = (0, 0, 0);
-    for record in &all {
-        let Some(_lock) = records.try_lock(&record.attachment())? else {
-            kept += 1;
-            continue;
-        };
-        let Some(record) = records.find(&record.attachment())? else { continue };
-        if holds_its_device(&record).unwrap_or(false) {
-            kept += 1;
-            continue;
-        }
-        let what = describe(&record);
-        if dry_run {
-            left += 1;
-            writeln!(out, "would give back {what}")?;
-        } else if let Err(error) = settle(&records, &record, &node) {
-            left += 1;
-            writeln!(out, "cannot give back {what}: {error:#}")?;
-        } else {
-            given_back += 1;
-            writeln!(out, "gave back {what}")?;
-        }
+    let Some(record) = records.find(&of.attachment())? else { return Ok(()) };
+    if holds_its_device(&record).unwrap_or(false) {
+        reaped.in_use += 1;
+    } else if dry_run {
+        reaped.left.push((record, None));
+    } else {
+        settle(records, &record, node)?;
+        reaped.given_back.push(record);
     }
-    for name in unreadable {
-        if dry_run {
-            writeln!(out, "would remove the unreadable record {name}")?;
-        } else {
-            records.remove_unreadable(&name)?;
-            writeln!(out, "removed the unreadable record {name}")?;
-        }
-    }
-    writeln!(out, "{given_back} given back, {left} left, {kept} in use")?;
-    Ok(dry_run || left == 0)
+    Ok(())
 }
 
 fn describe(record: &Record) -> String {
     let name = record.device.link.as_ref().map_or("no netdev", |link| link.name.as_str());
     format!("{} ({name}) of {}", record.device.id, record.holder())
+}
+
+fn json(record: &Record, error: Option<&str>) -> Value {
+    let Record { device, network, container_id, ifname, pod, since, .. } = record;
+    json!({"device": device.id, "netdev": device.link.as_ref().map(|link| &link.name), "network": network,
+        "containerID": container_id, "ifname": ifname, "pod": pod, "since": since, "error": error})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_arguments_are_in_order() {
+        Cli::command().debug_assert();
+        assert!(Cli::try_parse_from(["rail-cni", "reap", "--dry-run", "--output", "json"]).is_ok());
+        assert!(Cli::try_parse_from(["rail-cni"]).is_err());
+    }
 }

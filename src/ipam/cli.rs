@@ -1,12 +1,11 @@
 //! The operator's commands: import, show, release.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, Write as _};
 use std::net::IpAddr;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use serde_json::{Value, json};
 
 use super::allocation::Allocation;
@@ -15,6 +14,9 @@ use super::lease::{self, Entry, Folder, Lease};
 use super::{is_name, node_name, store};
 use crate::fail;
 use crate::node::Node;
+use crate::output::{self, Output, pretty, print, table};
+
+const PROGRAM: &str = "rail-ipam";
 
 /// Addresses of the rails: what was planned for a node, and which pod holds what.
 #[derive(Debug, Parser)]
@@ -37,12 +39,6 @@ struct Cli {
     /// For people, or for programs
     #[arg(long, global = true, value_enum, default_value = "table", value_name = "FORM")]
     output: Output,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Output {
-    Table,
-    Json,
 }
 
 #[derive(Debug, Subcommand)]
@@ -122,25 +118,16 @@ struct ReleaseArgs {
 
 /// Runs the command in the arguments.
 pub fn run() -> ExitCode {
-    let Cli { command, output } = match Cli::try_parse() {
+    let Cli { command, output } = match output::parse() {
         Ok(cli) => cli,
-        Err(error) => {
-            let _ = error.print();
-            return if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
-        }
+        Err(code) => return code,
     };
     let done = match command {
         Command::Import(args) => run_import(&args, output),
         Command::Show(args) => run_show(&args, output),
         Command::Release(args) => run_release(&args, output),
     };
-    match done {
-        Ok(code) => code,
-        Err(error) => {
-            say(&format!("{error:#}"));
-            ExitCode::FAILURE
-        }
-    }
+    output::end(PROGRAM, done)
 }
 
 fn run_import(args: &ImportArgs, output: Output) -> Result<ExitCode> {
@@ -152,7 +139,7 @@ fn run_import(args: &ImportArgs, output: Output) -> Result<ExitCode> {
         None => Nodes::One(node_name(&node)?),
     };
     let import = import::plan(&node, &args.files, &nodes)?;
-    import.warnings.iter().for_each(|warning| say(warning));
+    import.warnings.iter().for_each(|warning| output::say(PROGRAM, warning));
     if !args.dry_run {
         import::write(&node, &import)?;
     }
@@ -258,12 +245,12 @@ fn run_show(args: &ShowArgs, output: Output) -> Result<ExitCode> {
     }
     for Shown { damage, leases, .. } in shown.values() {
         let unreadable = leases.iter().filter_map(|(_, lease, _)| lease.as_ref().err());
-        damage.iter().chain(unreadable).for_each(|why| say(why));
+        damage.iter().chain(unreadable).for_each(|why| output::say(PROGRAM, why));
     }
     if let (true, Some(name)) = (shown.is_empty(), &wanted) {
         let nodes = store::nodes(&node)?;
         let near = store::near_misses(name, nodes.iter().map(String::as_str));
-        say(&format!("node {name} has no allocation{}", store::hint(&near)));
+        output::say(PROGRAM, &format!("node {name} has no allocation{}", store::hint(&near)));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -350,10 +337,13 @@ fn run_release(args: &ReleaseArgs, output: Output) -> Result<ExitCode> {
         }
     }
     for (text, _) in &refused {
-        say(&format!("refused {text}: its network namespace is there; --force if you know better"));
+        output::say(
+            PROGRAM,
+            &format!("refused {text}: its network namespace is there; --force if you know better"),
+        );
     }
     if released.is_empty() && refused.is_empty() {
-        say("no such lease: `rail-ipam show --all-nodes` shows what there is");
+        output::say(PROGRAM, "no such lease: `rail-ipam show --all-nodes` shows what there is");
         // A clean-up has nothing to do most of the time; who names a lease is told when it is not there.
         return Ok(if args.dead { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
@@ -402,51 +392,8 @@ fn columns(allocation: &Allocation) -> [String; 3] {
 }
 
 fn start(command: &str) -> Result<Node> {
-    crate::log::describe("rail-ipam", command, "");
+    crate::log::describe(PROGRAM, command, "");
     Node::load()
-}
-
-/// Columns as wide as their widest cell; an empty one is a dash, so that scripts can count.
-fn table(headers: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
-    let headers = headers.iter().map(|header| (*header).to_owned()).collect();
-    let clean = |cell: String| match cell.as_str() {
-        "" => "-".to_owned(),
-        // What a runtime wrote must not steer a terminal.
-        cell => cell.replace(char::is_control, "?"),
-    };
-    let rows: Vec<Vec<String>> = std::iter::once(headers)
-        .chain(rows)
-        .map(|row: Vec<String>| row.into_iter().map(clean).collect())
-        .collect();
-    let mut widths = vec![0; rows[0].len()];
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = cell.chars().count().max(*width);
-        }
-    }
-    let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
-    };
-    rows.iter().map(line).collect()
-}
-
-fn pretty(json: &Value) -> String {
-    format!("{json:#}\n")
-}
-
-/// Not `println!`, which panics when the reader is gone: then nobody is left to be told.
-fn print(text: &str) -> Result<()> {
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
-    }
-}
-
-fn say(text: &str) {
-    let text = text.replace(|c: char| c.is_control(), "?");
-    let _ = writeln!(io::stderr().lock(), "rail-ipam: {text}");
 }
 
 #[cfg(test)]
@@ -463,11 +410,5 @@ mod tests {
         for bad in ["release", "release --pool p", "release --dead --force", "release --ifname a", "import"] {
             assert!(parse(&format!("rail-ipam {bad}")).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn a_table_is_aligned_has_no_holes_and_no_control_characters() {
-        let rows = [vec!["é".to_owned(), String::new()], vec!["long".to_owned(), "a\x1bb".to_owned()]];
-        assert_eq!(table(&["A", "B"], rows.into_iter()), "A     B\né     -\nlong  a?b\n");
     }
 }

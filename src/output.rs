@@ -1,0 +1,89 @@
+//! What the commands print: tables for people, JSON for programs, and an exit status that a script can use.
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, ValueEnum};
+use serde_json::Value;
+
+/// `--output`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    Table,
+    /// For programs.
+    Json,
+}
+
+/// Reads the arguments; what is wrong with them, or the help that they ask for, is printed.
+pub fn parse<C: Parser>() -> Result<C, ExitCode> {
+    C::try_parse().map_err(|error| {
+        let _ = error.print();
+        if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS }
+    })
+}
+
+/// The exit status of a command, when what failed has been said.
+pub fn end(program: &str, done: Result<ExitCode>) -> ExitCode {
+    done.unwrap_or_else(|error| {
+        say(program, &format!("{error:#}"));
+        ExitCode::FAILURE
+    })
+}
+
+/// Columns as wide as their widest cell; an empty one is a dash, so that scripts can count.
+pub fn table(headers: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let headers = headers.iter().map(|header| (*header).to_owned()).collect();
+    let clean = |cell: String| if cell.is_empty() { "-".to_owned() } else { printable(&cell) };
+    let rows: Vec<Vec<String>> = std::iter::once(headers)
+        .chain(rows)
+        .map(|row: Vec<String>| row.into_iter().map(clean).collect())
+        .collect();
+    let mut widths = vec![0; rows[0].len()];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+    };
+    rows.iter().map(line).collect()
+}
+
+/// What a runtime or a tenant wrote must not steer a terminal.
+pub fn printable(text: &str) -> String {
+    text.replace(char::is_control, "?")
+}
+
+/// JSON, a line for each key.
+pub fn pretty(json: &Value) -> String {
+    format!("{json:#}\n")
+}
+
+/// Not `println!`, which panics when the reader is gone: then nobody is left to be told.
+pub fn print(text: &str) -> Result<()> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// A line beside the answer, on stderr.
+pub fn say(program: &str, text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{program}: {}", printable(text));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_aligned_has_no_holes_and_no_control_characters() {
+        let rows = [vec!["é".to_owned(), String::new()], vec!["long".to_owned(), "a\x1bb".to_owned()]];
+        assert_eq!(table(&["A", "B"], rows.into_iter()), "A     B\né     -\nlong  a?b\n");
+    }
+}
