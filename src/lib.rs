@@ -38,6 +38,7 @@
 //! | [`netns`] | namespaces: opening, entering, telling one from another |
 //! | [`sysfs`] | PCI functions, PFs and VFs, auxiliary devices |
 //! | [`files`] | folders without links, atomic writes, locks with a deadline |
+//! | [`nearest`] | what a mistyped key may have meant |
 //! | [`output`] | what the commands print: tables, JSON, exit status |
 //! | [`log`] | stderr and a file |
 //!
@@ -81,6 +82,7 @@ pub mod cni;
 pub mod files;
 pub mod ipam;
 pub mod log;
+pub mod nearest;
 pub mod netlink;
 pub mod netns;
 pub mod node;

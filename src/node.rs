@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use crate::files::{self, Dir};
+use crate::nearest::nearest;
 use crate::{cni, fail, failure};
 
 /// Environment variable that names another file: for tests and unusual hosts.
@@ -186,9 +187,20 @@ fn read(path: &Path) -> Result<Option<Map<String, Value>>> {
     Ok(Some(object))
 }
 
+/// serde names the unknown key and all known ones, in backquotes: the reader wants the one that was meant.
+fn with_nearest(error: &str) -> String {
+    let mut words = error.split('`').skip(1).step_by(2);
+    let unknown = words.next().filter(|_| error.contains("unknown field"));
+    match unknown.and_then(|word| nearest(word, words)) {
+        Some(meant) => format!("{error}: did you mean {meant}?"),
+        None => error.to_owned(),
+    }
+}
+
 fn parse(path: &Path, value: &Value) -> Result<Node> {
-    let node: Node = serde_path_to_error::deserialize(value)
-        .map_err(|error| failure!(InvalidConfig, "{}: {error}", path.display()))?;
+    let node: Node = serde_path_to_error::deserialize(value).map_err(|error| {
+        failure!(InvalidConfig, "{}: {}", path.display(), with_nearest(&error.to_string()))
+    })?;
     for (key, dir) in [
         ("storeDir", &node.store_dir),
         ("runDir", &node.run_dir),
