@@ -30,6 +30,8 @@
 //! | `ipam::store` | allocations on disk |
 //! | `ipam::cidrpool`, `ipam::import` | NVIDIA's CIDRPool, and manifests of it |
 //! | `ipam::cli` | `rail-ipam import`, `show`, `release` |
+//! | [`plan`] | the plan of a fabric: its pools, checked as a whole |
+//! | `plan::scheme` | NVIDIA's Spectrum-X address formulas |
 //! | [`netlink`] | a synchronous socket that always ends in an answer or an error |
 //! | `netlink::link` | netdevs, and the move between namespaces |
 //! | `netlink::address`, `netlink::route`, `netlink::rule` | what a rail has in the pod |
@@ -87,4 +89,5 @@ pub mod netlink;
 pub mod netns;
 pub mod node;
 pub mod output;
+pub mod plan;
 pub mod sysfs;

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use serde::de::IgnoredAny;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
 use super::allocation::{self, Allocation, Range, To, address, bits};
 use super::is_name;
@@ -25,62 +25,87 @@ pub const SPEC_KEYS: [&str; 8] = [
 ];
 
 /// `spec` of a CIDRPool, as written.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Spec {
-    cidr: String,
-    per_node_network_prefix: i64,
-    gateway_index: Option<i64>,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    static_allocations: Vec<Row>,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    routes: Vec<RouteTo>,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    exclusions: Vec<AddressRange>,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    per_node_exclusions: Vec<IndexRange>,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    default_gateway: bool,
-    node_selector: Option<IgnoredAny>,
+    /// What all nodes' prefixes are part of.
+    pub cidr: String,
+    /// Length of a node's prefix.
+    pub per_node_network_prefix: i64,
+    /// The gateway of a row that names none, counted from the first address of its prefix.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gateway_index: Option<i64>,
+    /// Who has which prefix.
+    #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
+    pub static_allocations: Vec<Row>,
+    /// By the node's gateway.
+    #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
+    pub routes: Vec<RouteTo>,
+    /// Addresses that no pod gets.
+    #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
+    pub exclusions: Vec<AddressRange>,
+    /// The same, counted from the first address of a node's prefix.
+    #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
+    pub per_node_exclusions: Vec<IndexRange>,
+    /// Refused politely: a rail carries no default route.
+    #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "is_default")]
+    pub default_gateway: bool,
+    /// nv-ipam's controller looks at it; here the rows alone decide.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_selector: Option<Value>,
 }
 
 /// One entry of `staticAllocations`, or of `status.allocations`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Row {
     /// Empty: the prefix is reserved.
-    #[serde(default, deserialize_with = "null_is_empty")]
-    node_name: String,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    gateway: String,
-    prefix: String,
+    #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "String::is_empty")]
+    pub node_name: String,
+    /// The leaf port; empty: what `gatewayIndex` gives.
+    #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "String::is_empty")]
+    pub gateway: String,
+    /// The node's.
+    pub prefix: String,
 }
 
-#[derive(Debug, Deserialize)]
+/// Destination of a route.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RouteTo {
-    dst: String,
+pub struct RouteTo {
+    /// Destination.
+    pub dst: String,
 }
 
-#[derive(Debug, Deserialize)]
+/// Addresses, both ends included.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct AddressRange {
+pub struct AddressRange {
+    /// The first.
     #[serde(rename = "startIP")]
-    start: String,
+    pub start: String,
+    /// The last.
     #[serde(rename = "endIP")]
-    end: String,
+    pub end: String,
 }
 
-#[derive(Debug, Deserialize)]
+/// Addresses by their place in a node's prefix, both ends included.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct IndexRange {
-    start_index: i64,
-    end_index: i64,
+pub struct IndexRange {
+    /// The first.
+    pub start_index: i64,
+    /// The last.
+    pub end_index: i64,
 }
 
 /// Go writes empty lists as null.
 fn null_is_empty<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// What a valid pool gives.

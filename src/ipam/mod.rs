@@ -4,7 +4,7 @@
 //! already configured.
 
 mod allocation;
-mod cidrpool;
+pub mod cidrpool;
 pub mod cli;
 mod config;
 mod import;
@@ -22,7 +22,7 @@ use crate::netns::NetnsId;
 use crate::node::Node;
 use crate::{fail, failure};
 
-pub use allocation::Allocation;
+pub use allocation::{Allocation, To};
 use config::Config;
 use lease::{Ask, Folder, Holder};
 
@@ -120,7 +120,7 @@ fn node_name(node: &Node) -> Result<String> {
 }
 
 /// Can `name` be a node or a pool? Both become names of files, which end at 255 bytes.
-fn is_name(name: &str) -> bool {
+pub fn is_name(name: &str) -> bool {
     cni::is_identifier(name) && name.len() <= 200
 }
 

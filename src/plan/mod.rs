@@ -1,0 +1,140 @@
+//! The plan of a fabric: which prefix each node has on each rail, and in which leaf port its cable is.
+//!
+//! A plan is a list of pools as NVIDIA's CIDRPools describe them. It is read from what an operator has, checked
+//! as a whole, and written as what somebody needs; the store, which ADD reads, is one of these.
+
+pub mod scheme;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use ipnet::IpNet;
+
+use crate::ipam::cidrpool::{self, Spec};
+
+/// All rails of a fabric.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// In the order of rail, plane and family.
+    pub pools: Vec<Pool>,
+    /// For people: what was left out, what looks like a mistake.
+    pub warnings: Vec<String>,
+}
+
+/// The addressing of a rail (and plane) in one family.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    /// As networks name it.
+    pub name: String,
+    /// Counted from 0, if the source says it.
+    pub rail: Option<u8>,
+    /// With `swplb`, the plane that the pool is of.
+    pub plane: Option<u8>,
+    /// What nv-ipam would read; `staticAllocations` are the rows of the plan, in the order of their prefixes.
+    pub spec: Spec,
+    /// The cables of each row, in the order of the rows: one, or with `hwplb` one to each plane. Empty: the source
+    /// knows of none.
+    pub cables: Vec<Vec<Cable>>,
+}
+
+/// Both ends of a link between a node and its leaf, as far as the source says them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cable {
+    /// The node's netdev.
+    pub interface: Option<String>,
+    /// MTU of that netdev.
+    pub mtu: Option<u32>,
+    /// Name of the leaf.
+    pub leaf: Option<String>,
+    /// The leaf's port.
+    pub port: Option<String>,
+}
+
+impl Plan {
+    /// What is wrong with the plan as a whole, and what looks wrong, which goes to the warnings. A source has
+    /// told the faults of its own files by then, with their lines.
+    pub fn check(&mut self) -> Result<(), Vec<String>> {
+        let mut faults = Vec::new();
+        let mut names = BTreeSet::new();
+        let mut prefixes: HashMap<IpNet, (&str, &str)> = HashMap::new();
+        let mut pools_of: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for pool in &self.pools {
+            let name = pool.name.as_str();
+            if !names.insert(name) {
+                faults.push(format!("pool {name}: it is there twice"));
+            }
+            match pool.spec.plan("spec", &[]) {
+                Ok(checked) => {
+                    self.warnings.extend(checked.warnings.iter().map(|it| format!("pool {name}: {it}")))
+                }
+                Err(more) => {
+                    faults.extend(more.iter().map(|fault| format!("pool {name}: {fault}")));
+                    continue;
+                }
+            }
+            for row in &pool.spec.static_allocations {
+                let Ok(prefix) = row.prefix.parse::<IpNet>() else { continue };
+                let node_name = row.node_name.as_str();
+                if let Some((node, other)) = prefixes.insert(prefix, (node_name, name)) {
+                    faults.push(format!(
+                        "pool {name}: node {node_name}: {prefix} is also the prefix of node {node} in pool {other}"
+                    ));
+                }
+                if !node_name.is_empty() {
+                    pools_of.entry(node_name).or_default().push(name);
+                }
+            }
+        }
+        self.warnings.extend(incomplete(&names, &pools_of));
+        self.warnings.extend(alike(pools_of.keys().copied()));
+        if faults.is_empty() { Ok(()) } else { Err(faults) }
+    }
+
+    /// Every node, sorted.
+    pub fn nodes(&self) -> BTreeSet<&str> {
+        let rows = self.pools.iter().flat_map(|pool| &pool.spec.static_allocations);
+        rows.map(|row| row.node_name.as_str()).filter(|name| !name.is_empty()).collect()
+    }
+}
+
+impl Pool {
+    /// Rows with their cables.
+    pub fn rows(&self) -> impl Iterator<Item = (&cidrpool::Row, &[Cable])> {
+        let cables = self.cables.iter().map(Vec::as_slice).chain(std::iter::repeat([].as_slice()));
+        self.spec.static_allocations.iter().zip(cables)
+    }
+}
+
+/// A job holds all rails of a node: one that lacks a pool will stop there.
+fn incomplete(pools: &BTreeSet<&str>, pools_of: &BTreeMap<&str, Vec<&str>>) -> Vec<String> {
+    let lacking = pools_of.iter().filter(|(_, has)| has.len() < pools.len()).map(|(node_name, has)| {
+        let lacks: Vec<_> = pools.iter().filter(|pool| !has.contains(pool)).copied().collect();
+        format!("node {node_name} has nothing in {}", lacks.join(", "))
+    });
+    few(lacking.collect())
+}
+
+/// Names are exact. Two that differ only in letter case or domain are one node, most likely.
+fn alike<'a>(nodes: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut seen: HashMap<String, &str> = HashMap::new();
+    let mut found = Vec::new();
+    for name in nodes {
+        let short = name.split('.').next().unwrap_or_default().to_ascii_lowercase();
+        if let Some(other) = seen.insert(short, name) {
+            found.push(format!(
+                "nodes {other} and {name} differ only in letter case or domain: are they one?"
+            ));
+        }
+    }
+    few(found)
+}
+
+/// Ten lines tell a mistake as well as ten thousand.
+fn few(mut warnings: Vec<String>) -> Vec<String> {
+    const SHOWN: usize = 10;
+    if warnings.len() > SHOWN {
+        let more = warnings.len() - SHOWN;
+        warnings.truncate(SHOWN);
+        warnings.push(format!("and {more} more of these"));
+    }
+    warnings
+}
