@@ -29,6 +29,7 @@
 //! | `ipam::lease` | leases: taking, taking over from the dead, giving back |
 //! | `ipam::store` | allocations on disk |
 //! | `ipam::cidrpool`, `ipam::import` | NVIDIA's CIDRPool, and manifests of it |
+//! | `ipam::change` | a plan beside the store: what changes, which live leases stop it, and writing it |
 //! | `ipam::cli` | `rail-ipam import`, `show`, `release` |
 //! | [`plan`] | the plan of a fabric: its pools, checked as a whole |
 //! | `plan::scheme` | NVIDIA's Spectrum-X address formulas |

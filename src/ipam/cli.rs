@@ -9,9 +9,9 @@ use clap::{Args, Parser, Subcommand};
 use serde_json::{Value, json};
 
 use super::allocation::Allocation;
-use super::import::{self, Nodes};
+use super::change::{self, Nodes};
 use super::lease::{self, Entry, Folder, Lease};
-use super::{is_name, node_name, store};
+use super::{import, is_name, node_name, store};
 use crate::fail;
 use crate::node::Node;
 use crate::output::{self, Output, pretty, print, table};
@@ -47,7 +47,8 @@ enum Command {
     #[command(after_help = "Each file is a CIDRPool, several as YAML documents, a list, or what \
 `kubectl get cidrpools -A -o yaml` prints; - is standard input. Static allocations count, and those in \
 status.allocations that nv-ipam's controller chose. All files are checked first: if anything is wrong, \
-nothing is written. A node that a pool does not name gets nothing, and loses what an earlier import gave it.")]
+nothing is written. A node that a pool does not name gets nothing, and loses what an earlier import gave it; \
+where a running pod would lose its address that way, it is named and nothing is written without --force.")]
     Import(ImportArgs),
     /// Show allocations and leases of this node
     #[command(
@@ -81,6 +82,9 @@ struct ImportArgs {
     /// Check and show, write nothing
     #[arg(long)]
     dry_run: bool,
+    /// Also while pods use addresses that they would lose
+    #[arg(long)]
+    force: bool,
 }
 
 #[derive(Debug, Args)]
@@ -140,8 +144,9 @@ fn run_import(args: &ImportArgs, output: Output) -> Result<ExitCode> {
     };
     let import = import::plan(&node, &args.files, &nodes)?;
     import.warnings.iter().for_each(|warning| output::say(PROGRAM, warning));
+    import.outside.iter().for_each(|lease| output::say(PROGRAM, &lease.to_string()));
     if !args.dry_run {
-        import::write(&node, &import)?;
+        change::write(&node, &import, args.force)?;
     }
 
     let mut counts = BTreeMap::new();
@@ -160,7 +165,16 @@ fn run_import(args: &ImportArgs, output: Output) -> Result<ExitCode> {
                         "routes": after.map(|a| &a.routes), "previousPrefix": before.map(|b| b.prefix)})
                 })
                 .collect();
-            print(&pretty(&json!({"dryRun": args.dry_run, "allocations": lines, "counts": counts})))?;
+            let outside: Vec<Value> = import
+                .outside
+                .iter()
+                .map(|lease| {
+                    json!({"node": lease.node_name, "pool": lease.pool, "address": lease.address,
+                        "holder": lease.holder, "why": lease.why})
+                })
+                .collect();
+            print(&pretty(&json!({"dryRun": args.dry_run, "allocations": lines, "counts": counts,
+                "outside": outside})))?;
         }
         Output::Table => {
             let rows = import.lines.iter().map(|line| {

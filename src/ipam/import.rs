@@ -1,6 +1,6 @@
 //! `rail-ipam import`: CIDRPool manifests, YAML or JSON, into the store.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
@@ -12,10 +12,9 @@ use nix::fcntl::OFlag;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::allocation::Allocation;
+use super::change::{self, Import, Nodes};
 use super::cidrpool::{self, Plan, Row, Spec};
-use super::store::{self, Change};
-use super::{is_name, lease::Folder};
+use super::is_name;
 use crate::fail;
 use crate::node::Node;
 
@@ -24,118 +23,14 @@ const MAX_FILE: u64 = 64 << 20;
 /// Much more than a manifest nests, texts in it included.
 const MAX_BRACKETS: usize = 1000;
 
-/// Into which nodes' folders.
-#[derive(Debug)]
-pub enum Nodes {
-    /// Every one that the manifests name.
-    All,
-    /// One.
-    One(String),
-}
-
-/// What the store says of a node in a pool, before and after.
-#[derive(Debug)]
-pub struct Line {
-    /// Whose.
-    pub node_name: String,
-    /// In which pool.
-    pub pool: String,
-    /// What is there already.
-    pub before: Option<Allocation>,
-    /// What is imported; `None`: the pool has nothing for the node any more.
-    pub after: Option<Allocation>,
-}
-
-impl Line {
-    /// In a word.
-    pub fn change(&self) -> &'static str {
-        match (&self.before, &self.after) {
-            (_, None) => "removed",
-            (None, Some(_)) => "new",
-            (Some(before), Some(after)) if before == after => "same",
-            (Some(_), Some(_)) => "changed",
-        }
-    }
-}
-
-/// What an import does, and what is to be said about it.
-#[derive(Debug, Default)]
-pub struct Import {
-    /// Sorted by node and pool.
-    pub lines: Vec<Line>,
-    /// For people.
-    pub warnings: Vec<String>,
-}
-
-/// Reads and checks all files, and changes nothing.
+/// Reads and checks all files, compares them with the store, and changes nothing.
 pub fn plan(node: &Node, files: &[String], nodes: &Nodes) -> Result<Import> {
-    let mut import = Import::default();
-    let pools = pools(files, &mut import.warnings)?;
-    let wanted: BTreeSet<String> = match nodes {
-        Nodes::One(name) => BTreeSet::from([name.clone()]),
-        Nodes::All => {
-            let named = pools.values().flat_map(|plan| plan.allocations.keys().cloned());
-            store::nodes(node)?.into_iter().chain(named).collect()
-        }
-    };
-    for node_name in &wanted {
-        for (pool, plan) in &pools {
-            let before = store::find(node, node_name, pool).unwrap_or_else(|error| {
-                import.warnings.push(format!("{error:#}"));
-                None
-            });
-            let after = plan.allocations.get(node_name).cloned();
-            if before.is_none() && after.is_none() {
-                if let Nodes::One(name) = nodes {
-                    import.warnings.push(format!("pool {pool} has nothing for node {name}"));
-                }
-                continue;
-            }
-            let line = Line { node_name: node_name.clone(), pool: pool.clone(), before, after };
-            import.warnings.extend(left_behind(node, &line)?);
-            import.lines.push(line);
-        }
-    }
-    if let (true, Nodes::One(name)) = (import.lines.is_empty(), nodes) {
-        let named: BTreeSet<&str> =
-            pools.values().flat_map(|plan| plan.allocations.keys().map(String::as_str)).collect();
-        let hint = store::hint(&store::near_misses(name, named.into_iter()));
-        fail!(InvalidConfig, "none of these pools has anything for node {name}{hint}");
-    }
-    Ok(import)
-}
-
-/// Writes what was planned.
-pub fn write(node: &Node, import: &Import) -> Result<()> {
-    let changes: Vec<Change> = import
-        .lines
-        .iter()
-        .filter(|line| line.before != line.after)
-        .map(|Line { node_name, pool, after, .. }| Change {
-            node_name: node_name.clone(),
-            pool: pool.clone(),
-            allocation: after.clone(),
-        })
-        .collect();
-    store::apply(node, &changes)
-}
-
-/// Pods keep the addresses they have; who renumbers must know of them.
-fn left_behind(node: &Node, line: &Line) -> Result<Option<String>> {
-    if line.before.is_none() || line.before == line.after {
-        return Ok(None);
-    }
-    let Some(folder) = Folder::existing(node, &line.node_name, &line.pool)? else { return Ok(None) };
-    let is_out = |allocation: &Allocation, address| !allocation.prefix.contains(&address);
-    let held = folder.entries()?.into_iter().map(|entry| entry.address);
-    let out: Vec<String> = held
-        .filter(|address| line.after.as_ref().is_none_or(|after| is_out(after, *address)))
-        .map(|address| address.to_string())
-        .collect();
-    Ok((!out.is_empty()).then(|| {
-        let Line { node_name, pool, .. } = line;
-        format!("pool {pool}: pods on {node_name} still have {}", cidrpool::some_of(&out))
-    }))
+    let mut warnings = Vec::new();
+    let pools = pools(files, &mut warnings)?;
+    let pools = pools.into_iter().map(|(pool, plan)| (pool, plan.allocations)).collect();
+    let mut import = change::changes(node, &pools, nodes)?;
+    warnings.append(&mut import.warnings);
+    Ok(Import { warnings, ..import })
 }
 
 /// What every pool of the files gives; all faults of all files in one error.
@@ -398,6 +293,7 @@ impl<'de> Visitor<'de> for &mut Budget {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ipam::{store, write};
     use proptest::prelude::*;
 
     const EXAMPLES: [&str; 2] = ["conf/pools/spectrum-x.yaml", "conf/pools/dual-stack.yaml"];
@@ -426,7 +322,7 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let node = node(temp.path());
         let import = plan(&node, &EXAMPLES.map(str::to_owned), &Nodes::All).unwrap();
-        write(&node, &import).unwrap();
+        write(&node, &import, false).unwrap();
         let ours = store::load(&node, "worker-gpu-62", "rail-0").unwrap();
         assert_eq!(ours.prefix.to_string(), "172.16.1.60/31");
         assert_eq!(ours.gateway.unwrap().to_string(), "172.16.1.61");
@@ -453,11 +349,11 @@ mod tests {
         let files = [file.display().to_string()];
         let one = "{nodeName: a, prefix: 172.16.0.0/31, gateway: 172.16.0.1}";
         std::fs::write(&file, pool("r", &format!("{one}, {{nodeName: b, prefix: 172.16.0.2/31}}"))).unwrap();
-        write(&node, &plan(&node, &files, &Nodes::All).unwrap()).unwrap();
+        write(&node, &plan(&node, &files, &Nodes::All).unwrap(), false).unwrap();
         std::fs::write(&file, pool("r", one)).unwrap();
         let import = plan(&node, &files, &Nodes::One("b".into())).unwrap();
         assert_eq!(import.lines[0].change(), "removed");
-        write(&node, &import).unwrap();
+        write(&node, &import, false).unwrap();
         assert!(store::find(&node, "b", "r").unwrap().is_none());
         assert!(store::find(&node, "a", "r").unwrap().is_some());
         assert!(plan(&node, &files, &Nodes::One("b".into())).is_err());

@@ -4,6 +4,7 @@
 //! already configured.
 
 mod allocation;
+mod change;
 pub mod cidrpool;
 pub mod cli;
 mod config;
@@ -23,6 +24,7 @@ use crate::node::Node;
 use crate::{fail, failure};
 
 pub use allocation::{Allocation, To};
+pub use change::{Import, Line, Nodes, Outside, changes, write};
 use config::Config;
 use lease::{Ask, Folder, Holder};
 

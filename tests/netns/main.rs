@@ -11,4 +11,5 @@ mod ipam;
 mod killsweep;
 mod rails;
 mod result;
+mod store;
 mod trace;
