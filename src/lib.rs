@@ -40,6 +40,7 @@
 //! | `netlink::rdma` | RDMA devices, which have a protocol of their own |
 //! | [`netns`] | namespaces: opening, entering, telling one from another |
 //! | [`sysfs`] | PCI functions, PFs and VFs, auxiliary devices |
+//! | [`document`] | files that people write, YAML or JSON, with the line of everything |
 //! | [`files`] | folders without links, atomic writes, locks with a deadline |
 //! | [`nearest`] | what a mistyped key may have meant |
 //! | [`output`] | what the commands print: tables, JSON, exit status |
@@ -82,6 +83,7 @@
 
 pub mod attach;
 pub mod cni;
+pub mod document;
 pub mod files;
 pub mod ipam;
 pub mod log;
