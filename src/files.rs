@@ -250,6 +250,23 @@ impl Dir {
         }
     }
 
+    /// Does somebody hold the lock `name`? Asks with a shared lock for a moment, and makes no file.
+    pub fn is_locked(&self, name: &str) -> Result<bool> {
+        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        let file = match openat(&self.fd, name, flags, Mode::empty()) {
+            Ok(fd) => File::from(fd),
+            Err(Errno::ENOENT) => return Ok(false),
+            Err(errno) => return Err(self.error(errno, "cannot look at the lock", name)),
+        };
+        match fs4::FileExt::try_lock_shared(&file) {
+            Ok(()) => Ok(false),
+            Err(fs4::TryLockError::WouldBlock) => Ok(true),
+            Err(fs4::TryLockError::Error(error)) => {
+                Err(error).with_context(|| format!("cannot look at {}", self.path.join(name).display()))
+            }
+        }
+    }
+
     /// Removes locks whose name starts with `prefix`, that nobody holds and nobody wrote to for `age`.
     pub fn prune_locks(&self, prefix: &str, age: Duration) -> Result<()> {
         for name in self.names()?.iter().filter(|name| name.starts_with(prefix)) {
@@ -396,8 +413,12 @@ mod tests {
         assert!(dir.try_lock("l").unwrap().is_none());
         let error = dir.lock("l", Duration::from_millis(20)).unwrap_err();
         assert_eq!(crate::cni::code_of(&error), 11);
+        assert!(dir.is_locked("l").unwrap());
         drop(held);
+        assert!(!dir.is_locked("l").unwrap());
         assert!(dir.try_lock("l").unwrap().is_some());
+        assert!(!dir.is_locked("none").unwrap());
+        assert_eq!(dir.names().unwrap(), ["l"]);
     }
 
     #[test]

@@ -22,7 +22,8 @@
 //! | `attach::giveback` | the way home: for DEL, rollback, GC, `reap` and the next ADD alike |
 //! | `attach::check` | what CHECK compares |
 //! | `attach::devinfo` | the device-info file |
-//! | `attach::cli` | `rail-cni reap` |
+//! | `attach::cli` | the commands, and `rail-cni reap` |
+//! | `attach::inventory`, `attach::status` | what this node has and who has it: `rail-cni status` |
 //! | [`ipam`] | rail-ipam: its verbs |
 //! | `ipam::config` | the `ipam` section |
 //! | `ipam::allocation` | a node's prefix in a pool, and which of its addresses pods can have |
@@ -80,6 +81,7 @@
 //! | `/run/rail-cni/locks/` | `attach::record`: `attachment-` with the time of the last DEL, `device-` with a copy of the record, `pf-` |
 //!
 //! rail-cni never reads a lease and rail-ipam never reads a record: between them is only the CNI protocol.
+//! `rail-cni status` and `doctor`, for people, look at both.
 
 pub mod attach;
 pub mod cni;

@@ -164,6 +164,23 @@ impl Function {
         read(&self.path.join("sriov_numvfs")).and_then(|text| text.parse().ok()).unwrap_or(0)
     }
 
+    /// Number of VFs that it could have; 0: no SR-IOV, or switched off in firmware.
+    pub fn max_vf_count(&self) -> u32 {
+        let max = read(&self.path.join("sriov_totalvfs")).and_then(|text| text.parse().ok());
+        max.unwrap_or(0).max(self.vf_count())
+    }
+
+    /// PCI addresses of its VFs, in the order of their numbers.
+    pub fn vfs(&self) -> Result<Vec<String>> {
+        let mut vfs = Vec::new();
+        for entry in names_starting_with(&self.path, "virtfn")? {
+            let number = entry.strip_prefix("virtfn").and_then(|number| number.parse::<u32>().ok());
+            vfs.extend(number.zip(link_name(&self.path.join(entry))));
+        }
+        vfs.sort();
+        Ok(vfs.into_iter().map(|(_, address)| address).collect())
+    }
+
     /// The PF of a VF or SF; a PF, or any other function, is its own.
     pub fn pf(&self, sysfs: &Path) -> Result<Option<Pf>> {
         let address = if self.is_vf() {
@@ -190,6 +207,17 @@ impl Function {
         names.sort();
         names
     }
+}
+
+/// PCI functions that have or could have VFs, in the order of their addresses: NICs, and other things too.
+pub fn functions_with_sriov(sysfs: &Path) -> Result<Vec<Function>> {
+    let mut found = Vec::new();
+    for name in names(&sysfs.join("bus/pci/devices"))? {
+        let Some(id @ DeviceId::Pci(_)) = DeviceId::parse(&name) else { continue };
+        found.extend(Function::find(sysfs, &id)?.filter(|function| function.max_vf_count() > 0));
+    }
+    found.sort_by(|one, other| one.id.cmp(&other.id));
+    Ok(found)
 }
 
 /// The netdev at `kernelpath`, a folder under /sys/devices: the path selects, it is not opened.

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::claim::{holds_its_device, settle};
 use super::record::{Record, Records};
+use super::status::status;
 use crate::node::Node;
 use crate::output::{self, Output};
 
@@ -32,6 +33,16 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// The rails of this node, and which pod has what of them
+    #[command(
+        after_help = "STATE is live (the pod has the device), busy (an ADD or DEL is at work), dead (the \
+pod is gone and no DEL came), cut-off (its ADD was killed), on-host (the pod lives, its device is on the host), \
+returned (the device is back, its address is not), missing (the pod is gone, the device has not come back), \
+elsewhere (the pod lives, its device is neither there nor on the host), unknown (the pod cannot be looked into). \
+VFS is how many there are of how many there could be.
+Exit status: 0 nothing to do, 1 there is something to do, told below the tables, or failed, 2 wrong usage."
+    )]
+    Status,
     /// Put right what lost DELs left: devices of pods that are gone go back under their names, with their old
     /// MTU and MAC, and their addresses are free again
     Reap(ReapArgs),
@@ -51,6 +62,11 @@ pub fn run() -> ExitCode {
         Err(code) => return code,
     };
     let done = match command {
+        Command::Status => {
+            // What is wrong is in the answer.
+            log::set_max_level(log::LevelFilter::Off);
+            Node::load().and_then(|node| status(&node, output))
+        }
         Command::Reap(args) => reap(&args, output),
     };
     output::end(PROGRAM, done)

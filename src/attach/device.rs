@@ -171,7 +171,7 @@ pub fn check(device: &Device, conf: &NetConf, node: &Node, network: &str, host: 
     if conf.mac.as_ref().is_some_and(|mac| mac.len() != link.mac.split(':').count()) {
         fail!(InvalidConfig, "mac: {} has addresses of another length", link.name);
     }
-    refuse_what_the_host_needs(device, link, node, host)
+    refuse_what_the_host_needs(&device.describe(), link, node, host)
 }
 
 /// The rail's PF according to node.json.
@@ -252,8 +252,7 @@ fn check_mtu(device: &Device, link: &Link, conf: &NetConf, host: &mut Socket) ->
 }
 
 /// A tenant may have written the configuration: it must not be able to take the node off the network.
-fn refuse_what_the_host_needs(device: &Device, link: &Link, node: &Node, host: &mut Socket) -> Result<()> {
-    let what = device.describe();
+pub fn refuse_what_the_host_needs(what: &str, link: &Link, node: &Node, host: &mut Socket) -> Result<()> {
     let needed = |why: String| failure!(InvalidConfig, "{what} is in use by the host: {why}");
     if link.loopback {
         return Err(needed("it is the loopback device".to_owned()));
@@ -270,11 +269,7 @@ fn refuse_what_the_host_needs(device: &Device, link: &Link, node: &Node, host: &
         return Err(needed(format!("{upper} is stacked on it")));
     }
     let addresses = address::all(host, link.index)?;
-    let is_link_local = |net: &ipnet::IpNet| match net {
-        ipnet::IpNet::V4(net) => net.addr().is_link_local(),
-        ipnet::IpNet::V6(net) => net.addr().is_unicast_link_local(),
-    };
-    if let Some(address) = addresses.iter().find(|address| !is_link_local(&address.net)) {
+    if let Some(address) = addresses.iter().find(|address| !address.is_link_local()) {
         return Err(needed(format!(
             "it has the address {}: remove it from the host's configuration",
             address.net

@@ -64,7 +64,7 @@ pub fn give_back(record: &Record, records: &Records, node: &Node) -> Result<Outc
 }
 
 /// The namespace of the record, unless its path names another one by now, or none.
-fn open_if_same(id: &NetnsId) -> Result<Option<Netns>> {
+pub fn open_if_same(id: &NetnsId) -> Result<Option<Netns>> {
     let same = NetnsId::of(&id.path).ok().flatten().is_some_and(|now| now == *id);
     if !same {
         return Ok(None);

@@ -7,9 +7,11 @@ mod config;
 mod device;
 mod devinfo;
 mod giveback;
+mod inventory;
 mod pod;
 mod rdma;
 mod record;
+mod status;
 mod vf;
 
 use std::path::Path;

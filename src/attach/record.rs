@@ -233,6 +233,11 @@ impl Records {
         Ok(lock.map(|lock| AttachmentLock { lock, attachment: attachment.clone() }))
     }
 
+    /// Is a call for it at work now?
+    pub fn is_busy(&self, attachment: &Attachment) -> Result<bool> {
+        self.locks.is_locked(&lock_name(attachment))
+    }
+
     /// Waits for whatever else is done with the device.
     pub fn lock_device(&self, id: &str) -> Result<DeviceLock> {
         let lock = self.locks.lock(&format!("device-{id}"), PATIENCE);

@@ -9,8 +9,8 @@ pub mod cidrpool;
 pub mod cli;
 mod config;
 mod import;
-mod lease;
-mod store;
+pub mod lease;
+pub mod store;
 
 use std::collections::HashSet;
 use std::path::Path;

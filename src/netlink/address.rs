@@ -22,6 +22,16 @@ pub struct Address {
     pub duplicate: bool,
 }
 
+impl Address {
+    /// Of this link alone: every interface has one.
+    pub fn is_link_local(&self) -> bool {
+        match self.net {
+            IpNet::V4(net) => net.addr().is_link_local(),
+            IpNet::V6(net) => net.addr().is_unicast_link_local(),
+        }
+    }
+}
+
 /// Gives `link` the address. IPv4 gets a broadcast address too, where the prefix has one.
 pub fn add(socket: &mut Socket, link: &Link, net: IpNet) -> Result<()> {
     let mut message = message(link, net);

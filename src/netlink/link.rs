@@ -50,6 +50,9 @@ pub struct Link {
     pub permanent_mac: Option<String>,
     /// Administratively up.
     pub up: bool,
+    /// Has a carrier, which is only seen while it is up.
+    #[serde(default)]
+    pub carrier: bool,
     /// Index of the link that it is stacked on, in the same namespace.
     #[serde(default)]
     pub lower: Option<u32>,
@@ -110,6 +113,7 @@ fn parse(reply: &Message) -> Option<Link> {
         mac: String::new(),
         permanent_mac: None,
         up: header.flags.contains(LinkFlags::Up),
+        carrier: header.flags.contains(LinkFlags::LowerUp),
         lower: None,
         master: None,
         kind: None,

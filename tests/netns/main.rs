@@ -9,6 +9,7 @@ mod failures;
 mod harness;
 mod ipam;
 mod killsweep;
+mod operator;
 mod rails;
 mod result;
 mod store;

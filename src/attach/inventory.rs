@@ -1,0 +1,322 @@
+//! What this node has now: rails, PFs and VFs, and which pod has which. For `status` and `doctor`: it looks, and
+//! changes nothing.
+
+use anyhow::Result;
+
+use super::giveback;
+use super::record::{Phase, Record, Records};
+use crate::files;
+use crate::ipam::lease;
+use crate::netlink::link::{self, Link};
+use crate::netlink::{Socket, address, rdma};
+use crate::node::Node;
+use crate::sysfs::{self, DeviceId, Function};
+
+/// The node as it is.
+#[derive(Debug)]
+pub struct Inventory {
+    /// What the kernel does with RDMA devices and namespaces.
+    pub rdma: RdmaMode,
+    /// Those of node.json in its order; without any there, the PFs with netdevs.
+    pub rails: Vec<Rail>,
+    /// What is on record, by rail and pod.
+    pub attachments: Vec<Attached>,
+    /// Names of records that cannot be read.
+    pub unreadable: Vec<String>,
+    /// Netdevs of the host.
+    pub links: Vec<Link>,
+}
+
+/// `rdma system show`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RdmaMode {
+    /// The kernel has no RDMA.
+    Absent,
+    /// Every namespace sees every device.
+    Shared,
+    /// A device is in one namespace.
+    Exclusive,
+}
+
+/// A rail and its PF.
+#[derive(Debug)]
+pub struct Rail {
+    /// As in node.json, or as the attachments on it say.
+    pub rail: Option<u8>,
+    /// What node.json calls the PF.
+    pub named: String,
+    /// The PF's function; none: it is missing, or a netdev without one.
+    pub function: Option<Function>,
+    /// The PF's netdev, on the host.
+    pub link: Option<Link>,
+    /// The PF's RDMA devices, on the host.
+    pub rdma: Vec<String>,
+    /// In the order of their numbers.
+    pub vfs: Vec<Vf>,
+}
+
+/// A VF.
+#[derive(Debug)]
+pub struct Vf {
+    /// It.
+    pub function: Function,
+    /// Its netdev, on the host.
+    pub link: Option<Link>,
+}
+
+/// An attachment and what has become of it.
+#[derive(Debug)]
+pub struct Attached {
+    /// What ADD wrote down.
+    pub record: Record,
+    /// What is.
+    pub state: State,
+    /// The interface in the pod.
+    pub link: Option<Link>,
+    /// Those of the interface, without link-local ones; what is leased where a program in user space has it.
+    pub addresses: Vec<String>,
+    /// Names that RDMA devices have in the pod.
+    pub rdma: Vec<String>,
+    /// Why the pod could not be looked into.
+    pub error: Option<String>,
+}
+
+/// What is with an attachment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// The pod has the device.
+    Live,
+    /// An ADD or DEL is at work.
+    Busy,
+    /// The pod is gone and no DEL came.
+    Dead,
+    /// Its ADD was killed.
+    CutOff,
+    /// The pod lives and its device is on the host.
+    OnHost,
+    /// The pod lives; its device is neither there nor on the host.
+    Elsewhere,
+    /// The device has come back, the address was not given back.
+    Returned,
+    /// The pod is gone, the device has not come back.
+    Missing,
+    /// The pod cannot be looked into.
+    Unknown,
+}
+
+impl State {
+    /// A word of one piece.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            State::Live => "live",
+            State::Busy => "busy",
+            State::Dead => "dead",
+            State::CutOff => "cut-off",
+            State::OnHost => "on-host",
+            State::Elsewhere => "elsewhere",
+            State::Returned => "returned",
+            State::Missing => "missing",
+            State::Unknown => "unknown",
+        }
+    }
+
+    /// Would `reap` put it right?
+    pub fn is_left_over(self) -> bool {
+        matches!(self, State::Dead | State::CutOff | State::OnHost | State::Returned | State::Missing)
+    }
+}
+
+/// Of a netdev, for people: up without a carrier is worth a word of its own.
+pub fn link_state(link: &Link) -> &'static str {
+    match (link.up, link.carrier) {
+        (false, _) => "down",
+        (true, false) => "no-carrier",
+        (true, true) => "up",
+    }
+}
+
+impl Rail {
+    /// PCI address of the PF, or what node.json calls it.
+    pub fn pf(&self) -> &str {
+        self.function.as_ref().map_or(&self.named, |function| &function.id)
+    }
+
+    /// `rail 3`, or the PF where no rail is known.
+    pub fn title(&self) -> String {
+        self.rail.map_or_else(|| format!("PF {}", self.pf()), |rail| format!("rail {rail}"))
+    }
+
+    /// Is the attachment's device this PF, or one of its VFs and SFs?
+    pub fn has(&self, attached: &Attached) -> bool {
+        let device = &attached.record.device;
+        match &self.function {
+            Some(function) => device.pf.as_ref() == Some(&function.id),
+            None => device.id == self.named,
+        }
+    }
+
+    /// Is its PF not there at all?
+    pub fn is_missing(&self) -> bool {
+        self.function.is_none() && self.link.is_none()
+    }
+}
+
+impl Inventory {
+    /// Looks at everything.
+    pub fn take(node: &Node) -> Result<Inventory> {
+        let mut host = Socket::open()?;
+        let links = link::all(&mut host)?;
+        let rdma = match rdma::open()? {
+            None => RdmaMode::Absent,
+            Some(mut socket) => {
+                if rdma::is_exclusive(&mut socket)? {
+                    RdmaMode::Exclusive
+                } else {
+                    RdmaMode::Shared
+                }
+            }
+        };
+        let (mut attachments, mut unreadable) = (Vec::new(), Vec::new());
+        if let Some(records) = Records::open_existing(node)? {
+            let all;
+            (all, unreadable) = records.all()?;
+            for record in all {
+                attachments.push(Attached::look(record, &records, node, &mut host)?);
+            }
+        }
+        attachments.sort_by(|one, other| {
+            let key = |one: &Attached| {
+                let Record { rail, pod, container_id, ifname, .. } = one.record.clone();
+                (rail.unwrap_or(u8::MAX), pod, container_id, ifname)
+            };
+            key(one).cmp(&key(other))
+        });
+        let rails = rails(node, &attachments, &links)?;
+        Ok(Inventory { rdma, rails, attachments, unreadable, links })
+    }
+
+    /// Who has the device, or had it last.
+    pub fn holder(&self, device: &Function) -> Option<&Attached> {
+        self.attachments.iter().find(|attached| attached.record.device.id == device.id)
+    }
+}
+
+impl Attached {
+    fn look(record: Record, records: &Records, node: &Node, host: &mut Socket) -> Result<Attached> {
+        let mut attached = Attached {
+            addresses: record.applied.addresses.iter().map(ToString::to_string).collect(),
+            record,
+            state: State::Unknown,
+            link: None,
+            rdma: Vec::new(),
+            error: None,
+        };
+        attached.state = attached.state(node, host).unwrap_or_else(|error| {
+            attached.error = Some(format!("{error:#}"));
+            State::Unknown
+        });
+        // What looks left over may be in work.
+        if attached.state != State::Live && records.is_busy(&attached.record.attachment())? {
+            attached.state = State::Busy;
+        }
+        Ok(attached)
+    }
+
+    fn state(&mut self, node: &Node, host: &mut Socket) -> Result<State> {
+        let record = &self.record;
+        if record.boot_id != files::boot_id()? {
+            return Ok(State::Dead);
+        }
+        match record.phase {
+            Phase::Returned => return Ok(State::Returned),
+            Phase::Missing => return Ok(State::Missing),
+            Phase::Adding | Phase::Attached => (),
+        }
+        let Some(netns) = giveback::open_if_same(&record.netns)? else { return Ok(State::Dead) };
+        if record.phase == Phase::Adding {
+            return Ok(State::CutOff);
+        }
+        if let Some(mut socket) = netns.run(rdma::open)?.filter(|_| !record.rdma.is_empty()) {
+            let there = rdma::devices(&mut socket)?;
+            let ours = there.into_iter().filter(|one| record.rdma.iter().any(|our| our.index == one.index));
+            self.rdma = ours.map(|one| one.name).collect();
+        }
+        if record.device.link.is_none() {
+            let attachment = record.attachment();
+            lease::for_each_folder(node, |folder| {
+                let held = folder.held_by(&record.network, &attachment)?;
+                self.addresses.extend(held.map(|lease| lease.address.to_string()));
+                Ok(())
+            })?;
+            return Ok(State::Live);
+        }
+        let mut pod = netns.run(Socket::open)?;
+        self.link = giveback::find_in_pod(record, &mut pod)?;
+        let Some(link) = &self.link else {
+            let is_on_host = giveback::find_on_host(record, host)?.is_some();
+            return Ok(if is_on_host { State::OnHost } else { State::Elsewhere });
+        };
+        let all = address::all(&mut pod, link.index)?;
+        let ours = all.into_iter().filter(|one| !one.is_link_local());
+        self.addresses = ours.map(|one| one.net.to_string()).collect();
+        Ok(State::Live)
+    }
+}
+
+fn rails(node: &Node, attachments: &[Attached], links: &[Link]) -> Result<Vec<Rail>> {
+    let sysfs = &node.sysfs_root;
+    let by_name = |name: &str| links.iter().find(|link| link.name == name).cloned();
+    let mut listed: Vec<(Option<u8>, String)> =
+        node.rails.iter().map(|one| (Some(one.rail), one.pf.clone())).collect();
+    if listed.is_empty() {
+        let is_nic = |function: &Function| {
+            function.netdev().is_ok_and(|netdev| netdev.is_some())
+                || attachments.iter().any(|one| one.record.device.pf.as_ref() == Some(&function.id))
+        };
+        let nics = sysfs::functions_with_sriov(sysfs)?.into_iter().filter(is_nic);
+        listed = nics.map(|function| (None, function.id)).collect();
+    }
+    let mut rails = Vec::new();
+    for (rail, named) in listed {
+        let function = match DeviceId::parse(&named) {
+            Some(id) => Function::find(sysfs, &id)?,
+            None => Function::of_netdev(sysfs, &named)?,
+        };
+        // A netdev that a pod has is known by the record only.
+        let in_pod = || {
+            let had = |one: &&Attached| {
+                one.record
+                    .device
+                    .link
+                    .as_ref()
+                    .is_some_and(|link| link.name == named && !one.state.is_left_over())
+            };
+            attachments.iter().find(had)?.record.device.pci_id.as_deref().and_then(DeviceId::parse)
+        };
+        let function = match function {
+            None => in_pod().map(|id| Function::find(sysfs, &id)).transpose()?.flatten(),
+            found => found,
+        };
+        let netdev = function.as_ref().map(Function::netdev).transpose()?.flatten();
+        let mut one = Rail {
+            rail,
+            link: netdev.as_deref().or(Some(&named)).and_then(by_name),
+            rdma: function.as_ref().map(Function::rdma_devices).unwrap_or_default(),
+            vfs: Vec::new(),
+            named,
+            function,
+        };
+        for address in one.function.as_ref().map(Function::vfs).transpose()?.unwrap_or_default() {
+            let found = DeviceId::parse(&address).map(|id| Function::find(sysfs, &id)).transpose()?.flatten();
+            let Some(function) = found else { continue };
+            let link = function.netdev()?.as_deref().and_then(by_name);
+            one.vfs.push(Vf { function, link });
+        }
+        if one.rail.is_none() {
+            let on_it = attachments.iter().find(|attached| one.has(attached));
+            one.rail = on_it.and_then(|attached| attached.record.rail);
+        }
+        rails.push(one);
+    }
+    Ok(rails)
+}

@@ -1,0 +1,230 @@
+//! `rail-cni status`: the rails of this node and who has them.
+
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::inventory::{Attached, Inventory, Rail, RdmaMode, State, link_state};
+use crate::node::Node;
+use crate::output::{self, Output};
+
+/// Prints it; the exit status is 1 when there is something to do.
+pub fn status(node: &Node, output: Output) -> Result<ExitCode> {
+    let inventory = Inventory::take(node)?;
+    let todo = todo(&inventory);
+    output::print(&match output {
+        Output::Json => output::pretty(&json(&node.name()?, &inventory, &todo)),
+        Output::Table => text(&node.name()?, &inventory, &todo, SystemTime::now()),
+    })?;
+    Ok(if todo.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// VFs that exist, that pods have, and that dead pods had.
+struct Count {
+    enabled: usize,
+    attached: usize,
+    dead: usize,
+}
+
+impl Count {
+    fn of(rail: &Rail, inventory: &Inventory) -> Count {
+        let holders: Vec<_> = rail.vfs.iter().filter_map(|vf| inventory.holder(&vf.function)).collect();
+        let dead = holders.iter().filter(|holder| holder.state.is_left_over()).count();
+        Count { enabled: rail.vfs.len(), attached: holders.len() - dead, dead }
+    }
+
+    fn free(&self) -> usize {
+        self.enabled - self.attached - self.dead
+    }
+}
+
+/// What the PF's link is like, wherever it is.
+fn pf_link(rail: &Rail, inventory: &Inventory) -> &'static str {
+    match (&rail.link, rail.function.as_ref().and_then(|pf| inventory.holder(pf))) {
+        (Some(link), _) => link_state(link),
+        (None, Some(_)) => "in-pod",
+        (None, None) if rail.function.as_ref().is_some_and(|pf| pf.is_userspace()) => "userspace",
+        (None, None) if rail.is_missing() => "missing",
+        (None, None) => "no-netdev",
+    }
+}
+
+/// What somebody should do, a line each.
+fn todo(inventory: &Inventory) -> Vec<String> {
+    let mut todo = Vec::new();
+    for rail in &inventory.rails {
+        let (title, name) = (rail.title(), rail.link.as_ref().map_or(rail.pf(), |link| &link.name));
+        match pf_link(rail, inventory) {
+            "missing" => todo.push(format!("{title}: there is no PF {name}: mend the NIC, or node.json")),
+            "down" => todo.push(format!("{title}: {name} is down: `ip link set {name} up`")),
+            "no-carrier" => todo.push(format!("{title}: {name} has no carrier: cable, leaf port")),
+            "no-netdev" => todo.push(format!("{title}: {name} has no netdev: bind its driver")),
+            _ => (),
+        }
+    }
+    for Attached { record, state, link, error, .. } in &inventory.attachments {
+        let of = record.pod.as_ref().map_or_else(|| record.container_id.clone(), |pod| format!("pod {pod}"));
+        let what = format!("{} of {of}", record.ifname);
+        match (state, link) {
+            (State::Live, Some(link)) if !link.up => todo.push(format!("{what} is down")),
+            (State::Live, Some(link)) if !link.carrier => todo.push(format!("{what} has no carrier")),
+            (State::Elsewhere, _) => {
+                todo.push(format!("{what}: {} is neither in the pod nor on the host", record.device.id));
+            }
+            (State::Unknown, _) => {
+                let why = error.as_deref().unwrap_or_default();
+                todo.push(format!("{what}: cannot look into the pod: {why}"));
+            }
+            _ => (),
+        }
+    }
+    let left = inventory.attachments.iter().filter(|one| one.state.is_left_over()).count();
+    if left > 0 {
+        let what = if left == 1 { "1 device was".to_owned() } else { format!("{left} devices were") };
+        todo.push(format!("{what} left by a pod: the next ADD puts that right; at once: `rail-cni reap`"));
+    }
+    for name in &inventory.unreadable {
+        todo.push(format!("the record {name} cannot be read: `rail-cni reap` removes it"));
+    }
+    todo
+}
+
+fn text(node_name: &str, inventory: &Inventory, todo: &[String], now: SystemTime) -> String {
+    let rdma = match inventory.rdma {
+        RdmaMode::Absent => "no RDMA in this kernel",
+        RdmaMode::Shared => "RDMA in shared mode",
+        RdmaMode::Exclusive => "RDMA in exclusive mode",
+    };
+    let mut text = output::printable(&format!("node {node_name}, {rdma}")) + "\n";
+    if inventory.rails.is_empty() {
+        text += "no rails: node.json lists none, and no NIC of this node has SR-IOV\n";
+    } else {
+        let headers = ["RAIL", "PF", "NETDEV", "LINK", "MTU", "VFS", "ATTACHED", "FREE", "RDMA"];
+        text += "\n";
+        text += &output::table(&headers, inventory.rails.iter().map(|rail| rail_row(rail, inventory)));
+    }
+    if !inventory.attachments.is_empty() {
+        let headers =
+            ["RAIL", "DEVICE", "POD", "INTERFACE", "ADDRESS", "MTU", "LINK", "RDMA", "AGE", "STATE"];
+        text += "\n";
+        text += &output::table(&headers, inventory.attachments.iter().map(|one| row(one, inventory, now)));
+    }
+    if !todo.is_empty() {
+        text += "\n";
+        text.extend(todo.iter().map(|line| output::printable(line) + "\n"));
+    }
+    text
+}
+
+fn rail_row(rail: &Rail, inventory: &Inventory) -> Vec<String> {
+    let count = Count::of(rail, inventory);
+    let max = rail.function.as_ref().map_or(0, |pf| pf.max_vf_count());
+    vec![
+        rail.rail.map(|rail| rail.to_string()).unwrap_or_default(),
+        rail.pf().to_owned(),
+        rail.link.as_ref().map(|link| link.name.clone()).unwrap_or_default(),
+        pf_link(rail, inventory).to_owned(),
+        rail.link.as_ref().map(|link| link.mtu.to_string()).unwrap_or_default(),
+        format!("{}/{max}", count.enabled),
+        count.attached.to_string(),
+        count.free().to_string(),
+        rail.rdma.join(","),
+    ]
+}
+
+/// The RDMA devices of an attachment: those that moved, or else those of a device in the shared mode.
+fn rdma_of(one: &Attached, inventory: &Inventory) -> Vec<String> {
+    let vfs = inventory.rails.iter().flat_map(|rail| &rail.vfs).map(|vf| &vf.function);
+    let pfs = inventory.rails.iter().filter_map(|rail| rail.function.as_ref());
+    let function = vfs.chain(pfs).find(|function| function.id == one.record.device.id);
+    match function {
+        Some(function) if one.rdma.is_empty() && one.state == State::Live => function.rdma_devices(),
+        _ => one.rdma.clone(),
+    }
+}
+
+fn row(one: &Attached, inventory: &Inventory, now: SystemTime) -> Vec<String> {
+    let record = &one.record;
+    // As crictl shows it.
+    let container = || format!("container:{}", record.container_id.chars().take(13).collect::<String>());
+    vec![
+        record.rail.map(|rail| rail.to_string()).unwrap_or_default(),
+        record.device.id.clone(),
+        record.pod.clone().unwrap_or_else(container),
+        record.ifname.clone(),
+        one.addresses.join(","),
+        one.link.as_ref().map(|link| link.mtu.to_string()).unwrap_or_default(),
+        one.link.as_ref().map(|link| link_state(link).to_owned()).unwrap_or_default(),
+        rdma_of(one, inventory).join(","),
+        age(&record.since, now),
+        one.state.as_str().to_owned(),
+    ]
+}
+
+/// One number, as kubectl shows it; nothing for a time to come.
+fn age(since: &str, now: SystemTime) -> String {
+    let since = humantime::parse_rfc3339(since).ok();
+    let age = since.and_then(|since| now.duration_since(since).ok());
+    age.map_or_else(String::new, |age: Duration| match age.as_secs() {
+        seconds @ 0..120 => format!("{seconds}s"),
+        seconds @ 120..7_200 => format!("{}m", seconds / 60),
+        seconds @ 7_200..172_800 => format!("{}h", seconds / 3600),
+        seconds => format!("{}d", seconds / 86_400),
+    })
+}
+
+/// The form is documented in docs/operations.md: keys may be added, and none changes its meaning.
+fn json(node_name: &str, inventory: &Inventory, todo: &[String]) -> Value {
+    let rdma = match inventory.rdma {
+        RdmaMode::Absent => Value::Null,
+        RdmaMode::Shared => "shared".into(),
+        RdmaMode::Exclusive => "exclusive".into(),
+    };
+    let rails = inventory.rails.iter().map(|rail| {
+        let (count, pf) = (Count::of(rail, inventory), rail.function.as_ref());
+        json!({
+            "rail": rail.rail,
+            "pf": {"name": rail.named, "pciID": pf.map(|pf| &pf.id), "netdev": rail.link.as_ref().map(|link| &link.name),
+                "driver": pf.and_then(|pf| pf.driver()), "link": pf_link(rail, inventory),
+                "mtu": rail.link.as_ref().map(|link| link.mtu), "rdma": rail.rdma},
+            "vfs": {"max": pf.map_or(0, |pf| pf.max_vf_count()), "enabled": count.enabled,
+                "attached": count.attached, "dead": count.dead, "free": count.free()},
+        })
+    });
+    let attachments = inventory.attachments.iter().map(|one| {
+        let record = &one.record;
+        json!({
+            "rail": record.rail, "state": one.state.as_str(), "network": record.network, "pod": record.pod,
+            "containerID": record.container_id, "ifname": record.ifname, "netns": record.netns.path,
+            "since": record.since, "device": record.device.id, "pf": record.device.pf,
+            "addresses": one.addresses,
+            "mtu": one.link.as_ref().map(|link| link.mtu), "mac": one.link.as_ref().map(|link| &link.mac),
+            "link": one.link.as_ref().map(link_state), "rdma": rdma_of(one, inventory), "error": one.error,
+        })
+    });
+    json!({"node": node_name, "rdma": rdma, "rails": rails.collect::<Vec<_>>(),
+        "attachments": attachments.collect::<Vec<_>>(), "unreadable": inventory.unreadable, "todo": todo})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_age_is_one_number() {
+        let now = humantime::parse_rfc3339("2026-11-21T12:00:00Z").unwrap();
+        for (since, shown) in [
+            ("2026-11-21T12:00:00Z", "0s"),
+            ("2026-11-21T11:58:01Z", "119s"),
+            ("2026-11-21T11:58:00Z", "2m"),
+            ("2026-11-21T10:00:00Z", "2h"),
+            ("2026-11-19T12:00:00Z", "2d"),
+            ("2026-11-21T12:00:01Z", ""),
+            ("yesterday", ""),
+        ] {
+            assert_eq!(age(since, now), shown, "{since}");
+        }
+    }
+}
