@@ -24,6 +24,8 @@
 //! | `attach::devinfo` | the device-info file |
 //! | `attach::cli` | the commands, and `rail-cni reap` |
 //! | `attach::inventory`, `attach::status` | what this node has and who has it: `rail-cni status` |
+//! | `attach::doctor` | `rail-cni doctor`: what a check is, and the answer |
+//! | `attach::doctor::node`, `attach::doctor::rails`, `attach::doctor::pools`, `attach::doctor::runtimes` | the checks |
 //! | [`ipam`] | rail-ipam: its verbs |
 //! | `ipam::config` | the `ipam` section |
 //! | `ipam::allocation` | a node's prefix in a pool, and which of its addresses pods can have |

@@ -25,7 +25,8 @@ pub struct Node {
     pub rails: Vec<RailPf>,
     /// Allocations, a folder per node.
     pub store_dir: PathBuf,
-    run_dir: PathBuf,
+    /// Records, leases and locks.
+    pub run_dir: PathBuf,
     /// Where sysfs is mounted.
     pub sysfs_root: PathBuf,
     /// Where device-info files may be written: `runtimeConfig.CNIDeviceInfoFile` is a path that a tenant's
@@ -170,7 +171,8 @@ impl Node {
     }
 }
 
-fn path() -> PathBuf {
+/// Where node.json is.
+pub fn path() -> PathBuf {
     std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map_or_else(|| PATH.into(), PathBuf::from)
 }
 

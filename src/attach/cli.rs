@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use serde_json::{Value, json};
 
 use super::claim::{holds_its_device, settle};
+use super::doctor::doctor;
 use super::record::{Record, Records};
 use super::status::status;
 use crate::node::Node;
@@ -43,6 +44,13 @@ VFS is how many there are of how many there could be.
 Exit status: 0 nothing to do, 1 there is something to do, told below the tables, or failed, 2 wrong usage."
     )]
     Status,
+    /// Is this node ready for pods with rails? Each check with its remedy
+    #[command(
+        after_help = "FAIL: pods with that rail, or with any, do not start or do not work. warn: they do, \
+mostly. skip: it cannot be told, and why. Nothing is changed or made.
+Exit status: 0 nothing failed, 1 a check failed, 2 wrong usage."
+    )]
+    Doctor,
     /// Put right what lost DELs left: devices of pods that are gone go back under their names, with their old
     /// MTU and MAC, and their addresses are free again
     Reap(ReapArgs),
@@ -62,11 +70,9 @@ pub fn run() -> ExitCode {
         Err(code) => return code,
     };
     let done = match command {
-        Command::Status => {
-            // What is wrong is in the answer.
-            log::set_max_level(log::LevelFilter::Off);
-            Node::load().and_then(|node| status(&node, output))
-        }
+        // No log: what is wrong is in the answer.
+        Command::Status => Node::load().and_then(|node| status(&node, output)),
+        Command::Doctor => doctor(output),
         Command::Reap(args) => reap(&args, output),
     };
     output::end(PROGRAM, done)

@@ -23,8 +23,6 @@ pub struct Inventory {
     pub attachments: Vec<Attached>,
     /// Names of records that cannot be read.
     pub unreadable: Vec<String>,
-    /// Netdevs of the host.
-    pub links: Vec<Link>,
 }
 
 /// `rdma system show`.
@@ -192,7 +190,7 @@ impl Inventory {
             key(one).cmp(&key(other))
         });
         let rails = rails(node, &attachments, &links)?;
-        Ok(Inventory { rdma, rails, attachments, unreadable, links })
+        Ok(Inventory { rdma, rails, attachments, unreadable })
     }
 
     /// Who has the device, or had it last.

@@ -6,6 +6,7 @@ mod cli;
 mod config;
 mod device;
 mod devinfo;
+mod doctor;
 mod giveback;
 mod inventory;
 mod pod;

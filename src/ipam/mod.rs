@@ -113,7 +113,7 @@ impl Plugin for Ipam {
 }
 
 /// This node's name, which must be safe as the name of a folder.
-fn node_name(node: &Node) -> Result<String> {
+pub fn node_name(node: &Node) -> Result<String> {
     let name = node.name()?;
     if !is_name(&name) {
         fail!(InvalidConfig, "the host name {name:?} is no name of a node: set nodeName in node.json");

@@ -84,6 +84,13 @@ pub fn nodes(node: &Node) -> Result<Vec<String>> {
     Ok(nodes)
 }
 
+/// Some of them, for what need not be complete: a large store has a million.
+pub fn some_nodes(node: &Node, most: usize) -> Vec<String> {
+    let entries = std::fs::read_dir(&node.store_dir).into_iter().flatten().take(most).flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| super::is_name(name) && !name.starts_with('.')).collect()
+}
+
 /// The pools that have something for `node_name`, sorted.
 pub fn pools(node: &Node, node_name: &str) -> Result<Vec<String>> {
     let folder = open(node)?.map(|root| root.sub(node_name)).transpose()?.flatten();
@@ -143,9 +150,7 @@ fn missing(node: &Node, node_name: &str, pool: &str) -> anyhow::Error {
         }
         _ => {
             // For an error text, a part of a large store will do.
-            const LOOKED_AT: usize = 10_000;
-            let entries = std::fs::read_dir(&node.store_dir).into_iter().flatten().take(LOOKED_AT).flatten();
-            let names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+            let names = some_nodes(node, 10_000);
             hint(&near_misses(node_name, names.iter().map(String::as_str)))
         }
     };
@@ -160,8 +165,8 @@ fn missing(node: &Node, node_name: &str, pool: &str) -> anyhow::Error {
 /// Names that differ from `wanted` in letter case or in the domain alone.
 pub fn near_misses<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let host = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
-    let wanted = host(wanted);
-    let mut near: Vec<_> = names.filter(|name| host(name) == wanted).take(3).map(str::to_owned).collect();
+    let is_near = |name: &&str| *name != wanted && host(name) == host(wanted);
+    let mut near: Vec<_> = names.filter(is_near).take(3).map(str::to_owned).collect();
     near.sort();
     near
 }

@@ -1,0 +1,306 @@
+//! The node itself: node.json, executables, folders, clock, sysctls.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context as _, Result};
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+
+use super::{Check, Findings};
+use crate::files;
+use crate::netns;
+use crate::node::Node;
+
+/// Where runtimes look for plugins unless they are told otherwise.
+const INSTALLED: &str = "/opt/cni/bin";
+/// Our own programs answer at once; something else of that name may not.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// node.json; what is wrong in it counts as absent for the other checks.
+pub fn configuration(found: &mut Findings) -> Node {
+    let name = "node.json";
+    let path = crate::node::path();
+    let node = match Node::load() {
+        Ok(node) => node,
+        Err(error) => {
+            found.add(Check::fail(name, format!("{error:#}"), "correct it: every ADD is refused"));
+            return Node::load_lenient().unwrap_or_default();
+        }
+    };
+    if !path.exists() {
+        let text = format!("{} is absent: nothing checks which PF is which rail", path.display());
+        found.add(Check::warn(name, text, "write it as conf/node.json"));
+    } else if node.rails.is_empty() {
+        let text = format!("{} lists no rails: nothing checks which PF is which rail", path.display());
+        found.add(Check::warn(name, text, "list them as conf/node.json"));
+    }
+    for one in &node.rails {
+        let others = node.rails.iter().filter(|other| other.pf == one.pf && other.rail > one.rail);
+        for other in others {
+            let text = format!("rails {} and {} have the same PF {}", one.rail, other.rail, one.pf);
+            found.add(Check::warn(name, text, "a PF is on one leaf: correct the list"));
+        }
+        if node.policy.rails.as_ref().is_some_and(|allowed| !allowed.contains(&one.rail)) {
+            let text = format!("rail {} is listed, and policy.rails excludes it", one.rail);
+            found.add(Check::warn(name, text, "add it to policy.rails, or take it from the list"));
+        }
+    }
+    found.ok_unless_told(name, format!("{}: {} rails", path.display(), node.rails.len()));
+    node
+}
+
+/// rail-cni and rail-ipam must be beside each other, and of one version.
+pub fn programs(found: &mut Findings) {
+    let name = "programs";
+    let ours = std::env::current_exe().ok();
+    let installed = Path::new(INSTALLED).join("rail-cni");
+    let mut folders: Vec<PathBuf> = Vec::new();
+    if installed.exists() {
+        folders.push(INSTALLED.into());
+    } else {
+        let text = format!("{} is absent", installed.display());
+        found.add(Check::warn(
+            name,
+            text,
+            "`scripts/install`, unless the runtime's folder of plugins is another",
+        ));
+    }
+    let here = ours.as_deref().and_then(Path::parent).map(Path::to_owned);
+    folders.extend(here.filter(|here| *here != Path::new(INSTALLED)));
+    for folder in &folders {
+        for program in ["rail-cni", "rail-ipam"] {
+            let path = folder.join(program);
+            if !path.exists() {
+                let text = format!("{} is absent: rail-cni calls it for the address", path.display());
+                found.add(Check::fail(name, text, "`scripts/install`"));
+                continue;
+            }
+            let (expected, told) = (format!("{program} {}", env!("CARGO_PKG_VERSION")), version_of(&path));
+            match told {
+                Ok(told) if told == expected => (),
+                Ok(told) => {
+                    let text = format!("{} is {told:?}, and this is {expected}", path.display());
+                    found.add(Check::fail(name, text, "`scripts/install`: both must be of one version"));
+                }
+                Err(error) => {
+                    let text = format!("{} does not tell its version: {error:#}", path.display());
+                    found.add(Check::fail(name, text, "`scripts/install`"));
+                }
+            }
+        }
+    }
+    let is_other = |ours: &Path| match (fs::read(ours), fs::read(&installed)) {
+        (Ok(one), Ok(other)) => one != other,
+        _ => false,
+    };
+    if ours.as_deref().is_some_and(is_other) {
+        let text = format!("{} is another build than the one that runs now", installed.display());
+        found.add(Check::warn(name, text, "`scripts/install`, if this one is the newer"));
+    }
+    let shown: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
+    let text = format!("rail-cni and rail-ipam {} in {}", env!("CARGO_PKG_VERSION"), shown.join(" and "));
+    found.ok_unless_told(name, text);
+}
+
+/// What `PROGRAM --version` prints, with a deadline.
+fn version_of(program: &Path) -> Result<String> {
+    let mut command = Command::new(program);
+    command.arg("--version").env_remove("CNI_COMMAND");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().context("it does not start")?;
+    let deadline = Instant::now() + PATIENCE;
+    while child.try_wait()?.is_none() {
+        if Instant::now() > deadline {
+            child.kill()?;
+            child.wait()?;
+            anyhow::bail!("no answer within {PATIENCE:?}");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // A line fits into the pipe, and who prints more has waited in vain above.
+    let output = child.wait_with_output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// The folders of node.json. Nothing is made: a fresh node has no run folder before its first pod.
+pub fn folders(node: &Node, found: &mut Findings) {
+    let (run, store) = (&node.run_dir, &node.store_dir);
+    if let Err(error) = node.run_is_writable() {
+        found.add(Check::fail("run", format!("{error:#}"), "mount it writable: every ADD is refused"));
+    }
+    if let Some(there) = run.ancestors().find(|path| path.exists())
+        && statfs(there).is_ok_and(|fs| fs.filesystem_type() != TMPFS_MAGIC)
+    {
+        let text = format!("{} is not on a tmpfs: an ADD may wait for a disk", run.display());
+        found.add(Check::warn("run", text, "runDir below /run"));
+    }
+    for folder in [run.clone(), run.join("attachments"), run.join("leases"), run.join("locks")] {
+        check_owner("run", &folder, found);
+    }
+    let fresh = if run.exists() { "" } else { ", not made yet: no pod had a rail since the boot" };
+    found.ok_unless_told("run", format!("{}{fresh}", run.display()));
+
+    match fs::File::open(store) {
+        // Whoever asks for it is told under `pool`.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            found.add(Check::warn("store", format!("{} is absent", store.display()), "`rail-ipam import`"));
+        }
+        Err(error) => {
+            let text = format!("cannot open {}: {error}", store.display());
+            found.add(Check::fail("store", text, "mend that: no ADD gets an address"));
+        }
+        Ok(folder) => {
+            if let Err(error) = files::Dir::open(store).map_err(Into::into).and_then(|dir| dir.writable()) {
+                found.add(Check::warn(
+                    "store",
+                    format!("{error:#}"),
+                    "`rail-ipam import` needs it; an ADD does not",
+                ));
+            } else if let Err(error) = folder.sync_all() {
+                let text = format!("cannot fsync {}: {error}", store.display());
+                found.add(Check::fail(
+                    "store",
+                    text,
+                    "an import would not survive a power cut: another disk",
+                ));
+            }
+            check_owner("store", store, found);
+        }
+    }
+    found.ok_unless_told("store", store.display().to_string());
+}
+
+/// Who may write there can take any device and any address.
+fn check_owner(name: &'static str, folder: &Path, found: &mut Findings) {
+    let Ok(meta) = folder.metadata() else { return };
+    let shown = folder.display();
+    if meta.mode() & 0o022 != 0 {
+        let text = format!("{shown} can be written by others (mode {:o})", meta.mode() & 0o7777);
+        found.add(Check::fail(name, text, format!("`chmod go-w {shown}`")));
+    }
+    if meta.uid() != nix::unistd::geteuid().as_raw() {
+        let text = format!("{shown} belongs to user {}", meta.uid());
+        found.add(Check::fail(name, text, format!("`chown root {shown}`")));
+    }
+}
+
+/// Who we are and where, and what the host's kernel is set to.
+pub fn host(found: &mut Findings) {
+    if !nix::unistd::geteuid().is_root() {
+        found.add(Check::fail(
+            "root",
+            "this is not root: it cannot look everywhere",
+            "`sudo rail-cni doctor`",
+        ));
+    }
+    let (ours, init) = (Path::new("/proc/self/ns/net"), Path::new("/proc/1/ns/net"));
+    let is_there = init.metadata();
+    found.add(match is_there {
+        Err(error) => Check::skip("namespace", format!("cannot look at {}: {error}", init.display())),
+        Ok(_) if netns::is_same(ours, init) => Check::ok("namespace", "the host's"),
+        Ok(_) => Check::warn(
+            "namespace",
+            "this is not the network namespace of process 1",
+            "run it on the host: what follows is about this namespace",
+        ),
+    });
+    // Nothing is decided by the clock, but ages and logs are read by people.
+    let start_of_2024 = SystemTime::UNIX_EPOCH + Duration::from_secs(1_704_067_200);
+    found.add(if SystemTime::now() < start_of_2024 {
+        Check::warn("clock", format!("it is {}", files::now()), "set it: `chronyc makestep`")
+    } else {
+        Check::ok("clock", format!("it is {}", files::now()))
+    });
+    sysctls(Path::new("/proc/sys/net"), found);
+}
+
+/// `all` values that a rail's own cannot beat. A pod's namespace begins with the host's, unless
+/// core.devconf_inherit_init_net says 2 (Documentation/admin-guide/sysctl/net.rst).
+fn sysctls(net: &Path, found: &mut Findings) {
+    let name = "sysctl";
+    let read = |path: &str| -> Option<u32> { fs::read_to_string(net.join(path)).ok()?.trim().parse().ok() };
+    if !net.join("ipv4/conf/all").exists() {
+        found.add(Check::skip(name, format!("{} cannot be read", net.display())));
+        return;
+    }
+    let is_inherited = read("core/devconf_inherit_init_net") != Some(2);
+    // The larger of `all` and the interface's counts; a rail has 1.
+    match read("ipv4/conf/all/arp_ignore").filter(|_| is_inherited) {
+        Some(value @ 8..) => found.add(Check::fail(
+            name,
+            format!(
+                "net.ipv4.conf.all.arp_ignore={value}: a pod would answer no ARP, so the leaf cannot reach it"
+            ),
+            "`sysctl net.ipv4.conf.all.arp_ignore=0`",
+        )),
+        Some(value @ 3..8) => found.add(Check::warn(
+            name,
+            format!("net.ipv4.conf.all.arp_ignore={value}: rails would answer for each other's addresses"),
+            "`sysctl net.ipv4.conf.all.arp_ignore=0`",
+        )),
+        _ => (),
+    }
+    // One table for all namespaces.
+    if let Some(most) = read("ipv4/neigh/default/gc_thresh3").filter(|most| *most < 256) {
+        let text = format!("net.ipv4.neigh.default.gc_thresh3={most}: all pods of the node share this table");
+        found.add(Check::warn(
+            name,
+            text,
+            "`sysctl net.ipv4.neigh.default.gc_thresh3=1024`, the default, or more",
+        ));
+    }
+    let strict = match read("ipv4/conf/all/rp_filter") {
+        Some(1) => " (all.rp_filter=1 does not matter: a rail has 2, and the larger counts)",
+        _ => "",
+    };
+    found.ok_unless_told(name, format!("no value of `all` that beats a rail's own{strict}"));
+}
+
+/// Can an IPv6 address be used at all?
+pub fn has_ipv6() -> bool {
+    Path::new("/proc/sys/net/ipv6").exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::doctor::Verdict;
+
+    fn judged(settings: &[(&str, &str)]) -> Findings {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("ipv4/conf/all")).unwrap();
+        for (path, value) in settings {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, format!("{value}\n")).unwrap();
+        }
+        let mut found = Findings::default();
+        sysctls(root.path(), &mut found);
+        found
+    }
+
+    #[test]
+    fn only_what_beats_a_rail_is_told() {
+        let verdict = |settings: &[(&str, &str)]| {
+            let found = judged(settings);
+            assert_eq!(found.0.len(), 1, "{found:?}");
+            found.0[0].verdict
+        };
+        assert_eq!(verdict(&[]), Verdict::Ok);
+        assert_eq!(
+            verdict(&[("ipv4/conf/all/arp_ignore", "2"), ("ipv4/conf/all/rp_filter", "1")]),
+            Verdict::Ok
+        );
+        assert_eq!(verdict(&[("ipv4/conf/all/arp_ignore", "3")]), Verdict::Warn);
+        assert_eq!(verdict(&[("ipv4/conf/all/arp_ignore", "8")]), Verdict::Fail);
+        let reset = [("ipv4/conf/all/arp_ignore", "8"), ("core/devconf_inherit_init_net", "2")];
+        assert_eq!(verdict(&reset), Verdict::Ok);
+        assert_eq!(verdict(&[("ipv4/neigh/default/gc_thresh3", "128")]), Verdict::Warn);
+        let mut found = Findings::default();
+        sysctls(Path::new("/nonexistent"), &mut found);
+        assert_eq!(found.0[0].verdict, Verdict::Skip);
+    }
+}

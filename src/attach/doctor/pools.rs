@@ -1,0 +1,269 @@
+//! Addresses: what the plan gives to this node, and the leases of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, SystemTime};
+
+use anyhow::Result;
+
+use super::node::has_ipv6;
+use super::{Check, Findings, count};
+use crate::attach::inventory::{Inventory, State};
+use crate::attach::record::Record;
+use crate::files;
+use crate::ipam::lease::{self, Folder, Holder, Lease};
+use crate::ipam::{Allocation, store};
+use crate::node::Node;
+
+/// Of a large store a part is looked at: names for near misses, and nodes whose pools are compared with ours.
+const NAMES: usize = 10_000;
+const OTHER_NODES: usize = 200;
+/// Clocks are set in steps; smaller ones matter to nobody.
+const STEP: Duration = Duration::from_secs(60);
+
+/// All checks of this file.
+pub fn check(node: &Node, inventory: &Inventory, found: &mut Findings) {
+    let node_name = match crate::ipam::node_name(node) {
+        Ok(name) => name,
+        Err(error) => {
+            return found.add(Check::fail("pools", format!("{error:#}"), "set nodeName in node.json"));
+        }
+    };
+    let pools = pools(node, &node_name, inventory, found).unwrap_or_else(|error| {
+        found.add(Check::fail("pools", format!("{error:#}"), "mend that: no ADD gets an address"));
+        BTreeMap::new()
+    });
+    if let Err(error) = leases(node, &node_name, &pools, inventory, found) {
+        found.add(Check::fail("leases", format!("{error:#}"), "mend that: ADDs in that pool fail"));
+    }
+}
+
+/// The allocations of this node.
+fn pools(
+    node: &Node,
+    node_name: &str,
+    inventory: &Inventory,
+    found: &mut Findings,
+) -> Result<BTreeMap<String, Allocation>> {
+    let name = "pools";
+    let mut pools = BTreeMap::new();
+    let ours = store::pools(node, node_name)?;
+    for pool in &ours {
+        match store::find(node, node_name, pool) {
+            Ok(Some(allocation)) => drop(pools.insert(pool.clone(), allocation)),
+            Ok(None) => (),
+            Err(error) => {
+                found.add(Check::fail(
+                    name,
+                    format!("pool {pool}: {error:#}"),
+                    "`rail-ipam import` it again",
+                ));
+            }
+        }
+    }
+    let mut others = store::some_nodes(node, NAMES);
+    let near = store::near_misses(node_name, others.iter().map(String::as_str));
+    if ours.is_empty() {
+        let text = format!("node {node_name} has no allocation in any pool");
+        found.add(match near.join(", ") {
+            near if near.is_empty() => Check::fail(name, text, "`rail-ipam import` its plan"),
+            near => {
+                let remedy = "names are exact: correct the plan, or nodeName in node.json";
+                Check::fail(name, format!("{text}, and {near} has a folder in the store"), remedy)
+            }
+        });
+        return Ok(pools);
+    }
+    // A pool that others have, and we have not.
+    let mut lacking: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    others.retain(|other| other != node_name);
+    for other in others.iter().take(OTHER_NODES) {
+        for pool in store::pools(node, other)?.into_iter().filter(|pool| !ours.contains(pool)) {
+            lacking.entry(pool).or_default().push(other.clone());
+        }
+    }
+    for (pool, mut who) in lacking {
+        let hint = near.iter().find(|near| who.contains(near));
+        let hint =
+            hint.map_or_else(String::new, |near| format!("; did the plan mean this node with {near}?"));
+        who.truncate(3);
+        let text = format!("node {node_name} is not in pool {pool}, which {} has{hint}", who.join(", "));
+        found.add(Check::fail(name, text, "correct the plan, and `rail-ipam import`"));
+    }
+    for (pool, allocation) in &pools {
+        if allocation.first_free(|_| false).is_none() {
+            let text = format!("{:#}", allocation.no_host(pool));
+            found.add(Check::fail(name, text, "`rail-ipam import` the corrected plan"));
+        }
+        let overlaps = |other: &Allocation| {
+            let (one, other) = (allocation.prefix, other.prefix);
+            one.contains(&other.network()) || other.contains(&one.network())
+        };
+        for (other, _) in pools.iter().filter(|(other, that)| *other > pool && overlaps(that)) {
+            let text = format!("pools {pool} and {other} overlap at {}", allocation.prefix);
+            found.add(Check::fail(name, text, "two rails with one address: correct the plan"));
+        }
+        if !allocation.is_ipv4() && !has_ipv6() {
+            let text = format!("pool {pool} is IPv6, and this kernel has none");
+            found.add(Check::fail(name, text, "boot without ipv6.disable=1"));
+        }
+    }
+    rails_without_pool(&pools, inventory, found);
+    let all: Vec<_> = pools.keys().map(String::as_str).collect();
+    let mut text = format!("node {node_name} has {}: {}", count(all.len(), "allocation"), all.join(", "));
+    if others.len() > OTHER_NODES {
+        text += &format!("; compared with {OTHER_NODES} of the other nodes in the store");
+    }
+    found.ok_unless_told(name, text);
+    Ok(pools)
+}
+
+/// Each rail of node.json should have a pool, if the pools say for which rail they are.
+fn rails_without_pool(pools: &BTreeMap<String, Allocation>, inventory: &Inventory, found: &mut Findings) {
+    let name = "pools";
+    let of: Vec<Option<u8>> =
+        pools.iter().map(|(pool, allocation)| allocation.rail.or_else(|| rail_in(pool))).collect();
+    let listed: BTreeSet<u8> = inventory.rails.iter().filter_map(|rail| rail.rail).collect();
+    let has = |rail: u8| of.contains(&Some(rail));
+    for (pool, allocation) in pools {
+        match (allocation.rail, rail_in(pool)) {
+            (Some(planned), Some(named)) if planned != named => {
+                let text = format!("pool {pool} is planned for rail {planned}");
+                found.add(Check::warn(name, text, "is its name, or the plan, a slip?"));
+            }
+            _ => (),
+        }
+    }
+    let missing: Vec<_> = listed.iter().filter(|rail| !has(**rail)).map(u8::to_string).collect();
+    if missing.is_empty() {
+        return;
+    }
+    let rails = format!("rail{} {}", if missing.len() == 1 { "" } else { "s" }, missing.join(", "));
+    found.add(if of.contains(&None) {
+        Check::skip(name, format!("no pool says that it is for {rails}, and not every pool tells its rail"))
+    } else {
+        Check::fail(
+            name,
+            format!("there is no pool for {rails}"),
+            "`rail-ipam import` it, or correct node.json",
+        )
+    });
+}
+
+/// `rail-3`, `rail3-v6`: what the name of a pool says, where the plan does not.
+fn rail_in(pool: &str) -> Option<u8> {
+    let lower = pool.to_ascii_lowercase();
+    let (_, after) = lower.split_once("rail")?;
+    let after = after.trim_start_matches(['-', '_', '.']);
+    after.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+fn leases(
+    node: &Node,
+    node_name: &str,
+    pools: &BTreeMap<String, Allocation>,
+    inventory: &Inventory,
+    found: &mut Findings,
+) -> Result<()> {
+    let name = "leases";
+    let (mut dead, mut live, mut of_others) = (0, Vec::new(), 0);
+    lease::for_each_folder(node, |folder| {
+        let Folder { pool, .. } = folder;
+        for entry in folder.entries()? {
+            let lease = match folder.read(&entry) {
+                Ok(Some(lease)) => lease,
+                Ok(None) => continue,
+                Err(why) => {
+                    found.add(Check::fail(
+                        name,
+                        format!("pool {pool}: {why}"),
+                        "its address is given to nobody",
+                    ));
+                    continue;
+                }
+            };
+            if lease.is_dead()? {
+                dead += 1;
+                continue;
+            }
+            let what = || format!("pool {pool}: {} of {}", lease.address, lease.holder);
+            if folder.node_name != node_name {
+                let text = format!("{} was leased when this node was {}", what(), folder.node_name);
+                found.add(Check::warn(name, text, "its DEL finds it; ADDs of today do not: restart the pod"));
+            } else if pools.get(pool).is_some_and(|ours| !ours.prefix.contains(&lease.address)) {
+                let text = format!("{} is outside of today's plan", what());
+                found.add(Check::warn(name, text, "the pod keeps it until it ends: restart it"));
+            }
+            of_others += usize::from(!inventory.attachments.iter().any(|one| is_of(&lease, &one.record)));
+            live.push(lease);
+        }
+        Ok(())
+    })?;
+    if dead > 0 {
+        let text = format!("{} of pods that are gone", count(dead, "lease"));
+        let remedy = "the next ADD takes the address over; at once: `rail-ipam release --dead`";
+        found.add(Check::warn(name, text, remedy));
+    }
+    for one in inventory.attachments.iter().filter(|one| one.state == State::Live) {
+        let record = &one.record;
+        let is_ours = record.ipam.as_ref().is_some_and(|ipam| ipam.r#type == "rail-ipam");
+        if is_ours && !live.iter().any(|lease| is_of(lease, record)) {
+            let text = format!("{} has no lease of its address", record.holder());
+            found.add(Check::fail(name, text, "another pod may get the same address: restart this one"));
+        }
+    }
+    let others = match of_others {
+        0 => String::new(),
+        some => format!(", {some} of attachments that another plugin made"),
+    };
+    found.ok_unless_told(name, format!("{}, none of a pod that is gone{others}", count(live.len(), "lease")));
+    clock(&live, inventory, found);
+    Ok(())
+}
+
+fn is_of(lease: &Lease, record: &Record) -> bool {
+    let Holder { network, container_id, ifname, .. } = &lease.holder;
+    (network, container_id, ifname) == (&record.network, &record.container_id, &record.ifname)
+}
+
+/// Nothing is decided by `since`; but who reads it should know that it is wrong.
+fn clock(live: &[Lease], inventory: &Inventory, found: &mut Findings) {
+    let now = SystemTime::now();
+    let boot = now.checked_sub(files::since_boot()).unwrap_or(SystemTime::UNIX_EPOCH);
+    let records = inventory.attachments.iter().filter(|one| one.state == State::Live);
+    let all: Vec<_> = live
+        .iter()
+        .map(|lease| lease.since.as_str())
+        .chain(records.map(|one| one.record.since.as_str()))
+        .collect();
+    let is_wrong = |since: &&&str| match humantime::parse_rfc3339(since) {
+        Ok(since) => since > now + STEP || since + STEP < boot,
+        Err(_) => true,
+    };
+    let wrong: Vec<_> = all.iter().filter(is_wrong).collect();
+    if let Some(first) = wrong.first() {
+        let text = format!(
+            "{} of {} begin in the future or before the boot, as {first}: the clock was set since",
+            wrong.len(),
+            count(all.len(), "lease and record")
+        );
+        found.add(Check::warn("clock", text, "nothing is decided by it; set the clock before pods start"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_pools_may_tell_the_rail() {
+        for (pool, rail) in [
+            ("rail-3", Some(3)),
+            ("rail3-v6", Some(3)),
+            ("su1_Rail_12", Some(12)),
+            ("pool-3", None),
+            ("rail", None),
+        ] {
+            assert_eq!(rail_in(pool), rail, "{pool}");
+        }
+    }
+}
