@@ -477,6 +477,28 @@ fn status_fails_with_50_where_no_add_could_be_served() {
     assert!(!pool.host.path("run").exists(), "STATUS writes nothing");
 }
 
+/// Issue 4, "Serve": STATUS says when this node is missing from a pool, and whom the plan may have meant.
+#[test]
+fn status_names_near_misses_of_a_node_that_is_missing() {
+    let Some(pool) = Pool::new("ipam::near") else { return };
+    let status = || pool.call("STATUS", "").run(&network("p")).error(50)["msg"].as_str().unwrap().to_owned();
+    let store = pool.host.path("store");
+    for (folder, named) in
+        [("node-2", false), ("Node-1", true), ("node-1.example.com", true), ("NODE-1.rack7", true)]
+    {
+        fs::create_dir_all(store.join(folder)).unwrap();
+        let message = status();
+        assert!(message.contains("node \"node-1\" has no allocation in pool \"p\""), "{message}");
+        assert_eq!(message.contains(&format!("did the plan mean it with {folder}?")), named, "{message}");
+        fs::remove_dir(store.join(folder)).unwrap();
+    }
+    // What an import took away is no near miss of itself.
+    fs::create_dir_all(store.join("node-1")).unwrap();
+    assert!(status().contains("`rail-ipam import` must give it one"), "{}", status());
+    fs::write(store.join("node-1/other.json"), "{}").unwrap();
+    assert!(status().contains("it has one in other"), "{}", status());
+}
+
 /// nv-ipam's spelling, the network's name, and the pool in the configuration.
 #[test]
 fn a_pool_may_be_named_in_every_way() {

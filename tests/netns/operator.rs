@@ -4,18 +4,17 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::harness::{Host, Ran, pf_address, rail, vf_address, with};
+use crate::harness::{Host, Ran, pf_address};
+
+mod doctor;
+mod status;
 
 fn run(host: &Host, args: &[&str]) -> Ran {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rail-cni"));
     command.args(args).env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
     command.output().unwrap().into()
-}
-
-fn status(host: &Host) -> Value {
-    run(host, &["status", "--output", "json"]).json()
 }
 
 /// Two rails: their VFs are veths, so are their PFs, with a carrier.
@@ -51,156 +50,4 @@ fn files(dir: &Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
     }
     all.sort();
     all
-}
-
-#[test]
-fn status_shows_rails_and_who_has_them() {
-    let Some(host) = two_rails("operator::status") else { return };
-    let pod = host.add_netns("pod");
-    host.cni("ADD", "c1", &pod, &rail(1)).ok();
-    let before = files(host.dir.path());
-
-    let shown = status(&host);
-    assert_eq!((&shown["node"], &shown["todo"]), (&json!("node-1"), &json!([])), "{shown}");
-    assert_eq!(
-        shown["rails"][0],
-        json!({"rail": 0, "pf": {"name": pf_address(0), "pciID": pf_address(0), "netdev": "pf0",
-            "driver": "mlx5_core", "link": "up", "mtu": 9216, "rdma": []},
-            "vfs": {"max": 8, "enabled": 1, "attached": 0, "dead": 0, "free": 1}})
-    );
-    assert_eq!(
-        shown["rails"][1]["vfs"],
-        json!({"max": 8, "enabled": 1, "attached": 1, "dead": 0, "free": 0})
-    );
-    let one = &shown["attachments"][0];
-    assert_eq!(shown["attachments"].as_array().unwrap().len(), 1);
-    let mac = host.json(Some(&pod), "link show net1")[0]["address"].clone();
-    let since = one["since"].clone();
-    assert_eq!(
-        *one,
-        json!({"rail": 1, "state": "live", "network": "rail-1", "pod": "default/pod", "containerID": "c1",
-            "ifname": "net1", "netns": pod, "since": since, "device": vf_address(1), "pf": pf_address(1),
-            "addresses": ["172.18.0.0/31"], "mtu": 9000, "mac": mac, "link": "up", "rdma": [], "error": null})
-    );
-
-    let table = run(&host, &["status"]).ok().stdout;
-    let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert!(lines.contains(&vec!["1", &pf_address(1), "pf1", "up", "9216", "1/8", "1", "0", "-"]), "{table}");
-    let row = lines.iter().find(|line| line.contains(&"net1")).unwrap_or_else(|| panic!("{table}"));
-    assert_eq!(row[..7], ["1", &vf_address(1), "default/pod", "net1", "172.18.0.0/31", "9000", "up"]);
-    assert_eq!(row.last(), Some(&"live"));
-    assert!(before == files(host.dir.path()), "status changed something");
-}
-
-/// A fresh node: nothing is made below /run.
-#[test]
-fn status_on_a_fresh_node_makes_nothing() {
-    let Some(host) = Host::new("operator::fresh") else { return };
-    let shown = run(&host, &["status"]).ok();
-    assert!(shown.stdout.contains("no rails"), "{shown:?}");
-    assert!(!host.path("run").exists());
-}
-
-#[test]
-fn status_tells_what_is_to_be_done_and_exits_with_1() {
-    let Some(host) = two_rails("operator::todo") else { return };
-    let pod = host.add_netns("pod");
-    host.cni("ADD", "c1", &pod, &rail(0)).ok();
-    host.hand_back(&pod, "net1");
-    host.ip("link set pf1 down");
-    let shown = run(&host, &["status", "--output", "json"]);
-    assert_eq!(shown.status, 1);
-    let shown = shown.json();
-    assert_eq!(shown["attachments"][0]["state"], "dead", "{shown}");
-    assert_eq!(shown["rails"][0]["vfs"]["dead"], 1, "{shown}");
-    assert_eq!(shown["rails"][1]["pf"]["link"], "down");
-    let todo = shown["todo"].as_array().unwrap();
-    assert!(todo[0].as_str().unwrap().contains("`ip link set pf1 up`"), "{todo:?}");
-    assert!(todo[1].as_str().unwrap().contains("`rail-cni reap`"), "{todo:?}");
-    assert_eq!(todo.len(), 2, "{todo:?}");
-
-    host.ip("link set pf1 up");
-    let reaped = run(&host, &["reap", "--output", "json"]).ok().json();
-    assert_eq!(reaped["givenBack"][0]["device"], vf_address(0), "{reaped}");
-    assert_eq!((&reaped["left"], &reaped["inUse"]), (&json!([]), &json!(0)));
-    run(&host, &["status"]).ok();
-}
-
-/// A namespace is known by its identity: another one at the same path is not looked into.
-#[test]
-fn status_does_not_take_another_pod_for_the_one_on_record() {
-    let Some(host) = two_rails("operator::identity") else { return };
-    let pod = host.add_netns("pod");
-    host.cni("ADD", "c1", &pod, &rail(0)).ok();
-    host.hand_back(&pod, "net1");
-    let again = host.add_netns("pod");
-    assert_eq!(pod, again);
-    host.ip_in(&again, "link add net1 type veth peer name other");
-    let shown = status(&host);
-    assert_eq!(shown["attachments"][0]["state"], "dead", "{shown}");
-    assert_eq!(shown["attachments"][0]["mac"], Value::Null, "{shown}");
-}
-
-/// A PF that is gone, an interface that the pod took down, a device that somebody moved out of a living pod.
-#[test]
-fn status_tells_the_states_apart() {
-    let Some(host) = two_rails("operator::states") else { return };
-    let (one, two) = (host.add_netns("one"), host.add_netns("two"));
-    host.cni("ADD", "c1", &one, &rail(0)).ok();
-    host.cni("ADD", "c2", &two, &with(rail(1), json!({"rail": 1}))).ok();
-    host.ip_in(&one, "link set net1 down");
-    let me = crate::harness::Sleeper::new(None);
-    host.ip_in(&two, &format!("link set net1 netns {}", me.pid()));
-    host.ip("link del pf0");
-    fs::remove_file(host.path("sys/bus/pci/devices").join(pf_address(0))).unwrap();
-    let shown = status(&host);
-    let of = |container: &str| {
-        let all = shown["attachments"].as_array().unwrap();
-        all.iter().find(|one| one["containerID"] == container).unwrap().clone()
-    };
-    assert_eq!((&of("c1")["state"], &of("c1")["link"]), (&json!("live"), &json!("down")), "{shown}");
-    assert_eq!(of("c2")["state"], "on-host", "{shown}");
-    assert_eq!(shown["rails"][0]["pf"]["link"], "missing", "{shown}");
-    assert_eq!(shown["todo"].as_array().unwrap().len(), 3, "{shown}");
-}
-
-/// Another call for the attachment is at work: what is on record is not left over.
-#[test]
-fn status_calls_an_attachment_busy_while_its_lock_is_held() {
-    let Some(host) = two_rails("operator::busy") else { return };
-    let pod = host.add_netns("pod");
-    host.cni("ADD", "c1", &pod, &rail(0)).ok();
-    host.hand_back(&pod, "net1");
-    let lock = fs::File::open(host.path("run/locks/attachment-c1:net1")).unwrap();
-    lock.lock().unwrap();
-    assert_eq!(status(&host)["attachments"][0]["state"], "busy");
-    drop(lock);
-    assert_eq!(status(&host)["attachments"][0]["state"], "dead");
-}
-
-/// A program in user space has the device: the address is that of the lease.
-#[test]
-fn status_of_a_userspace_device_has_the_leased_address() {
-    let Some(host) = Host::new("operator::userspace") else { return };
-    host.add_rail(0);
-    host.make_vf(0, "vfio-pci");
-    let pod = host.add_netns("pod");
-    let mut config = with(rail(0), json!({ "deviceID": vf_address(0) }));
-    config.as_object_mut().unwrap().remove("device");
-    host.cni("ADD", "c1", &pod, &config).ok();
-    let one = status(&host)["attachments"][0].clone();
-    assert_eq!((&one["state"], &one["addresses"]), (&json!("live"), &json!(["172.16.0.0"])), "{one}");
-    assert_eq!(one["link"], Value::Null);
-}
-
-#[test]
-fn status_goes_on_where_a_record_cannot_be_read() {
-    let Some(host) = two_rails("operator::unreadable") else { return };
-    let pod = host.add_netns("pod");
-    host.cni("ADD", "c1", &pod, &rail(0)).ok();
-    fs::write(host.path("run/attachments/x:net1:y.json"), "{").unwrap();
-    let shown = run(&host, &["status", "--output", "json"]);
-    assert_eq!((shown.status, shown.stderr.as_str()), (1, ""));
-    assert_eq!(shown.json()["unreadable"], json!(["x:net1:y.json"]));
-    assert_eq!(shown.json()["attachments"][0]["state"], "live");
 }

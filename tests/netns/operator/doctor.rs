@@ -1,0 +1,351 @@
+//! `rail-cni doctor`: each fault has its line, and a remedy that mends it.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use super::{files, run, two_rails};
+use crate::harness::{Host, Ran, pf_address, rail, vf_address};
+
+fn doctor(host: &Host) -> Value {
+    let ran = run(host, &["doctor", "--output", "json"]);
+    assert_eq!(ran.stderr, "");
+    let json = ran.json();
+    assert_eq!(ran.status, if json["ready"] == true { 0 } else { 1 }, "{json}");
+    json
+}
+
+/// The verdicts of a check, with their texts and remedies.
+fn lines(json: &Value, check: &str) -> Vec<(String, String, String)> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let all = json["checks"].as_array().unwrap().iter().filter(|one| one["check"] == check);
+    all.map(|one| (text(&one["verdict"]), text(&one["text"]), text(&one["remedy"]))).collect()
+}
+
+/// The host has the fault now: `check` says `verdict`, with `said` in text or remedy.
+#[track_caller]
+fn finds(host: &Host, check: &str, verdict: &str, said: &str) {
+    let json = doctor(host);
+    let lines = lines(&json, check);
+    let is_it = |(found, text, remedy): &(String, String, String)| {
+        found == verdict && (text.contains(said) || remedy.contains(said))
+    };
+    assert!(lines.iter().any(is_it), "{check} {verdict} {said:?}: {lines:#?}");
+}
+
+/// Nothing is wrong with the rails of the host: what differs from a real node is the fixture's.
+#[track_caller]
+fn is_well(host: &Host) {
+    let json = doctor(host);
+    for check in json["checks"].as_array().unwrap() {
+        let name = check["check"].as_str().unwrap();
+        let of_the_fixture = ["namespace", "programs", "rdma", "runtime", "net.d"].contains(&name)
+            || (name == "run" && check["text"].as_str().unwrap().contains("tmpfs"));
+        assert!(check["verdict"] == "ok" || (of_the_fixture && check["verdict"] != "fail"), "{check}");
+    }
+}
+
+#[test]
+fn a_node_that_is_ready() {
+    let Some(host) = two_rails("doctor::ready") else { return };
+    is_well(&host);
+    let pod = host.add_netns("pod");
+    host.cni("ADD", "c1", &pod, &rail(0)).ok();
+    let before = files(host.dir.path());
+    is_well(&host);
+    assert!(before == files(host.dir.path()), "doctor changed something");
+
+    let table = run(&host, &["doctor"]).ok().stdout;
+    assert!(table.contains("\nok    pf-link    2 PFs, up and with a carrier\n"), "{table}");
+    assert!(table.contains("ok    pools      node node-1 has 2 allocations: rail-0, rail-1\n"), "{table}");
+    assert!(table.lines().last().unwrap().starts_with("ready: "), "{table}");
+    assert!(!table.contains('\x1b'), "no colours in a pipe: {table:?}");
+}
+
+#[test]
+fn a_fresh_node_is_not_ready_and_nothing_is_made() {
+    let Some(host) = Host::new("doctor::fresh") else { return };
+    finds(&host, "pools", "fail", "node-1 has no allocation in any pool");
+    finds(&host, "pf", "skip", "no NIC of this node has SR-IOV");
+    assert!(!host.path("run").exists() && !host.path("store").exists());
+}
+
+#[test]
+fn faults_of_a_pf() {
+    let Some(host) = two_rails("doctor::pf") else { return };
+    let pf = host.path("sys/devices").join(pf_address(1));
+
+    host.ip("link set pf1 down");
+    finds(&host, "pf-link", "fail", "`ip link set pf1 up`");
+    host.ip("link set pf1 up");
+    host.ip(&format!("-n {} link set port1 down", host.leaf()));
+    finds(&host, "pf-link", "fail", "rail 1: pf1 has no carrier");
+    host.ip(&format!("-n {} link set port1 up", host.leaf()));
+
+    host.ip("link set pf1 mtu 1500");
+    finds(&host, "pf-mtu", "warn", "`ip link set pf1 mtu 9216`");
+    host.ip("link set pf1 mtu 9216");
+    let pod = host.add_netns("pod");
+    host.cni("ADD", "c1", &pod, &rail(1)).ok();
+    host.ip("link set pf1 mtu 4000");
+    finds(&host, "pf-mtu", "fail", "a pod has 9000");
+    host.ip("link set pf1 mtu 9216");
+    host.cni("DEL", "c1", &pod, &rail(1)).ok();
+
+    fs::remove_file(pf.join("driver")).unwrap();
+    finds(&host, "pf", "fail", "drivers_probe");
+    symlink(host.path("sys/bus/pci/drivers/mlx5_core"), pf.join("driver")).unwrap();
+    is_well(&host);
+
+    fs::remove_file(host.path("sys/bus/pci/devices").join(pf_address(1))).unwrap();
+    finds(&host, "pf", "fail", "rail 1: there is no PF 0000:02:00.0");
+}
+
+#[test]
+fn faults_of_vfs() {
+    let Some(host) = two_rails("doctor::vfs") else { return };
+    let at = |path: &str| host.path("sys/devices").join(path);
+    let (pf, vf) = (at(&pf_address(0)), at(&vf_address(0)));
+
+    fs::remove_file(vf.join("driver")).unwrap();
+    finds(&host, "vfs", "fail", "rail 0: 1 of 1 VF without a driver");
+    symlink(host.path("sys/bus/pci/drivers/mlx5_core"), vf.join("driver")).unwrap();
+
+    fs::remove_file(pf.join("virtfn0")).unwrap();
+    finds(&host, "vfs", "fail", "echo 8 > /sys/bus/pci/devices/0000:01:00.0/sriov_numvfs");
+    symlink(format!("../{}", vf_address(0)), pf.join("virtfn0")).unwrap();
+
+    host.ip("addr add 192.0.2.1/24 dev vf0");
+    finds(&host, "host-use", "warn", "192.0.2.1/24");
+    host.ip("addr del 192.0.2.1/24 dev vf0");
+    is_well(&host);
+
+    // A DEL that was lost together with the record: all that is left is the name.
+    host.ip("link set vf0 name net7");
+    fs::rename(vf.join("net/vf0"), vf.join("net/net7")).unwrap();
+    finds(&host, "leftovers", "warn", "`ip link set net7 down`");
+}
+
+/// sriov-cni#126: the namespace dies, no DEL comes.
+#[test]
+fn what_a_lost_del_left() {
+    let Some(host) = two_rails("doctor::left") else { return };
+    let pod = host.add_netns("pod");
+    host.cni("ADD", "c1", &pod, &rail(0)).ok();
+    host.hand_back(&pod, "net1");
+    finds(&host, "records", "warn", "dead: 0000:01:10.0 of pod default/pod");
+    finds(&host, "vfs", "warn", "every VF was left by a pod that is gone");
+    finds(&host, "leases", "warn", "`rail-ipam release --dead`");
+    run(&host, &["reap"]).ok();
+    is_well(&host);
+}
+
+#[test]
+fn faults_of_records_and_leases() {
+    let Some(host) = two_rails("doctor::leases") else { return };
+    let pod = host.add_netns("pod");
+    host.cni("ADD", "c1", &pod, &rail(0)).ok();
+    let lease = host.leases().pop().unwrap();
+    let content = fs::read_to_string(&lease).unwrap();
+
+    fs::write(host.path("run/attachments/x:net1:y.json"), "{").unwrap();
+    finds(&host, "records", "warn", "x:net1:y.json cannot be read");
+    run(&host, &["reap"]).ok();
+
+    fs::write(&lease, "{").unwrap();
+    finds(&host, "leases", "fail", "rail-ipam release --address 172.16.0.0");
+    let mut later: Value = serde_json::from_str(&content).unwrap();
+    later["since"] = json!("2999-01-01T00:00:00Z");
+    fs::write(&lease, later.to_string()).unwrap();
+    finds(&host, "clock", "warn", "2999-01-01T00:00:00Z");
+    later["since"] = json!("1999-01-01T00:00:00Z");
+    fs::write(&lease, later.to_string()).unwrap();
+    finds(&host, "clock", "warn", "before the boot");
+    later["bootId"] = json!("another");
+    fs::write(&lease, later.to_string()).unwrap();
+    finds(&host, "leases", "warn", "1 lease of pods that are gone");
+    fs::write(&lease, &content).unwrap();
+    is_well(&host);
+
+    host.plan("rail-0", "172.16.0.8/31", "172.16.0.9", &[]);
+    finds(&host, "leases", "warn", "is outside of today's plan");
+    host.plan("rail-0", "172.16.0.0/31", "172.16.0.1", &[]);
+    fs::rename(host.path("run/leases/node-1"), host.path("run/leases/node-0")).unwrap();
+    finds(&host, "leases", "warn", "was leased when this node was node-0");
+    fs::rename(host.path("run/leases/node-0"), host.path("run/leases/node-1")).unwrap();
+
+    fs::remove_file(&lease).unwrap();
+    finds(&host, "leases", "fail", "has no lease of its address");
+}
+
+/// Issue 4, "Serve": this node is missing from a pool, with near misses.
+#[test]
+fn faults_of_the_plan() {
+    let Some(host) = two_rails("doctor::plan") else { return };
+    let ours = host.path("store/node-1");
+    let file = ours.join("rail-1.json");
+
+    let good = fs::read_to_string(&file).unwrap();
+    fs::write(&file, &good[..20]).unwrap();
+    finds(&host, "pools", "fail", "the file is damaged");
+    fs::write(&file, &good).unwrap();
+
+    host.plan("rail-1", "172.16.0.0/30", "172.16.0.2", &[]);
+    finds(&host, "pools", "fail", "rail-0 and rail-1 overlap");
+    let mut full: Value = serde_json::from_str(&good).unwrap();
+    full["exclusions"] = json!([{"startIP": "172.18.0.0", "endIP": "172.18.0.0"}]);
+    fs::write(&file, full.to_string()).unwrap();
+    finds(&host, "pools", "fail", "is the gateway or excluded");
+    full["exclusions"] = json!([]);
+    full["rail"] = json!(0);
+    fs::write(&file, full.to_string()).unwrap();
+    finds(&host, "pools", "warn", "pool rail-1 is planned for rail 0");
+    finds(&host, "pools", "fail", "there is no pool for rail 1");
+
+    fs::remove_file(&file).unwrap();
+    finds(&host, "pools", "fail", "there is no pool for rail 1");
+    fs::create_dir(host.path("store/node-2")).unwrap();
+    fs::write(host.path("store/node-2/rail-1.json"), &good).unwrap();
+    finds(&host, "pools", "fail", "node node-1 is not in pool rail-1, which node-2 has");
+    fs::write(&file, &good).unwrap();
+    is_well(&host);
+
+    fs::rename(&ours, host.path("store/Node-1.example.com")).unwrap();
+    finds(&host, "pools", "fail", "Node-1.example.com has a folder in the store");
+    fs::create_dir(&ours).unwrap();
+    fs::write(&file, &good).unwrap();
+    finds(&host, "pools", "fail", "did the plan mean this node with Node-1.example.com?");
+}
+
+#[test]
+fn faults_of_node_json_and_of_the_folders() {
+    let Some(host) = two_rails("doctor::node") else { return };
+    let rails = json!([{"rail": 0, "pf": pf_address(0)}, {"rail": 1, "pf": pf_address(1)}]);
+    host.set_node(json!({ "rials": rails }));
+    finds(&host, "node.json", "fail", "did you mean rails?");
+    // The other keys count all the same.
+    finds(&host, "pools", "ok", "node node-1 has 2 allocations");
+    fs::write(host.path("node.json"), "{").unwrap();
+    finds(&host, "node.json", "fail", "EOF");
+    host.set_node(json!({ "rails": [{"rail": 0, "pf": pf_address(0)}, {"rail": 1, "pf": pf_address(0)}] }));
+    finds(&host, "node.json", "warn", "rails 0 and 1 have the same PF");
+    host.set_node(json!({ "rails": rails, "policy": {"pfs": [pf_address(0)], "rails": [0]} }));
+    finds(&host, "pf", "fail", "policy.pfs of node.json excludes 0000:02:00.0");
+    finds(&host, "node.json", "warn", "policy.rails excludes it");
+    host.set_node(json!({ "rails": rails }));
+
+    let mode = |path: &str, mode: u32| {
+        fs::set_permissions(host.path(path), fs::Permissions::from_mode(mode)).unwrap();
+    };
+    mode("store", 0o777);
+    finds(&host, "store", "fail", "chmod go-w");
+    mode("store", 0o755);
+    let pod = host.add_netns("pod");
+    host.cni("ADD", "c1", &pod, &rail(0)).ok();
+    mode("run/leases", 0o777);
+    finds(&host, "run", "fail", "run/leases can be written by others");
+    mode("run/leases", 0o700);
+    is_well(&host);
+
+    fs::remove_dir_all(host.path("run")).unwrap();
+    fs::write(host.path("run"), "").unwrap();
+    finds(&host, "run", "fail", "cannot open");
+}
+
+/// In the namespace of the test: a pod's begins with these values.
+#[test]
+fn a_sysctl_that_beats_a_rails_own() {
+    let Some(host) = two_rails("doctor::sysctl") else { return };
+    // The thread's own, and not the process's: a child has it.
+    let set = |value: &str| {
+        let script = format!("echo {value} > /proc/sys/net/ipv4/conf/all/arp_ignore");
+        assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
+    };
+    set("8");
+    finds(&host, "sysctl", "fail", "`sysctl net.ipv4.conf.all.arp_ignore=0`");
+    set("0");
+    is_well(&host);
+}
+
+/// Folders that node.json has no key for, in a mount namespace of their own.
+fn doctor_where(host: &Host, script: &str) -> Ran {
+    let script = format!(
+        "set -e; for dir in /opt /etc /usr/local; do mount -t tmpfs none $dir; done; \
+         mkdir -p /opt/cni/bin /etc/cni/net.d /usr/local/bin; {script}; exec {} doctor --output json",
+        env!("CARGO_BIN_EXE_rail-cni")
+    );
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", &script]).env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
+    command.output().unwrap().into()
+}
+
+#[test]
+fn programs_must_be_beside_each_other_and_of_one_version() {
+    let Some(host) = two_rails("doctor::programs") else { return };
+    let ours = Path::new(env!("CARGO_BIN_EXE_rail-cni")).parent().unwrap().display();
+    let found = |script: &str| {
+        let ran = doctor_where(&host, script);
+        lines(&ran.json(), "programs")
+    };
+    let install = format!("cp {ours}/rail-cni {ours}/rail-ipam /opt/cni/bin");
+    let well = found(&install);
+    assert_eq!(well[0].0, "ok", "{well:?}");
+    let absent = found("true");
+    assert_eq!(absent[0].0, "warn", "{absent:?}");
+    let alone = found(&format!("cp {ours}/rail-cni /opt/cni/bin"));
+    assert!(alone[0].0 == "fail" && alone[0].1.contains("/opt/cni/bin/rail-ipam is absent"), "{alone:?}");
+    let other =
+        found(&format!("{install}; printf '#!/bin/sh\\necho rail-ipam 9.9.9\\n' > /opt/cni/bin/rail-ipam"));
+    assert!(other[0].0 == "fail" && other[0].1.contains("9.9.9"), "{other:?}");
+    let stale = found(&format!("{install}; printf x >> /opt/cni/bin/rail-cni"));
+    assert!(stale[0].0 == "warn" && stale[0].1.contains("another build"), "{stale:?}");
+}
+
+#[test]
+fn callers_tell_their_libcni() {
+    let Some(host) = two_rails("doctor::runtimes") else { return };
+    let go = |path: &str, version: &str| {
+        format!("printf 'dep\\tgithub.com/containernetworking/cni\\t{version}\\th1:x=\\n' > {path}; ")
+    };
+    let script = go("/usr/local/bin/containerd", "v1.1.2")
+        + &go("/opt/cni/bin/multus", "v1.3.0")
+        + "echo '{\"cniVersion\": \"0.3.1\", \"name\": \"m\", \"type\": \"multus\"}' > /etc/cni/net.d/00-multus.conf; \
+           echo '{' > /etc/cni/net.d/10-half.conflist";
+    let json = doctor_where(&host, &script).json();
+    let runtimes = lines(&json, "runtime");
+    if !Path::new("/usr/bin/containerd").exists() {
+        assert!(runtimes[0].1.contains("libcni v1.1.2 speaks CNI up to 1.0.0"), "{runtimes:?}");
+    }
+    assert!(runtimes.last().unwrap().1.contains("libcni v1.3.0 speaks CNI up to 1.1.0"), "{runtimes:?}");
+    let networks = lines(&json, "net.d");
+    assert!(networks.iter().any(|(_, text, _)| text.ends_with("multus, cniVersion 0.3.1")), "{networks:?}");
+    assert!(
+        networks.iter().any(|(verdict, text, _)| verdict == "warn" && text.contains("10-half")),
+        "{networks:?}"
+    );
+    // A skip nobody sees is a defect.
+    let nothing = doctor_where(&host, "rm -r /etc/cni").json();
+    assert!(lines(&nothing, "net.d")[0].0 == "skip");
+}
+
+/// Both managers keep a file for each netdev, named by its index.
+#[test]
+fn managers_that_configure_vfs() {
+    let Some(host) = two_rails("doctor::managers") else { return };
+    let index = host.json(None, "link show vf0")[0]["ifindex"].to_string();
+    for (folder, state, manager) in [
+        ("/run/systemd/netif/links", "ADMIN_STATE=configured", "systemd-networkd"),
+        ("/run/NetworkManager/devices", "managed=true", "NetworkManager"),
+    ] {
+        let script = format!("mount -t tmpfs none /run; mkdir -p {folder}; echo {state} > {folder}/{index}");
+        let json = doctor_where(&host, &script).json();
+        let told = lines(&json, "managers");
+        assert!(
+            told[0].0 == "warn" && told[0].1.contains(&format!("{manager} manages the VF vf0")),
+            "{told:?}"
+        );
+    }
+}
