@@ -36,6 +36,8 @@
 //! | `ipam::cli` | `rail-ipam import`, `show`, `release` |
 //! | [`plan`] | the plan of a fabric: its pools, checked as a whole |
 //! | `plan::scheme` | NVIDIA's Spectrum-X address formulas |
+//! | `plan::fabric` | a fabric in a page of YAML |
+//! | `plan::pattern` | names with numbers in them |
 //! | [`netlink`] | a synchronous socket that always ends in an answer or an error |
 //! | `netlink::link` | netdevs, and the move between namespaces |
 //! | `netlink::address`, `netlink::route`, `netlink::rule` | what a rail has in the pod |

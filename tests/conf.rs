@@ -326,10 +326,11 @@ fn in_backquotes(cell: &str) -> Vec<String> {
 }
 
 fn keys(heading: &str) -> BTreeSet<String> {
-    first_column(&read("docs/configuration.md"), heading)
-        .iter()
-        .flat_map(|cell| in_backquotes(cell))
-        .collect()
+    keys_in("docs/configuration.md", heading)
+}
+
+fn keys_in(file: &str, heading: &str) -> BTreeSet<String> {
+    first_column(&read(file), heading).iter().flat_map(|cell| in_backquotes(cell)).collect()
 }
 
 /// The strings of a constant.
@@ -356,6 +357,13 @@ fn the_keys_of_the_ipam_section_are_those_of_the_code() {
     known.extend(["type", "pool", "poolName", "poolType"].map(str::to_owned));
     assert!(read("src/ipam/config.rs").contains(r#"["type", "pool", "poolName", "poolType"]"#));
     assert_eq!(keys("## rail-ipam"), known);
+}
+
+#[test]
+fn the_keys_of_a_fabric_are_those_of_the_code() {
+    let known = strings("src/plan/fabric.rs", "const KEYS");
+    assert_eq!(known.len(), 17);
+    assert_eq!(keys_in("docs/planning.md", "## Fabric file"), known);
 }
 
 /// The program itself tells which keys it knows.

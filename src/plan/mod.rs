@@ -3,6 +3,8 @@
 //! A plan is a list of pools as NVIDIA's CIDRPools describe them. It is read from what an operator has, checked
 //! as a whole, and written as what somebody needs; the store, which ADD reads, is one of these.
 
+pub mod fabric;
+pub mod pattern;
 pub mod scheme;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

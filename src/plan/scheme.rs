@@ -14,14 +14,20 @@
 //! pod, SU and host; /40 is a rail, /32 a plane, /24 all planes.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::Deserialize;
+use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
 use super::{Cable, Plan, Pool};
+use crate::cni;
 use crate::ipam::cidrpool::{IndexRange, RouteTo, Row, Spec};
 use crate::ipam::is_name;
+
+/// Faults in detail; a pattern or an attribute that is wrong everywhere has millions.
+const MAX_FAULTS: usize = 1000;
 
 /// Tiers of switches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
@@ -104,6 +110,21 @@ pub struct HostLink {
     pub cable: Cable,
 }
 
+/// The last value of each field that an address has room for.
+#[derive(Clone, Copy, Debug)]
+pub struct Last {
+    /// Of rails.
+    pub rail: u64,
+    /// Of hosts in an SU.
+    pub host: u64,
+    /// Of SUs in a pod.
+    pub su: u64,
+    /// Of pods.
+    pub pod: u64,
+    /// Of planes.
+    pub plane: u64,
+}
+
 /// A pool's links: of one rail, with `swplb` of one plane, of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
@@ -138,12 +159,36 @@ impl Scheme {
         let mut pools: BTreeMap<Key, Rows> = BTreeMap::new();
         let mut several_planes = false;
         let mut twice = None;
+        let (mut ports, mut interfaces) = (HashMap::new(), HashMap::new());
         for (number, link) in links.into_iter().enumerate() {
+            if faults.len() >= MAX_FAULTS {
+                faults.push(format!("{}: what follows was not looked at", place(number)));
+                break;
+            }
             if let Err(more) = self.check(&link) {
                 faults.extend(more.iter().map(|fault| format!("{}: {fault}", place(number))));
                 continue;
             }
             several_planes |= link.plane > 0;
+            let Cable { interface, leaf, port, .. } = &link.cable;
+            if let (Some(leaf), Some(port)) = (leaf, port)
+                && let Some(first) = ports.insert(hash(leaf, port), number)
+            {
+                let (at, first) = (place(number), place(first));
+                faults.push(format!("{at}: port {port} of {leaf} has another cable ({first})"));
+            }
+            let on = self.key(&link, false);
+            if let Some(interface) = interface
+                && let Some((first, other)) =
+                    interfaces.insert(hash(&link.node_name, interface), (number, on))
+                && other != on
+            {
+                let (at, first, node_name) = (place(number), place(first), &link.node_name);
+                faults.push(format!(
+                    "{at}: interface {interface} of node {node_name} is also on rail {} ({first})",
+                    other.rail
+                ));
+            }
             let families: &[bool] = match self.family {
                 Family::Ipv4 => &[false],
                 Family::Ipv6 => &[true],
@@ -196,8 +241,8 @@ impl Scheme {
         Ok(Plan { pools, warnings: twice.into_iter().collect() })
     }
 
-    /// Limits of the fields of an address.
-    fn check(&self, link: &HostLink) -> Result<(), Vec<String>> {
+    /// What an address of this scheme has room for.
+    pub fn last(&self) -> Last {
         let is_v4 = self.family != Family::Ipv6;
         let su = match (is_v4, self.tiers, self.mode) {
             (true, Tiers::Three, Mode::None) | (false, ..) => 255,
@@ -208,12 +253,17 @@ impl Scheme {
             (Tiers::Three, true) => 31,
             (Tiers::Three, false) => 255,
         };
+        Last { rail: 7, host: if is_v4 { 127 } else { 255 }, su, pod, plane: 3 }
+    }
+
+    fn check(&self, link: &HostLink) -> Result<(), Vec<String>> {
+        let last = self.last();
         let fields = [
-            ("rail", link.rail, 7),
-            ("host", link.host, if is_v4 { 127 } else { 255 }),
-            ("su", link.su, su),
-            ("pod", link.pod, pod),
-            ("plane", link.plane, 3),
+            ("rail", link.rail, last.rail),
+            ("host", link.host, last.host),
+            ("su", link.su, last.su),
+            ("pod", link.pod, last.pod),
+            ("plane", link.plane, last.plane),
         ];
         let mut faults: Vec<_> = fields
             .into_iter()
@@ -229,6 +279,7 @@ impl Scheme {
         if !is_name(&link.node_name) {
             faults.push(format!("{:?} is no name of a node", link.node_name));
         }
+        faults.extend(link.cable.fault());
         if faults.is_empty() { Ok(()) } else { Err(faults) }
     }
 
@@ -316,6 +367,31 @@ impl Scheme {
             cables,
         }
     }
+}
+
+impl Cable {
+    /// Names become words of commands and of files, and need no quotes in any.
+    pub fn fault(&self) -> Option<String> {
+        let Cable { interface, leaf, port, .. } = self;
+        let is_netdev = |name: &str| cni::is_identifier(name) && name.len() <= 15;
+        let is_port = |name: &str| {
+            name.starts_with(|first: char| first.is_ascii_alphanumeric())
+                && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-/:".contains(&byte))
+        };
+        let wrong = |name: &Option<String>, is_good: &dyn Fn(&str) -> bool, what: &str| {
+            name.as_ref().filter(|name| !is_good(name)).map(|name| format!("{name:?} is no name of {what}"))
+        };
+        wrong(interface, &is_netdev, "a netdev")
+            .or_else(|| wrong(leaf, &is_name, "a leaf"))
+            .or_else(|| wrong(port, &is_port, "a switch port"))
+    }
+}
+
+/// 128 bits in place of two names, of which a million would take the memory of the plan once more.
+fn hash(one: &str, other: &str) -> u128 {
+    let mut hasher = SipHasher13::new();
+    (one, other).hash(&mut hasher);
+    hasher.finish128().as_u128()
 }
 
 /// After [`Scheme::check`], nothing is cut off.
@@ -491,6 +567,45 @@ mod tests {
         assert_eq!(plan_of(Mode::Hwplb).pools[0].cables[0].len(), 2);
         assert_eq!(plan_of(Mode::Swplb).pools.len(), 2);
         assert!(plan_of(Mode::None).warnings[0].contains("a second link on rail 0"));
+    }
+
+    /// One row too many in a table of cables, and a switch port is configured twice.
+    #[test]
+    fn an_end_of_a_cable_is_there_once() {
+        let cabled = |node: &str, rail, interface: &str, port: &str| HostLink {
+            cable: Cable {
+                interface: Some(interface.into()),
+                leaf: Some("leaf".into()),
+                port: Some(port.into()),
+                mtu: None,
+            },
+            ..link(node, 0, rail, 0, 0, if node == "a" { 0 } else { 1 })
+        };
+        let faults = plan(TWO, &[cabled("a", 0, "r0", "swp1"), cabled("b", 0, "r0", "swp1")]).unwrap_err();
+        assert_eq!(faults, ["links[1]: port swp1 of leaf has another cable (links[0])"]);
+        let faults = plan(TWO, &[cabled("a", 0, "r0", "swp1"), cabled("a", 1, "r0", "swp2")]).unwrap_err();
+        assert_eq!(faults, ["links[1]: interface r0 of node a is also on rail 0 (links[0])"]);
+        assert!(plan(TWO, &[cabled("a", 0, "r0", "swp1"), cabled("a", 1, "r1", "swp2")]).is_ok());
+    }
+
+    #[test]
+    fn names_of_ends_are_words() {
+        let cable = |interface: &str, leaf: &str, port: &str| Cable {
+            interface: Some(interface.into()),
+            leaf: Some(leaf.into()),
+            port: Some(port.into()),
+            mtu: None,
+        };
+        assert_eq!(cable("enp1s0f0np0", "leaf-1.dc", "Ethernet1/1:2").fault(), None);
+        for (cable, told) in [
+            (cable("sixteen-bytes-xx", "l", "p"), "\"sixteen-bytes-xx\" is no name of a netdev"),
+            (cable("e;reboot", "l", "p"), "netdev"),
+            (cable("e", "../l", "p"), "\"../l\" is no name of a leaf"),
+            (cable("e", "l", "swp1 $(reboot)"), "is no name of a switch port"),
+            (cable("e", "l", "/swp1"), "switch port"),
+        ] {
+            assert!(cable.fault().unwrap().contains(told), "{told}");
+        }
     }
 
     #[test]
