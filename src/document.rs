@@ -7,13 +7,10 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt as _;
 
-use anyhow::{Context as _, Result};
 use nix::fcntl::OFlag;
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, ScanError};
 use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
-
-use crate::fail;
 
 /// A topology of 8,192 nodes with eight rails has 90 MB.
 const MAX_FILE: usize = 256 << 20;
@@ -31,6 +28,8 @@ pub struct Document {
     pub file: String,
     /// What is in it.
     pub value: Value,
+    /// JSON, which a container runtime reads, or YAML.
+    pub is_json: bool,
     lines: Lines,
 }
 
@@ -44,22 +43,18 @@ struct Lines {
     inside: Box<[Lines]>,
 }
 
-/// Reads and parses a file, `-` for stdin. Errors name file, line and column.
-pub fn read(file: &str) -> Result<Vec<Document>> {
+/// Reads and parses a file, `-` for stdin.
+pub fn read(file: &str) -> Result<Vec<Document>, Fault> {
     let shown = if file == "-" { "stdin" } else { file };
-    let text = bytes(file).with_context(|| shown.to_owned())?;
+    let text = bytes(file).map_err(|error| Fault::at(0, 0, error.to_string()).of(shown))?;
     parse(shown, &text)
 }
 
 /// Parses what a file has: one document of JSON, or any number of YAML. Empty ones are left out.
-pub fn parse(file: &str, text: &[u8]) -> Result<Vec<Document>> {
-    match documents(text) {
-        Ok(documents) => Ok(documents
-            .into_iter()
-            .map(|(value, lines)| Document { file: file.to_owned(), value, lines })
-            .collect()),
-        Err(Fault { line, column, problem }) => fail!(InvalidConfig, "{file}:{line}:{column}: {problem}"),
-    }
+pub fn parse(file: &str, text: &[u8]) -> Result<Vec<Document>, Fault> {
+    let (documents, is_json) = documents(text).map_err(|fault| fault.of(file))?;
+    let named = |(value, lines)| Document { file: file.to_owned(), value, is_json, lines };
+    Ok(documents.into_iter().map(named).collect())
 }
 
 /// A value of a document, which knows its lines.
@@ -71,22 +66,52 @@ pub struct Part<'a> {
     lines: &'a Lines,
 }
 
-/// A value that is not what is wanted there.
+/// Where something stands: `pools.yaml:17`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// As the user named it.
+    pub file: String,
+    /// From 1; 0: the file as a whole.
+    pub line: u32,
+    /// From 1; 0: not known.
+    pub column: u32,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.file)?;
+        let mut known = [self.line, self.column].into_iter().take_while(|number| *number != 0);
+        known.try_for_each(|number| write!(f, ":{number}"))
+    }
+}
+
+/// What is wrong with a file, or with a value of it.
 #[derive(Debug)]
-pub struct Misfit {
-    /// `FILE:LINE`.
-    pub place: String,
-    /// With the path.
+pub struct Fault {
+    /// Where.
+    pub place: Place,
+    /// What; begins with the path of the value, if there is one.
     pub problem: String,
 }
 
-impl fmt::Display for Misfit {
+impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.place, self.problem)
     }
 }
 
-impl std::error::Error for Misfit {}
+impl std::error::Error for Fault {}
+
+impl Fault {
+    fn at(line: u32, column: u32, problem: String) -> Fault {
+        Fault { place: Place { file: String::new(), line, column }, problem }
+    }
+
+    fn of(mut self, file: &str) -> Fault {
+        file.clone_into(&mut self.place.file);
+        self
+    }
+}
 
 impl Document {
     /// All of it.
@@ -96,12 +121,17 @@ impl Document {
 }
 
 impl<'a> Part<'a> {
-    /// `FILE:LINE` of the value at `path`, such as `spec.routes[0].dst`, or nothing for this value. What is not
-    /// there is missing in what would hold it. What follows a colon and a space is not looked at, so this places
-    /// a message that begins with its path. Keys may have dots.
-    pub fn place(self, path: &str) -> String {
+    /// Where the value at `path` stands, such as `spec.routes[0].dst`; or this value, for "". What is not there is
+    /// missing in what would hold it. What follows a colon and a space is not looked at, so this places a message
+    /// that begins with its path. Keys may have dots.
+    pub fn place(self, path: &str) -> Place {
         let path = path.split(": ").next().unwrap_or_default();
-        format!("{}:{}", self.file, self.follow(path).0.lines.line)
+        Place { file: self.file.to_owned(), line: self.follow(path).0.lines.line, column: 0 }
+    }
+
+    /// A fault of the value with whose path `problem` begins.
+    pub fn fault(self, problem: String) -> Fault {
+        Fault { place: self.place(&problem), problem }
     }
 
     /// The value at `path`; `None` when there is none.
@@ -129,30 +159,28 @@ impl<'a> Part<'a> {
     }
 
     /// The value at `path` as a `T`; null when there is none.
-    pub fn decode<T: DeserializeOwned>(self, path: &str) -> Result<T, Misfit> {
+    pub fn decode<T: DeserializeOwned>(self, path: &str) -> Result<T, Fault> {
         let value = self.get(path).map_or(&Value::Null, |part| part.value);
         serde_path_to_error::deserialize(value).map_err(|error| {
             let inner = error.path().to_string();
             let dot = if path.is_empty() || inner.starts_with('[') { "" } else { "." };
             let path = if inner == "." { path.to_owned() } else { format!("{path}{dot}{inner}") };
             let colon = if path.is_empty() { "" } else { ": " };
-            Misfit { place: self.place(&path), problem: format!("{path}{colon}{}", error.inner()) }
+            Fault { place: self.place(&path), problem: format!("{path}{colon}{}", error.inner()) }
         })
     }
 
     /// The JSON that this text holds, such as `spec.config` of a NetworkAttachmentDefinition. Its lines are exact
     /// when it was written as a literal block (`|`); else all are the line where the text begins.
-    pub fn json(self) -> Result<Document, Misfit> {
+    pub fn json(self) -> Result<Document, Fault> {
         let Lines { line, text, .. } = *self.lines;
         let line = |inner: u32| if text == 0 { line } else { (text + inner).saturating_sub(1) };
         match json(self.value.as_str().unwrap_or_default()) {
             Ok((value, mut lines)) => {
                 lines.each(&mut |place| *place = line(*place));
-                Ok(Document { file: self.file.to_owned(), value, lines })
+                Ok(Document { file: self.file.to_owned(), value, is_json: true, lines })
             }
-            Err(fault) => {
-                Err(Misfit { place: format!("{}:{}", self.file, line(fault.line)), problem: fault.problem })
-            }
+            Err(Fault { place, problem }) => Err(Fault::at(line(place.line), 0, problem).of(self.file)),
         }
     }
 
@@ -203,16 +231,8 @@ impl Lines {
     }
 }
 
-/// Why a text is refused, and where.
-#[derive(Debug)]
-struct Fault {
-    line: u32,
-    column: u32,
-    problem: String,
-}
-
 /// The bytes of a regular file, `-` for stdin.
-fn bytes(file: &str) -> Result<Vec<u8>> {
+fn bytes(file: &str) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     let limit = MAX_FILE as u64 + 1;
     if file == "-" {
@@ -221,25 +241,25 @@ fn bytes(file: &str) -> Result<Vec<u8>> {
         // A FIFO would let us wait for a writer for ever.
         let opened = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(file)?;
         if !opened.metadata()?.is_file() {
-            fail!(InvalidConfig, "not a regular file");
+            return Err(io::Error::other("not a regular file"));
         }
         opened.take(limit).read_to_end(&mut text)?;
     }
     if text.len() > MAX_FILE {
-        fail!(InvalidConfig, "larger than {} MiB", MAX_FILE >> 20);
+        return Err(io::Error::other(format!("larger than {} MiB", MAX_FILE >> 20)));
     }
     Ok(text)
 }
 
 type Placed = (Value, Lines);
 
-fn documents(text: &[u8]) -> Result<Vec<Placed>, Fault> {
+fn documents(text: &[u8]) -> Result<(Vec<Placed>, bool), Fault> {
     let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
     let text = checked(text)?;
     if text.trim_start().starts_with(['{', '[']) {
-        return json(text).map(|document| vec![document]);
+        return json(text).map(|document| (vec![document], true));
     }
-    yaml(text)
+    yaml(text).map(|documents| (documents, false))
 }
 
 /// Is it text at all?
@@ -258,7 +278,7 @@ fn checked(bytes: &[u8]) -> Result<&str, Fault> {
     let before = &bytes[..end];
     let line = before.split(|byte| *byte == b'\n');
     let column = line.clone().next_back().map_or(0, <[u8]>::len);
-    Err(Fault { line: number(line.count()), column: number(column + 1), problem: problem.to_owned() })
+    Err(Fault::at(number(line.count()), number(column + 1), problem.to_owned()))
 }
 
 fn number(count: usize) -> u32 {
@@ -333,10 +353,8 @@ enum SoFar {
 
 /// YAML 1.2, what of it can be JSON. `yes` and `010` are texts.
 fn yaml(text: &str) -> Result<Vec<Placed>, Fault> {
-    let at = |mark: &Marker, problem: &str| Fault {
-        line: number(mark.line()),
-        column: number(mark.col() + 1),
-        problem: format!("YAML: {problem}"),
+    let at = |mark: &Marker, problem: &str| {
+        Fault::at(number(mark.line()), number(mark.col() + 1), format!("YAML: {problem}"))
     };
     let scan = |error: ScanError| at(error.marker(), error.info());
     let mut budget = Budget::of(text);
@@ -502,8 +520,7 @@ fn json(text: &str) -> Result<Placed, Fault> {
     read.map_err(|error| {
         let whole = error.to_string();
         let problem = whole.rsplit_once(" at line ").map_or(whole.as_str(), |(problem, _)| problem);
-        let (line, column) = (number(error.line()), number(error.column()));
-        Fault { line, column, problem: format!("JSON: {problem}") }
+        Fault::at(number(error.line()), number(error.column()), format!("JSON: {problem}"))
     })
 }
 
@@ -656,24 +673,24 @@ mod tests {
             ];
             for (path, line) in paths.into_iter().zip(expected) {
                 assert!(document.root().get(path).is_some(), "{path}");
-                assert_eq!(document.root().place(path), format!("f:{line}"), "{path}: {text}");
+                assert_eq!(document.root().place(path).line, line, "{path}: {text}");
             }
         }
         let second = &parse("f", yaml.as_bytes()).unwrap()[1];
-        assert_eq!(second.root().place("spec.config"), "f:15");
-        assert_eq!(second.root().place("spec.missing.more: a message"), "f:14");
-        assert_eq!(second.root().place("spec.config: a. [message"), "f:15");
+        assert_eq!(second.root().place("spec.config").to_string(), "f:15");
+        assert_eq!(second.root().place("spec.missing.more: a message").line, 14);
+        assert_eq!(second.root().place("spec.config: a. [message").line, 15);
         assert!(second.root().get("spec.missing").is_none());
-        assert_eq!(second.root().get("spec").unwrap().place("config"), "f:15");
+        assert_eq!(second.root().get("spec").unwrap().place("config").line, 15);
     }
 
     #[test]
     fn parts_know_their_lines() {
         let document = one("a:\n- b: 1\n- b: x\n  c: 2\n");
         let items: Vec<_> = document.root().get("a").unwrap().items().collect();
-        assert_eq!(items[1].place("c"), "f:4");
-        let entries: Vec<_> = items[1].entries().map(|(key, part)| (key, part.place(""))).collect();
-        assert_eq!(entries, [("b", "f:3".to_owned()), ("c", "f:4".to_owned())]);
+        assert_eq!(items[1].place("c").line, 4);
+        let entries: Vec<_> = items[1].entries().map(|(key, part)| (key, part.place("").line)).collect();
+        assert_eq!(entries, [("b", 3), ("c", 4)]);
         let list = |path| document.root().decode::<Vec<BTreeMap<String, u8>>>(path).unwrap_err().to_string();
         assert!(list("a").starts_with("f:3: a[1].b: invalid type: string"), "{}", list("a"));
         assert!(list("d").starts_with("f:1: d: invalid type: null"), "{}", list("d"));
@@ -700,7 +717,7 @@ mod tests {
             assert!(fault.starts_with(&format!("f:{line}: JSON: expected value")), "{fault}: {text}");
             let document = one(&text.replace("bad\": ", "bad\": 1").replace("bad\\\": ", "bad\\\": 1"));
             let inner = document.root().get("spec.config").unwrap().json().unwrap();
-            assert_eq!(inner.root().place("bad"), format!("f:{line}"), "{text}");
+            assert_eq!(inner.root().place("bad").line, line, "{text}");
             assert_eq!(inner.value["mtu"], 9000);
         }
     }
@@ -770,12 +787,12 @@ mod tests {
         ] {
             assert_eq!(values(text), [json!({"a": 1})], "{text:?}");
         }
-        assert_eq!(one("a: 1\r\nb: 2\r\n").root().place("b"), "f:2");
+        assert_eq!(one("a: 1\r\nb: 2\r\n").root().place("b").line, 2);
         assert_eq!(values(""), [] as [Value; 0]);
         assert_eq!(values("# nothing\n"), [] as [Value; 0]);
         let twice = one("a: &x {k: 1}\nb: *x\nc:\n- *x\n");
         assert_eq!(twice.value, json!({"a": {"k": 1}, "b": {"k": 1}, "c": [{"k": 1}]}));
-        assert_eq!((twice.root().place("b"), twice.root().place("b.k")), ("f:2".into(), "f:1".into()));
+        assert_eq!((twice.root().place("b").line, twice.root().place("b.k").line), (2, 1));
     }
 
     #[test]
@@ -795,7 +812,7 @@ mod tests {
             ("x: !secret y\n".to_owned(), "f:1:4: YAML: tags (!)"),
             ("[a, b]: c\n".to_owned(), "f:1:"),
             ("? [a, b]\n: c\n".to_owned(), "f:1:3: YAML: a list or an object as a key"),
-            ("{\"a\": [1, 2\n".to_owned(), "f:2:0: JSON: EOF while parsing"),
+            ("{\"a\": [1, 2\n".to_owned(), "f:2: JSON: EOF while parsing"),
             ("{\n\"a\": tru }".to_owned(), "f:2:9: JSON: expected ident"),
             ("{\"a\": 1}\n{\"b\": 1}\n".to_owned(), "f:2:1: JSON: trailing characters"),
             ("a: 1\nb: \0\n".to_owned(), "f:2:4: neither YAML nor JSON: a NUL byte"),
@@ -857,7 +874,7 @@ mod tests {
             (at("large"), "larger than 256 MiB"),
             ("/dev/zero".to_owned(), "not a regular file"),
         ] {
-            let error = format!("{:#}", read(&file).unwrap_err());
+            let error = read(&file).unwrap_err().to_string();
             assert!(error.starts_with(&file) && error.contains(told), "{error}");
         }
     }
@@ -883,9 +900,8 @@ mod tests {
     /// Every value whose key or text stands in a line of its own is said to be there.
     fn compare(part: Part, text: &[&str], path: &str) {
         for (key, inner) in part.entries() {
-            let place = part.get(key).map(|_| inner.place("")).unwrap_or_default();
-            let line: usize = place.trim_start_matches("f:").parse().unwrap();
-            assert!(text[line - 1].contains(key), "{path}.{key}: {place}: {text:?}");
+            let line = inner.place("").line;
+            assert!(text[line as usize - 1].contains(key), "{path}.{key}: {line}: {text:?}");
             compare(inner, text, &format!("{path}.{key}"));
         }
         for (index, inner) in part.items().enumerate() {

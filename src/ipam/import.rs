@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::change::{self, Import, Nodes};
 use super::cidrpool::{self, Plan, Row, Spec};
 use super::is_name;
-use crate::document::{self, Misfit, Part};
+use crate::document::{self, Fault, Part};
 use crate::fail;
 use crate::node::Node;
 
@@ -28,7 +28,7 @@ fn pools(files: &[String], warnings: &mut Vec<String>) -> Result<BTreeMap<String
     let mut pools = BTreeMap::new();
     for file in files {
         let documents = document::read(file).unwrap_or_else(|error| {
-            faults.push(format!("{error:#}"));
+            faults.push(error.to_string());
             Vec::new()
         });
         let mut manifests = Vec::new();
@@ -103,15 +103,15 @@ fn pools_in<'a>(part: Part<'a>, found: &mut Vec<Manifest<'a>>, faults: &mut Vec<
     }
 }
 
-fn manifest(part: Part) -> Result<Manifest, Misfit> {
+fn manifest(part: Part) -> Result<Manifest, Fault> {
     const API_VERSION: &str = "nv-ipam.nvidia.com/v1alpha1";
-    let wrong = |problem: String| Misfit { place: part.place(&problem), problem };
+    let wrong = |problem: String| part.fault(problem);
     let name = match part.text("metadata.name") {
         Some(name) if is_name(name) => name,
         Some(name) => return Err(wrong(format!("metadata.name: {name:?} is no name of a pool"))),
         None => return Err(wrong("metadata.name: is missing".to_owned())),
     };
-    let within = |fault: Misfit| Misfit { problem: format!("CIDRPool {name}: {}", fault.problem), ..fault };
+    let within = |fault: Fault| Fault { problem: format!("CIDRPool {name}: {}", fault.problem), ..fault };
     match part.text("apiVersion") {
         Some(API_VERSION) => (),
         other => {
