@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use nix::dir::Dir as DirStream;
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat, renameat};
-use nix::sys::stat::{Mode, fstat, fstatat, mkdirat};
+use nix::fcntl::{AtFlags, OFlag, RenameFlags, openat, renameat, renameat2};
+use nix::sys::stat::{FileStat, Mode, fstat, fstatat, mkdirat};
 use nix::time::{ClockId, clock_gettime};
-use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, unlinkat};
+use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, linkat, unlinkat};
 
 use crate::fail;
 
@@ -113,24 +113,63 @@ impl Dir {
         })
     }
 
-    /// The first half of a durable [`Dir::write`], for many files: after all of them comes one [`Dir::sync`],
-    /// then [`Dir::commit`] for each, then another sync.
-    pub fn prepare(&self, name: &str, content: &[u8]) -> Result<()> {
-        self.write_temporary(name, content).map(drop).or_else(|error| {
-            self.discard(name);
-            Err(error).with_context(|| format!("cannot write {}", self.path.join(name).display()))
-        })
-    }
-
-    /// Puts what was prepared in its place.
-    pub fn commit(&self, name: &str) -> Result<()> {
-        self.rename_temporary(name)
-            .with_context(|| format!("cannot write {}", self.path.join(name).display()))
-    }
-
-    /// Forgets what was prepared.
+    /// Forgets what a write began.
     pub fn discard(&self, name: &str) {
         let _ = self.remove(&format!("{TEMPORARY}{name}"));
+    }
+
+    /// Makes the file `name`, of which nobody knows yet: neither atomic nor durable.
+    pub fn write_new(&self, name: &str, content: &[u8]) -> Result<()> {
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+        let write =
+            || -> io::Result<()> { File::from(openat(&self.fd, name, flags, mode)?).write_all(content) };
+        write().with_context(|| format!("cannot write {}", self.path.join(name).display()))
+    }
+
+    /// Makes the folder `name`, which is not there yet.
+    pub fn make(&self, name: &str) -> Result<()> {
+        mkdirat(&self.fd, name, Mode::S_IRWXU)
+            .map_err(|errno| self.error(errno, "cannot make the folder", name))
+    }
+
+    /// Puts the file `name` into `to` as well; a copy of it, where the file system has no hard links.
+    pub fn link(&self, name: &str, to: &Dir) -> Result<()> {
+        match linkat(&self.fd, name, &to.fd, name, AtFlags::empty()) {
+            Err(Errno::EPERM | Errno::EOPNOTSUPP | Errno::EMLINK) => match self.read(name)? {
+                Some(content) => to.write_new(name, &content),
+                None => Ok(()),
+            },
+            linked => linked.map_err(|errno| to.error(errno, "cannot write", name)),
+        }
+    }
+
+    /// Moves the entry `name` to the folder `to`.
+    pub fn rename(&self, name: &str, to: &Dir) -> io::Result<()> {
+        Ok(renameat(&self.fd, name, &to.fd, name)?)
+    }
+
+    /// Exchanges the entries `name` of this folder and of `with`, in one step.
+    pub fn exchange(&self, name: &str, with: &Dir) -> io::Result<()> {
+        Ok(renameat2(&self.fd, name, &with.fd, name, RenameFlags::RENAME_EXCHANGE)?)
+    }
+
+    /// Is `folder` still what `name` means here?
+    pub fn names_still(&self, name: &str, folder: &Dir) -> bool {
+        let named = fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW);
+        let same = |one: FileStat, other: FileStat| (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino);
+        matches!((named, fstat(&folder.fd)), (Ok(named), Ok(ours)) if same(named, ours))
+    }
+
+    /// Removes the folder `name` and the files in it.
+    pub fn remove_folder(&self, name: &str) -> Result<()> {
+        if let Some(folder) = self.sub(name)? {
+            folder.all_names()?.iter().try_for_each(|file| folder.remove(file))?;
+        }
+        match unlinkat(&self.fd, name, UnlinkatFlags::RemoveDir) {
+            Ok(()) | Err(Errno::ENOENT) => Ok(()),
+            Err(errno) => Err(self.error(errno, "cannot remove the folder", name)),
+        }
     }
 
     /// Waits until the disk has everything of this file system.
@@ -176,7 +215,8 @@ impl Dir {
         Ok(names)
     }
 
-    fn all_names(&self) -> Result<Vec<String>> {
+    /// The same with those half-written.
+    pub fn all_names(&self) -> Result<Vec<String>> {
         let list = || -> nix::Result<Vec<String>> {
             let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
             let mut stream = DirStream::openat(&self.fd, ".", flags, Mode::empty())?;

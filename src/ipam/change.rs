@@ -9,7 +9,7 @@ use anyhow::Result;
 
 use super::allocation::{Allocation, To};
 use super::lease::{self, Folder};
-use super::store::{self, Change};
+use super::store::{self, Change, Store};
 use crate::fail;
 use crate::node::Node;
 
@@ -88,16 +88,18 @@ pub fn changes(
     nodes: &Nodes,
 ) -> Result<Import> {
     let mut import = Import::default();
+    let store = Store::open(node)?;
+    let names: Vec<&String> = pools.keys().collect();
     let wanted: BTreeSet<String> = match nodes {
         Nodes::One(name) => BTreeSet::from([name.clone()]),
         Nodes::All => {
             let named = pools.values().flat_map(|pool| pool.keys().cloned());
-            store::nodes(node)?.into_iter().chain(named).collect()
+            store.nodes()?.into_iter().chain(named).collect()
         }
     };
     for node_name in &wanted {
-        for (pool, allocations) in pools {
-            let before = store::find(node, node_name, pool).unwrap_or_else(|error| {
+        for ((pool, allocations), before) in pools.iter().zip(store.find(node_name, &names)?) {
+            let before = before.unwrap_or_else(|error| {
                 import.warnings.push(format!("{error:#}"));
                 None
             });
@@ -177,15 +179,11 @@ pub fn write(node: &Node, import: &Import, force: bool) -> Result<()> {
              --force, and they keep addresses that the fabric may route elsewhere"
         );
     }
-    let changes: Vec<Change> = import
+    let changes: Vec<Change<'_>> = import
         .lines
         .iter()
         .filter(|line| line.before != line.after)
-        .map(|Line { node_name, pool, after, .. }| Change {
-            node_name: node_name.clone(),
-            pool: pool.clone(),
-            allocation: after.clone(),
-        })
+        .map(|Line { node_name, pool, after, .. }| Change { node_name, pool, allocation: after.as_ref() })
         .collect();
     store::apply(node, &changes)
 }
@@ -246,9 +244,12 @@ mod tests {
                 assert!(error.contains("nothing was written: 1 live"), "{error}");
             }
         }
-        assert_eq!(store::load(&node, "n", "p").unwrap(), plan("10.0.0.0/31", "10.0.0.1")["p"]["n"]);
+        assert_eq!(
+            store::load(&node, "n", &["p".to_owned()]).unwrap(),
+            [plan("10.0.0.0/31", "10.0.0.1")["p"]["n"].clone()]
+        );
         write(&node, &changes(&node, &nothing(), &Nodes::All).unwrap(), true).unwrap();
-        assert!(store::find(&node, "n", "p").unwrap().is_none());
+        assert!(store::load(&node, "n", &["p".to_owned()]).is_err());
         // The store says nothing of it any more, but the pod is still there.
         let other = changes(&node, &plan("10.0.0.2/31", "10.0.0.3"), &Nodes::All).unwrap();
         assert_eq!(other.outside.len(), 1);

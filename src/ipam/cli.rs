@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use super::allocation::Allocation;
 use super::change::{self, Nodes};
 use super::lease::{self, Entry, Folder, Lease};
-use super::{import, is_name, node_name, store};
+use super::store::{self, Store};
+use super::{import, is_name, node_name};
 use crate::fail;
 use crate::node::Node;
 use crate::output::{self, Output, pretty, print, table};
@@ -208,9 +209,12 @@ fn run_show(args: &ShowArgs, output: Output) -> Result<ExitCode> {
         Some(name) => fail!(InvalidConfig, "--node {name:?} is no name of a node"),
         None => Some(node_name(&node)?),
     };
-    for node_name in wanted.as_ref().map_or_else(|| store::nodes(&node), |name| Ok(vec![name.clone()]))? {
-        for pool in store::pools(&node, &node_name)? {
-            let (allocation, damage) = match store::find(&node, &node_name, &pool) {
+    let store = Store::open(&node)?;
+    for node_name in wanted.as_ref().map_or_else(|| store.nodes(), |name| Ok(vec![name.clone()]))? {
+        let pools = store.pools(&node_name)?;
+        let found = store.find(&node_name, &pools)?;
+        for (pool, found) in pools.into_iter().zip(found) {
+            let (allocation, damage) = match found {
                 Ok(allocation) => (allocation, None),
                 Err(error) => (None, Some(format!("{error:#}"))),
             };
@@ -262,9 +266,7 @@ fn run_show(args: &ShowArgs, output: Output) -> Result<ExitCode> {
         damage.iter().chain(unreadable).for_each(|why| output::say(PROGRAM, why));
     }
     if let (true, Some(name)) = (shown.is_empty(), &wanted) {
-        let nodes = store::nodes(&node)?;
-        let near = store::near_misses(name, nodes.iter().map(String::as_str));
-        output::say(PROGRAM, &format!("node {name} has no allocation{}", store::hint(&near)));
+        output::say(PROGRAM, &format!("node {name} has no allocation{}", store::hint(&store.near(name))));
     }
     Ok(ExitCode::SUCCESS)
 }

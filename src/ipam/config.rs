@@ -59,7 +59,7 @@ impl Config {
     /// What each pool gives to this node, in the order of the pools.
     pub fn allocations(&self, node: &Node, node_name: &str) -> Result<Vec<Allocation>> {
         let Some(spec) = &self.inline else {
-            return self.pools.iter().map(|pool| store::load(node, node_name, pool)).collect();
+            return store::load(node, node_name, &self.pools);
         };
         let pool = &self.pools[0];
         let mut plan = spec

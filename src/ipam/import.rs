@@ -157,19 +157,22 @@ mod tests {
         let node = node(temp.path());
         let import = plan(&node, &EXAMPLES.map(str::to_owned), &Nodes::All).unwrap();
         write(&node, &import, false).unwrap();
-        let ours = store::load(&node, "worker-gpu-62", "rail-0").unwrap();
+        let load = |name: &str, pool: &str| {
+            store::load(&node, name, &[pool.to_owned()]).map(|mut all| all.remove(0))
+        };
+        let ours = load("worker-gpu-62", "rail-0").unwrap();
         assert_eq!(ours.prefix.to_string(), "172.16.1.60/31");
         assert_eq!(ours.gateway.unwrap().to_string(), "172.16.1.61");
         for node_name in ["worker-gpu-0", "worker-gpu-1", "worker-gpu-62", "worker-gpu-63"] {
             for rail in 0..8 {
-                let ours = store::load(&node, node_name, &format!("rail-{rail}")).unwrap();
+                let ours = load(node_name, &format!("rail-{rail}")).unwrap();
                 let address = ours.first_free(|_| false).unwrap().to_string();
                 assert!(address.starts_with(&format!("172.{}.", 16 + 2 * rail)), "{address}");
                 assert_eq!(ours.routes[0].dst.to_string(), format!("172.{}.0.0/15", 16 + 2 * rail));
                 assert_eq!(ours.routes[1].dst.to_string(), "172.16.0.0/12");
             }
         }
-        let error = store::load(&node, "Worker-GPU-62.example.com", "rail-0").unwrap_err().to_string();
+        let error = load("Worker-GPU-62.example.com", "rail-0").unwrap_err().to_string();
         assert!(error.contains("did the plan mean it with worker-gpu-62?"), "{error}");
         let again = plan(&node, &EXAMPLES.map(str::to_owned), &Nodes::All).unwrap();
         assert!(again.lines.iter().all(|line| line.change() == "same"));
@@ -188,8 +191,8 @@ mod tests {
         let import = plan(&node, &files, &Nodes::One("b".into())).unwrap();
         assert_eq!(import.lines[0].change(), "removed");
         write(&node, &import, false).unwrap();
-        assert!(store::find(&node, "b", "r").unwrap().is_none());
-        assert!(store::find(&node, "a", "r").unwrap().is_some());
+        assert!(store::load(&node, "b", &["r".to_owned()]).is_err());
+        assert!(store::load(&node, "a", &["r".to_owned()]).is_ok());
         assert!(plan(&node, &files, &Nodes::One("b".into())).is_err());
     }
 

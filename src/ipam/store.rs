@@ -1,9 +1,13 @@
 //! The store, `NODE/POOL.json` below storeDir: one small file for each node in
 //! each pool, so that an ADD costs the same however many nodes are planned.
 
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use nix::errno::Errno;
 
 use super::allocation::{self, Allocation};
 use crate::failure;
@@ -11,102 +15,287 @@ use crate::files::Dir;
 use crate::node::Node;
 
 const LOCK: &str = ".lock";
+/// Below the store's folder: folders that are not a node's yet, or not any more.
+const STAGING: &str = ".new";
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The allocation of `node_name` in `pool`; there being none is an error that helps.
-pub fn load(node: &Node, node_name: &str, pool: &str) -> Result<Allocation> {
-    find(node, node_name, pool)?.ok_or_else(|| missing(node, node_name, pool))
+/// The allocations of `node_name` in `pools`, all of one plan; there being none is an error that helps.
+pub fn load(node: &Node, node_name: &str, pools: &[String]) -> Result<Vec<Allocation>> {
+    let store = Store::open(node)?;
+    let found = store.find(node_name, pools)?;
+    let or_missing = |(pool, found): (&String, Found)| found?.ok_or_else(|| store.missing(node_name, pool));
+    pools.iter().zip(found).map(or_missing).collect()
 }
 
-/// The allocation of `node_name` in `pool`.
-pub fn find(node: &Node, node_name: &str, pool: &str) -> Result<Option<Allocation>> {
-    let Some(folder) = open(node)?.map(|root| root.sub(node_name)).transpose()?.flatten() else {
-        return Ok(None);
+/// What a file says, if it is there.
+pub type Found = Result<Option<Allocation>>;
+
+/// The store, open. One that was never written has nothing.
+#[derive(Debug)]
+pub struct Store {
+    path: PathBuf,
+    root: Option<Dir>,
+}
+
+impl Store {
+    /// Opens it to be read.
+    pub fn open(node: &Node) -> Result<Store> {
+        let path = node.store_dir.clone();
+        match Dir::open(&path) {
+            Ok(root) => Ok(Store { path, root: Some(root) }),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Store { path, root: None }),
+            Err(error) => Err(error).with_context(|| format!("cannot open {}", path.display())),
+        }
+    }
+
+    /// Every node that has a folder, sorted.
+    pub fn nodes(&self) -> Result<Vec<String>> {
+        let mut nodes = self.root.as_ref().map(Dir::names).transpose()?.unwrap_or_default();
+        nodes.retain(|name| super::is_name(name));
+        nodes.sort();
+        Ok(nodes)
+    }
+
+    /// Some of them, in no order, for what need not be complete: a large store has a million.
+    pub fn some_nodes(&self, most: usize) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.path).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        names.filter(|name| super::is_name(name)).take(most).collect()
+    }
+
+    /// The pools that have something for `node_name`, sorted.
+    pub fn pools(&self, node_name: &str) -> Result<Vec<String>> {
+        let names = self.folder(node_name)?.map(|folder| folder.names()).transpose()?.unwrap_or_default();
+        let mut pools: Vec<_> =
+            names.iter().filter_map(|name| name.strip_suffix(".json")).map(str::to_owned).collect();
+        pools.sort();
+        Ok(pools)
+    }
+
+    /// What `node_name` has in each of `pools`, all of one plan: the files are read in one folder, and a folder
+    /// that another took the place of loses its files only after that.
+    pub fn find(&self, node_name: &str, pools: &[impl AsRef<str>]) -> Result<Vec<Found>> {
+        // Each turn more is another plan that was written just now.
+        const TURNS: usize = 100;
+        let nothing = || pools.iter().map(|_| Ok(None)).collect();
+        let mut found = nothing();
+        for _ in 0..TURNS {
+            let Some(folder) = self.folder(node_name)? else { return Ok(nothing()) };
+            found = pools.iter().map(|pool| read(&folder, pool.as_ref())).collect();
+            let is_whole = found.iter().all(|found| matches!(found, Ok(Some(_))));
+            if is_whole || self.root.as_ref().is_none_or(|root| root.names_still(node_name, &folder)) {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    fn folder(&self, node_name: &str) -> Result<Option<Dir>> {
+        Ok(self.root.as_ref().map(|root| root.sub(node_name)).transpose()?.flatten())
+    }
+
+    /// The error for a node without an allocation: nothing is given, and the reader is told what may be meant.
+    fn missing(&self, node_name: &str, pool: &str) -> anyhow::Error {
+        let hint = match self.pools(node_name) {
+            Ok(mut pools) if !pools.is_empty() => {
+                pools.truncate(20);
+                format!(": it has one in {}", pools.join(", "))
+            }
+            _ => hint(&self.near(node_name)),
+        };
+        let file = self.path.join(node_name).join(file_name(pool));
+        failure!(
+            InvalidConfig,
+            "node {node_name:?} has no allocation in pool {pool:?} ({} is absent){hint}",
+            file.display()
+        )
+    }
+
+    /// Nodes that may be meant by `wanted`. Of a large store only a part is listed; it tells which domains there
+    /// are, and the likely names are looked up.
+    pub fn near(&self, wanted: &str) -> Vec<String> {
+        let listed = self.some_nodes(10_000);
+        let likely = likely_names(wanted, listed.iter().map(String::as_str));
+        let is_there = |name: &String| super::is_name(name) && self.path.join(name).is_dir();
+        let there: BTreeSet<String> = listed.into_iter().chain(likely.into_iter().filter(is_there)).collect();
+        near_misses(wanted, there.iter().map(String::as_str))
+    }
+}
+
+/// What the store shall say of a node in a pool; without an allocation, nothing.
+#[derive(Debug)]
+pub struct Change<'a> {
+    /// Whose.
+    pub node_name: &'a str,
+    /// In which pool.
+    pub pool: &'a str,
+    /// What it shall have.
+    pub allocation: Option<&'a Allocation>,
+}
+
+/// Makes all changes, to stay, or none; those of one node stand in a row.
+///
+/// A node's new folder is made whole below [`STAGING`] and then takes the place of the old one, in one step: who
+/// reads has the old or the new one. Two waits for the disk serve all nodes: one for each file would make
+/// minutes of a large fabric.
+pub fn apply(node: &Node, changes: &[Change<'_>]) -> Result<()> {
+    if changes.is_empty() && !node.store_dir.join(STAGING).exists() {
+        return Ok(());
+    }
+    let root = Dir::create(&node.store_dir)?;
+    let _lock = root.lock(LOCK, PATIENCE)?;
+    // What a killed writer left.
+    clear(&root)?;
+    let replaced = root.create_sub(STAGING).and_then(|staging| replace(&root, &staging, changes));
+    if let Err(error) = clear(&root) {
+        // It does no harm, and the next apply tries again.
+        log::warn!("{error:#}");
+    }
+    replaced
+}
+
+fn replace(root: &Dir, staging: &Dir, changes: &[Change<'_>]) -> Result<()> {
+    let of_node: Vec<_> = changes.chunk_by(|one, other| one.node_name == other.node_name).collect();
+    let mut steps = Vec::with_capacity(of_node.len());
+    for changes in of_node {
+        steps.push((changes[0].node_name, prepare(root, staging, changes)?));
+    }
+    root.sync()?;
+    for (done, (name, step)) in steps.iter_mut().enumerate() {
+        let Err(error) = step.take(root, staging, name) else { continue };
+        // A folder is as it was, unless its files went one by one.
+        let taken = if matches!(step, Step::FileByFile) { done + 1 } else { done };
+        let undone = steps[..taken].iter().rev().try_for_each(|(name, step)| step.undo(root, staging, name));
+        return Err(match undone {
+            Ok(()) => error,
+            Err(why) => {
+                let mixed = "some nodes have the new plan and some the old one: import again";
+                error.context(format!("{why:#}; {mixed}"))
+            }
+        });
+    }
+    root.sync()
+}
+
+/// How a node gets what was prepared.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// It had no folder.
+    Make,
+    /// It has another one.
+    Exchange,
+    /// It has one, and shall have none.
+    Remove,
+    /// It has none and shall have none.
+    Nothing,
+    /// It had another one, on a file system that cannot exchange folders.
+    FileByFile,
+}
+
+/// Makes the folder that shall be the node's: what changes, and whatever else is in the old one.
+fn prepare(root: &Dir, staging: &Dir, changes: &[Change<'_>]) -> Result<Step> {
+    let Some(Change { node_name, .. }) = changes.first() else { return Ok(Step::Nothing) };
+    let old = root.sub(node_name)?;
+    let mut kept = old.as_ref().map(Dir::names).transpose()?.unwrap_or_default();
+    let files: Vec<_> = changes.iter().map(|change| file_name(change.pool)).collect();
+    kept.retain(|name| !files.contains(name));
+    let put = files.iter().zip(changes).filter_map(|(file, change)| Some((file, change.allocation?)));
+    let has_new = !kept.is_empty() || put.clone().next().is_some();
+    let step = match (&old, has_new) {
+        (None, true) => Step::Make,
+        (Some(_), true) => Step::Exchange,
+        (Some(_), false) => Step::Remove,
+        (None, false) => Step::Nothing,
     };
+    if has_new {
+        staging.make(node_name)?;
+    }
+    for (file, allocation) in put {
+        let mut content = serde_json::to_vec(allocation)?;
+        content.push(b'\n');
+        staging.write_new(&format!("{node_name}/{file}"), &content)?;
+    }
+    if let (Some(old), false) = (old, kept.is_empty()) {
+        let new = staging.create_sub(node_name)?;
+        kept.iter().try_for_each(|name| old.link(name, &new))?;
+    }
+    Ok(step)
+}
+
+impl Step {
+    fn take(&mut self, root: &Dir, staging: &Dir, name: &str) -> Result<()> {
+        let whole = match self {
+            Step::Make => staging.rename(name, root),
+            Step::Remove => root.rename(name, staging),
+            Step::Exchange => staging.exchange(name, root),
+            Step::Nothing | Step::FileByFile => return Ok(()),
+        };
+        // EXDEV: overlayfs, for a folder that is not in the upper layer.
+        let cannot = |error: &std::io::Error| {
+            [Errno::EINVAL, Errno::EXDEV, Errno::ENOSYS, Errno::EOPNOTSUPP]
+                .iter()
+                .any(|errno| error.raw_os_error() == Some(*errno as i32))
+        };
+        match whole {
+            Err(error) if !matches!(self, Step::Make) && cannot(&error) => {
+                log::warn!(
+                    "{}: this file system cannot exchange folders ({error}): of two pools an ADD right now may \
+                     see one of the old plan and one of the new",
+                    root.path().join(name).display()
+                );
+                *self = Step::FileByFile;
+                file_by_file(root, staging, name)
+            }
+            whole => whole.with_context(|| format!("cannot write {}", root.path().join(name).display())),
+        }
+    }
+
+    fn undo(&self, root: &Dir, staging: &Dir, name: &str) -> Result<()> {
+        let undone = match self {
+            Step::Make => root.rename(name, staging),
+            Step::Remove => staging.rename(name, root),
+            Step::Exchange => staging.exchange(name, root),
+            Step::Nothing => return Ok(()),
+            Step::FileByFile => Err(ErrorKind::Unsupported.into()),
+        };
+        undone.with_context(|| format!("cannot put {} back", root.path().join(name).display()))
+    }
+}
+
+/// Moves what is prepared for a node, if anything, into its folder, and removes what else is there.
+fn file_by_file(root: &Dir, staging: &Dir, name: &str) -> Result<()> {
+    let Some(old) = root.sub(name)? else { return Ok(()) };
+    let new = staging.sub(name)?;
+    let names = new.as_ref().map(Dir::names).transpose()?.unwrap_or_default();
+    for file in &names {
+        if let Some(new) = &new {
+            let moved = new.rename(file, &old);
+            moved.with_context(|| format!("cannot write {}", old.path().join(file).display()))?;
+        }
+    }
+    for file in old.names()?.iter().filter(|file| !names.contains(file)) {
+        old.remove(file)?;
+    }
+    if names.is_empty() { root.remove_folder(name) } else { Ok(()) }
+}
+
+/// Removes what is below [`STAGING`]: old folders, or what a killed writer left. Who holds the lock may.
+fn clear(root: &Dir) -> Result<()> {
+    let Some(staging) = root.sub(STAGING)? else { return Ok(()) };
+    for name in staging.all_names()? {
+        staging.remove_folder(&name)?;
+    }
+    root.remove_folder(STAGING)
+}
+
+/// The allocation in `folder`, a node's, of `pool`.
+fn read(folder: &Dir, pool: &str) -> Found {
     let name = file_name(pool);
     let Some(content) = folder.read(&name)? else { return Ok(None) };
     parse(&content).map(Some).map_err(|why| {
         let file = folder.path().join(&name);
         failure!(Decode, "{}: {why}", file.display())
     })
-}
-
-/// What the store shall say of a node in a pool; without an allocation, nothing.
-#[derive(Debug)]
-pub struct Change {
-    /// Whose.
-    pub node_name: String,
-    /// In which pool.
-    pub pool: String,
-    /// What it shall have.
-    pub allocation: Option<Allocation>,
-}
-
-/// Makes all changes, to stay. Two waits for the disk serve all files: one for each would make minutes of a
-/// large fabric. Until every file is written whole, nothing changes.
-pub fn apply(node: &Node, changes: &[Change]) -> Result<()> {
-    let root = Dir::create(&node.store_dir)?;
-    let _lock = root.lock(LOCK, PATIENCE)?;
-    // Folders are opened again for each step: a large fabric has more of them than a process may hold open.
-    let folder = |change: &Change| root.create_sub(&change.node_name);
-    let put: Vec<_> = changes
-        .iter()
-        .filter_map(|change| change.allocation.as_ref().map(|allocation| (change, allocation)))
-        .collect();
-    for (done, (change, allocation)) in put.iter().enumerate() {
-        let mut content = serde_json::to_vec(allocation)?;
-        content.push(b'\n');
-        let prepared = folder(change).and_then(|dir| dir.prepare(&file_name(&change.pool), &content));
-        if let Err(error) = prepared {
-            for (change, _) in &put[..done] {
-                folder(change)?.discard(&file_name(&change.pool));
-            }
-            return Err(error);
-        }
-    }
-    root.sync()?;
-    for (change, _) in &put {
-        folder(change)?.commit(&file_name(&change.pool))?;
-    }
-    for change in changes.iter().filter(|change| change.allocation.is_none()) {
-        if let Some(folder) = root.sub(&change.node_name)? {
-            folder.remove(&file_name(&change.pool))?;
-        }
-    }
-    root.sync()
-}
-
-/// Every node that has a folder, sorted.
-pub fn nodes(node: &Node) -> Result<Vec<String>> {
-    let mut nodes = open(node)?.map(|root| root.names()).transpose()?.unwrap_or_default();
-    nodes.retain(|name| super::is_name(name));
-    nodes.sort();
-    Ok(nodes)
-}
-
-/// Some of them, for what need not be complete: a large store has a million.
-pub fn some_nodes(node: &Node, most: usize) -> Vec<String> {
-    let entries = std::fs::read_dir(&node.store_dir).into_iter().flatten().take(most).flatten();
-    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    names.filter(|name| super::is_name(name) && !name.starts_with('.')).collect()
-}
-
-/// The pools that have something for `node_name`, sorted.
-pub fn pools(node: &Node, node_name: &str) -> Result<Vec<String>> {
-    let folder = open(node)?.map(|root| root.sub(node_name)).transpose()?.flatten();
-    let names = folder.map(|folder| folder.names()).transpose()?.unwrap_or_default();
-    let mut pools: Vec<_> =
-        names.iter().filter_map(|name| name.strip_suffix(".json")).map(str::to_owned).collect();
-    pools.sort();
-    Ok(pools)
-}
-
-fn open(node: &Node) -> Result<Option<Dir>> {
-    match Dir::open(&node.store_dir) {
-        Ok(root) => Ok(Some(root)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("cannot open {}", node.store_dir.display())),
-    }
 }
 
 fn file_name(pool: &str) -> String {
@@ -141,25 +330,27 @@ fn parse(content: &[u8]) -> Result<Allocation, String> {
     }
 }
 
-/// The error for a node without an allocation: nothing is given, and the reader is told what may be meant.
-fn missing(node: &Node, node_name: &str, pool: &str) -> anyhow::Error {
-    let hint = match pools(node, node_name) {
-        Ok(mut pools) if !pools.is_empty() => {
-            pools.truncate(20);
-            format!(": it has one in {}", pools.join(", "))
+/// Names that would be near misses of `wanted`, with the domains of `known` names: a fabric's nodes are named
+/// alike.
+fn likely_names<'a>(wanted: &str, known: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
+    const DOMAINS: usize = 16;
+    let mut domains = BTreeSet::from([""]);
+    for name in known {
+        if domains.len() < DOMAINS {
+            domains.insert(name.find('.').map_or("", |dot| &name[dot..]));
         }
-        _ => {
-            // For an error text, a part of a large store will do.
-            let names = some_nodes(node, 10_000);
-            hint(&near_misses(node_name, names.iter().map(String::as_str)))
-        }
-    };
-    let file = node.store_dir.join(node_name).join(file_name(pool));
-    failure!(
-        InvalidConfig,
-        "node {node_name:?} has no allocation in pool {pool:?} ({} is absent){hint}",
-        file.display()
-    )
+    }
+    let host = wanted.split('.').next().unwrap_or_default();
+    let mut capital = host.to_ascii_lowercase();
+    if let Some(first) = capital.get_mut(..1) {
+        first.make_ascii_uppercase();
+    }
+    let hosts = [host.to_owned(), host.to_ascii_lowercase(), host.to_ascii_uppercase(), capital];
+    let mut likely: BTreeSet<String> =
+        hosts.iter().flat_map(|host| domains.iter().map(move |domain| format!("{host}{domain}"))).collect();
+    likely.insert(wanted.to_ascii_lowercase());
+    likely.remove(wanted);
+    likely
 }
 
 /// Names that differ from `wanted` in letter case or in the domain alone.
@@ -223,6 +414,27 @@ mod tests {
         let names = ["worker-1", "worker-10", "WORKER-1.example.com"];
         assert_eq!(near_misses("Worker-1", names.into_iter()), ["WORKER-1.example.com", "worker-1"]);
         assert!(near_misses("worker-2", names.into_iter()).is_empty());
+        assert_eq!(near_misses("worker-1", ["worker-1", "Worker-1"].into_iter()), ["Worker-1"]);
+    }
+
+    /// Of a store with more nodes than are listed.
+    #[test]
+    fn a_likely_name_is_of_a_known_domain_and_another_case() {
+        let likely = |wanted: &str| likely_names(wanted, ["gpu-7.a.example", "gpu-8"].into_iter());
+        for (wanted, expected) in [
+            ("GPU-1", "gpu-1"),
+            ("gpu-1", "GPU-1"),
+            ("gpu-1", "Gpu-1"),
+            ("gpu-1", "gpu-1.a.example"),
+            ("GPU-1", "gpu-1.a.example"),
+            ("gpu-1.a.example", "gpu-1"),
+            ("gpu-1.b.example", "gpu-1.a.example"),
+            ("gpu-1.B.example", "gpu-1.b.example"),
+        ] {
+            assert!(likely(wanted).contains(expected), "{wanted}: {expected}: {:?}", likely(wanted));
+            assert!(!likely(wanted).contains(wanted));
+        }
+        assert!(likely("é").len() < 10 && likely("").len() < 10);
     }
 
     proptest! {

@@ -514,24 +514,30 @@ fn a_lock_that_is_held_for_long_is_named() {
 
 // The folder /run/rail-cni.
 
-/// A tmpfs in place of the run folder.
-struct Tmpfs(PathBuf);
+/// A file system of our own at a path.
+pub struct Mount(PathBuf);
 
-impl Tmpfs {
-    fn new(rig: &Rig, test: &str, options: &str) -> Option<Tmpfs> {
-        let path = rig.host.path("run");
+impl Mount {
+    /// Mounts a `kind` there, or skips `test`.
+    pub fn new(path: PathBuf, test: &str, kind: &str, options: &str) -> Option<Mount> {
         fs::create_dir_all(&path).unwrap();
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(&path).output();
+        let mounted = Command::new("mount").args(["-t", kind, "-o", options, kind]).arg(&path).output();
         match mounted {
-            Ok(output) if output.status.success() => Some(Tmpfs(path)),
+            Ok(output) if output.status.success() => Some(Mount(path)),
             other => {
-                skip(&format!("failures::{test}"), &format!("cannot mount here: {other:?}"));
+                skip(test, &format!("cannot mount here: {other:?}"));
                 None
             }
         }
     }
 
-    fn remount(&self, options: &str) {
+    /// A tmpfs in place of the run folder.
+    fn run(rig: &Rig, test: &str, options: &str) -> Option<Mount> {
+        Mount::new(rig.host.path("run"), &format!("failures::{test}"), "tmpfs", options)
+    }
+
+    /// With other options.
+    pub fn remount(&self, options: &str) {
         let options = format!("remount,{options}");
         // Busy while a child that another test has just forked, and that has not run exec yet, holds our files.
         wait_for("the remount", || {
@@ -543,7 +549,7 @@ impl Tmpfs {
     }
 
     /// Until there is neither a block nor an inode left, or no block only.
-    fn fill(&self, inodes: bool) {
+    pub fn fill(&self, inodes: bool) {
         let dir = self.0.join("ballast");
         fs::create_dir_all(&dir).unwrap();
         while fs::write(dir.join("blocks"), vec![0; 1 << 20]).is_ok() {}
@@ -558,12 +564,13 @@ impl Tmpfs {
         }
     }
 
-    fn empty(&self) {
+    /// Removes what [`Mount::fill`] wrote.
+    pub fn empty(&self) {
         fs::remove_dir_all(self.0.join("ballast")).unwrap();
     }
 }
 
-impl Drop for Tmpfs {
+impl Drop for Mount {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
@@ -575,7 +582,7 @@ const SMALL: &str = "size=256k,nr_inodes=60,mode=700";
 fn a_full_run_folder_refuses_add_and_not_del() {
     for inodes in [false, true] {
         let Some(mut rig) = Rig::new("full") else { return };
-        let Some(run) = Tmpfs::new(&rig, "full", SMALL) else { return };
+        let Some(run) = Mount::run(&rig, "full", SMALL) else { return };
         run.fill(inodes);
         rig.add().error(5);
         rig.is_as_before();
@@ -596,7 +603,7 @@ fn a_full_run_folder_refuses_add_and_not_del() {
 fn an_add_that_fills_the_run_folder_is_undone() {
     let fill = format!("cat /dev/zero >run/ballast 2>/dev/null; {LEASE}");
     let Some(mut rig) = Rig::with_ipam("fills", &fill, "true") else { return };
-    let Some(run) = Tmpfs::new(&rig, "fills", SMALL) else { return };
+    let Some(run) = Mount::run(&rig, "fills", SMALL) else { return };
     rig.add().error(5);
     assert_eq!(rig.calls(), ["ADD", "DEL"]);
     rig.is_as_before();
@@ -607,7 +614,7 @@ fn an_add_that_fills_the_run_folder_is_undone() {
 #[test]
 fn a_read_only_run_folder_refuses_add_and_status_and_not_the_del_of_nothing() {
     let Some(mut rig) = Rig::new("read_only") else { return };
-    let Some(run) = Tmpfs::new(&rig, "read_only", SMALL) else { return };
+    let Some(run) = Mount::run(&rig, "read_only", SMALL) else { return };
     for is_new in [true, false] {
         run.remount("ro");
         rig.add().error(5);

@@ -300,6 +300,7 @@ impl Host {
         Call {
             program: env!("CARGO_BIN_EXE_rail-cni").into(),
             wrapper: Vec::new(),
+            args: Vec::new(),
             vars: BTreeMap::from([
                 ("CNI_COMMAND".to_owned(), command.to_owned()),
                 ("CNI_CONTAINERID".to_owned(), container.to_owned()),
@@ -351,6 +352,7 @@ fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
 pub struct Call {
     program: PathBuf,
     wrapper: Vec<String>,
+    args: Vec<String>,
     vars: BTreeMap<String, String>,
 }
 
@@ -390,11 +392,21 @@ impl Call {
         self
     }
 
+    /// An operator's command instead of a call.
+    pub fn args(self, args: &[&str]) -> Call {
+        let args = args.iter().map(|&word| word.to_owned()).collect();
+        Call { args, ..self }.without("CNI_COMMAND")
+    }
+
     /// The command, for tests that need its pipes.
     pub fn command(&self) -> Command {
         let mut words = self.wrapper.iter().map(PathBuf::from).chain([self.program.clone()]);
         let mut command = Command::new(words.next().unwrap());
-        command.args(words).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command
+            .args(words)
+            .args(&self.args)
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.envs(&self.vars).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }

@@ -1,70 +1,89 @@
 //! Issue 4, "Serve": the store, written by `rail-ipam import` while pods come and go.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
+use crate::failures::Mount;
 use crate::harness::{Call, Host, Ran};
+use crate::trace;
 
-/// A node with the pools `rail-0` and `rail-0-v6`, and manifests of more than one plan.
+/// A node with the pools `rail-0` and `rail-0-v6`, and manifests of more than one plan. All of it is on a tmpfs,
+/// where nobody waits for a disk.
 struct Store {
     host: Host,
     pod: PathBuf,
+    dir: tempfile::TempDir,
 }
 
 impl Store {
     fn new(test: &str) -> Option<Store> {
         let host = Host::new(test)?;
         let pod = host.add_netns("pod");
-        Some(Store { host, pod })
+        let store = Store { host, pod, dir: tempfile::tempdir_in("/run").unwrap() };
+        store.host.set_node(json!({"storeDir": store.path("")}));
+        Some(store)
     }
 
-    /// Writes the manifests of plan `number`, 0 to 99: node-1 and node-2 have 172.16.NUMBER.0 and .2, and the same
-    /// in IPv6.
+    fn path(&self, below: &str) -> PathBuf {
+        self.dir.path().join("store").join(below)
+    }
+
+    /// Writes the manifests of plan `number`, 0 to 99: node-1 has 172.16.NUMBER.0 and fd00:0:NUMBER::, node-2 those
+    /// behind it. In odd plans there is a node-3, in even ones a node-4.
     fn manifests(&self, number: u8) -> PathBuf {
-        let pool = |name: &str, cidr: &str, length: u8, rows: [Value; 2]| {
+        let third = if number % 2 == 1 { "node-3" } else { "node-4" };
+        let pool = |name: &str, cidr: &str, length: u8, base: &str| {
+            let rows: Vec<_> = ["node-1", "node-2", third]
+                .iter()
+                .zip(["0", "2", "4"])
+                .map(|(node, last)| json!({"nodeName": node, "prefix": format!("{base}{last}/{length}")}))
+                .collect();
             json!({"apiVersion": "nv-ipam.nvidia.com/v1alpha1", "kind": "CIDRPool", "metadata": {"name": name},
                 "spec": {"cidr": cidr, "perNodeNetworkPrefix": length, "gatewayIndex": 1,
                     "routes": [{"dst": cidr}], "staticAllocations": rows}})
         };
-        let row = |node: &str, prefix: String| json!({"nodeName": node, "prefix": prefix});
         let pools = json!([
-            pool(
-                "rail-0",
-                "172.16.0.0/15",
-                31,
-                [
-                    row("node-1", format!("172.16.{number}.0/31")),
-                    row("node-2", format!("172.16.{number}.2/31")),
-                ]
-            ),
-            pool(
-                "rail-0-v6",
-                "fd00::/32",
-                127,
-                [
-                    row("node-1", format!("fd00:0:{number}::/127")),
-                    row("node-2", format!("fd00:0:{number}::2/127")),
-                ]
-            ),
+            pool("rail-0", "172.16.0.0/15", 31, &format!("172.16.{number}.")),
+            pool("rail-0-v6", "fd00::/32", 127, &format!("fd00:0:{number}::")),
         ]);
         let file = self.host.path(&format!("plan-{number}.json"));
         fs::write(&file, pools.to_string()).unwrap();
         file
     }
 
-    /// A command of rail-ipam.
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_rail-ipam"));
-        command.args(args).env("RAIL_CNI_NODE_CONFIG", self.host.path("node.json"));
-        command
+    /// `rail-ipam import` of plan `number`.
+    fn importer(&self, number: u8, args: &[&str]) -> Call {
+        let file = self.manifests(number).display().to_string();
+        let args: Vec<&str> =
+            ["import", "--all-nodes", &file].into_iter().chain(args.iter().copied()).collect();
+        self.call("", "").args(&args)
     }
 
     fn import(&self, number: u8, args: &[&str]) -> Ran {
-        let file = self.manifests(number);
-        self.command(&["import", "--all-nodes"]).args(args).arg(file).output().unwrap().into()
+        self.importer(number, args).run(&json!(null))
+    }
+
+    /// What is in the store, hidden files and empty folders too.
+    fn files(&self) -> BTreeMap<String, String> {
+        let mut found = BTreeMap::new();
+        let mut folders = vec![self.path("")];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+                let path = entry.path();
+                let name = path.strip_prefix(self.path("")).unwrap().display().to_string();
+                if path.is_dir() {
+                    found.insert(name + "/", String::new());
+                    folders.push(path);
+                } else {
+                    let target = || fs::read_link(&path).unwrap().display().to_string();
+                    found.insert(name, fs::read_to_string(&path).unwrap_or_else(|_| target()));
+                }
+            }
+        }
+        found
     }
 
     fn call(&self, verb: &str, container: &str) -> Call {
@@ -78,32 +97,13 @@ fn network() -> Value {
         "ipam": {"type": "rail-ipam", "pool": "rail-0,rail-0-v6"}})
 }
 
-/// Every file below `dir`, by its path, hidden ones too.
-fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
-    let mut found = Vec::new();
-    let mut folders = vec![dir.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
-            let path = entry.path();
-            if path.is_dir() {
-                folders.push(path);
-            } else {
-                let name = path.strip_prefix(dir).unwrap().display().to_string();
-                found.push((name, fs::read(&path).unwrap()));
-            }
-        }
-    }
-    found.sort();
-    found
-}
-
 /// Issue 4: live leases outside the new plan are named and nothing is written without `--force`.
 #[test]
 fn a_plan_without_room_for_a_running_pod_is_not_written() {
     let Some(store) = Store::new("store::live") else { return };
     store.import(1, &[]).ok();
     store.call("ADD", "c1").run(&network()).ok();
-    let before = files(&store.host.path("store"));
+    let before = store.files();
     let named = [
         "pool rail-0: node node-1: 172.16.1.0 is in use, held by net1 of pod default/pod (container c1)",
         "pool rail-0-v6: node node-1: fd00:0:1:: is in use",
@@ -114,18 +114,18 @@ fn a_plan_without_room_for_a_running_pod_is_not_written() {
     for text in named.iter().chain(&["nothing was written: 2 live leases"]) {
         assert!(refused.stderr.contains(text), "{text}: {refused:?}");
     }
-    assert_eq!(files(&store.host.path("store")), before);
+    assert_eq!(store.files(), before);
 
     let dry = store.import(2, &["--dry-run", "--output", "json"]).ok();
     assert_eq!(dry.json()["outside"][1]["address"], "fd00:0:1::", "{dry:?}");
     assert!(named.iter().all(|text| dry.stderr.contains(text)), "{dry:?}");
-    assert_eq!(files(&store.host.path("store")), before);
+    assert_eq!(store.files(), before);
 
     // Nobody else's pods: only the node's own leases are here.
     store.import(1, &[]).ok();
     let forced = store.import(2, &["--force"]).ok();
     assert!(named.iter().all(|text| forced.stderr.contains(text)), "{forced:?}");
-    assert_ne!(files(&store.host.path("store")), before);
+    assert_ne!(store.files(), before);
     // The pod goes on, its DEL works, and the next one has the new address.
     store.call("DEL", "c1").run(&network()).ok();
     assert!(store.host.leases().is_empty());
@@ -141,4 +141,205 @@ fn leases_of_the_dead_stop_no_plan() {
     store.call("ADD", "c1").run(&network()).ok();
     store.host.delete_netns(&store.pod);
     store.import(2, &[]).ok();
+}
+
+/// What node-1 has in plan `number`.
+fn pair(number: u8) -> [String; 2] {
+    [format!("172.16.{number}.0/31"), format!("fd00:0:{number}::/127")]
+}
+
+/// The entries of `files` in the folder of `node`.
+fn of<'a>(files: &'a BTreeMap<String, String>, node: &str) -> Vec<(&'a String, &'a String)> {
+    files.iter().filter(|(name, _)| name.starts_with(&format!("{node}/"))).collect()
+}
+
+/// Issue 4: a store is replaced atomically. After a kill at any system call each node has its whole old plan or
+/// its whole new one, and the next import leaves no rubbish.
+#[test]
+fn an_import_killed_at_any_call_leaves_every_node_old_or_new() {
+    const TEST: &str = "store::killed";
+    let Some(store) = Store::new(TEST) else { return };
+    if !trace::is_allowed(TEST) {
+        return;
+    }
+    store.import(2, &[]).ok();
+    let new = store.files();
+    store.import(1, &[]).ok();
+    let old = store.files();
+    assert_eq!(new.keys().filter(|name| name.ends_with(".json")).count(), 6, "{new:?}");
+
+    let import = store.importer(2, &[]);
+    let (mut victim, mut seen) = (0, [0, 0]);
+    loop {
+        victim += 1;
+        let traced = trace::run(&import, &json!(null), |point| point.count == victim);
+        let now = store.files();
+        for node in ["node-1", "node-2", "node-3", "node-4"] {
+            let (is_old, is_new) = (of(&now, node) == of(&old, node), of(&now, node) == of(&new, node));
+            assert!(is_old || is_new, "{:?}: {now:?}", traced.killed);
+            seen[usize::from(is_new)] += 1;
+        }
+        store.import(2, &[]).ok();
+        assert_eq!(store.files(), new, "after {:?}", traced.killed);
+        if traced.killed.is_none() {
+            traced.ran.ok();
+            break;
+        }
+        store.import(1, &[]).ok();
+        assert_eq!(store.files(), old, "after {:?}", traced.killed);
+    }
+    println!("{victim} calls: {seen:?} old, new");
+    assert!(seen.iter().all(|count| *count > 10), "{seen:?}");
+}
+
+/// Issue 4: an ADD during an import sees the old store or the new one, in both of its pools. The import comes
+/// whole before each of the ADD's system calls.
+#[test]
+fn an_add_sees_one_plan_whenever_another_is_written() {
+    const TEST: &str = "store::between";
+    let Some(store) = Store::new(TEST) else { return };
+    if !trace::is_allowed(TEST) {
+        return;
+    }
+    let [old, new] = [1, 2].map(|number| store.importer(number, &["--force"]));
+    let (mut moment, mut seen) = (0, [0, 0]);
+    loop {
+        moment += 1;
+        old.run(&json!(null)).ok();
+        let traced = trace::run(&store.call("ADD", "c1"), &network(), |point| {
+            if point.count == moment {
+                new.run(&json!(null)).ok();
+            }
+            false
+        });
+        let added = traced.ran.ok().json();
+        store.call("DEL", "c1").run(&network()).ok();
+        let both = [0, 1].map(|index| added["ips"][index]["address"].as_str().unwrap().to_owned());
+        let number = [1, 2].into_iter().position(|number| both == pair(number));
+        seen[number.unwrap_or_else(|| panic!("import before call {moment}: {both:?}"))] += 1;
+        if traced.calls < moment {
+            break;
+        }
+    }
+    println!("{moment} moments: {seen:?} old, new");
+    assert!(seen.iter().all(|count| *count > 5), "{seen:?}");
+}
+
+/// The same, with nothing that holds them.
+#[test]
+fn an_add_during_an_import_sees_one_plan() {
+    let Some(store) = Store::new("store::race") else { return };
+    store.import(1, &[]).ok();
+    let plans = [2, 1].map(|number| store.importer(number, &["--force"]));
+    let importer = std::thread::spawn(move || {
+        (0..100).for_each(|turn| drop(plans[turn % 2].run(&json!(null)).ok()));
+    });
+    let mut seen = BTreeMap::new();
+    while !importer.is_finished() {
+        let added = store.call("ADD", "c1").run(&network()).ok().json();
+        store.call("DEL", "c1").run(&network()).ok();
+        let both = [0, 1].map(|index| added["ips"][index]["address"].as_str().unwrap().to_owned());
+        *seen.entry(both).or_insert(0) += 1;
+    }
+    importer.join().unwrap();
+    println!("{seen:?}");
+    assert_eq!(seen.into_keys().collect::<Vec<_>>(), [pair(1), pair(2)]);
+}
+
+/// A store that cannot be written stays as it is, and says why.
+#[test]
+fn a_full_or_read_only_store_is_left_as_it_is() {
+    for full in [Some(false), Some(true), None] {
+        let Some(store) = Store::new("store::full") else { return };
+        let small = "size=128k,nr_inodes=60,mode=700";
+        let Some(mount) = Mount::new(store.path(""), "store::full", "tmpfs", small) else { return };
+        store.import(1, &[]).ok();
+        let (before, told) = match full {
+            Some(inodes) => {
+                mount.fill(inodes);
+                (store.files(), "No space left")
+            }
+            None => {
+                mount.remount("ro");
+                (store.files(), "Read-only file system")
+            }
+        };
+        let refused = store.import(2, &[]);
+        assert_eq!((refused.status, refused.stdout.as_str()), (1, ""), "{refused:?}");
+        assert!(refused.stderr.contains(told), "{refused:?}");
+        assert_eq!(store.files(), before);
+        // What is there already needs no room.
+        store.import(1, &[]).ok();
+        let added = store.call("ADD", "c1").run(&network()).ok().json();
+        assert_eq!(added["ips"][0]["address"], "172.16.1.0/31");
+        store.call("DEL", "c1").run(&network()).ok();
+        if full.is_some() {
+            mount.empty();
+        } else {
+            mount.remount("rw");
+        }
+        store.import(2, &[]).ok();
+        assert!(!store.path(".new").exists());
+    }
+}
+
+/// One node's folder that cannot be replaced, here because something is mounted on it: the others get theirs
+/// back.
+#[test]
+fn a_plan_that_one_node_cannot_have_is_given_to_none() {
+    let Some(store) = Store::new("store::none") else { return };
+    store.import(1, &[]).ok();
+    let Some(_mount) = Mount::new(store.path("node-2"), "store::none", "tmpfs", "mode=700") else { return };
+    let before = store.files();
+    let refused = store.import(2, &[]);
+    assert_eq!(refused.status, 1, "{refused:?}");
+    assert!(refused.stderr.contains("node-2: Device or resource busy"), "{refused:?}");
+    assert_eq!(store.files(), before);
+}
+
+/// A container's overlay cannot exchange folders of its image: there it goes file by file, and says so.
+#[test]
+fn a_store_on_a_file_system_without_exchange_is_written_nonetheless() {
+    let Some(store) = Store::new("store::overlay") else { return };
+    store.import(2, &[]).ok();
+    let new = store.files();
+    store.import(1, &[]).ok();
+    fs::write(store.path("node-1/notes"), "kept").unwrap();
+    let below = |name: &str| store.dir.path().join(name);
+    fs::rename(store.path(""), below("lower")).unwrap();
+    fs::create_dir_all(below("upper")).unwrap();
+    fs::create_dir_all(below("work")).unwrap();
+    let layers = ["lower", "upper", "work"].map(|name| format!("{name}dir={}", below(name).display()));
+    // redirect_dir would let it move them.
+    let options = format!("{},redirect_dir=off", layers.join(","));
+    let Some(_mount) = Mount::new(store.path(""), "store::overlay", "overlay", &options) else { return };
+    let imported = store.import(2, &[]).ok();
+    assert!(imported.stderr.contains("node-1: this file system cannot exchange folders"), "{imported:?}");
+    let mut now = store.files();
+    assert_eq!(now.remove("node-1/notes").unwrap(), "kept");
+    assert_eq!(now, new);
+}
+
+/// What an operator put beside the files of the store stays there; what is no file is refused, not lost.
+#[test]
+fn other_files_of_a_node_stay() {
+    let Some(store) = Store::new("store::others") else { return };
+    store.import(1, &[]).ok();
+    for node in ["node-1", "node-3"] {
+        fs::write(store.path(node).join("notes"), "kept").unwrap();
+        std::os::unix::fs::symlink("/nowhere", store.path(node).join("link")).unwrap();
+    }
+    store.import(2, &[]).ok();
+    // node-3 is in no pool any more.
+    for node in ["node-1", "node-3"] {
+        assert_eq!(fs::read(store.path(node).join("notes")).unwrap(), b"kept");
+        assert_eq!(fs::read_link(store.path(node).join("link")).unwrap(), PathBuf::from("/nowhere"));
+    }
+    assert!(!store.path("node-3/rail-0.json").exists());
+    fs::create_dir(store.path("node-1/folder")).unwrap();
+    let before = store.files();
+    let refused = store.import(1, &[]);
+    assert_eq!(refused.status, 1, "{refused:?}");
+    assert!(refused.stderr.contains("node-1/folder is no regular file: remove it"), "{refused:?}");
+    assert_eq!(store.files(), before);
 }

@@ -95,7 +95,7 @@ pub struct Point {
 pub fn run(call: &Call, config: &Value, mut is_deadly: impl FnMut(Point) -> bool) -> Traced {
     // It waits to be traced, so that no call is missed.
     let mut child =
-        call.clone().under(&["sh", "-c", "kill -STOP $$; exec \"$0\""]).command().spawn().unwrap();
+        call.clone().under(&["sh", "-c", "kill -STOP $$; exec \"$0\" \"$@\""]).command().spawn().unwrap();
     child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
     let plugin = Pid::from_raw(child.id().cast_signed());
     waitpid(plugin, Some(WaitPidFlag::WUNTRACED)).unwrap();

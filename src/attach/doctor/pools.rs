@@ -10,12 +10,12 @@ use super::{Check, Findings, count};
 use crate::attach::inventory::{Inventory, State};
 use crate::attach::record::Record;
 use crate::files;
+use crate::ipam::Allocation;
 use crate::ipam::lease::{self, Folder, Holder, Lease};
-use crate::ipam::{Allocation, store};
+use crate::ipam::store::Store;
 use crate::node::Node;
 
-/// Of a large store a part is looked at: names for near misses, and nodes whose pools are compared with ours.
-const NAMES: usize = 10_000;
+/// Of a large store a part is looked at: nodes whose pools are compared with ours.
 const OTHER_NODES: usize = 200;
 /// Clocks are set in steps; smaller ones matter to nobody.
 const STEP: Duration = Duration::from_secs(60);
@@ -46,9 +46,10 @@ fn pools(
 ) -> Result<BTreeMap<String, Allocation>> {
     let name = "pools";
     let mut pools = BTreeMap::new();
-    let ours = store::pools(node, node_name)?;
-    for pool in &ours {
-        match store::find(node, node_name, pool) {
+    let store = Store::open(node)?;
+    let ours = store.pools(node_name)?;
+    for (pool, allocation) in ours.iter().zip(store.find(node_name, &ours)?) {
+        match allocation {
             Ok(Some(allocation)) => drop(pools.insert(pool.clone(), allocation)),
             Ok(None) => (),
             Err(error) => {
@@ -60,8 +61,8 @@ fn pools(
             }
         }
     }
-    let mut others = store::some_nodes(node, NAMES);
-    let near = store::near_misses(node_name, others.iter().map(String::as_str));
+    let mut others = store.some_nodes(OTHER_NODES + 2);
+    let near = store.near(node_name);
     if ours.is_empty() {
         let text = format!("node {node_name} has no allocation in any pool");
         found.add(match near.join(", ") {
@@ -77,7 +78,7 @@ fn pools(
     let mut lacking: BTreeMap<String, Vec<String>> = BTreeMap::new();
     others.retain(|other| other != node_name);
     for other in others.iter().take(OTHER_NODES) {
-        for pool in store::pools(node, other)?.into_iter().filter(|pool| !ours.contains(pool)) {
+        for pool in store.pools(other)?.into_iter().filter(|pool| !ours.contains(pool)) {
             lacking.entry(pool).or_default().push(other.clone());
         }
     }
