@@ -50,6 +50,22 @@ pub fn read(file: &str) -> Result<Vec<Document>, Fault> {
     parse(shown, &text)
 }
 
+/// Reads several files, and tells what is wrong with any of them.
+pub fn read_all(files: &[String]) -> Result<Vec<Document>, anyhow::Error> {
+    let (mut documents, mut faults) = (Vec::new(), Vec::new());
+    for file in files {
+        match read(file) {
+            Ok(none) if none.is_empty() => faults.push(format!("{file}: nothing in it")),
+            Ok(some) => documents.extend(some),
+            Err(error) => faults.push(error.to_string()),
+        }
+    }
+    if !faults.is_empty() {
+        crate::fail!(InvalidConfig, "{}", faults.join("; "));
+    }
+    Ok(documents)
+}
+
 /// Parses what a file has: one document of JSON, or any number of YAML. Empty ones are left out.
 pub fn parse(file: &str, text: &[u8]) -> Result<Vec<Document>, Fault> {
     let (documents, is_json) = documents(text).map_err(|fault| fault.of(file))?;
@@ -111,6 +127,26 @@ impl Fault {
         file.clone_into(&mut self.place.file);
         self
     }
+}
+
+/// `FILE:LINE, FILE:LINE: ` of where these texts stand, the first two; nothing when they are nowhere. Looks at
+/// everything: for messages only.
+pub fn places(documents: &[Document], texts: &[&str]) -> String {
+    let mut lines: Vec<(&str, u32)> = Vec::new();
+    for document in documents {
+        let mut parts = vec![document.root()];
+        while let Some(part) = parts.pop() {
+            parts.extend(part.items());
+            parts.extend(part.entries().map(|(_, part)| part));
+            if part.value.as_str().is_some_and(|text| texts.contains(&text)) {
+                lines.push((part.file, part.lines.line));
+            }
+        }
+    }
+    lines.sort_unstable();
+    lines.dedup();
+    let shown: Vec<_> = lines.iter().take(2).map(|(file, line)| format!("{file}:{line}")).collect();
+    if shown.is_empty() { String::new() } else { format!("{}: ", shown.join(", ")) }
 }
 
 impl Document {

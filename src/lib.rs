@@ -31,13 +31,14 @@
 //! | `ipam::allocation` | a node's prefix in a pool, and which of its addresses pods can have |
 //! | `ipam::lease` | leases: taking, taking over from the dead, giving back |
 //! | `ipam::store` | allocations on disk |
-//! | `ipam::cidrpool`, `ipam::import` | NVIDIA's CIDRPool, and manifests of it |
+//! | `ipam::cidrpool`, `ipam::import` | what NVIDIA's CIDRPool gives to each node; manifests into the store |
 //! | `ipam::change` | a plan beside the store: what changes, which live leases stop it, and writing it |
 //! | `ipam::cli` | `rail-ipam import`, `show`, `release` |
 //! | [`plan`] | the plan of a fabric: its pools, checked as a whole |
 //! | `plan::scheme` | NVIDIA's Spectrum-X address formulas |
 //! | `plan::fabric` | a fabric in a page of YAML |
 //! | `plan::pattern` | names with numbers in them |
+//! | `plan::manifest` | CIDRPool manifests, read and written |
 //! | [`netlink`] | a synchronous socket that always ends in an answer or an error |
 //! | `netlink::link` | netdevs, and the move between namespaces |
 //! | `netlink::address`, `netlink::route`, `netlink::rule` | what a rail has in the pod |

@@ -1,127 +1,25 @@
-//! `rail-ipam import`: CIDRPool manifests, YAML or JSON, into the store.
+//! `rail-ipam import`: CIDRPool manifests into the store.
 
-use std::collections::BTreeMap;
-
-use anyhow::Result;
-use serde_json::Value;
+use anyhow::{Context as _, Result};
 
 use super::change::{self, Import, Nodes};
-use super::cidrpool::{self, Plan, Row, Spec};
-use super::is_name;
-use crate::document::{self, Fault, Part};
-use crate::fail;
 use crate::node::Node;
+use crate::plan::{Pools, manifest};
+use crate::{document, plan};
 
 /// Reads and checks all files, compares them with the store, and changes nothing.
 pub fn plan(node: &Node, files: &[String], nodes: &Nodes) -> Result<Import> {
-    let mut warnings = Vec::new();
-    let pools = pools(files, &mut warnings)?;
-    let pools = pools.into_iter().map(|(pool, plan)| (pool, plan.allocations)).collect();
+    let read = || -> Result<(Pools, Vec<String>)> {
+        let documents = document::read_all(files)?;
+        let mut plan = manifest::read(&documents)?;
+        plan.sources = documents;
+        let pools = plan.check().map_err(|faults| plan::refused(&faults))?;
+        Ok((pools, plan.warnings))
+    };
+    let (pools, mut warnings) = read().context("nothing was imported")?;
     let mut import = change::changes(node, &pools, nodes)?;
     warnings.append(&mut import.warnings);
     Ok(Import { warnings, ..import })
-}
-
-/// What every pool of the files gives; all faults of all files in one error.
-fn pools(files: &[String], warnings: &mut Vec<String>) -> Result<BTreeMap<String, Plan>> {
-    let mut faults = Vec::new();
-    let mut pools = BTreeMap::new();
-    for file in files {
-        let documents = document::read(file).unwrap_or_else(|error| {
-            faults.push(error.to_string());
-            Vec::new()
-        });
-        let mut manifests = Vec::new();
-        for document in &documents {
-            pools_in(document.root(), &mut manifests, &mut faults);
-        }
-        if manifests.is_empty() && faults.is_empty() {
-            faults.push(format!("{file}: no CIDRPool in it"));
-        }
-        for manifest in manifests {
-            let Manifest { name, spec, status, .. } = &manifest;
-            if spec.is_dynamic() && status.is_empty() {
-                faults.push(manifest.at(&format!(
-                    "spec: it has no staticAllocations, so nv-ipam chooses the prefixes as nodes come: \
-                     import what it chose, `kubectl get cidrpool {name} -o yaml` shows it in status.allocations"
-                )));
-                continue;
-            }
-            match spec.plan("spec", status) {
-                Ok(plan) => {
-                    warnings.extend(plan.warnings.iter().map(|warning| manifest.at(warning)));
-                    if pools.insert((*name).to_owned(), plan).is_some() {
-                        faults.push(manifest.at("metadata.name: this pool is there twice"));
-                    }
-                }
-                Err(more) => faults.extend(more.iter().map(|fault| manifest.at(fault))),
-            }
-        }
-    }
-    if !faults.is_empty() {
-        fail!(InvalidConfig, "nothing was imported: {}", cidrpool::some_of(&faults));
-    }
-    Ok(pools)
-}
-
-/// A CIDRPool, parsed.
-struct Manifest<'a> {
-    part: Part<'a>,
-    name: &'a str,
-    spec: Spec,
-    status: Vec<Row>,
-}
-
-impl Manifest<'_> {
-    /// A message that begins with its path, with file, line and name before it.
-    fn at(&self, fault: &str) -> String {
-        format!("{}: CIDRPool {}: {fault}", self.part.place(fault), self.name)
-    }
-}
-
-/// Finds the CIDRPools: the value itself, a list, or what `kubectl get -o yaml` makes of several.
-fn pools_in<'a>(part: Part<'a>, found: &mut Vec<Manifest<'a>>, faults: &mut Vec<String>) {
-    let place = part.place("");
-    match (part.value, part.text("kind")) {
-        (Value::Array(_), _) => part.items().for_each(|item| pools_in(item, found, faults)),
-        (Value::Object(_), Some("List" | "CIDRPoolList")) => match part.get("items") {
-            Some(items) if items.value.is_array() => pools_in(items, found, faults),
-            _ => faults.push(format!("{}: items: not a list", part.place("items"))),
-        },
-        (Value::Object(_), Some("CIDRPool")) => match manifest(part) {
-            Ok(manifest) => found.push(manifest),
-            Err(fault) => faults.push(fault.to_string()),
-        },
-        (Value::Object(_), Some(other)) => {
-            faults.push(format!("{}: kind {other:?} is no CIDRPool", part.place("kind")));
-        }
-        (Value::Object(_), None) => faults.push(format!("{place}: no kind: CIDRPool")),
-        (other, _) => {
-            let shown: String = other.to_string().chars().take(40).collect();
-            faults.push(format!("{place}: {shown} is no CIDRPool"));
-        }
-    }
-}
-
-fn manifest(part: Part) -> Result<Manifest, Fault> {
-    const API_VERSION: &str = "nv-ipam.nvidia.com/v1alpha1";
-    let wrong = |problem: String| part.fault(problem);
-    let name = match part.text("metadata.name") {
-        Some(name) if is_name(name) => name,
-        Some(name) => return Err(wrong(format!("metadata.name: {name:?} is no name of a pool"))),
-        None => return Err(wrong("metadata.name: is missing".to_owned())),
-    };
-    let within = |fault: Fault| Fault { problem: format!("CIDRPool {name}: {}", fault.problem), ..fault };
-    match part.text("apiVersion") {
-        Some(API_VERSION) => (),
-        other => {
-            let other = other.unwrap_or("none");
-            return Err(within(wrong(format!("apiVersion: {other} is not {API_VERSION}"))));
-        }
-    }
-    let spec = part.decode("spec").map_err(within)?;
-    let status: Option<Vec<Row>> = part.decode("status.allocations").map_err(within)?;
-    Ok(Manifest { part, name, spec, status: status.unwrap_or_default() })
 }
 
 #[cfg(test)]
@@ -204,7 +102,7 @@ mod tests {
             "staticAllocations":[{"nodeName":"a","prefix":"172.16.0.0/31"}]},"status":{"allocations":null}}"#;
         for (text, count) in [
             (pool("r", row), 1),
-            (format!("---\n{}---\n{}---\n", pool("r", row), pool("s", row)), 2),
+            (format!("---\n{}---\n{}---\n", pool("r", row), pool("s", &row.replace("16.0", "17.0"))), 2),
             (json.to_owned(), 1),
             (format!("[{json}]"), 1),
             (format!(r#"{{"kind":"List","apiVersion":"v1","items":[{json}]}}"#), 1),
@@ -219,7 +117,7 @@ mod tests {
         let row = "{nodeName: a, prefix: 172.16.0.0/31}";
         let good = pool("r", row);
         for (text, told) in [
-            (String::new(), "no CIDRPool in it"),
+            (String::new(), "nothing in it"),
             ("x".to_owned(), "is no CIDRPool"),
             ("{".to_owned(), "JSON: EOF"),
             ("a: [".to_owned(), "YAML"),
@@ -235,10 +133,14 @@ mod tests {
             ),
             (good.replace("172.16.0.0/31", "172.16.0.1/31"), "CIDRPool r: spec.staticAllocations[0].prefix"),
             (format!("{good}---\n{good}"), "pools:8: CIDRPool r: metadata.name: this pool is there twice"),
+            (
+                format!("{good}---\n{}", good.replace("name: r", "name: s")),
+                "/pools:9: pool s: node a: 172.16.0.0/31 is also the prefix of node a in pool r",
+            ),
             (format!("{good}kind: CIDRPool\n"), "the key \"kind\" stands twice"),
             (pool("r", ""), "kubectl get cidrpool r"),
         ] {
-            let error = plan_of(&text, &Nodes::All).unwrap_err().to_string();
+            let error = format!("{:#}", plan_of(&text, &Nodes::All).unwrap_err());
             assert!(error.contains(told) && error.contains("/pools:"), "{told}: {error}");
         }
         assert!(plan_of(&good, &Nodes::One("A.example".into())).unwrap_err().to_string().contains("with a?"));

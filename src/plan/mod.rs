@@ -4,6 +4,7 @@
 //! as a whole, and written as what somebody needs; the store, which ADD reads, is one of these.
 
 pub mod fabric;
+pub mod manifest;
 pub mod pattern;
 pub mod scheme;
 
@@ -11,6 +12,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ipnet::IpNet;
 
+use crate::document::{self, Document};
+use crate::failure;
+use crate::ipam::Allocation;
 use crate::ipam::cidrpool::{self, Spec};
 
 /// All rails of a fabric.
@@ -20,6 +24,8 @@ pub struct Plan {
     pub pools: Vec<Pool>,
     /// For people: what was left out, what looks like a mistake.
     pub warnings: Vec<String>,
+    /// What it was read from, for the lines of what is found wrong with the whole.
+    pub sources: Vec<Document>,
 }
 
 /// The addressing of a rail (and plane) in one family.
@@ -31,6 +37,8 @@ pub struct Pool {
     pub rail: Option<u8>,
     /// With `swplb`, the plane that the pool is of.
     pub plane: Option<u8>,
+    /// In which nv-ipam looks for it, if the source says it.
+    pub namespace: Option<String>,
     /// What nv-ipam would read; `staticAllocations` are the rows of the plan, in the order of their prefixes.
     pub spec: Spec,
     /// The cables of each row, in the order of the rows: one, or with `hwplb` one to each plane. Empty: the source
@@ -51,13 +59,27 @@ pub struct Cable {
     pub port: Option<String>,
 }
 
+/// What each pool, by its name, gives to each node.
+pub type Pools = BTreeMap<String, BTreeMap<String, Allocation>>;
+
+/// A file of a target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct File {
+    /// Without a folder.
+    pub name: String,
+    /// All of it.
+    pub text: String,
+}
+
 impl Plan {
     /// What is wrong with the plan as a whole, and what looks wrong, which goes to the warnings. A source has
     /// told the faults of its own files by then, with their lines.
-    pub fn check(&mut self) -> Result<(), Vec<String>> {
-        let mut faults = Vec::new();
+    ///
+    /// Returns what every pool gives to its nodes, as the store has it.
+    pub fn check(&mut self) -> Result<Pools, Vec<String>> {
+        let (mut faults, mut pools) = (Vec::new(), Pools::new());
         let mut names = BTreeSet::new();
-        let mut prefixes: HashMap<IpNet, (&str, &str)> = HashMap::new();
+        let mut prefixes: HashMap<IpNet, (&cidrpool::Row, &str)> = HashMap::new();
         let mut pools_of: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for pool in &self.pools {
             let name = pool.name.as_str();
@@ -65,8 +87,9 @@ impl Plan {
                 faults.push(format!("pool {name}: it is there twice"));
             }
             match pool.spec.plan("spec", &[]) {
-                Ok(checked) => {
-                    self.warnings.extend(checked.warnings.iter().map(|it| format!("pool {name}: {it}")))
+                Ok(mut checked) => {
+                    checked.allocations.values_mut().for_each(|allocation| allocation.rail = pool.rail);
+                    pools.insert(pool.name.clone(), checked.allocations);
                 }
                 Err(more) => {
                     faults.extend(more.iter().map(|fault| format!("pool {name}: {fault}")));
@@ -76,9 +99,12 @@ impl Plan {
             for row in &pool.spec.static_allocations {
                 let Ok(prefix) = row.prefix.parse::<IpNet>() else { continue };
                 let node_name = row.node_name.as_str();
-                if let Some((node, other)) = prefixes.insert(prefix, (node_name, name)) {
+                if let Some((row_before, other)) = prefixes.insert(prefix, (row, name)) {
+                    let node = &row_before.node_name;
+                    let places = document::places(&self.sources, &[&row_before.prefix, &row.prefix]);
                     faults.push(format!(
-                        "pool {name}: node {node_name}: {prefix} is also the prefix of node {node} in pool {other}"
+                        "{places}pool {name}: node {node_name}: {prefix} is also the prefix of node {node} in pool \
+                         {other}"
                     ));
                 }
                 if !node_name.is_empty() {
@@ -86,9 +112,10 @@ impl Plan {
                 }
             }
         }
-        self.warnings.extend(incomplete(&names, &pools_of));
-        self.warnings.extend(alike(pools_of.keys().copied()));
-        if faults.is_empty() { Ok(()) } else { Err(faults) }
+        let mut warnings = incomplete(&names, &pools_of);
+        warnings.extend(alike(pools_of.keys().copied(), &self.sources));
+        self.warnings.extend(warnings);
+        if faults.is_empty() { Ok(pools) } else { Err(faults) }
     }
 
     /// Every node, sorted.
@@ -106,6 +133,11 @@ impl Pool {
     }
 }
 
+/// One error for all faults.
+pub fn refused(faults: &[String]) -> anyhow::Error {
+    failure!(InvalidConfig, "{}", cidrpool::some_of(faults))
+}
+
 /// A job holds all rails of a node: one that lacks a pool will stop there.
 fn incomplete(pools: &BTreeSet<&str>, pools_of: &BTreeMap<&str, Vec<&str>>) -> Vec<String> {
     let lacking = pools_of.iter().filter(|(_, has)| has.len() < pools.len()).map(|(node_name, has)| {
@@ -116,14 +148,16 @@ fn incomplete(pools: &BTreeSet<&str>, pools_of: &BTreeMap<&str, Vec<&str>>) -> V
 }
 
 /// Names are exact. Two that differ only in letter case or domain are one node, most likely.
-fn alike<'a>(nodes: impl Iterator<Item = &'a str>) -> Vec<String> {
+fn alike<'a>(nodes: impl Iterator<Item = &'a str>, sources: &[Document]) -> Vec<String> {
     let mut seen: HashMap<String, &str> = HashMap::new();
     let mut found = Vec::new();
     for name in nodes {
         let short = name.split('.').next().unwrap_or_default().to_ascii_lowercase();
         if let Some(other) = seen.insert(short, name) {
+            let places =
+                if found.len() < SHOWN { document::places(sources, &[other, name]) } else { String::new() };
             found.push(format!(
-                "nodes {other} and {name} differ only in letter case or domain: are they one?"
+                "{places}nodes {other} and {name} differ only in letter case or domain: are they one?"
             ));
         }
     }
@@ -131,8 +165,9 @@ fn alike<'a>(nodes: impl Iterator<Item = &'a str>) -> Vec<String> {
 }
 
 /// Ten lines tell a mistake as well as ten thousand.
+const SHOWN: usize = 10;
+
 fn few(mut warnings: Vec<String>) -> Vec<String> {
-    const SHOWN: usize = 10;
     if warnings.len() > SHOWN {
         let more = warnings.len() - SHOWN;
         warnings.truncate(SHOWN);

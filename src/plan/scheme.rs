@@ -238,7 +238,7 @@ impl Scheme {
             return Err(faults);
         }
         let pools = pools.into_iter().map(|(key, rows)| self.pool(key, rows, several_planes)).collect();
-        Ok(Plan { pools, warnings: twice.into_iter().collect() })
+        Ok(Plan { pools, warnings: twice.into_iter().collect(), ..Plan::default() })
     }
 
     /// What an address of this scheme has room for.
@@ -350,6 +350,7 @@ impl Scheme {
             name,
             rail: Some(rail),
             plane: (self.mode == Mode::Swplb).then_some(plane),
+            namespace: None,
             spec: Spec {
                 cidr: net(rail_length).to_string(),
                 per_node_network_prefix: if is_v6 { 64 } else { 31 },
