@@ -51,6 +51,7 @@
 //! | [`nearest`] | what a mistyped key may have meant |
 //! | [`output`] | what the commands print: tables, JSON, exit status |
 //! | [`log`] | stderr and a file |
+//! | [`progress`] | a bar on a terminal |
 //!
 //! # An ADD
 //!
@@ -100,4 +101,5 @@ pub mod netns;
 pub mod node;
 pub mod output;
 pub mod plan;
+pub mod progress;
 pub mod sysfs;

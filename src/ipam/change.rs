@@ -12,6 +12,7 @@ use super::lease::{self, Folder};
 use super::store::{self, Change, Store};
 use crate::fail;
 use crate::node::Node;
+use crate::progress::Progress;
 
 /// Into which nodes' folders.
 #[derive(Debug)]
@@ -97,7 +98,9 @@ pub fn changes(
             store.nodes()?.into_iter().chain(named).collect()
         }
     };
+    let mut progress = Progress::new("comparing nodes", wanted.len());
     for node_name in &wanted {
+        progress.step();
         for ((pool, allocations), before) in pools.iter().zip(store.find(node_name, &names)?) {
             let before = before.unwrap_or_else(|error| {
                 import.warnings.push(format!("{error:#}"));
@@ -113,6 +116,7 @@ pub fn changes(
             import.lines.push(Line { node_name: node_name.clone(), pool: pool.clone(), before, after });
         }
     }
+    drop(progress);
     if let (true, Nodes::One(name)) = (import.lines.is_empty(), nodes) {
         let named: BTreeSet<&str> = pools.values().flat_map(|pool| pool.keys().map(String::as_str)).collect();
         let hint = store::hint(&store::near_misses(name, named.into_iter()));

@@ -16,6 +16,7 @@ use super::{import, is_name, node_name};
 use crate::fail;
 use crate::node::Node;
 use crate::output::{self, Output, pretty, print, table};
+use crate::progress::Progress;
 
 const PROGRAM: &str = "rail-ipam";
 
@@ -210,7 +211,10 @@ fn run_show(args: &ShowArgs, output: Output) -> Result<ExitCode> {
         None => Some(node_name(&node)?),
     };
     let store = Store::open(&node)?;
-    for node_name in wanted.as_ref().map_or_else(|| store.nodes(), |name| Ok(vec![name.clone()]))? {
+    let node_names = wanted.as_ref().map_or_else(|| store.nodes(), |name| Ok(vec![name.clone()]))?;
+    let mut progress = Progress::new("reading nodes", node_names.len());
+    for node_name in node_names {
+        progress.step();
         let pools = store.pools(&node_name)?;
         let found = store.find(&node_name, &pools)?;
         for (pool, found) in pools.into_iter().zip(found) {
@@ -221,6 +225,7 @@ fn run_show(args: &ShowArgs, output: Output) -> Result<ExitCode> {
             shown.insert((node_name.clone(), pool), Shown { allocation, damage, ..Shown::default() });
         }
     }
+    drop(progress);
     lease::for_each_folder(&node, |folder| {
         let Folder { node_name, pool, .. } = folder;
         if wanted.as_ref().is_some_and(|wanted| wanted != node_name) {

@@ -13,6 +13,7 @@ use super::allocation::{self, Allocation};
 use crate::failure;
 use crate::files::Dir;
 use crate::node::Node;
+use crate::progress::Progress;
 
 const LOCK: &str = ".lock";
 /// Below the store's folder: folders that are not a node's yet, or not any more.
@@ -157,11 +158,15 @@ pub fn apply(node: &Node, changes: &[Change<'_>]) -> Result<()> {
 fn replace(root: &Dir, staging: &Dir, changes: &[Change<'_>]) -> Result<()> {
     let of_node: Vec<_> = changes.chunk_by(|one, other| one.node_name == other.node_name).collect();
     let mut steps = Vec::with_capacity(of_node.len());
+    let mut progress = Progress::new("writing nodes", of_node.len());
     for changes in of_node {
         steps.push((changes[0].node_name, prepare(root, staging, changes)?));
+        progress.step();
     }
-    root.sync()?;
+    sync(root)?;
+    progress = Progress::new("replacing nodes", steps.len());
     for (done, (name, step)) in steps.iter_mut().enumerate() {
+        progress.step();
         let Err(error) = step.take(root, staging, name) else { continue };
         // A folder is as it was, unless its files went one by one.
         let taken = if matches!(step, Step::FileByFile) { done + 1 } else { done };
@@ -174,6 +179,20 @@ fn replace(root: &Dir, staging: &Dir, changes: &[Change<'_>]) -> Result<()> {
             }
         });
     }
+    drop(progress);
+    match steps.iter().filter(|(_, step)| matches!(step, Step::FileByFile)).count() {
+        0 => (),
+        count => log::warn!(
+            "{}: this file system cannot exchange folders: {count} nodes were written file by file, and an ADD at \
+             that moment may have seen one pool of the old plan and one of the new",
+            root.path().display()
+        ),
+    }
+    sync(root)
+}
+
+fn sync(root: &Dir) -> Result<()> {
+    let _progress = Progress::wait("waiting for the disk");
     root.sync()
 }
 
@@ -238,11 +257,6 @@ impl Step {
         };
         match whole {
             Err(error) if !matches!(self, Step::Make) && cannot(&error) => {
-                log::warn!(
-                    "{}: this file system cannot exchange folders ({error}): of two pools an ADD right now may \
-                     see one of the old plan and one of the new",
-                    root.path().join(name).display()
-                );
                 *self = Step::FileByFile;
                 file_by_file(root, staging, name)
             }
@@ -282,8 +296,11 @@ fn file_by_file(root: &Dir, staging: &Dir, name: &str) -> Result<()> {
 /// Removes what is below [`STAGING`]: old folders, or what a killed writer left. Who holds the lock may.
 fn clear(root: &Dir) -> Result<()> {
     let Some(staging) = root.sub(STAGING)? else { return Ok(()) };
-    for name in staging.all_names()? {
+    let names = staging.all_names()?;
+    let mut progress = Progress::new("removing what was", names.len());
+    for name in names {
         staging.remove_folder(&name)?;
+        progress.step();
     }
     root.remove_folder(STAGING)
 }

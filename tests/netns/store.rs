@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
 use serde_json::{Value, json};
 
 use crate::failures::Mount;
-use crate::harness::{Call, Host, Ran};
+use crate::harness::{Call, Host, Ran, skip};
 use crate::trace;
 
 /// A node with the pools `rail-0` and `rail-0-v6`, and manifests of more than one plan. All of it is on a tmpfs,
@@ -314,7 +315,7 @@ fn a_store_on_a_file_system_without_exchange_is_written_nonetheless() {
     let options = format!("{},redirect_dir=off", layers.join(","));
     let Some(_mount) = Mount::new(store.path(""), "store::overlay", "overlay", &options) else { return };
     let imported = store.import(2, &[]).ok();
-    assert!(imported.stderr.contains("node-1: this file system cannot exchange folders"), "{imported:?}");
+    assert!(imported.stderr.contains("this file system cannot exchange folders: 3 nodes"), "{imported:?}");
     let mut now = store.files();
     assert_eq!(now.remove("node-1/notes").unwrap(), "kept");
     assert_eq!(now, new);
@@ -342,4 +343,38 @@ fn other_files_of_a_node_stay() {
     assert_eq!(refused.status, 1, "{refused:?}");
     assert!(refused.stderr.contains("node-1/folder is no regular file: remove it"), "{refused:?}");
     assert_eq!(store.files(), before);
+}
+
+/// Issue 4: long work shows a progress bar on a terminal, nothing when piped.
+#[test]
+fn a_terminal_gets_a_bar_and_a_pipe_none() {
+    const TEST: &str = "store::progress";
+    let Some(store) = Store::new(TEST) else { return };
+    if Command::new("script").arg("--version").output().is_err() {
+        return skip(TEST, "no script (util-linux)");
+    }
+    let rows: Vec<_> = (0..20_000)
+        .map(|n| {
+            let prefix = format!("10.{}.{}.{}/31", n >> 15, n >> 7 & 255, (n << 1) & 255);
+            json!({"nodeName": format!("n{n}"), "prefix": prefix})
+        })
+        .collect();
+    let pool = json!({"apiVersion": "nv-ipam.nvidia.com/v1alpha1", "kind": "CIDRPool", "metadata": {"name": "p"},
+        "spec": {"cidr": "10.0.0.0/8", "perNodeNetworkPrefix": 31, "staticAllocations": rows}});
+    let file = store.host.path("many.json");
+    fs::write(&file, pool.to_string()).unwrap();
+
+    let import = format!("{} import --all-nodes {}", env!("CARGO_BIN_EXE_rail-ipam"), file.display());
+    let out = store.host.path("out").display().to_string();
+    let on_terminal =
+        store.call("", "").program("script").args(&["-qec", &format!("{import} >{out}"), "/dev/null"]);
+    let seen = on_terminal.run(&json!(null)).ok().stdout;
+    assert!(seen.contains("\rwriting nodes [") && seen.contains(" % of 20000"), "{seen:?}");
+    assert!(seen.ends_with("\r\x1b[K"), "it is erased: {seen:?}");
+    assert!(fs::read_to_string(&out).unwrap().ends_with("20000 new\n"));
+
+    fs::remove_dir_all(store.path("")).unwrap();
+    let piped =
+        store.call("", "").args(&["import", "--all-nodes", file.to_str().unwrap()]).run(&json!(null)).ok();
+    assert_eq!(piped.stderr, "");
 }
