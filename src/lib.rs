@@ -39,6 +39,8 @@
 //! | `plan::fabric` | a fabric in a page of YAML |
 //! | `plan::pattern` | names with numbers in them |
 //! | `plan::manifest` | CIDRPool manifests, read and written |
+//! | `plan::nads`, `plan::nvue`, `plan::csv` | what is written for Kubernetes, for leaves, for people |
+//! | `plan::yaml` | YAML in one form |
 //! | [`netlink`] | a synchronous socket that always ends in an answer or an error |
 //! | `netlink::link` | netdevs, and the move between namespaces |
 //! | `netlink::address`, `netlink::route`, `netlink::rule` | what a rail has in the pod |

@@ -309,6 +309,7 @@ impl Fabric {
             mtu: self.mtu,
             leaf: self.leaf.as_ref().map(|pattern| pattern.render(&on_leaf)),
             port: self.port.as_ref().map(|pattern| pattern.render(&on_leaf)),
+            netplan: None,
         }
     }
 }
@@ -537,6 +538,7 @@ mod tests {
             mtu: Some(9216),
             leaf: Some("leaf-su02-r1".into()),
             port: Some("swp16s0".into()),
+            netplan: None,
         };
         assert_eq!(rail.cables[62], [cable]);
     }

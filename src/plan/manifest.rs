@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use anyhow::Result;
 use serde_json::Value;
 
+use super::yaml::scalar;
 use super::{File, Plan, Pool, refused};
 use crate::document::{Document, Fault, Part};
 use crate::ipam::cidrpool::{Row, Spec};
@@ -220,18 +221,6 @@ fn text(pool: &Pool) -> String {
         line(format!("  - {}", fields.join("\n    ")));
     }
     text
-}
-
-/// A text as YAML has it: in quotes where it could be read as something else.
-pub fn scalar(text: &str) -> String {
-    let is_plain = text.starts_with(|first: char| first.is_ascii_alphabetic())
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c));
-    // IPv4 has three dots, which no number has.
-    let is_ipv4 =
-        text.split('.').count() == 4 && text.chars().all(|c| c.is_ascii_digit() || "./".contains(c));
-    let words = ["true", "false", "yes", "no", "on", "off", "y", "n", "null"];
-    let is_word = words.contains(&text.to_ascii_lowercase().as_str());
-    if (is_plain && !is_word) || is_ipv4 { text.to_owned() } else { Value::from(text).to_string() }
 }
 
 #[cfg(test)]

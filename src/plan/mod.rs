@@ -3,19 +3,26 @@
 //! A plan is a list of pools as NVIDIA's CIDRPools describe them. It is read from what an operator has, checked
 //! as a whole, and written as what somebody needs; the store, which ADD reads, is one of these.
 
+pub mod csv;
 pub mod fabric;
 pub mod manifest;
+pub mod nads;
+pub mod nvue;
 pub mod pattern;
 pub mod scheme;
+pub mod yaml;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 
+use anyhow::Result;
 use ipnet::IpNet;
+use serde_json::{Map, Value};
 
 use crate::document::{self, Document};
-use crate::failure;
 use crate::ipam::Allocation;
-use crate::ipam::cidrpool::{self, Spec};
+use crate::ipam::cidrpool::{self, Spec, some_of};
+use crate::{fail, failure};
 
 /// All rails of a fabric.
 #[derive(Debug, Default)]
@@ -57,6 +64,30 @@ pub struct Cable {
     pub leaf: Option<String>,
     /// The leaf's port.
     pub port: Option<String>,
+    /// What a netplan file says of the interface beside that.
+    pub netplan: Option<Box<Ethernet>>,
+}
+
+/// An interface of a netplan file: what the plan has no words for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ethernet {
+    /// Its key below `ethernets`; the name of the netdev, if nothing else is said.
+    pub id: String,
+    /// The keys that the plan would not write like this by itself.
+    pub keys: Map<String, Value>,
+}
+
+/// A node's end of a rail, as ADD would find it.
+#[derive(Clone, Debug)]
+pub struct Link<'a> {
+    /// The node.
+    pub node_name: &'a str,
+    /// Its prefix, gateway and routes.
+    pub allocation: Allocation,
+    /// The address of the host, which is the first that pods get.
+    pub host: IpAddr,
+    /// One, or with `hwplb` one to each plane. Empty: the source knows of none.
+    pub cables: &'a [Cable],
 }
 
 /// What each pool, by its name, gives to each node.
@@ -131,6 +162,25 @@ impl Pool {
         let cables = self.cables.iter().map(Vec::as_slice).chain(std::iter::repeat([].as_slice()));
         self.spec.static_allocations.iter().zip(cables)
     }
+
+    /// Of which family? By the cidr, that has been checked.
+    pub fn is_ipv4(&self) -> bool {
+        !self.spec.cidr.contains(':')
+    }
+
+    /// The rows that are a node's, in their order.
+    pub fn links(&self) -> Result<Vec<Link<'_>>> {
+        let mut allocations = match self.spec.plan("spec", &[]) {
+            Ok(checked) => checked.allocations,
+            Err(faults) => fail!(InvalidConfig, "pool {}: {}", self.name, some_of(&faults)),
+        };
+        let links = self.rows().filter_map(|(row, cables)| {
+            let allocation = allocations.remove(&row.node_name)?;
+            let host = allocation.first_free(|_| false)?;
+            Some(Link { node_name: &row.node_name, allocation, host, cables })
+        });
+        Ok(links.collect())
+    }
 }
 
 /// One error for all faults.
@@ -174,4 +224,40 @@ fn few(mut warnings: Vec<String>) -> Vec<String> {
         warnings.push(format!("and {more} more of these"));
     }
     warnings
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::scheme::{Family, HostLink, Mode, Polarity, Scheme, Tiers};
+    use super::*;
+
+    /// Two nodes of two SUs, two rails.
+    pub fn cabled() -> Vec<HostLink> {
+        let places = [("worker-gpu-0", 0, 0), ("worker-gpu-62", 1, 30)];
+        let link = |(node_name, su, host): (&str, u64, u64), rail: u64| HostLink {
+            node_name: node_name.into(),
+            plane: 0,
+            rail,
+            pod: 0,
+            su,
+            host,
+            cable: Cable {
+                interface: Some(format!("rail{rail}")),
+                mtu: Some(9000),
+                leaf: Some(format!("leaf-su{}-r{}", su + 1, rail + 1)),
+                port: Some(format!("swp{}s0", host + 1)),
+                netplan: None,
+            },
+        };
+        (0..2).flat_map(|rail| places.map(|place| link(place, rail))).collect()
+    }
+
+    /// The plan of these links with two tiers, checked.
+    pub fn plan(mode: Mode, family: Family, links: &[HostLink]) -> Plan {
+        let scheme =
+            Scheme { tiers: Tiers::Two, mode, family, first_octet: 172, polarity: Polarity::LeafOdd };
+        let mut plan = scheme.plan(links.to_vec(), &|number| format!("links[{number}]")).unwrap();
+        plan.check().unwrap();
+        plan
+    }
 }

@@ -578,7 +578,7 @@ mod tests {
                 interface: Some(interface.into()),
                 leaf: Some("leaf".into()),
                 port: Some(port.into()),
-                mtu: None,
+                ..Cable::default()
             },
             ..link(node, 0, rail, 0, 0, if node == "a" { 0 } else { 1 })
         };
@@ -595,7 +595,7 @@ mod tests {
             interface: Some(interface.into()),
             leaf: Some(leaf.into()),
             port: Some(port.into()),
-            mtu: None,
+            ..Cable::default()
         };
         assert_eq!(cable("enp1s0f0np0", "leaf-1.dc", "Ethernet1/1:2").fault(), None);
         for (cable, told) in [
