@@ -38,6 +38,7 @@
 //! | `plan::scheme` | NVIDIA's Spectrum-X address formulas |
 //! | `plan::fabric` | a fabric in a page of YAML |
 //! | `plan::pattern` | names with numbers in them |
+//! | `plan::cli` | `rail-ipam plan` |
 //! | `plan::manifest` | CIDRPool manifests, read and written |
 //! | `plan::nads`, `plan::nvue`, `plan::csv` | what is written for Kubernetes, for leaves, for people |
 //! | `plan::yaml` | YAML in one form |

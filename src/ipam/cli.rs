@@ -9,16 +9,27 @@ use clap::{Args, Parser, Subcommand};
 use serde_json::{Value, json};
 
 use super::allocation::Allocation;
-use super::change::{self, Nodes};
+use super::change::{self, Import, Line, Nodes};
 use super::lease::{self, Entry, Folder, Lease};
 use super::store::{self, Store};
 use super::{import, is_name, node_name};
 use crate::fail;
 use crate::node::Node;
 use crate::output::{self, Output, pretty, print, table};
+use crate::plan::cli as plan;
+use crate::plan::cli::PlanArgs;
 use crate::progress::Progress;
 
 const PROGRAM: &str = "rail-ipam";
+const PLAN_HELP: &str = "Examples:
+  rail-ipam plan fabric.yaml                                       check it, and show its pools
+  rail-ipam plan topology.json --tiers 2 --to cidrpool --out pools
+  rail-ipam plan --from netplan hosts/ --pool-name 'rail-{rail+1}' --to cidrpool
+  rail-ipam plan pools/*.yaml --to store --diff                    what would change on this node
+  rail-ipam plan topology.json --tiers 2 --check --against pools/*.yaml
+
+Everything is checked first; if anything is wrong, nothing is written. Exit status: 0 done or no
+difference, 1 failed, refused or differences, 2 wrong usage.";
 
 /// Addresses of the rails: what was planned for a node, and which pod holds what.
 #[derive(Debug, Parser)]
@@ -52,6 +63,9 @@ status.allocations that nv-ipam's controller chose. All files are checked first:
 nothing is written. A node that a pool does not name gets nothing, and loses what an earlier import gave it; \
 where a running pod would lose its address that way, it is named and nothing is written without --force.")]
     Import(ImportArgs),
+    /// Plan a fabric: check it, show it, compare it, write it
+    #[command(after_help = PLAN_HELP)]
+    Plan(PlanArgs),
     /// Show allocations and leases of this node
     #[command(
         after_help = "STATE is live (the pod's network namespace is there), dead (it is gone: the next \
@@ -130,6 +144,10 @@ pub fn run() -> ExitCode {
     };
     let done = match command {
         Command::Import(args) => run_import(&args, output),
+        Command::Plan(args) => {
+            crate::log::describe(PROGRAM, "plan", "");
+            plan::run(&args, output)
+        }
         Command::Show(args) => run_show(&args, output),
         Command::Release(args) => run_release(&args, output),
     };
@@ -151,6 +169,12 @@ fn run_import(args: &ImportArgs, output: Output) -> Result<ExitCode> {
         change::write(&node, &import, args.force)?;
     }
 
+    show_changes(&import, args.dry_run, output)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What a plan changes in the store; of a change, what was there before.
+pub fn show_changes(import: &Import, is_dry_run: bool, output: Output) -> Result<()> {
     let mut counts = BTreeMap::new();
     for line in &import.lines {
         *counts.entry(line.change()).or_insert(0) += 1;
@@ -161,10 +185,9 @@ fn run_import(args: &ImportArgs, output: Output) -> Result<ExitCode> {
                 .lines
                 .iter()
                 .map(|line| {
-                    let (after, before) = (line.after.as_ref(), line.before.as_ref());
-                    json!({"node": line.node_name, "pool": line.pool, "change": line.change(),
-                        "prefix": after.map(|a| a.prefix), "gateway": after.and_then(|a| a.gateway),
-                        "routes": after.map(|a| &a.routes), "previousPrefix": before.map(|b| b.prefix)})
+                    let Line { before, after, .. } = line;
+                    json!({"node": line.node_name, "pool": line.pool, "change": line.change(), "before": before,
+                        "after": after})
                 })
                 .collect();
             let outside: Vec<Value> = import
@@ -175,22 +198,43 @@ fn run_import(args: &ImportArgs, output: Output) -> Result<ExitCode> {
                         "holder": lease.holder, "why": lease.why})
                 })
                 .collect();
-            print(&pretty(&json!({"dryRun": args.dry_run, "allocations": lines, "counts": counts,
-                "outside": outside})))?;
+            print(&pretty(&json!({"dryRun": is_dry_run, "allocations": lines, "counts": counts,
+                "outside": outside})))
         }
         Output::Table => {
-            let rows = import.lines.iter().map(|line| {
-                let shown = line.after.as_ref().or(line.before.as_ref());
-                let [prefix, gateway, routes] = shown.map_or_else(Default::default, columns);
-                vec![line.node_name.clone(), line.pool.clone(), prefix, gateway, routes, line.change().into()]
+            let rows = import.lines.iter().map(|Line { node_name, pool, before, after }| {
+                let side = |side: &Option<Allocation>| side.as_ref().map(columns);
+                let cells = match (side(before), side(after)) {
+                    (Some(before), Some(after)) => std::array::from_fn(|cell| {
+                        let (old, new) = (&before[cell], &after[cell]);
+                        if old == new { new.clone() } else { format!("{new} (was {old})") }
+                    }),
+                    (before, after) => after.or(before).unwrap_or_default(),
+                };
+                let [prefix, gateway, routes] = cells;
+                vec![node_name.clone(), pool.clone(), prefix, gateway, routes, changed(before, after)]
             });
             let counts: Vec<_> = counts.iter().map(|(change, count)| format!("{count} {change}")).collect();
-            let end = if args.dry_run { " (dry run: nothing written)" } else { "" };
+            let end = if is_dry_run { " (nothing written)" } else { "" };
             let table = table(&["NODE", "POOL", "PREFIX", "GATEWAY", "ROUTES", "CHANGE"], rows);
-            print(&format!("{table}{}{end}\n", counts.join(", ")))?;
+            print(&format!("{table}{}{end}\n", counts.join(", ")))
         }
     }
-    Ok(ExitCode::SUCCESS)
+}
+
+/// In a word; with what the other columns do not show.
+fn changed(before: &Option<Allocation>, after: &Option<Allocation>) -> String {
+    match (before, after) {
+        (_, None) => "removed".to_owned(),
+        (None, Some(_)) => "new".to_owned(),
+        (Some(before), Some(after)) if before == after => "same".to_owned(),
+        (Some(before), Some(after)) => {
+            let unseen =
+                [("rail", before.rail != after.rail), ("exclusions", before.exclusions != after.exclusions)];
+            let unseen: Vec<_> = unseen.iter().filter(|(_, differs)| *differs).map(|(key, _)| *key).collect();
+            if unseen.is_empty() { "changed".to_owned() } else { format!("changed ({})", unseen.join(", ")) }
+        }
+    }
 }
 
 /// A pool on a node, for people.

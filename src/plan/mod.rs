@@ -3,6 +3,7 @@
 //! A plan is a list of pools as NVIDIA's CIDRPools describe them. It is read from what an operator has, checked
 //! as a whole, and written as what somebody needs; the store, which ADD reads, is one of these.
 
+pub mod cli;
 pub mod csv;
 pub mod fabric;
 pub mod manifest;

@@ -1,0 +1,442 @@
+//! `rail-ipam plan`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+
+use super::pattern::Pattern;
+use super::scheme::{Family, Mode, Polarity, Scheme, Tiers};
+use super::{File, Plan, Pool, Pools, csv, fabric, manifest, nads, nvue, refused};
+use crate::document;
+use crate::fail;
+use crate::ipam::cli::show_changes;
+use crate::ipam::store::Store;
+use crate::ipam::{self, Import, Line, Nodes};
+use crate::node::Node;
+use crate::output::{self, Output, pretty, print, table};
+
+/// Arguments of `rail-ipam plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// Where the plan comes from: topology.json (spcx-gen or NVIDIA AIR), a fabric file, CIDRPool manifests, or
+    /// netplan files in a folder per host; - for standard input
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<String>,
+    /// What the files are, where their content does not say it
+    #[arg(long, value_enum, value_name = "KIND")]
+    from: Option<Kind>,
+    /// What to write; without it, the plan is checked and shown
+    #[arg(long, value_enum, value_name = "TARGET")]
+    to: Option<Target>,
+    /// Folder for the files of the target; without it they are printed
+    #[arg(long, value_name = "DIR", requires = "to")]
+    out: Option<PathBuf>,
+    /// Show what would change, write nothing
+    #[arg(long, requires = "to")]
+    diff: bool,
+    /// Compare with the store of this node; exit status 1 if anything differs
+    #[arg(long, conflicts_with = "to")]
+    check: bool,
+    /// Compare with these instead: manifests, or any other source
+    #[arg(long, value_name = "FILE", requires = "check", num_args = 1..)]
+    against: Vec<String>,
+    /// The store of this node instead of our own
+    #[arg(long, value_name = "NAME", conflicts_with = "all_nodes")]
+    node: Option<String>,
+    /// The store of every node of the plan
+    #[arg(long)]
+    all_nodes: bool,
+    /// Also while pods use addresses that they would lose
+    #[arg(long)]
+    force: bool,
+    /// Of switches, for topology.json
+    #[arg(long, value_enum, value_name = "N")]
+    tiers: Option<Tiers>,
+    /// How traffic is spread over planes, for topology.json [default: none]
+    #[arg(long, value_enum, value_name = "MODE")]
+    mode: Option<Mode>,
+    /// Of addresses, for topology.json [default: ipv4]
+    #[arg(long, value_enum, value_name = "FAMILY")]
+    family: Option<Family>,
+    /// Of IPv4 addresses, for topology.json [default: 172 with two tiers, 10 with three]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=223))]
+    first_octet: Option<u8>,
+    /// Which side is the switch, for topology.json [default: leaf-odd, as NVIDIA's]
+    #[arg(long, value_enum, value_name = "SIDE")]
+    polarity: Option<Polarity>,
+    /// Names of the pools: {rail}, {rail+1}, {plane} [default: rail-{rail}, with swplb rail-{rail}-plane-{plane}]
+    #[arg(long, value_name = "PATTERN")]
+    pool_name: Option<String>,
+}
+
+#[allow(missing_docs, reason = "clap would print them at length in each help")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    Topology,
+    Fabric,
+    Cidrpool,
+}
+
+#[allow(missing_docs, reason = "clap would print them at length in each help")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Target {
+    Store,
+    Cidrpool,
+    Nads,
+    Nvue,
+    Csv,
+}
+
+/// Reads, checks, and then writes, compares or shows.
+pub fn run(args: &PlanArgs, output: Output) -> Result<ExitCode> {
+    if args.out.is_some() && args.to == Some(Target::Store) {
+        fail!(InvalidConfig, "--out is for files: node.json says where the store is");
+    }
+    if args.target_is_files() && (args.force || args.node.is_some() || args.all_nodes) {
+        fail!(InvalidConfig, "--node, --all-nodes and --force are for the store");
+    }
+    let (mut plan, pools) = args.read()?;
+    let files = match args.to {
+        Some(Target::Cidrpool) => manifest::write(&mut plan),
+        Some(Target::Nads) => nads::write(&plan)?,
+        Some(Target::Nvue) => nvue::write(&plan)?,
+        Some(Target::Csv) => csv::write(&plan)?,
+        Some(Target::Store) | None => Vec::new(),
+    };
+    plan.warnings.iter().for_each(|warning| say(warning));
+    match (args.to, &args.out) {
+        _ if args.check => check(args, &plan, &pools, output),
+        (None, _) => show(&plan, output),
+        (Some(Target::Store), _) => store(args, &plan, &pools, output),
+        (Some(_), Some(dir)) => write_files(dir, &files, args.diff, output),
+        (Some(_), None) if args.diff => {
+            fail!(InvalidConfig, "--diff needs the store, or --out with what is there")
+        }
+        (Some(target), None) => {
+            print_files(&files, matches!(target, Target::Cidrpool | Target::Nads), output)
+        }
+    }
+}
+
+impl PlanArgs {
+    fn target_is_files(&self) -> bool {
+        self.to.is_some_and(|target| target != Target::Store)
+    }
+
+    /// The plan that the files make, checked as a whole.
+    fn read(&self) -> Result<(Plan, Pools)> {
+        let (mut plan, kind) = self.read_files(&self.files, self.from)?;
+        if kind != Kind::Topology {
+            self.refuse_scheme(kind)?;
+        }
+        if let Some(pattern) = &self.pool_name {
+            rename(&mut plan, pattern)?;
+        }
+        let pools = plan.check().map_err(|faults| refused(&faults))?;
+        Ok((plan, pools))
+    }
+
+    /// What the plan is compared with.
+    fn read_other(&self) -> Result<Pools> {
+        let (mut plan, kind) = self.read_files(&self.against, None)?;
+        // Manifests have the names that they were given.
+        if let Some(pattern) = self.pool_name.as_ref().filter(|_| kind != Kind::Cidrpool) {
+            rename(&mut plan, pattern)?;
+        }
+        plan.check().map_err(|faults| refused(&faults))
+    }
+
+    fn read_files(&self, files: &[String], from: Option<Kind>) -> Result<(Plan, Kind)> {
+        let documents = document::read_all(files)?;
+        let Some(first) = documents.first() else { fail!(InvalidConfig, "no file") };
+        let kind = match from {
+            Some(kind) => kind,
+            None if fabric::is_fabric(&first.value) => Kind::Fabric,
+            None => Kind::Cidrpool,
+        };
+        let mut plan = match (kind, documents.as_slice()) {
+            (Kind::Fabric, [_, second, ..]) => {
+                fail!(InvalidConfig, "{}: a second fabric", second.root().place(""))
+            }
+            (Kind::Fabric, _) => fabric::read(first)?,
+            (Kind::Topology, _) => fail!(InvalidConfig, "not yet: {:?}", self.scheme()?),
+            (Kind::Cidrpool, _) => manifest::read(&documents)?,
+        };
+        plan.sources = documents;
+        Ok((plan, kind))
+    }
+
+    fn scheme(&self) -> Result<Scheme> {
+        // A guess between two and three would give other addresses, not an error.
+        let Some(tiers) = self.tiers else {
+            fail!(
+                InvalidConfig,
+                "a topology file does not say how many tiers of switches there are: --tiers 2 or 3"
+            );
+        };
+        Ok(Scheme {
+            tiers,
+            mode: self.mode.unwrap_or(Mode::None),
+            family: self.family.unwrap_or(Family::Ipv4),
+            first_octet: self.first_octet.unwrap_or(Scheme::usual_first_octet(tiers)),
+            polarity: self.polarity.unwrap_or(Polarity::LeafOdd),
+        })
+    }
+
+    /// What would be ignored is refused.
+    fn refuse_scheme(&self, kind: Kind) -> Result<()> {
+        let given = [
+            ("--tiers", self.tiers.is_some()),
+            ("--mode", self.mode.is_some()),
+            ("--family", self.family.is_some()),
+            ("--first-octet", self.first_octet.is_some()),
+            ("--polarity", self.polarity.is_some()),
+        ];
+        match given.iter().find(|(_, is_given)| *is_given) {
+            Some((name, _)) => {
+                fail!(InvalidConfig, "{name} is for topology files, these are {}", kind.name())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn nodes(&self, node: &Node) -> Result<Nodes> {
+        Ok(match &self.node {
+            _ if self.all_nodes => Nodes::All,
+            Some(name) if ipam::is_name(name) => Nodes::One(name.clone()),
+            Some(name) => fail!(InvalidConfig, "--node {name:?} is no name of a node"),
+            None => Nodes::One(ipam::node_name(node)?),
+        })
+    }
+}
+
+/// Gives the pools other names; one that has no number of a rail cannot have them.
+fn rename(plan: &mut Plan, pattern: &str) -> Result<()> {
+    let pattern = Pattern::<2>::parse(pattern, &["rail", "plane"]).context("--pool-name")?;
+    for pool in &mut plan.pools {
+        let Some(rail) = pool.rail else {
+            fail!(InvalidConfig, "--pool-name: nothing says which rail pool {} is", pool.name);
+        };
+        let suffix = if pool.name.ends_with("-v6") { "-v6" } else { "" };
+        let plane = u64::from(pool.plane.unwrap_or(0));
+        pool.name = pattern.render(&[u64::from(rail), plane]) + suffix;
+        if !ipam::is_name(&pool.name) {
+            fail!(InvalidConfig, "--pool-name: {:?} is no name of a pool", pool.name);
+        }
+    }
+    Ok(())
+}
+
+/// The plan at a glance.
+fn show(plan: &Plan, output: Output) -> Result<ExitCode> {
+    match output {
+        Output::Json => {
+            let pools: Vec<Value> = plan
+                .pools
+                .iter()
+                .map(|pool| json!({"name": pool.name, "rail": pool.rail, "plane": pool.plane, "spec": pool.spec}))
+                .collect();
+            print(&pretty(&json!({"pools": pools, "nodes": plan.nodes().len(), "warnings": plan.warnings})))?;
+        }
+        Output::Table => {
+            let rows = plan.pools.iter().map(|pool| {
+                let Pool { name, rail, plane, spec, .. } = pool;
+                let rows = &spec.static_allocations;
+                let routes: Vec<_> = spec.routes.iter().map(|to| to.dst.as_str()).collect();
+                let end = |row: Option<&ipam::cidrpool::Row>| {
+                    row.map(|row| format!("{} {}", row.prefix, row.node_name)).unwrap_or_default()
+                };
+                let number =
+                    |number: &Option<u8>| number.map(|number| number.to_string()).unwrap_or_default();
+                vec![
+                    name.clone(),
+                    number(rail),
+                    number(plane),
+                    spec.cidr.clone(),
+                    routes.join(","),
+                    rows.len().to_string(),
+                    end(rows.first()),
+                    end(rows.last()),
+                ]
+            });
+            let headers = ["POOL", "RAIL", "PLANE", "CIDR", "ROUTES", "NODES", "FIRST", "LAST"];
+            print(&table(&headers, rows))?;
+            say(&format!(
+                "{} nodes, {} pools; nothing was written: --to says what to write",
+                plan.nodes().len(),
+                plan.pools.len()
+            ));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the store, or shows what that would change.
+fn store(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<ExitCode> {
+    let node = Node::load()?;
+    let nodes = args.nodes(&node)?;
+    let import = ipam::changes(&node, pools, &nodes)?;
+    warn(&import);
+    other_pools(&node, plan, &nodes)?;
+    if !args.diff {
+        ipam::write(&node, &import, args.force)?;
+    }
+    show_changes(&import, args.diff, output)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Compares with the store, or with other files.
+fn check(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<ExitCode> {
+    let mut import = if args.against.is_empty() {
+        let node = Node::load()?;
+        let nodes = args.nodes(&node)?;
+        other_pools(&node, plan, &nodes)?;
+        ipam::changes(&node, pools, &nodes)?
+    } else {
+        Import { lines: differences(&args.read_other()?, pools), ..Import::default() }
+    };
+    warn(&import);
+    let all = import.lines.len();
+    import.lines.retain(|line| line.before != line.after);
+    if import.lines.is_empty() && output == Output::Table {
+        print(&format!("no difference in {all} allocations\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    show_changes(&import, true, output)?;
+    Ok(if import.lines.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Both sides, sorted by node and pool.
+fn differences(before: &Pools, after: &Pools) -> Vec<Line> {
+    let mut lines: BTreeMap<(&str, &str), Line> = BTreeMap::new();
+    for (is_after, pools) in [(false, before), (true, after)] {
+        for (pool, allocations) in pools {
+            for (node_name, allocation) in allocations {
+                let line = lines.entry((node_name, pool)).or_insert_with(|| Line {
+                    node_name: node_name.clone(),
+                    pool: pool.clone(),
+                    before: None,
+                    after: None,
+                });
+                let side = if is_after { &mut line.after } else { &mut line.before };
+                *side = Some(allocation.clone());
+            }
+        }
+    }
+    lines.into_values().collect()
+}
+
+fn warn(import: &Import) {
+    import.warnings.iter().for_each(|warning| say(warning));
+    import.outside.iter().for_each(|lease| say(&lease.to_string()));
+}
+
+/// A pool that the plan does not name stays as it is: perhaps another plan's, perhaps of an old name.
+fn other_pools(node: &Node, plan: &Plan, nodes: &Nodes) -> Result<()> {
+    let planned: BTreeSet<&str> = plan.pools.iter().map(|pool| pool.name.as_str()).collect();
+    let store = Store::open(node)?;
+    let names = match nodes {
+        Nodes::One(name) => vec![name.clone()],
+        Nodes::All => store.nodes()?,
+    };
+    let mut others: BTreeMap<String, usize> = BTreeMap::new();
+    for name in &names {
+        let pools = store.pools(name)?;
+        for pool in pools.into_iter().filter(|pool| !planned.contains(pool.as_str())) {
+            *others.entry(pool).or_default() += 1;
+        }
+    }
+    for (pool, count) in others {
+        say(&format!("pool {pool} is in the store ({count} nodes) and not in the plan: it stays as it is"));
+    }
+    Ok(())
+}
+
+/// Several files are told from each other by a comment that each of the formats knows; manifests make one file for
+/// kubectl.
+fn print_files(files: &[File], are_manifests: bool, output: Output) -> Result<ExitCode> {
+    if output == Output::Json {
+        let files: Vec<_> = files.iter().map(|file| json!({"name": file.name, "text": file.text})).collect();
+        print(&pretty(&json!({ "files": files })))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for file in files {
+        if files.len() > 1 {
+            let separator = if are_manifests { "---\n" } else { "" };
+            print(&format!("{separator}# {}\n", file.name))?;
+        }
+        print(&file.text)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Files in a folder, each written beside and renamed. Others in it are left.
+fn write_files(dir: &Path, files: &[File], is_diff: bool, output: Output) -> Result<ExitCode> {
+    let mut changes = Vec::new();
+    for file in files {
+        let path = dir.join(&file.name);
+        let before = match std::fs::read(&path) {
+            Ok(before) => Some(before),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+        };
+        let change = match &before {
+            None => "new",
+            Some(before) if before == file.text.as_bytes() => "same",
+            Some(_) => "changed",
+        };
+        if is_diff && change == "changed" && output == Output::Table {
+            let before = String::from_utf8_lossy(before.as_deref().unwrap_or_default()).into_owned();
+            let name = path.display().to_string();
+            let mut diff = similar::TextDiff::configure();
+            // Two files that have nothing in common would be compared for minutes.
+            diff.timeout(std::time::Duration::from_secs(5));
+            let diff = diff.diff_lines(&before, &file.text);
+            let diff = diff.unified_diff().header(&name, "the plan").to_string();
+            print(&diff.lines().map(|line| output::printable(line) + "\n").collect::<String>())?;
+        }
+        changes.push((path, change));
+    }
+    if !is_diff {
+        std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        for (file, (path, change)) in files.iter().zip(&changes) {
+            if *change != "same" {
+                let beside = dir.join(format!(".{}.new", file.name));
+                std::fs::write(&beside, &file.text)
+                    .and_then(|()| std::fs::rename(&beside, path))
+                    .with_context(|| format!("cannot write {}", path.display()))?;
+            }
+        }
+    }
+    match output {
+        Output::Json => {
+            let files: Vec<_> =
+                changes.iter().map(|(path, change)| json!({"file": path, "change": change})).collect();
+            print(&pretty(&json!({"dryRun": is_diff, "files": files})))?;
+        }
+        Output::Table => {
+            let rows =
+                changes.iter().map(|(path, change)| vec![path.display().to_string(), (*change).to_owned()]);
+            print(&table(&["FILE", "CHANGE"], rows))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Topology => "topology files",
+            Kind::Fabric => "a fabric file, which says that itself",
+            Kind::Cidrpool => "CIDRPools",
+        }
+    }
+}
+
+fn say(text: &str) {
+    output::say("rail-ipam", text);
+}

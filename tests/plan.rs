@@ -1,0 +1,235 @@
+//! Issue 4, "Plan": the real `rail-ipam plan`, from files to files and stores.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+/// A folder with stores and what is planned into them.
+struct Place {
+    dir: TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        Place { dir: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) -> String {
+        fs::create_dir_all(self.path(name).parent().unwrap()).unwrap();
+        fs::write(self.path(name), text).unwrap();
+        self.path(name).display().to_string()
+    }
+
+    /// Runs rail-ipam on a node with the store `store`.
+    fn run(&self, store: &str, args: &[&str]) -> Output {
+        let node = serde_json::json!({"nodeName": "worker-gpu-62", "storeDir": self.path(store), "runDir": self.path("run")});
+        let node = self.write("node.json", &node.to_string());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rail-ipam"));
+        command.args(args).env("RAIL_CNI_NODE_CONFIG", node).env_remove("CNI_COMMAND");
+        command.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap()
+    }
+
+    #[track_caller]
+    fn ok(&self, store: &str, args: &[&str]) -> String {
+        let output = self.run(store, args);
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// What it says when it fails with this exit status.
+    #[track_caller]
+    fn fails(&self, status: i32, args: &[&str]) -> String {
+        let output = self.run("store", args);
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8(said).unwrap();
+        assert_eq!(output.status.code(), Some(status), "{args:?}: {said}");
+        said
+    }
+
+    /// Every file below a folder, by its path in it.
+    fn files(&self, name: &str) -> BTreeMap<PathBuf, Vec<u8>> {
+        let (mut files, mut dirs) = (BTreeMap::new(), vec![self.path(name)]);
+        while let Some(dir) = dirs.pop() {
+            for entry in fs::read_dir(&dir).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    dirs.push(path);
+                } else if !path.file_name().unwrap().to_str().unwrap().starts_with('.') {
+                    files.insert(
+                        path.strip_prefix(self.path(name)).unwrap().to_owned(),
+                        fs::read(&path).unwrap(),
+                    );
+                }
+            }
+        }
+        files
+    }
+
+    fn names(&self, name: &str) -> Vec<String> {
+        self.files(name).keys().map(|path| self.path(name).join(path).display().to_string()).collect()
+    }
+}
+
+fn with<'a>(args: &[&'a str], more: &'a [String]) -> Vec<&'a str> {
+    args.iter().copied().chain(more.iter().map(String::as_str)).collect()
+}
+
+const FABRIC: &str = "conf/fabric.yaml";
+
+/// The deployment that the project came from: rail-1 of its example.
+#[test]
+fn the_published_deployment_comes_out_as_it_was_published() {
+    let place = Place::new();
+    let out = place.path("pools").display().to_string();
+    place.ok("store", &["plan", FABRIC, "--pool-name", "rail-{rail+1}", "--to", "cidrpool", "--out", &out]);
+    let pool = fs::read_to_string(place.path("pools/rail-1.yaml")).unwrap();
+    for part in [
+        "  name: rail-1\n",
+        "  cidr: 172.16.0.0/15\n  gatewayIndex: 0\n  perNodeNetworkPrefix: 31\n",
+        "  routes:\n  - dst: 172.16.0.0/15\n  - dst: 172.16.0.0/12\n",
+        "  - nodeName: worker-gpu-0\n    prefix: 172.16.0.0/31\n    gateway: 172.16.0.1\n",
+        "  - nodeName: worker-gpu-1\n    prefix: 172.16.0.2/31\n    gateway: 172.16.0.3\n",
+        "  - nodeName: worker-gpu-62\n    prefix: 172.16.1.60/31\n    gateway: 172.16.1.61\n",
+        "  - nodeName: worker-gpu-63\n    prefix: 172.16.1.62/31\n    gateway: 172.16.1.63\n",
+    ] {
+        assert!(pool.contains(part), "{part} is not in {pool}");
+    }
+    assert_eq!(pool.matches("nodeName").count(), 64);
+}
+
+#[test]
+fn plan_to_manifests_to_store_to_plan_loses_nothing() {
+    let place = Place::new();
+    let out = place.path("pools").display().to_string();
+    place.ok("planned", &["plan", FABRIC, "--to", "store", "--all-nodes"]);
+    place.ok("store", &["plan", FABRIC, "--to", "cidrpool", "--out", &out]);
+    let pools = place.names("pools");
+    place.ok("imported", &with(&["import", "--all-nodes"], &pools));
+    assert_eq!(place.files("planned").len(), 64 * 8);
+    assert!(place.files("planned") == place.files("imported"), "the stores differ");
+
+    let again = place.path("again").display().to_string();
+    place.ok("store", &with(&["plan", "--to", "cidrpool", "--out", &again], &pools));
+    assert!(place.files("pools") == place.files("again"), "the manifests differ");
+    for args in [
+        with(&["plan", "--check", "--all-nodes"], &pools),
+        vec!["plan", FABRIC, "--check", "--all-nodes"],
+        with(&["plan", FABRIC, "--check", "--against"], &pools),
+    ] {
+        assert_eq!(place.ok("imported", &args), "no difference in 512 allocations\n", "{args:?}");
+    }
+}
+
+#[test]
+fn differences_are_shown_and_nothing_is_written_before_it_is_wanted() {
+    let place = Place::new();
+    let fabric = fs::read_to_string(FABRIC).unwrap();
+    let other = place.write("other.yaml", &fabric.replace("polarity: leaf-odd", "polarity: leaf-even"));
+    assert_ne!(fs::read_to_string(&other).unwrap(), fabric);
+    place.ok("store", &["plan", FABRIC, "--to", "store"]);
+    let before = place.files("store");
+    for args in
+        [&["plan", other.as_str(), "--to", "store", "--diff"][..], &["plan", other.as_str(), "--check"]]
+    {
+        let output = place.run("store", args);
+        assert_eq!(output.status.success(), args[2] == "--to", "{args:?}");
+        let shown = String::from_utf8(output.stdout).unwrap();
+        assert!(shown.contains("172.16.1.60 (was 172.16.1.61)"), "{shown}");
+        assert!(shown.contains("8 changed (nothing written)"), "{shown}");
+    }
+    assert!(place.files("store") == before, "something was written");
+
+    let out = place.path("pools").display().to_string();
+    place.ok("store", &["plan", FABRIC, "--to", "cidrpool", "--out", &out]);
+    let before = place.files("pools");
+    let shown = place.ok("store", &["plan", &other, "--to", "cidrpool", "--out", &out, "--diff"]);
+    assert!(shown.contains("-    gateway: 172.16.1.61\n+    gateway: 172.16.1.60\n"), "{shown}");
+    assert!(place.files("pools") == before, "something was written");
+}
+
+/// A host that is not in the plan any more loses its address: while a pod uses it, only by --force.
+#[test]
+fn a_store_that_the_plan_does_not_know_whole_is_told() {
+    let place = Place::new();
+    place.ok("store", &["plan", FABRIC, "--to", "store", "--pool-name", "old-{rail}"]);
+    let output = place.run("store", &["plan", FABRIC, "--to", "store"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("pool old-7 is in the store (1 nodes) and not in the plan"), "{said}");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_before_anything_is_written() {
+    let place = Place::new();
+    let scheme = ["plan", FABRIC, "--tiers", "2"];
+    assert!(place.fails(1, &scheme).contains("--tiers is for topology files"));
+    let diff = ["plan", FABRIC, "--to", "cidrpool", "--diff"];
+    assert!(place.fails(1, &diff).contains("--diff needs the store, or --out"));
+    assert!(
+        place.fails(1, &["plan", FABRIC, "--to", "cidrpool", "--all-nodes"]).contains("are for the store")
+    );
+    assert!(place.fails(1, &["plan", FABRIC, "--to", "store", "--out", "x"]).contains("--out is for files"));
+    assert!(place.fails(1, &["plan", FABRIC, "--pool-name", "{x}"]).contains("--pool-name"));
+    assert!(place.fails(1, &["plan", FABRIC, "--pool-name", "../{rail}"]).contains("no name of a pool"));
+    assert!(place.fails(1, &["plan", FABRIC, "--pool-name", "same"]).contains("it is there twice"));
+    assert!(
+        place.fails(1, &["plan", FABRIC, "--to", "store", "--node", "../x"]).contains("no name of a node")
+    );
+    let unknown = place.fails(1, &["plan", FABRIC, "--to", "store", "--node", "Worker-GPU-62"]);
+    assert!(unknown.contains("did the plan mean it with worker-gpu-62?"), "{unknown}");
+    for usage in [&["plan"][..], &["plan", FABRIC, "--to", "x"], &["plan", FABRIC, "--against", "x"]] {
+        place.fails(2, usage);
+    }
+    assert!(!place.path("store").exists());
+}
+
+/// The wrong file in the wrong place: a clear word with a position, nothing written, no panic.
+#[test]
+fn files_of_the_wrong_kind_are_told_with_their_place() {
+    let place = Place::new();
+    let pool = fs::read_to_string("conf/pools/spectrum-x.yaml").unwrap();
+    let executable = env!("CARGO_BIN_EXE_rail-ipam");
+    let fifo = place.path("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let laughs: String = (0..12)
+        .map(|level| {
+            let inner = if level == 0 { "x".to_owned() } else { format!("*a{}", level - 1) };
+            format!("a{level}: &a{level} [{}]\n", vec![inner; 10].join(","))
+        })
+        .collect();
+    for (file, told) in [
+        (executable.to_owned(), ""),
+        (fifo.display().to_string(), "not a regular file"),
+        ("/nonexistent".to_owned(), "/nonexistent"),
+        (place.write("empty", ""), "nothing in it"),
+        (place.write("half", &pool[..pool.find("NetworkPrefix").unwrap()]), "half:"),
+        (place.write("half.json", "{\"nodes\": ["), "half.json:1:11"),
+        (place.write("deep", &"[".repeat(1_000_000)), "deep:1:"),
+        (place.write("laughs", &laughs), "aliases"),
+        (place.write("other", "kind: Pod\n"), "other:1: kind"),
+        (
+            place.write("name", &pool.replacen("worker-gpu-0", "../../etc", 1)),
+            "\"../../etc\" is no name of a node",
+        ),
+        (place.write("name", &pool.replacen("worker-gpu-0", "a/b", 1)), "name:18"),
+        (place.write("pool", &pool.replacen("name: rail-0", "name: ../rail-0", 1)), "pool:7: metadata.name"),
+        (
+            place.write("default", &pool.replacen("prefix: 172.16.0.0/31", "prefix: 172.16.0.1/31", 1)),
+            "host bits",
+        ),
+        (place.write("family", &pool.replacen("dst: 172.16.0.0/12", "dst: fd00::/8", 1)), "family:15"),
+    ] {
+        let said = place.fails(1, &["plan", &file, "--to", "store"]);
+        assert!(said.contains(told) && !said.contains("panicked"), "{told}: {said}");
+    }
+    assert!(!place.path("store").exists());
+    assert!(Path::new(executable).exists());
+}
