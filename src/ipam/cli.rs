@@ -21,6 +21,8 @@ use crate::plan::cli::PlanArgs;
 use crate::progress::Progress;
 
 const PROGRAM: &str = "rail-ipam";
+/// More lines than this nobody reads.
+const MOST_LINES: usize = 200;
 const PLAN_HELP: &str = "Examples:
   rail-ipam plan fabric.yaml                                       check it, and show its pools
   rail-ipam plan topology.json --tiers 2 --to cidrpool --out pools
@@ -202,24 +204,43 @@ pub fn show_changes(import: &Import, is_dry_run: bool, output: Output) -> Result
                 "outside": outside})))
         }
         Output::Table => {
-            let rows = import.lines.iter().map(|Line { node_name, pool, before, after }| {
-                let side = |side: &Option<Allocation>| side.as_ref().map(columns);
-                let cells = match (side(before), side(after)) {
-                    (Some(before), Some(after)) => std::array::from_fn(|cell| {
-                        let (old, new) = (&before[cell], &after[cell]);
-                        if old == new { new.clone() } else { format!("{new} (was {old})") }
-                    }),
-                    (before, after) => after.or(before).unwrap_or_default(),
-                };
-                let [prefix, gateway, routes] = cells;
-                vec![node_name.clone(), pool.clone(), prefix, gateway, routes, changed(before, after)]
-            });
+            let table =
+                if import.lines.len() > MOST_LINES { table_of_pools(import) } else { table_of_nodes(import) };
             let counts: Vec<_> = counts.iter().map(|(change, count)| format!("{count} {change}")).collect();
             let end = if is_dry_run { " (nothing written)" } else { "" };
-            let table = table(&["NODE", "POOL", "PREFIX", "GATEWAY", "ROUTES", "CHANGE"], rows);
             print(&format!("{table}{}{end}\n", counts.join(", ")))
         }
     }
+}
+
+fn table_of_nodes(import: &Import) -> String {
+    let rows = import.lines.iter().map(|Line { node_name, pool, before, after }| {
+        let side = |side: &Option<Allocation>| side.as_ref().map(columns);
+        let cells = match (side(before), side(after)) {
+            (Some(before), Some(after)) => std::array::from_fn(|cell| {
+                let (old, new) = (&before[cell], &after[cell]);
+                if old == new { new.clone() } else { format!("{new} (was {old})") }
+            }),
+            (before, after) => after.or(before).unwrap_or_default(),
+        };
+        let [prefix, gateway, routes] = cells;
+        vec![node_name.clone(), pool.clone(), prefix, gateway, routes, changed(before, after)]
+    });
+    table(&["NODE", "POOL", "PREFIX", "GATEWAY", "ROUTES", "CHANGE"], rows)
+}
+
+/// How many nodes of each pool change, and one of them.
+fn table_of_pools(import: &Import) -> String {
+    let mut pools: BTreeMap<(&str, &str), (usize, &str)> = BTreeMap::new();
+    for line in &import.lines {
+        let (count, _) = pools.entry((&line.pool, line.change())).or_insert((0, &line.node_name));
+        *count += 1;
+    }
+    let rows = pools.into_iter().map(|((pool, change), (count, node_name))| {
+        let more = if count > 1 { format!("{node_name}, ...") } else { node_name.to_owned() };
+        vec![pool.to_owned(), change.to_owned(), count.to_string(), more]
+    });
+    table(&["POOL", "CHANGE", "NODES", "WHICH (--output json: all)"], rows)
 }
 
 /// In a word; with what the other columns do not show.
