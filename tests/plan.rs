@@ -219,7 +219,7 @@ fn files_of_the_wrong_kind_are_told_with_their_place() {
             place.write("name", &pool.replacen("worker-gpu-0", "../../etc", 1)),
             "\"../../etc\" is no name of a node",
         ),
-        (place.write("name", &pool.replacen("worker-gpu-0", "a/b", 1)), "name:18"),
+        (place.write("slash", &pool.replacen("worker-gpu-0", "a/b", 1)), "slash:18"),
         (place.write("pool", &pool.replacen("name: rail-0", "name: ../rail-0", 1)), "pool:7: metadata.name"),
         (
             place.write("default", &pool.replacen("prefix: 172.16.0.0/31", "prefix: 172.16.0.1/31", 1)),

@@ -21,6 +21,8 @@ pub struct Config {
     pub pools: Vec<String>,
     /// The pool itself, where it is not in the store.
     inline: Option<Spec>,
+    /// The rail that rail-cni attaches, to be compared with what the pools were planned for.
+    rail: Option<u64>,
 }
 
 impl Config {
@@ -53,13 +55,18 @@ impl Config {
                 log::warn!("ipam.{key}: unknown key, ignored");
             }
         }
-        Ok(Config { pools, inline })
+        let rail = network.get(&["rail"]).and_then(Value::as_u64);
+        Ok(Config { pools, inline, rail })
     }
 
     /// What each pool gives to this node, in the order of the pools.
     pub fn allocations(&self, node: &Node, node_name: &str) -> Result<Vec<Allocation>> {
         let Some(spec) = &self.inline else {
-            return store::load(node, node_name, &self.pools);
+            let allocations = store::load(node, node_name, &self.pools)?;
+            for (pool, allocation) in self.pools.iter().zip(&allocations) {
+                self.refuse_other_rail(pool, allocation.rail)?;
+            }
+            return Ok(allocations);
         };
         let pool = &self.pools[0];
         let mut plan = spec
@@ -75,6 +82,19 @@ impl Config {
                 "node {node_name:?} has no prefix in ipam.staticAllocations of pool {pool}{}",
                 store::hint(&store::near_misses(node_name, plan.allocations.keys().map(String::as_str)))
             ),
+        }
+    }
+}
+
+impl Config {
+    /// An address of another rail would be taken by the pod and by no leaf.
+    fn refuse_other_rail(&self, pool: &str, planned: Option<u8>) -> Result<()> {
+        match (self.rail, planned) {
+            (Some(rail), Some(planned)) if rail != u64::from(planned) => fail!(
+                InvalidConfig,
+                "pool {pool} was planned for rail {planned}, the network is rail {rail}: check ipam.pool and rail"
+            ),
+            _ => Ok(()),
         }
     }
 }

@@ -287,6 +287,20 @@ fn a_node_without_an_allocation_gets_none() {
     }
 }
 
+/// Issue 4: one wrong row in a NAD, and a job hangs without a message.
+#[test]
+fn the_pool_of_another_rail_is_refused() {
+    let Some(pool) = Pool::new("ipam::rail") else { return };
+    pool.allocate("rail-4", json!({"prefix": "172.24.0.0/31", "gateway": "172.24.0.1", "rail": 4}));
+    let of_rail = |rail: u8| with(network("rail-4"), json!({ "rail": rail }));
+    pool.refused(&of_rail(3), 7, "pool rail-4 was planned for rail 4, the network is rail 3");
+    pool.call("STATUS", "").run(&of_rail(3)).error(50);
+    assert_eq!(pool.add("pod", &of_rail(4)), ["172.24.0.0/31"]);
+    pool.del("pod", &of_rail(3));
+    // Who says no rail, as NADs of before, gets what the pool has.
+    assert_eq!(pool.add("pod", &network("rail-4")), ["172.24.0.0/31"]);
+}
+
 /// Items 117, 121: 64 at once, one address.
 #[test]
 fn of_64_for_one_address_one_wins_and_the_others_learn_who() {
