@@ -220,12 +220,12 @@ fn files_of_the_wrong_kind_are_told_with_their_place() {
             "\"../../etc\" is no name of a node",
         ),
         (place.write("slash", &pool.replacen("worker-gpu-0", "a/b", 1)), "slash:18"),
-        (place.write("pool", &pool.replacen("name: rail-0", "name: ../rail-0", 1)), "pool:7: metadata.name"),
+        (place.write("pool", &pool.replacen("name: rail-0", "name: ../rail-0", 1)), "pool:8: metadata.name"),
         (
             place.write("default", &pool.replacen("prefix: 172.16.0.0/31", "prefix: 172.16.0.1/31", 1)),
             "host bits",
         ),
-        (place.write("family", &pool.replacen("dst: 172.16.0.0/12", "dst: fd00::/8", 1)), "family:15"),
+        (place.write("family", &pool.replacen("dst: 172.16.0.0/12", "dst: fd00::/8", 1)), "family:16"),
     ] {
         let said = place.fails(1, &["plan", &file, "--to", "store"]);
         assert!(said.contains(told) && !said.contains("panicked"), "{told}: {said}");
