@@ -101,7 +101,7 @@ fn text(node_name: &str, inventory: &Inventory, todo: &[String], now: SystemTime
     if inventory.rails.is_empty() {
         text += "no rails: node.json lists none, and no NIC of this node has SR-IOV\n";
     } else {
-        let headers = ["RAIL", "PF", "NETDEV", "LINK", "MTU", "VFS", "ATTACHED", "FREE", "RDMA"];
+        let headers = ["RAIL", "PF", "NETDEV", "LINK", "MTU", "VFS", "ATTACHED", "DEAD", "FREE", "RDMA"];
         text += "\n";
         text += &output::table(&headers, inventory.rails.iter().map(|rail| rail_row(rail, inventory)));
     }
@@ -129,6 +129,7 @@ fn rail_row(rail: &Rail, inventory: &Inventory) -> Vec<String> {
         rail.link.as_ref().map(|link| link.mtu.to_string()).unwrap_or_default(),
         format!("{}/{max}", count.enabled),
         count.attached.to_string(),
+        count.dead.to_string(),
         count.free().to_string(),
         rail.rdma.join(","),
     ]

@@ -20,13 +20,13 @@ pub fn check(node: &Node, inventory: &Inventory, found: &mut Findings) {
         found.add(Check::skip("pf", "node.json lists no rails, and no NIC of this node has SR-IOV"));
     }
     let rails: Vec<_> = inventory.rails.iter().collect();
-    for rail in &rails {
-        pf(node, rail, inventory, found);
-    }
+    let all = count(rails.len(), "PF");
     if !rails.is_empty() {
-        let all = count(rails.len(), "PF");
+        rails.iter().for_each(|rail| pf(node, rail, inventory, found));
         found.ok_unless_told("pf", format!("{all}, each with a driver"));
+        rails.iter().for_each(|rail| pf_link(rail, inventory, found));
         found.ok_unless_told("pf-link", format!("{all}, up and with a carrier"));
+        rails.iter().for_each(|rail| pf_mtu(rail, inventory, found));
         found.ok_unless_told("pf-mtu", format!("{JUMBO} or more"));
         vfs(node, &rails, inventory, found);
         host_use(node, &rails, inventory, found);
@@ -38,72 +38,71 @@ pub fn check(node: &Node, inventory: &Inventory, found: &mut Findings) {
 }
 
 fn pf(node: &Node, rail: &Rail, inventory: &Inventory, found: &mut Findings) {
-    let holder = rail.function.as_ref().and_then(|pf| inventory.holder(pf));
-    let id = rail.pf();
+    let (name, id) = ("pf", rail.pf());
     if rail.is_missing() {
         let text = format!("there is no PF {id}");
-        found.add(Check::fail("pf", text, "`lspci -D`; correct node.json, or mend the NIC").on(rail));
-        return;
+        return found.add(Check::fail(name, text, "`lspci -D`; correct node.json, or mend the NIC").on(rail));
     }
-    if let Some(pf) = &rail.function {
-        match pf.driver() {
-            None => {
-                let remedy = format!("`echo {id} > /sys/bus/pci/drivers_probe`");
-                found.add(Check::fail("pf", format!("{id} has no driver"), remedy).on(rail));
-                return;
-            }
-            Some(driver) if pf.is_userspace() => {
-                let text = format!("{id} is bound to {driver}: it has no netdev");
-                found.add(
-                    Check::warn("pf", text, "bind its own driver, unless pods get the PF itself").on(rail),
-                );
-                return;
-            }
-            Some(_) => (),
-        }
-        let netdev = rail.link.as_ref().map(|link| link.name.as_str());
-        let is = |text: &String| text.eq_ignore_ascii_case(id) || netdev == Some(text);
-        if node.policy.pfs.as_ref().is_some_and(|allowed| !allowed.iter().any(is)) {
-            let text = format!("policy.pfs of node.json excludes {id}");
-            found.add(Check::fail("pf", text, "add it, or take the rail from the list").on(rail));
-        }
+    let Some(pf) = &rail.function else { return };
+    let netdev = rail.link.as_ref().map(|link| link.name.as_str());
+    let is = |text: &String| text.eq_ignore_ascii_case(id) || netdev == Some(text);
+    if node.policy.pfs.as_ref().is_some_and(|allowed| !allowed.iter().any(is)) {
+        let text = format!("policy.pfs of node.json excludes {id}");
+        found.add(Check::fail(name, text, "add it, or take the rail from the list").on(rail));
     }
-    let Some(link) = &rail.link else {
-        match holder {
-            Some(holder) => {
-                let who = holder.record.holder();
-                found.add(Check::skip("pf-link", format!("{id} is in a pod itself: {who}")).on(rail));
-            }
-            None => {
-                let text = format!("{id} has no netdev on the host");
-                found.add(Check::fail("pf", text, "is it in another namespace? `ip netns`").on(rail));
-            }
+    match pf.driver() {
+        None => {
+            let remedy = format!("`echo {id} > /sys/bus/pci/drivers_probe`");
+            found.add(Check::fail(name, format!("{id} has no driver"), remedy).on(rail));
         }
-        return;
-    };
-    let name = &link.name;
-    match link_state(link) {
-        "down" => {
-            found.add(
-                Check::fail("pf-link", format!("{name} is down"), format!("`ip link set {name} up`"))
-                    .on(rail),
-            );
+        Some(driver) if pf.is_userspace() => {
+            let text = format!("{id} is bound to {driver}: it has no netdev");
+            found.add(Check::warn(name, text, "bind its own driver, unless pods get the PF itself").on(rail));
         }
-        "no-carrier" => {
-            let text = format!("{name} has no carrier");
-            found.add(Check::fail("pf-link", text, "look at cable, transceiver, leaf port").on(rail));
+        Some(_) if rail.link.is_none() && inventory.holder(pf).is_none() => {
+            let text = format!("{id} has no netdev on the host");
+            found.add(Check::fail(name, text, "is it in another namespace? `ip netns`").on(rail));
         }
-        _ => (),
+        Some(_) => (),
     }
-    let on_it = || inventory.attachments.iter().filter(|one| rail.has(one) && one.state == State::Live);
-    let used = on_it().filter_map(|one| one.link.as_ref()).map(|link| link.mtu).max().unwrap_or(0);
-    let remedy = format!("`ip link set {name} mtu 9216`, and make it permanent");
+}
+
+fn pf_link(rail: &Rail, inventory: &Inventory, found: &mut Findings) {
+    let name = "pf-link";
+    let holder = rail.function.as_ref().and_then(|pf| inventory.holder(pf));
+    match (&rail.link, holder) {
+        (Some(link), _) => match link_state(link) {
+            "down" => {
+                let remedy = format!("`ip link set {} up`", link.name);
+                found.add(Check::fail(name, format!("{} is down", link.name), remedy).on(rail));
+            }
+            "no-carrier" => {
+                let text = format!("{} has no carrier", link.name);
+                found.add(Check::fail(name, text, "look at cable, transceiver, leaf port").on(rail));
+            }
+            _ => (),
+        },
+        (None, Some(holder)) => {
+            let text = format!("{} is in a pod itself: {}", rail.pf(), holder.record.holder());
+            found.add(Check::skip(name, text).on(rail));
+        }
+        (None, None) => found.add(Check::skip(name, format!("{} has no netdev here", rail.pf())).on(rail)),
+    }
+}
+
+fn pf_mtu(rail: &Rail, inventory: &Inventory, found: &mut Findings) {
+    let name = "pf-mtu";
+    let Some(link) = &rail.link else { return };
+    let on_it = inventory.attachments.iter().filter(|one| rail.has(one) && one.state == State::Live);
+    let used = on_it.filter_map(|one| one.link.as_ref()).map(|link| link.mtu).max().unwrap_or(0);
+    let remedy = format!("`ip link set {} mtu 9216`, and make it permanent", link.name);
     if link.mtu < used {
-        let text = format!("{name} has MTU {}, and a pod has {used}: its large packets are lost", link.mtu);
-        found.add(Check::fail("pf-mtu", text, remedy).on(rail));
+        let text =
+            format!("{} has MTU {}, and a pod has {used}: its large packets are lost", link.name, link.mtu);
+        found.add(Check::fail(name, text, remedy).on(rail));
     } else if link.mtu < JUMBO {
-        let text = format!("{name} has MTU {}: networks with \"mtu\": {JUMBO} are refused", link.mtu);
-        found.add(Check::warn("pf-mtu", text, remedy).on(rail));
+        let text = format!("{} has MTU {}: networks with \"mtu\": {JUMBO} are refused", link.name, link.mtu);
+        found.add(Check::warn(name, text, remedy).on(rail));
     }
 }
 
@@ -111,7 +110,7 @@ fn vfs(node: &Node, rails: &[&Rail], inventory: &Inventory, found: &mut Findings
     let name = "vfs";
     let has_pods = |rail: &Rail| rail.function.as_ref().is_some_and(|pf| inventory.holder(pf).is_some());
     let must = node.policy.vfs_only || rails.iter().any(|rail| !rail.vfs.is_empty());
-    let mut free = 0;
+    let (mut free, mut all_dead) = (0, Vec::new());
     for rail in rails {
         let Some(pf) = rail.function.as_ref().filter(|_| !has_pods(rail)) else { continue };
         if rail.vfs.is_empty() {
@@ -143,11 +142,12 @@ fn vfs(node: &Node, rails: &[&Rail], inventory: &Inventory, found: &mut Findings
         let holders: Vec<_> = rail.vfs.iter().filter_map(|vf| inventory.holder(&vf.function)).collect();
         free += rail.vfs.len() - holders.len();
         if holders.len() == rail.vfs.len() && holders.iter().all(|holder| holder.state.is_left_over()) {
-            let text = "every VF was left by a pod that is gone";
-            found.add(
-                Check::warn(name, text, "the next ADD puts that right; at once: `rail-cni reap`").on(rail),
-            );
+            all_dead.push(rail.title());
         }
+    }
+    if !all_dead.is_empty() {
+        let text = format!("{}: every VF was left by a pod that is gone", all_dead.join(", "));
+        found.add(Check::warn(name, text, "the next ADD puts that right; at once: `rail-cni reap`"));
     }
     let all: usize = rails.iter().map(|rail| rail.vfs.len()).sum();
     found.ok_unless_told(name, format!("{}, {free} free", count(all, "VF")));
@@ -277,13 +277,23 @@ fn leftovers(rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
 
 /// Attachments of which only the record is left.
 fn records(inventory: &Inventory, found: &mut Findings) {
+    const NAMED: usize = 3;
     let name = "records";
+    let left: Vec<_> = inventory.attachments.iter().filter(|one| one.state.is_left_over()).collect();
+    if !left.is_empty() {
+        let named = left.iter().take(NAMED).map(|Attached { record, state, .. }| {
+            let who = record.pod.as_ref().unwrap_or(&record.container_id);
+            format!("{} of {who} ({})", record.device.id, state.as_str())
+        });
+        let more = left.len().saturating_sub(NAMED);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let named = named.collect::<Vec<_>>().join(", ");
+        let text = format!("{} left by pods: {named}{more}", count(left.len(), "attachment"));
+        found.add(Check::warn(name, text, "the next ADD puts that right; at once: `rail-cni reap`"));
+    }
     for Attached { record, state, error, .. } in &inventory.attachments {
         let what = format!("{} of {}", record.device.id, record.holder());
-        if state.is_left_over() {
-            let text = format!("{}: {what}", state.as_str());
-            found.add(Check::warn(name, text, "the next ADD puts it right; at once: `rail-cni reap`"));
-        } else if *state == State::Elsewhere {
+        if *state == State::Elsewhere {
             let text = format!("{what} is neither in the pod nor on the host");
             found.add(Check::warn(
                 name,

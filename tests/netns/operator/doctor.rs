@@ -136,7 +136,7 @@ fn what_a_lost_del_left() {
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
     host.hand_back(&pod, "net1");
-    finds(&host, "records", "warn", "dead: 0000:01:10.0 of pod default/pod");
+    finds(&host, "records", "warn", "1 attachment left by pods: 0000:01:10.0 of default/pod (dead)");
     finds(&host, "vfs", "warn", "every VF was left by a pod that is gone");
     finds(&host, "leases", "warn", "`rail-ipam release --dead`");
     run(&host, &["reap"]).ok();

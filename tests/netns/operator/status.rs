@@ -43,7 +43,10 @@ fn status_shows_rails_and_who_has_them() {
 
     let table = run(&host, &["status"]).ok().stdout;
     let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert!(lines.contains(&vec!["1", &pf_address(1), "pf1", "up", "9216", "1/8", "1", "0", "-"]), "{table}");
+    assert!(
+        lines.contains(&vec!["1", &pf_address(1), "pf1", "up", "9216", "1/8", "1", "0", "0", "-"]),
+        "{table}"
+    );
     let row = lines.iter().find(|line| line.contains(&"net1")).unwrap_or_else(|| panic!("{table}"));
     assert_eq!(row[..7], ["1", &vf_address(1), "default/pod", "net1", "172.18.0.0/31", "9000", "up"]);
     assert_eq!(row.last(), Some(&"live"));
