@@ -400,6 +400,27 @@ fn the_sysctls_of_a_rail_are_those_of_the_code() {
     assert_eq!(keys("### Sysctls that every rail gets"), set);
 }
 
+#[test]
+fn the_checks_of_doctor_and_the_states_of_status_are_those_of_the_code() {
+    let text = read("docs/operations.md");
+    let (_, doctor) = text.split_once("\n## rail-cni doctor\n").unwrap();
+    let (_, table) = doctor.split_once("\n| check |").unwrap();
+    let table: String = table.lines().skip(1).take_while(|line| line.starts_with('|')).collect();
+    let output = Bench::new().command(RAIL_CNI, &["doctor", "--output", "json"]).output().unwrap();
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for check in told["checks"].as_array().unwrap() {
+        let name = check["check"].as_str().unwrap();
+        assert!(table.contains(&format!("`{name}`")), "docs/operations.md does not tell of {name}");
+    }
+    let source = read("src/attach/inventory.rs");
+    let states = source.lines().filter_map(|line| line.trim().strip_prefix("State::")?.split('"').nth(1));
+    let states: Vec<_> = states.collect();
+    assert!(states.len() > 5, "{states:?}");
+    for state in states {
+        assert!(text.contains(&format!("| `{state}` |")), "docs/operations.md does not tell of {state}");
+    }
+}
+
 /// All source without tests, each text in one piece.
 fn source() -> String {
     let mut all = String::new();

@@ -96,8 +96,9 @@ fn reap(args: &ReapArgs, output: Output) -> Result<ExitCode> {
     let node = start("reap")?;
     let (mut reaped, mut unreadable) = (Reaped::default(), Vec::new());
     if let Some(records) = Records::open_existing(&node)? {
-        let all;
+        let mut all;
         (all, unreadable) = records.all()?;
+        all.sort_by(|one, other| one.device.id.cmp(&other.device.id));
         for record in all {
             if let Err(error) = reap_one(&records, &record, &node, args.dry_run, &mut reaped) {
                 reaped.left.push((record, Some(format!("{error:#}"))));
