@@ -36,6 +36,7 @@
 //! | `ipam::cli` | `rail-ipam import`, `show`, `release` |
 //! | [`plan`] | the plan of a fabric: its pools, checked as a whole |
 //! | `plan::scheme` | NVIDIA's Spectrum-X address formulas |
+//! | `plan::topology` | topology.json of spcx-gen and of NVIDIA AIR |
 //! | `plan::fabric` | a fabric in a page of YAML |
 //! | `plan::pattern` | names with numbers in them |
 //! | `plan::cli` | `rail-ipam plan` |

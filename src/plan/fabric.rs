@@ -211,7 +211,7 @@ impl Fabric {
                 let Cable { leaf, port, .. } = self.cable(place, self.rails - 1, self.planes - 1);
                 if is_leaf { Cable { leaf, ..Cable::default() } } else { Cable { port, ..Cable::default() } }
             });
-            if let Some(fault) = cables.filter_map(|cable| cable.fault()).next() {
+            if let Some(fault) = cables.flat_map(|cable| cable.faults()).flatten().next() {
                 keys.fault(key, &fault);
             }
         }
@@ -420,7 +420,8 @@ impl Keys<'_> {
             let Some(pattern) = (if count.is_none() { patterns.first() } else { own }) else { continue };
             let interface = pattern.render(&[rail, plane]);
             let path = count.map_or_else(|| KEY.to_owned(), |_| format!("{KEY}[{rail}]"));
-            if let Some(fault) = (Cable { interface: Some(interface.clone()), ..Cable::default() }).fault() {
+            let cable = Cable { interface: Some(interface.clone()), ..Cable::default() };
+            if let Some(fault) = cable.faults().into_iter().flatten().next() {
                 self.fault(&path, &fault);
                 break;
             }

@@ -11,6 +11,7 @@ pub mod nads;
 pub mod nvue;
 pub mod pattern;
 pub mod scheme;
+pub mod topology;
 pub mod yaml;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

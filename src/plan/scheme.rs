@@ -27,7 +27,7 @@ use crate::ipam::cidrpool::{IndexRange, RouteTo, Row, Spec};
 use crate::ipam::is_name;
 
 /// Faults in detail; a pattern or an attribute that is wrong everywhere has millions.
-const MAX_FAULTS: usize = 1000;
+pub(super) const MAX_FAULTS: usize = 1000;
 
 /// Tiers of switches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
@@ -279,7 +279,7 @@ impl Scheme {
         if !is_name(&link.node_name) {
             faults.push(format!("{:?} is no name of a node", link.node_name));
         }
-        faults.extend(link.cable.fault());
+        faults.extend(link.cable.faults().into_iter().flatten());
         if faults.is_empty() { Ok(()) } else { Err(faults) }
     }
 
@@ -371,8 +371,9 @@ impl Scheme {
 }
 
 impl Cable {
-    /// Names become words of commands and of files, and need no quotes in any.
-    pub fn fault(&self) -> Option<String> {
+    /// What is wrong with the names of interface, leaf and port: they become words of commands and of files, and
+    /// need no quotes in any.
+    pub fn faults(&self) -> [Option<String>; 3] {
         let Cable { interface, leaf, port, .. } = self;
         let is_netdev = |name: &str| cni::is_identifier(name) && name.len() <= 15;
         let is_port = |name: &str| {
@@ -382,9 +383,11 @@ impl Cable {
         let wrong = |name: &Option<String>, is_good: &dyn Fn(&str) -> bool, what: &str| {
             name.as_ref().filter(|name| !is_good(name)).map(|name| format!("{name:?} is no name of {what}"))
         };
-        wrong(interface, &is_netdev, "a netdev")
-            .or_else(|| wrong(leaf, &is_name, "a leaf"))
-            .or_else(|| wrong(port, &is_port, "a switch port"))
+        [
+            wrong(interface, &is_netdev, "a netdev"),
+            wrong(leaf, &is_name, "a leaf"),
+            wrong(port, &is_port, "a switch port"),
+        ]
     }
 }
 
@@ -597,7 +600,7 @@ mod tests {
             port: Some(port.into()),
             ..Cable::default()
         };
-        assert_eq!(cable("enp1s0f0np0", "leaf-1.dc", "Ethernet1/1:2").fault(), None);
+        assert_eq!(cable("enp1s0f0np0", "leaf-1.dc", "Ethernet1/1:2").faults(), [None, None, None]);
         for (cable, told) in [
             (cable("sixteen-bytes-xx", "l", "p"), "\"sixteen-bytes-xx\" is no name of a netdev"),
             (cable("e;reboot", "l", "p"), "netdev"),
@@ -605,7 +608,7 @@ mod tests {
             (cable("e", "l", "swp1 $(reboot)"), "is no name of a switch port"),
             (cable("e", "l", "/swp1"), "switch port"),
         ] {
-            assert!(cable.fault().unwrap().contains(told), "{told}");
+            assert!(cable.faults().into_iter().flatten().any(|fault| fault.contains(told)), "{told}");
         }
     }
 
