@@ -155,6 +155,47 @@ fn differences_are_shown_and_nothing_is_written_before_it_is_wanted() {
     assert!(place.files("pools") == before, "something was written");
 }
 
+/// A topology of spcx-gen with these hosts, all on one leaf, in this order.
+fn topology(hosts: &[&str]) -> String {
+    let mut nodes = vec![serde_json::json!({"name": "leaf-0", "role": "leaf", "type": "cumulus"})];
+    let mut links = Vec::new();
+    for (port, host) in hosts.iter().enumerate() {
+        nodes.push(serde_json::json!({"name": host, "role": "host", "type": "default"}));
+        links.push(serde_json::json!([
+            {"node": host, "interface": "eth_p0_r0", "attributes": {"role": "host", "rail": 0, "su": 1}},
+            {"node": "leaf-0", "interface": format!("swp{port}"), "attributes": {"role": "leaf", "plane": 0}}]));
+    }
+    serde_json::to_string_pretty(&serde_json::json!({"nodes": nodes, "links": links})).unwrap()
+}
+
+/// peers-ipam.md, section 4: in the spcx-gen form the order of the file decides addresses, so that a file which
+/// was sorted would renumber the fabric without a word.
+#[test]
+fn a_topology_in_another_order_is_caught() {
+    let place = Place::new();
+    let before = place.write("topology.json", &topology(&["worker-gpu-61", "worker-gpu-62"]));
+    let sorted = place.write("sorted.json", &topology(&["worker-gpu-62", "worker-gpu-61"]));
+    let check = |file: &str| -> Vec<String> {
+        ["plan", file, "--tiers", "2", "--check", "--all-nodes"].map(str::to_owned).into()
+    };
+    fn words(args: &[String]) -> Vec<&str> {
+        args.iter().map(String::as_str).collect()
+    }
+    place.ok("store", &["plan", &before, "--tiers", "2", "--to", "store", "--all-nodes"]);
+    assert_eq!(place.ok("store", &words(&check(&before))), "no difference in 2 allocations\n");
+    let said = place.fails(1, &words(&check(&sorted)));
+    assert!(
+        said.contains("172.16.1.0/31 (was 172.16.1.2/31)")
+            && said.contains("172.16.1.2/31 (was 172.16.1.0/31)"),
+        "{said}"
+    );
+    let against = ["plan", &sorted, "--tiers", "2", "--check", "--against", &before];
+    assert!(place.fails(1, &against).contains("172.16.1.0/31 (was 172.16.1.2/31)"));
+    assert!(place.fails(1, &["plan", &before]).contains("how many tiers"));
+    let fault = place.fails(1, &["plan", &before, "--tiers", "3"]);
+    assert!(fault.contains("topology.json:5: links[0][0].attributes.pod: is missing: 0 to 31"), "{fault}");
+}
+
 /// A host that is not in the plan any more loses its address: while a pod uses it, only by --force.
 #[test]
 fn a_store_that_the_plan_does_not_know_whole_is_told() {

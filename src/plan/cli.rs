@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::pattern::Pattern;
 use super::scheme::{Family, Mode, Polarity, Scheme, Tiers};
-use super::{File, Plan, Pool, Pools, csv, fabric, manifest, nads, nvue, refused};
+use super::{File, Plan, Pool, Pools, csv, fabric, manifest, nads, nvue, refused, topology};
 use crate::document;
 use crate::fail;
 use crate::ipam::cli::show_changes;
@@ -155,16 +155,20 @@ impl PlanArgs {
         let Some(first) = documents.first() else { fail!(InvalidConfig, "no file") };
         let kind = match from {
             Some(kind) => kind,
+            None if topology::is_topology(&first.value) => Kind::Topology,
             None if fabric::is_fabric(&first.value) => Kind::Fabric,
             None => Kind::Cidrpool,
         };
+        if kind == Kind::Topology {
+            // Its faults have their lines already, and the documents much of the memory.
+            return Ok((topology::read(documents, &self.scheme()?)?, kind));
+        }
         let mut plan = match (kind, documents.as_slice()) {
             (Kind::Fabric, [_, second, ..]) => {
                 fail!(InvalidConfig, "{}: a second fabric", second.root().place(""))
             }
             (Kind::Fabric, _) => fabric::read(first)?,
-            (Kind::Topology, _) => fail!(InvalidConfig, "not yet: {:?}", self.scheme()?),
-            (Kind::Cidrpool, _) => manifest::read(&documents)?,
+            _ => manifest::read(&documents)?,
         };
         plan.sources = documents;
         Ok((plan, kind))

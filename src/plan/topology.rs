@@ -29,13 +29,14 @@ pub fn is_topology(value: &Value) -> bool {
 }
 
 /// The plan of all these files; hosts of one SU stand in one of them.
-pub fn read(documents: &[Document], scheme: &Scheme) -> Result<Plan> {
+pub fn read(documents: Vec<Document>, scheme: &Scheme) -> Result<Plan> {
     plan(documents, scheme).or_else(|faults| fail!(InvalidConfig, "{}", cidrpool::some_of(&faults)))
 }
 
-fn plan(documents: &[Document], scheme: &Scheme) -> Result<Plan, Vec<String>> {
+fn plan(documents: Vec<Document>, scheme: &Scheme) -> Result<Plan, Vec<String>> {
     let mut reader = Reader::new(scheme);
-    for (number, document) in documents.iter().enumerate() {
+    // Each is gone before the next is looked at: a big one takes much more memory than its links.
+    for (number, document) in documents.into_iter().enumerate() {
         reader.read(document.root(), number);
     }
     let Reader { links, places, faults, warnings, .. } = reader;
@@ -164,7 +165,7 @@ impl<'a> Reader<'a> {
             interface: text(host, "interface"),
             leaf: text(leaf, "node"),
             port: text(leaf, "interface"),
-            mtu: None,
+            ..Cable::default()
         };
         // No address depends on these.
         let faults = cable.faults();
@@ -559,7 +560,7 @@ mod tests {
         let name = |number| if number == 0 { "topology.json".to_owned() } else { format!("{number}.json") };
         let documents: Vec<_> =
             values.iter().enumerate().map(|(number, value)| document(&name(number), value)).collect();
-        let mut plan = plan(&documents, &scheme)?;
+        let mut plan = plan(documents, &scheme)?;
         plan.check()?;
         Ok(plan)
     }
