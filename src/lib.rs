@@ -18,6 +18,7 @@
 //! | `attach::device` | which device is meant, and whether it may be taken |
 //! | `attach::pod` | the rail inside the pod: addresses, sysctls, routes, rules |
 //! | `attach::vf` | settings that a PF makes for its VF |
+//! | `attach::probe` | does the gateway answer? |
 //! | `attach::rdma` | RDMA devices that go with the netdev |
 //! | `attach::giveback` | the way home: for DEL, rollback, GC, `reap` and the next ADD alike |
 //! | `attach::check` | what CHECK compares |
@@ -46,6 +47,7 @@
 //! | [`netlink`] | a synchronous socket that always ends in an answer or an error |
 //! | `netlink::link` | netdevs, and the move between namespaces |
 //! | `netlink::address`, `netlink::route`, `netlink::rule` | what a rail has in the pod |
+//! | `netlink::neighbour` | who answers on a link |
 //! | `netlink::vf` | the VFs of a PF |
 //! | `netlink::rdma` | RDMA devices, which have a protocol of their own |
 //! | [`netns`] | namespaces: opening, entering, telling one from another |
@@ -66,7 +68,7 @@
 //! 5. The record goes on file, with what the device was: name, altnames, MTU, MAC, VF settings.
 //! 6. The IPAM is asked for the address; rail-ipam writes a lease. The record learns addresses, routes and rules.
 //! 7. The PF sets VF properties, RDMA devices move. One netlink message moves the device, with name, MTU and MAC.
-//! 8. In the pod: sysctls, addresses, link up, routes, rules. Then the device-info file.
+//! 8. In the pod: sysctls, addresses, link up, routes, rules; the gateway answers. Then the device-info file.
 //! 9. The record says `attached`, and the result is printed. If that fails, or anything since 5: the way of DEL.
 //!
 //! # A DEL

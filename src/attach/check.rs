@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::record::{Phase, Record};
-use super::{giveback, pod, rdma, vf};
+use super::{giveback, pod, probe, rdma, vf};
 use crate::cni::{AddResult, Attachment};
 use crate::netlink::Socket;
 use crate::netns::{self, Netns};
@@ -47,7 +47,15 @@ pub fn differences(
     let mut pod = pod_netns.run(Socket::open)?;
     match giveback::find_in_pod(record, &mut pod)? {
         None => found.push(format!("the device {} is not in the pod", record.device.id)),
-        Some(link) => found.extend(pod::differences(&mut pod, &link, record, previous)?),
+        Some(link) => {
+            found.extend(pod::differences(&mut pod, &link, record, previous)?);
+            // One that is down asks nobody.
+            if link.up {
+                found.extend(
+                    probe::run(&mut pod, &pod_netns, &link, record).err().map(|error| format!("{error:#}")),
+                );
+            }
+        }
     }
     Ok(found)
 }

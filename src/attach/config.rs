@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Result;
 use serde::Deserialize;
@@ -41,6 +42,8 @@ pub struct NetConf {
     pub sysctls: Vec<(PathBuf, String)>,
     /// What becomes of the RDMA devices.
     pub rdma: Rdma,
+    /// Whether the gateway is asked.
+    pub probe: Option<Probe>,
     /// Name of the IPAM plugin.
     pub ipam: Option<String>,
     /// Overrides the IPAM's.
@@ -85,6 +88,15 @@ pub enum Rdma {
     Off,
 }
 
+/// Asking the gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// ADD fails without an answer; else it warns.
+    pub required: bool,
+    /// How long it is waited for an answer.
+    pub timeout: Duration,
+}
+
 /// The keys as written. Absent, null and "" are the same, as they are for Go.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -115,6 +127,8 @@ struct Raw {
     rdma: Option<String>,
     #[serde(rename = "gatewayProbe")]
     gateway_probe: Option<String>,
+    #[serde(rename = "gatewayProbeTimeout")]
+    gateway_probe_timeout: Option<String>,
     ipam: Option<Ipam>,
     dns: Option<cni::Dns>,
 }
@@ -126,7 +140,7 @@ struct Ipam {
 }
 
 /// Every key that means something at the top level; others are logged.
-const KNOWN: [&str; 38] = [
+const KNOWN: [&str; 39] = [
     "cniVersion",
     "cniVersions",
     "name",
@@ -162,6 +176,7 @@ const KNOWN: [&str; 38] = [
     "sysctl",
     "rdma",
     "gatewayProbe",
+    "gatewayProbeTimeout",
     "logLevel",
     "logFile",
     "resourceName",
@@ -184,7 +199,7 @@ impl NetConf {
         let (vf, vf_keys) = vf_settings(network, &raw)?;
         let mac = mac(network, &raw)?;
         check_policy(rail, vf_keys.iter().copied().chain(mac.as_ref().map(|_| "mac")), node)?;
-        let conf = NetConf {
+        Ok(NetConf {
             selector: selector(network, &raw)?,
             rail,
             mtu: raw.mtu.filter(|mtu| *mtu != 0),
@@ -209,12 +224,11 @@ impl NetConf {
                 &[("auto", Rdma::Auto), ("required", Rdma::Required), ("off", Rdma::Off)],
             )?
             .unwrap_or(Rdma::Auto),
+            probe: probe(&raw)?,
             ipam: ipam(&raw)?,
             dns: raw.dns.clone().unwrap_or_default(),
             device_info: device_info(network, node)?,
-        };
-        not_yet(&raw)?;
-        Ok(conf)
+        })
     }
 
     /// Puts the rail before an error of ours, where it is known.
@@ -223,6 +237,17 @@ impl NetConf {
             Some(rail) => error.context(format!("rail {rail}")),
             None => error,
         }
+    }
+
+    /// Stops ADD with `error` where the probe is required; else the log has it.
+    pub fn or_warn(&self, error: anyhow::Error) -> Result<()> {
+        let error = self.of_rail(error);
+        match self.probe {
+            Some(probe) if probe.required => return Err(error),
+            Some(_) => log::warn!("{error:#}"),
+            None => (),
+        }
+        Ok(())
     }
 }
 
@@ -533,13 +558,77 @@ fn device_info(network: &Network, node: &Node) -> Result<Option<PathBuf>> {
     )
 }
 
-/// Keys whose feature this version does not have: refused, never ignored.
-fn not_yet(raw: &Raw) -> Result<()> {
-    match text(&raw.gateway_probe) {
-        None | Some("off") => Ok(()),
-        Some(other @ ("warn" | "require")) => {
-            fail!(UnsupportedField, "gatewayProbe: {other:?}: this version does not probe the gateway")
+/// What a pod's start may wait for, and a DEL for its end (record.rs).
+const LONGEST_PROBE: Duration = Duration::from_secs(30);
+
+fn probe(raw: &Raw) -> Result<Option<Probe>> {
+    let modes = [("off", None), ("warn", Some(false)), ("require", Some(true))];
+    let required = one_of("gatewayProbe", &raw.gateway_probe, &modes)?.flatten();
+    let given = text(&raw.gateway_probe_timeout).unwrap_or("1s");
+    let Some(timeout) = parse_duration(given) else {
+        fail!(InvalidConfig, "gatewayProbeTimeout: {given:?} is no duration like \"500ms\" or \"1.5s\"");
+    };
+    if timeout < Duration::from_millis(1) || timeout > LONGEST_PROBE {
+        fail!(InvalidConfig, "gatewayProbeTimeout: {given:?} is not within 1ms to {LONGEST_PROBE:?}");
+    }
+    Ok(required.map(|required| Probe { required, timeout }))
+}
+
+/// A duration as Go writes it, `1m30s` or `1.5s`.
+fn parse_duration(text: &str) -> Option<Duration> {
+    let mut rest = text;
+    let mut nanos: u64 = 0;
+    while !rest.is_empty() {
+        let (number, behind) = rest.split_at(rest.find(|c: char| c != '.' && !c.is_ascii_digit())?);
+        let next = behind.find(|c: char| c == '.' || c.is_ascii_digit()).unwrap_or(behind.len());
+        let mut unit = match &behind[..next] {
+            "ns" => 1,
+            "us" | "µs" => 1_000,
+            "ms" => 1_000_000,
+            "s" => 1_000_000_000,
+            "m" => 60_000_000_000,
+            "h" => 3_600_000_000_000,
+            _ => return None,
+        };
+        let (whole, part) = number.split_once('.').unwrap_or((number, ""));
+        if number.is_empty() || number == "." || part.contains('.') {
+            return None;
         }
-        Some(other) => fail!(InvalidConfig, "gatewayProbe: {other:?} is not one of off, warn, require"),
+        let whole = if whole.is_empty() { 0 } else { whole.parse::<u64>().ok()? };
+        nanos = nanos.checked_add(whole.checked_mul(unit)?)?;
+        for digit in part.bytes() {
+            unit /= 10;
+            nanos = nanos.checked_add(u64::from(digit - b'0') * unit)?;
+        }
+        rest = &behind[next..];
+    }
+    Some(Duration::from_nanos(nanos)).filter(|_| !text.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_is_written_as_in_go() {
+        for (text, milliseconds) in [
+            ("500ms", 500),
+            ("1s", 1000),
+            ("1.5s", 1500),
+            (".25s", 250),
+            ("1m30s", 90_000),
+            ("1h", 3_600_000),
+            ("2000µs", 2),
+            ("0s", 0),
+        ] {
+            assert_eq!(parse_duration(text), Some(Duration::from_millis(milliseconds)), "{text}");
+        }
+        for bad in [
+            "", "1", "s", "1 s", "-1s", "+1s", "1e3s", "1..5s", ".s", "1S", "1sec", "1d", "NaNs", "infs",
+            "9e99s",
+        ] {
+            assert_eq!(parse_duration(bad), None, "{bad:?}");
+        }
+        assert_eq!(parse_duration(&format!("{}s", "9".repeat(400))), None);
     }
 }

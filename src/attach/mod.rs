@@ -10,6 +10,7 @@ mod doctor;
 mod giveback;
 mod inventory;
 mod pod;
+mod probe;
 mod rdma;
 mod record;
 mod status;
@@ -64,6 +65,7 @@ impl Plugin for Attach {
             claim::claim(&records, &conf, attachment, &node, &mut host).map_err(of_rail)?;
         device::check(&device, &conf, &node, &network.name, &mut host).map_err(of_rail)?;
         claim::refuse_pf_of_attached_vfs(&records, &device).map_err(of_rail)?;
+        probe::refuse_userspace(&conf, &device)?;
 
         let mut record = new_record(network, attachment, path, &conf, &device)?;
         record.vf = vf::plan(&conf, &device, &node, &mut host).map_err(of_rail)?;
@@ -75,6 +77,7 @@ impl Plugin for Attach {
             let leased = lease(network, &conf, ipam.as_ref())?;
             if let Some(home) = &device.home.link {
                 record.applied = pod::plan(&conf, home, &leased, &mut pod)?;
+                record.probe = probe::plan(&conf, &record.applied, &leased)?;
             }
             records.write(&record, &mut claim)?;
             if let Some(vf) = &record.vf {
@@ -95,6 +98,9 @@ impl Plugin for Attach {
                     None
                 }
             };
+            if let Some(link) = &link {
+                probe::run(&mut pod, &netns, link, &record).or_else(|error| conf.or_warn(error))?;
+            }
             if let Some(path) = &conf.device_info {
                 devinfo::write(path, &device)?;
             }
@@ -270,6 +276,7 @@ fn new_record(
         ipam: ipam.transpose()?,
         vf: None,
         rdma: Vec::new(),
+        probe: None,
         device_info: conf.device_info.clone(),
     })
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
+use super::probe::Probe;
 use crate::cni::{Attachment, Delegate};
 use crate::fail;
 use crate::files::{self, Dir, Lock, name_part};
@@ -64,6 +65,9 @@ pub struct Record {
     /// RDMA devices that go with the netdev.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rdma: Vec<rdma::Device>,
+    /// The gateways that are asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe: Option<Probe>,
     /// How the address can be given back without the runtime.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipam: Option<Ipam>,

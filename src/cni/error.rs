@@ -28,6 +28,8 @@ pub enum Code {
     NotAvailable = 50,
     /// CHECK: the attachment is not what ADD made.
     CheckFailed = 100,
+    /// The gateway of a rail does not answer: a cable or a leaf port is wrong.
+    GatewaySilent = 101,
     /// Everything else.
     Internal = 999,
 }

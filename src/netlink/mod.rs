@@ -6,6 +6,7 @@
 
 pub mod address;
 pub mod link;
+pub mod neighbour;
 pub mod rdma;
 pub mod route;
 pub mod rule;

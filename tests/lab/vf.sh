@@ -124,23 +124,52 @@ reap_takes_the_settings_of_dead_pods_out() {
     same "the node" "$pristine" "$(snapshot)"
 }
 
-# The VLAN is in force: the leaf port sees the tag.
-frames_of_the_pod_carry_the_vlan() {
-    local config=
-    config=$(conf 0 "$(vf 0)" '"vlan": 100')
+# The leaf port of rail 0 has its address on VLAN 100, and then without a tag again.
+leaf_on_vlan() {
     ip netns exec leaf modprobe 8021q
     ip -n leaf link add leaf0.100 link leaf0 type vlan id 100
     ip -n leaf addr del 172.16.0.1/31 dev leaf0
     ip -n leaf addr add 172.16.0.1/31 dev leaf0.100
     ip -n leaf link set leaf0.100 up
+}
+leaf_off_vlan() {
+    ip -n leaf link del leaf0.100
+    ip -n leaf addr add 172.16.0.1/31 dev leaf0
+}
+
+# The VLAN is in force: the leaf port sees the tag.
+frames_of_the_pod_carry_the_vlan() {
+    local config=
+    config=$(conf 0 "$(vf 0)" '"vlan": 100')
+    leaf_on_vlan
     pod pod1
     add pod1 net1 "$config"
     local answered=0
     in_pod pod1 ping -q -c 3 -W 5 172.16.0.1 >/dev/null || answered=$?
     del pod1 net1 "$config"
-    ip -n leaf link del leaf0.100
-    ip -n leaf addr add 172.16.0.1/31 dev leaf0
+    leaf_off_vlan
     ((answered == 0)) || fail "no answer on VLAN 100"
+}
+
+# So does the question for the gateway, whose tag the PF puts on.
+a_gateway_is_asked_on_the_vlan_of_the_vf() {
+    local probe='"gatewayProbe": "require", "gatewayProbeTimeout": "3s"' with without result
+    with=$(conf 0 "$(vf 0)" "\"vlan\": 100, $probe")
+    without=$(conf 0 "$(vf 0)" "$probe")
+    pod pod1
+    refused "rail 0: gateway 172.16.0.1 did not answer ARP on net1 ($(vf 0) of PF $(pf 0))" ADD pod1 net1 "$with"
+    same "the node after a refused ADD" "$pristine" "$(snapshot)"
+    add pod1 net1 "$without"
+    del pod1 net1 "$without"
+    leaf_on_vlan
+    cni ADD pod1 net1 "$with"
+    ((status == 0)) || { leaf_off_vlan && fail "on its VLAN: $output"; }
+    result=$output
+    check pod1 net1 "$with" "$result"
+    leaf_off_vlan
+    check_fails "did not answer ARP" pod1 net1 "$with" "$result"
+    del pod1 net1 "$with"
+    refused "did not answer ARP" ADD pod1 net1 "$with"
 }
 
 # Bound to vfio-pci: settings and the administrative MAC are all that a VF can be given.
@@ -250,5 +279,6 @@ make_simulated_pf
 run_cases all_that_igb_has_is_set_checked_and_restored what_was_set_before_comes_back \
     a_mac_is_set_twice_and_goes_back what_igb_refuses_is_rolled_back_completely \
     a_late_del_leaves_vlan_and_mac_of_the_new_owner_alone reap_takes_the_settings_of_dead_pods_out \
-    frames_of_the_pod_carry_the_vlan a_vf_for_user_space_gets_its_settings_too \
+    frames_of_the_pod_carry_the_vlan a_gateway_is_asked_on_the_vlan_of_the_vf \
+    a_vf_for_user_space_gets_its_settings_too \
     everything_is_set_and_restored_on_netdevsim a_refused_guid_is_rolled_back

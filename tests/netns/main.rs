@@ -10,6 +10,7 @@ mod harness;
 mod ipam;
 mod killsweep;
 mod operator;
+mod probe;
 mod rails;
 mod result;
 mod store;

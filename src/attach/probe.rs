@@ -1,0 +1,208 @@
+//! `gatewayProbe`: does the leaf port at the other end of the cable have the address that the plan gave it?
+//!
+//! The kernel asks, with the ARP and neighbour discovery that it has anyhow; its neighbour table has the answer.
+
+use std::ffi::OsString;
+use std::net::{IpAddr, SocketAddrV6, UdpSocket};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use ipnet::IpNet;
+use nix::sys::socket::{setsockopt, sockopt::BindToDevice};
+use serde::{Deserialize, Serialize};
+
+use super::config::NetConf;
+use super::device::Device;
+use super::record::{Applied, Record};
+use crate::cni::AddResult;
+use crate::netlink::Socket;
+use crate::netlink::link::{self, Link};
+use crate::netlink::neighbour::{self, State};
+use crate::netns::Netns;
+use crate::{fail, failure};
+
+/// When a gateway is asked again: first soon, for a carrier that is just coming, then twice as late each time. The
+/// kernel by itself would wait a second.
+const FIRST_ROUND: Duration = Duration::from_millis(1);
+const LONGEST_ROUND: Duration = Duration::from_millis(100);
+/// Between two looks for the answer.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+
+/// What ADD asked, and CHECK asks again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Probe {
+    /// Who must answer.
+    pub gateways: Vec<IpAddr>,
+    /// How long it is waited for all of them.
+    pub timeout: Duration,
+}
+
+/// Refuses what no kernel can ask through.
+pub fn refuse_userspace(conf: &NetConf, device: &Device) -> Result<()> {
+    if device.home.link.is_some() {
+        return Ok(());
+    }
+    conf.or_warn(failure!(
+        UnsupportedField,
+        "gatewayProbe: a program in user space has {}, so the kernel cannot ask its gateway: leave the key out",
+        device.describe()
+    ))
+}
+
+/// Whom to ask: the gateways of the addresses, and the next hops of the routes.
+pub fn plan(conf: &NetConf, applied: &Applied, leased: &AddResult) -> Result<Option<Probe>> {
+    let Some(wanted) = &conf.probe else { return Ok(None) };
+    let of_addresses = leased.ips.iter().filter_map(|ip| ip.gateway);
+    let of_routes = applied.routes.iter().filter_map(|route| route.gateway);
+    let all = of_addresses.chain(of_routes).filter(|gateway| !gateway.is_unspecified());
+    let mut gateways: Vec<_> = all.collect();
+    gateways.sort();
+    gateways.dedup();
+    if gateways.is_empty() {
+        conf.or_warn(failure!(
+            InvalidConfig,
+            "gatewayProbe: neither the IPAM nor a route names a gateway to ask"
+        ))?;
+        return Ok(None);
+    }
+    for net in &applied.addresses {
+        if !gateways.iter().any(|gateway| gateway.is_ipv4() == net.addr().is_ipv4()) {
+            log::warn!("gatewayProbe: nobody is asked for {net}, which has no gateway");
+        }
+    }
+    Ok(Some(Probe { gateways, timeout: wanted.timeout }))
+}
+
+/// Asks all gateways of the record through `link`, the rail in the pod. An error names who kept silent.
+pub fn run(pod: &mut Socket, netns: &Netns, link: &Link, record: &Record) -> Result<()> {
+    let Some(probe) = &record.probe else { return Ok(()) };
+    let gateways = probe.gateways.iter().map(|gateway| Gateway::new(*gateway, netns, link, record));
+    let silent = wait(pod, link, gateways.collect(), probe.timeout)?;
+    if silent.is_empty() {
+        return Ok(());
+    }
+    let now = link::by_index(pod, link.index)?.context("the rail vanished from the pod")?;
+    let pf = record.device.pf.as_ref().map_or_else(String::new, |pf| format!(" of PF {pf}"));
+    let (place, timeout) = (format!("{} ({}{pf})", now.name, record.device.id), probe.timeout);
+    let all = |each: fn(&IpAddr) -> String| silent.iter().map(each).collect::<Vec<_>>().join(" and ");
+    if !now.carrier {
+        fail!(
+            GatewaySilent,
+            "{place} has no carrier within {timeout:?}, so gateway {} cannot be asked: is the cable plugged in, and the \
+             leaf port up?",
+            all(IpAddr::to_string)
+        );
+    }
+    fail!(
+        GatewaySilent,
+        "{} on {place} within {timeout:?}: is the cable in the leaf port that has this address?",
+        all(|gateway| {
+            let how = if gateway.is_ipv4() { "ARP" } else { "ND" };
+            format!("gateway {gateway} did not answer {how}")
+        })
+    )
+}
+
+/// Those that do not answer within `timeout`.
+fn wait(pod: &mut Socket, link: &Link, gateways: Vec<Gateway>, timeout: Duration) -> Result<Vec<IpAddr>> {
+    let (mut silent, mut round) = (Vec::new(), FIRST_ROUND);
+    for gateway in gateways {
+        match gateway.ask_first(pod, link)? {
+            First::Unknown => silent.push(gateway),
+            First::Known => {
+                silent.push(gateway);
+                // Only then it is forgotten, and what the pod sends to it waits.
+                round = timeout / 2;
+            }
+            First::Permanent => (),
+        }
+    }
+    let start = Instant::now();
+    let (mut next, mut pause) = (start + round, SHORTEST_PAUSE);
+    loop {
+        let mut left = Vec::new();
+        for gateway in silent {
+            if neighbour::state(pod, link.index, gateway.address)? != State::Reachable {
+                left.push(gateway);
+            }
+        }
+        silent = left;
+        if silent.is_empty() || start.elapsed() >= timeout {
+            return Ok(silent.into_iter().map(|gateway| gateway.address).collect());
+        }
+        if Instant::now() < next {
+            sleep(pause);
+            pause = (pause * 2).min(LONGEST_PAUSE);
+            continue;
+        }
+        for gateway in &silent {
+            gateway.ask(pod, link)?;
+        }
+        round = (round * 2).min(LONGEST_ROUND);
+        (next, pause) = (Instant::now() + round, SHORTEST_PAUSE);
+    }
+}
+
+/// What there is of a gateway before it is asked.
+enum First {
+    Unknown,
+    /// In a pod that runs, or because the gateway itself asked for us.
+    Known,
+    /// Written by somebody. It is not ours to remove, and the kernel asks nobody beside it.
+    Permanent,
+}
+
+struct Gateway {
+    address: IpAddr,
+    /// For IPv6: bound to the rail and to its address.
+    socket: Option<UdpSocket>,
+}
+
+impl Gateway {
+    fn new(address: IpAddr, netns: &Netns, link: &Link, record: &Record) -> Gateway {
+        let of_family = |net: &&IpNet| address.is_ipv6() && net.addr().is_ipv6();
+        let mut ours = record.applied.addresses.iter().filter(of_family);
+        let socket =
+            ours.clone().find(|net| net.contains(&address)).or_else(|| ours.next()).and_then(|net| {
+                let opened = netns.run(|| {
+                    let socket = UdpSocket::bind((net.addr(), 0))?;
+                    setsockopt(&socket, BindToDevice, &OsString::from(&link.name))?;
+                    Ok(socket)
+                });
+                opened
+                    .inspect_err(|error| log::warn!("cannot ask {address} from {}: {error:#}", net.addr()))
+                    .ok()
+            });
+        Gateway { address, socket }
+    }
+
+    fn ask_first(&self, pod: &mut Socket, link: &Link) -> Result<First> {
+        match neighbour::state(pod, link.index, self.address)? {
+            State::Permanent | State::Noarp => {
+                log::warn!("{} has a permanent neighbour {}: it is not asked", link.name, self.address);
+                Ok(First::Permanent)
+            }
+            State::Reachable | State::Stale | State::Delay | State::Probe
+                if neighbour::confirm(pod, link.index, self.address).is_ok() =>
+            {
+                Ok(First::Known)
+            }
+            _ => self.ask(pod, link).map(|()| First::Unknown),
+        }
+    }
+
+    fn ask(&self, pod: &mut Socket, link: &Link) -> Result<()> {
+        // While the kernel waits for an answer, or believes an old one, it does not ask.
+        neighbour::forget(pod, link.index, self.address)?;
+        // For a packet the kernel asks from the packet's address, which works at once. Else it does so from the
+        // link-local one (net/ipv6/ndisc.c), which comes up to two seconds after the carrier.
+        if let (Some(socket), IpAddr::V6(address)) = (&self.socket, self.address) {
+            let discard = SocketAddrV6::new(address, 9, 0, link.index.get());
+            // Without a route to the gateway itself, the next line asks.
+            let _ = socket.send_to(&[], discard);
+        }
+        neighbour::ask(pod, link.index, self.address)
+    }
+}

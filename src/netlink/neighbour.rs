@@ -1,0 +1,77 @@
+//! The neighbour table: who has answered on a link. The kernel asks by itself, with ARP or neighbour discovery.
+
+use std::net::IpAddr;
+
+use anyhow::{Context as _, Result};
+use netlink_packet_core::NLM_F_CREATE;
+use netlink_packet_route::AddressFamily;
+pub use netlink_packet_route::neighbour::NeighbourState as State;
+use netlink_packet_route::neighbour::{
+    NeighbourAttribute, NeighbourFlags, NeighbourHeader, NeighbourMessage,
+};
+use nix::errno::Errno;
+use nix::libc::{RTM_DELNEIGH, RTM_GETNEIGH, RTM_NEWNEIGH};
+
+use super::link::Index;
+use super::{Error, Message, Socket};
+
+/// What is known of `address` on the link with this index; [`State::None`]: nothing.
+pub fn state(socket: &mut Socket, index: Index, address: IpAddr) -> Result<State> {
+    let what = || format!("cannot look up the neighbour {address}");
+    let message = Message::new(RTM_GETNEIGH, &message(index, address));
+    let Some(reply) = socket.get(message, &[Errno::ENOENT], &what())? else { return Ok(State::None) };
+    let header = reply.decode(NeighbourHeader::parse);
+    header.map(|header| header.state).with_context(|| format!("{}: the answer cannot be read", what()))
+}
+
+/// Removes what is known of `address`.
+pub fn forget(socket: &mut Socket, index: Index, address: IpAddr) -> Result<()> {
+    let message = Message::new(RTM_DELNEIGH, &message(index, address));
+    let removed = socket.change(message, 0, || format!("cannot forget the neighbour {address}"));
+    removed.or_else(|error| if Error::is(&error, Errno::ENOENT) { Ok(()) } else { Err(error) })
+}
+
+/// Makes the kernel ask everybody on the link for `address`, if nothing is known of it.
+pub fn ask(socket: &mut Socket, index: Index, address: IpAddr) -> Result<()> {
+    let mut message = message(index, address);
+    message.header.flags = NeighbourFlags::Use;
+    let message = Message::new(RTM_NEWNEIGH, &message);
+    socket.change(message, NLM_F_CREATE, || format!("cannot ask for the neighbour {address}"))
+}
+
+/// Makes the kernel ask the known owner of `address` whether it is still there. Traffic to it goes on.
+pub fn confirm(socket: &mut Socket, index: Index, address: IpAddr) -> Result<()> {
+    let mut message = message(index, address);
+    message.header.state = State::Probe;
+    let message = Message::new(RTM_NEWNEIGH, &message);
+    socket.change(message, 0, || format!("cannot ask the neighbour {address}"))
+}
+
+/// The request for `address` on the link with this index.
+pub fn message(index: Index, address: IpAddr) -> NeighbourMessage {
+    let mut message = NeighbourMessage::default();
+    message.header.family = match address {
+        IpAddr::V4(_) => AddressFamily::Inet,
+        IpAddr::V6(_) => AddressFamily::Inet6,
+    };
+    message.header.ifindex = index.get();
+    message.attributes = vec![NeighbourAttribute::Destination(address.into())];
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use netlink_packet_core::Emitable as _;
+
+    /// struct ndmsg and NDA_DST, include/uapi/linux/neighbour.h.
+    #[test]
+    fn a_question_is_these_bytes() {
+        let mut question = message(Index::MIN.saturating_add(4), IpAddr::from([172, 16, 0, 1]));
+        question.header.flags = NeighbourFlags::Use;
+        let mut bytes = vec![0; question.buffer_len()];
+        question.emit(&mut bytes);
+        let header = [2, 0, 0, 0, 5, 0, 0, 0, 0, 0, 1, 0];
+        assert_eq!(bytes, [&header[..], &[8, 0, 1, 0, 172, 16, 0, 1]].concat());
+    }
+}
