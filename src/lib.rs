@@ -23,6 +23,7 @@
 //! | `attach::giveback` | the way home: for DEL, rollback, GC, `reap` and the next ADD alike |
 //! | `attach::check` | what CHECK compares |
 //! | `attach::devinfo` | the device-info file |
+//! | `attach::lint` | `rail-cni lint` |
 //! | `attach::cli` | the commands, and `rail-cni reap` |
 //! | `attach::inventory`, `attach::status` | what this node has and who has it: `rail-cni status` |
 //! | `attach::doctor` | `rail-cni doctor`: what a check is, and the answer |
@@ -42,8 +43,6 @@
 //! | `plan::pattern` | names with numbers in them |
 //! | `plan::cli` | `rail-ipam plan` |
 //! | `plan::manifest` | CIDRPool manifests, read and written |
-//! | `plan::netplan` | netplan files of hosts, written, and read: |
-//! | `plan::netplan::files`, `plan::netplan::host`, `plan::netplan::pools` | whose they are; what in them is a rail; what rail it is |
 //! | `plan::nads`, `plan::nvue`, `plan::csv` | what is written for Kubernetes, for leaves, for people |
 //! | `plan::yaml` | YAML in one form |
 //! | [`netlink`] | a synchronous socket that always ends in an answer or an error |

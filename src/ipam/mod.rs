@@ -3,11 +3,11 @@
 //! address of it, its lease. Nothing here is ever invented: the switch is
 //! already configured.
 
-pub(crate) mod allocation;
+mod allocation;
 mod change;
 pub mod cidrpool;
 pub mod cli;
-mod config;
+pub mod config;
 mod import;
 pub mod lease;
 pub mod store;
