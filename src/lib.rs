@@ -43,6 +43,8 @@
 //! | `plan::pattern` | names with numbers in them |
 //! | `plan::cli` | `rail-ipam plan` |
 //! | `plan::manifest` | CIDRPool manifests, read and written |
+//! | `plan::netplan` | netplan files of hosts, written, and read: |
+//! | `plan::netplan::files`, `plan::netplan::host`, `plan::netplan::pools` | whose they are; what in them is a rail; what rail it is |
 //! | `plan::nads`, `plan::nvue`, `plan::csv` | what is written for Kubernetes, for leaves, for people |
 //! | `plan::yaml` | YAML in one form |
 //! | [`netlink`] | a synchronous socket that always ends in an answer or an error |

@@ -105,6 +105,54 @@ fn the_published_deployment_comes_out_as_it_was_published() {
     assert_eq!(pool.matches("nodeName").count(), 64);
 }
 
+/// Issue 4: netplan -> plan -> netplan is exact, and the pools are those of the fabric that the hosts were given.
+#[test]
+fn hosts_tell_the_plan_that_they_were_given() {
+    let place = Place::new();
+    let out = |name: &str| place.path(name).display().to_string();
+    place.ok("store", &["plan", FABRIC, "--to", "netplan", "--out", &out("hosts")]);
+    assert_eq!(place.files("hosts").len(), 64);
+    place.ok(
+        "store",
+        &["plan", "--from", "netplan", &out("hosts"), "--to", "netplan", "--out", &out("again")],
+    );
+    assert!(place.files("hosts") == place.files("again"));
+    // One file says by itself what it is.
+    let host = out("hosts/worker-gpu-62.yaml");
+    place.ok("store", &["plan", &host, "--to", "netplan", "--out", &out("one")]);
+    assert!(fs::read(place.path("one/worker-gpu-62.yaml")).unwrap() == fs::read(&host).unwrap());
+    // As they are on the hosts.
+    for (name, text) in place.files("hosts") {
+        let node = name.file_stem().unwrap().to_str().unwrap();
+        place.write(&format!("roots/{node}/etc/netplan/60-rails.yaml"), std::str::from_utf8(&text).unwrap());
+    }
+    for (from, to) in [(FABRIC.to_owned(), "pools"), (out("hosts"), "pools-2"), (out("roots"), "pools-3")] {
+        place.ok("store", &["plan", &from, "--to", "cidrpool", "--out", &out(to)]);
+    }
+    assert_eq!(place.files("pools").len(), 8);
+    assert!(place.files("pools") == place.files("pools-2"));
+    assert!(place.files("pools") == place.files("pools-3"));
+    let same = ["plan", &out("hosts"), "--check", "--against", FABRIC];
+    assert_eq!(place.ok("store", &same), "no difference in 512 allocations\n");
+    assert!(place.fails(1, &["plan", &out("hosts"), "--tiers", "2"]).contains("these are netplan files"));
+}
+
+/// DESIGN 7: the same input gives byte-identical output.
+#[test]
+fn every_target_is_the_same_each_time() {
+    let place = Place::new();
+    for (target, files) in [("cidrpool", 8), ("nads", 1), ("netplan", 64), ("nvue", 16), ("csv", 1)] {
+        let write = |name: &str| {
+            let out = place.path(name).display().to_string();
+            place.ok("store", &["plan", FABRIC, "--to", target, "--out", &out]);
+            place.files(name)
+        };
+        let (first, second) = (write(&format!("{target}-1")), write(&format!("{target}-2")));
+        assert_eq!(first.len(), files, "{target}");
+        assert!(first == second, "{target}");
+    }
+}
+
 #[test]
 fn plan_to_manifests_to_store_to_plan_loses_nothing() {
     let place = Place::new();

@@ -3,7 +3,7 @@
 //! address of it, its lease. Nothing here is ever invented: the switch is
 //! already configured.
 
-mod allocation;
+pub(crate) mod allocation;
 mod change;
 pub mod cidrpool;
 pub mod cli;

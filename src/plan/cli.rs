@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::pattern::Pattern;
 use super::scheme::{Family, Mode, Polarity, Scheme, Tiers};
-use super::{File, Plan, Pool, Pools, csv, fabric, manifest, nads, nvue, refused, topology};
+use super::{File, Plan, Pool, Pools, csv, fabric, manifest, nads, netplan, nvue, refused, topology};
 use crate::document;
 use crate::fail;
 use crate::ipam::cli::show_changes;
@@ -23,7 +23,7 @@ use crate::output::{self, Output, pretty, print, table};
 #[derive(Debug, Args)]
 pub struct PlanArgs {
     /// Where the plan comes from: topology.json (spcx-gen or NVIDIA AIR), a fabric file, CIDRPool manifests, or
-    /// netplan files in a folder per host; - for standard input
+    /// a folder with netplan files of hosts; - for standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<String>,
     /// What the files are, where their content does not say it
@@ -79,6 +79,7 @@ pub enum Kind {
     Topology,
     Fabric,
     Cidrpool,
+    Netplan,
 }
 
 #[allow(missing_docs, reason = "clap would print them at length in each help")]
@@ -87,6 +88,7 @@ pub enum Target {
     Store,
     Cidrpool,
     Nads,
+    Netplan,
     Nvue,
     Csv,
 }
@@ -103,6 +105,7 @@ pub fn run(args: &PlanArgs, output: Output) -> Result<ExitCode> {
     let files = match args.to {
         Some(Target::Cidrpool) => manifest::write(&mut plan),
         Some(Target::Nads) => nads::write(&plan)?,
+        Some(Target::Netplan) => netplan::write(&plan)?,
         Some(Target::Nvue) => nvue::write(&plan)?,
         Some(Target::Csv) => csv::write(&plan)?,
         Some(Target::Store) | None => Vec::new(),
@@ -117,7 +120,8 @@ pub fn run(args: &PlanArgs, output: Output) -> Result<ExitCode> {
             fail!(InvalidConfig, "--diff needs the store, or --out with what is there")
         }
         (Some(target), None) => {
-            print_files(&files, matches!(target, Target::Cidrpool | Target::Nads), output)
+            let are_documents = !matches!(target, Target::Nvue | Target::Csv);
+            print_files(&files, are_documents, output)
         }
     }
 }
@@ -151,23 +155,29 @@ impl PlanArgs {
     }
 
     fn read_files(&self, files: &[String], from: Option<Kind>) -> Result<(Plan, Kind)> {
-        let documents = document::read_all(files)?;
+        if from == Some(Kind::Netplan) || files.iter().any(|file| Path::new(file).is_dir()) {
+            return Ok((netplan::read(files)?, Kind::Netplan));
+        }
+        let texts = document::read_texts(files)?;
+        let is_topology = |text| from.is_none() && topology::is_topology(text);
+        if from == Some(Kind::Topology) || texts.first().is_some_and(is_topology) {
+            return Ok((topology::read(&texts, &self.scheme()?)?, Kind::Topology));
+        }
+        let documents = document::parse_all(&texts)?;
         let Some(first) = documents.first() else { fail!(InvalidConfig, "no file") };
         let kind = match from {
             Some(kind) => kind,
-            None if topology::is_topology(&first.value) => Kind::Topology,
             None if fabric::is_fabric(&first.value) => Kind::Fabric,
+            None if netplan::is_netplan(&first.value) => Kind::Netplan,
             None => Kind::Cidrpool,
         };
-        if kind == Kind::Topology {
-            // Its faults have their lines already, and the documents much of the memory.
-            return Ok((topology::read(documents, &self.scheme()?)?, kind));
-        }
         let mut plan = match (kind, documents.as_slice()) {
             (Kind::Fabric, [_, second, ..]) => {
                 fail!(InvalidConfig, "{}: a second fabric", second.root().place(""))
             }
             (Kind::Fabric, _) => fabric::read(first)?,
+            // Whose file it is, its name says.
+            (Kind::Netplan, _) => netplan::read(files)?,
             _ => manifest::read(&documents)?,
         };
         plan.sources = documents;
@@ -362,7 +372,7 @@ fn other_pools(node: &Node, plan: &Plan, nodes: &Nodes) -> Result<()> {
 
 /// Several files are told from each other by a comment that each of the formats knows; manifests make one file for
 /// kubectl.
-fn print_files(files: &[File], are_manifests: bool, output: Output) -> Result<ExitCode> {
+fn print_files(files: &[File], are_documents: bool, output: Output) -> Result<ExitCode> {
     if output == Output::Json {
         let files: Vec<_> = files.iter().map(|file| json!({"name": file.name, "text": file.text})).collect();
         print(&pretty(&json!({ "files": files })))?;
@@ -370,7 +380,7 @@ fn print_files(files: &[File], are_manifests: bool, output: Output) -> Result<Ex
     }
     for file in files {
         if files.len() > 1 {
-            let separator = if are_manifests { "---\n" } else { "" };
+            let separator = if are_documents { "---\n" } else { "" };
             print(&format!("{separator}# {}\n", file.name))?;
         }
         print(&file.text)?;
@@ -437,6 +447,7 @@ impl Kind {
             Kind::Topology => "topology files",
             Kind::Fabric => "a fabric file, which says that itself",
             Kind::Cidrpool => "CIDRPools",
+            Kind::Netplan => "netplan files",
         }
     }
 }

@@ -8,6 +8,7 @@ pub mod csv;
 pub mod fabric;
 pub mod manifest;
 pub mod nads;
+pub mod netplan;
 pub mod nvue;
 pub mod pattern;
 pub mod scheme;
@@ -121,7 +122,7 @@ impl Plan {
             }
             match pool.spec.plan("spec", &[]) {
                 Ok(mut checked) => {
-                    checked.allocations.values_mut().for_each(|allocation| allocation.rail = pool.rail);
+                    checked.allocations.values_mut().for_each(|allocation| allocation.rail = pool.number());
                     pools.insert(pool.name.clone(), checked.allocations);
                 }
                 Err(more) => {
@@ -163,6 +164,13 @@ impl Pool {
     pub fn rows(&self) -> impl Iterator<Item = (&cidrpool::Row, &[Cable])> {
         let cables = self.cables.iter().map(Vec::as_slice).chain(std::iter::repeat([].as_slice()));
         self.spec.static_allocations.iter().zip(cables)
+    }
+
+    /// `rail` of its network. Each plane of a rail is a network of its own, with routing tables of its own in the
+    /// pod: the rails of plane 1 count from 8.
+    pub fn number(&self) -> Option<u8> {
+        const RAILS: u8 = 8;
+        Some(self.rail?.saturating_add(self.plane.unwrap_or(0).saturating_mul(RAILS)))
     }
 
     /// Of which family? By the cidr, that has been checked.

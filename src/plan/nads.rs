@@ -10,8 +10,6 @@ use crate::fail;
 
 /// Of pods, where no source says what their hosts have: below the 9216 of the leaves.
 const MTU: u32 = 9000;
-/// Rails of a plane. Each plane of a rail is a network of its own, and needs routing tables of its own.
-const RAILS: u8 = 8;
 /// The largest `rail` of a network.
 const MAX_RAIL: u8 = 127;
 
@@ -59,8 +57,7 @@ fn network(pools: &[&Pool]) -> Result<String> {
     let names: Vec<_> = pools.iter().map(|pool| pool.name.as_str()).collect();
     let mtu = pools.iter().flat_map(|pool| pool.cables.iter().flatten()).filter_map(|cable| cable.mtu).min();
     let mut plugin = vec![("type", json!("rail-cni"))];
-    if let Some(rail) = first.rail {
-        let rail = rail.saturating_add(first.plane.unwrap_or(0).saturating_mul(RAILS));
+    if let Some(rail) = first.number() {
         if rail > MAX_RAIL {
             fail!(InvalidConfig, "pool {name}: as a network it would be rail {rail}, {MAX_RAIL} is the last");
         }

@@ -95,8 +95,8 @@ fn place<'a>(leaves: &mut Leaves<'a>, pool: &'a Pool, link: &Link<'a>) -> Result
 }
 
 fn unknown() -> String {
-    "nothing says in which port of which leaf its cable is: topology.json does, or `leaf` and `port` of a fabric \
-     file; CIDRPools and netplan files do not"
+    "nothing says in which port of which leaf its cable is: topology.json does, or `leafName` and `leafPort` of a \
+     fabric file; CIDRPools and netplan files do not"
         .to_owned()
 }
 

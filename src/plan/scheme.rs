@@ -391,6 +391,55 @@ impl Cable {
     }
 }
 
+/// Where the formulas put a prefix: rail, plane and the prefix of the rail, when the hosts' route to all rails has
+/// this length. It tells tiers and planes; the rest is tried.
+pub fn place_of(prefix: IpNet, all_length: u8) -> Option<(u8, u8, IpNet)> {
+    let mut scheme = Scheme {
+        tiers: Tiers::Three,
+        mode: Mode::Swplb,
+        family: Family::Ipv4,
+        first_octet: 0,
+        polarity: Polarity::LeafOdd,
+    };
+    let mut link = HostLink {
+        // Any name; only numbers are looked at.
+        node_name: "node".to_owned(),
+        plane: 0,
+        rail: 0,
+        pod: 0,
+        su: 0,
+        host: 0,
+        cable: Cable::default(),
+    };
+    let made = match prefix.addr() {
+        IpAddr::V4(address) => {
+            let [first, second, third, last] = address.octets().map(u64::from);
+            (scheme.first_octet, link.host) = (byte(first), last >> 1);
+            (link.plane, link.rail, link.pod, link.su) = match all_length {
+                12 => (0, second >> 1 & 7, 0, third),
+                14 => (second >> 2 & 3, (second & 1) << 2 | third >> 6, 0, third & 63),
+                8 => (0, second >> 5, second & 31, third),
+                10 => (second >> 6, second >> 3 & 7, (second & 7) << 2 | third >> 6, third & 63),
+                _ => return None,
+            };
+            scheme.tiers = if matches!(all_length, 12 | 14) { Tiers::Two } else { Tiers::Three };
+            scheme.mode = if matches!(all_length, 12 | 8) { Mode::None } else { Mode::Swplb };
+            scheme.prefix_v4(&link)
+        }
+        IpAddr::V6(address) => {
+            let [_, plane, third, fourth, ..] = address.segments().map(u64::from);
+            scheme.family = Family::Ipv6;
+            (link.plane, link.rail, link.pod) = (plane, third >> 8, third & 255);
+            (link.su, link.host) = (fourth >> 8, fourth & 255);
+            matches!(all_length, 24 | 32).then_some(())?;
+            scheme.prefix_v6(&link)
+        }
+    };
+    scheme.check(&link).ok().filter(|()| made == prefix)?;
+    let (length, _) = scheme.lengths(!prefix.addr().is_ipv4(), false);
+    Some((byte(link.rail), byte(link.plane), IpNet::new_assert(made.addr(), length).trunc()))
+}
+
 /// 128 bits in place of two names, of which a million would take the memory of the plan once more.
 fn hash(one: &str, other: &str) -> u128 {
     let mut hasher = SipHasher13::new();
@@ -571,6 +620,44 @@ mod tests {
         assert_eq!(plan_of(Mode::Hwplb).pools[0].cables[0].len(), 2);
         assert_eq!(plan_of(Mode::Swplb).pools.len(), 2);
         assert!(plan_of(Mode::None).warnings[0].contains("a second link on rail 0"));
+    }
+
+    /// With the length of the route to all rails, a prefix tells where it is.
+    #[test]
+    fn a_prefix_tells_its_place() {
+        let mut tried = 0;
+        for (tiers, mode, family) in [Tiers::Two, Tiers::Three].into_iter().flat_map(|tiers| {
+            [Mode::None, Mode::Swplb].into_iter().flat_map(move |mode| {
+                [Family::Ipv4, Family::Ipv6].into_iter().map(move |family| (tiers, mode, family))
+            })
+        }) {
+            let scheme = Scheme { tiers, mode, family, ..TWO };
+            for seed in 0..2000_u64 {
+                let [plane, rail, pod, su, host] = [4, 8, 32, 256, 128].map(|room| seed * 7919 / room % room);
+                let plane = if mode == Mode::None { 0 } else { plane };
+                let Ok(plan) = plan(scheme, &[link("w", plane, rail, pod, su, host)]) else { continue };
+                tried += 1;
+                let Pool { rail, plane, spec, .. } = &plan.pools[0];
+                let all: IpNet = spec.routes.last().unwrap().dst.parse().unwrap();
+                let prefix = spec.static_allocations[0].prefix.parse().unwrap();
+                let place = (rail.unwrap(), plane.unwrap_or(0), spec.cidr.parse().unwrap());
+                assert_eq!(place_of(prefix, all.prefix_len()), Some(place), "{prefix} {all}");
+            }
+        }
+        assert!(tried > 1000, "{tried}");
+        for (prefix, length) in [
+            ("172.17.0.0/31", 12),
+            ("172.16.64.0/31", 12),
+            ("172.18.0.0/31", 14),
+            ("172.16.0.0/30", 12),
+            ("172.16.0.0/31", 16),
+            ("fd03::/64", 32),
+            ("fd02:4::/64", 24),
+            ("fd02:0:800::/64", 32),
+            ("fd02::/127", 32),
+        ] {
+            assert_eq!(place_of(prefix.parse().unwrap(), length), None, "{prefix}");
+        }
     }
 
     /// One row too many in a table of cables, and a switch port is configured twice.

@@ -1,0 +1,171 @@
+//! netplan files of the hosts: a fabric that was addressed by hand is read from them, and a plan is written as them.
+//!
+//! [`files`] finds the files of each host, [`host`] tells rails from other interfaces, [`pools`] makes pools of the
+//! rails of all hosts. An interface is written with the addresses, routes and MTU of the plan, and with what its
+//! file had beside them.
+
+mod files;
+mod host;
+mod pools;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+
+use anyhow::Result;
+use ipnet::IpNet;
+use serde_json::{Map, Value, json};
+
+use super::{Cable, Ethernet, File, Plan, Pool, refused, yaml};
+use host::Notes;
+
+/// Is it a netplan file?
+pub fn is_netplan(value: &Value) -> bool {
+    value.get("network").is_some_and(Value::is_object)
+}
+
+/// The plan of hosts. A path is a host's file `NODE.yaml`, or a folder with such files and with folders of hosts
+/// (`NODE/*.yaml`, `NODE/etc/netplan/*.yaml`).
+pub fn read(paths: &[String]) -> Result<Plan> {
+    let (hosts, ignored) = files::hosts(paths)?;
+    let mut notes = Notes::default();
+    let found = host::rails(&hosts, &mut notes);
+    let mut plan = pools::plan(found, &mut notes);
+    if plan.pools.is_empty() && notes.faults.is_empty() {
+        let why = "no interface has a static address and routes by a gateway in its prefix";
+        notes.faults.push(format!("{}: no rails: {why}", paths.join(", ")));
+    }
+    plan.warnings = notes.warnings();
+    if let Some(first) = ignored.first() {
+        let others =
+            if ignored.len() > 1 { format!(" and {} others", ignored.len() - 1) } else { String::new() };
+        plan.warnings.push(format!("{first}{others}: left out: netplan reads *.yaml"));
+    }
+    if notes.faults.is_empty() {
+        only_what_is_not_planned(&mut plan).map_err(|fault| notes.faults.push(fault.to_string())).ok();
+    }
+    if notes.faults.is_empty() { Ok(plan) } else { Err(refused(&notes.faults)) }
+}
+
+/// A file for each node.
+pub fn write(plan: &Plan) -> Result<Vec<File>> {
+    let file = |(node_name, interfaces): (&str, Vec<Interface<'_>>)| {
+        let mut text = "network:\n  version: 2\n  ethernets:\n".to_owned();
+        for interface in interfaces {
+            let Interface { id, kept, .. } = interface;
+            let mut keys = interface.keys();
+            keys.extend(kept.cloned().unwrap_or_default());
+            text.push_str(&format!("    {}:\n", yaml::scalar(id)));
+            yaml::write(&mut text, &Value::Object(keys), 6);
+        }
+        File { name: format!("{node_name}.yaml"), text }
+    };
+    Ok(interfaces(plan)?.into_iter().map(file).collect())
+}
+
+/// A node's interface, as the plan has it.
+struct Interface<'a> {
+    id: &'a str,
+    addresses: Vec<IpNet>,
+    routes: Vec<Value>,
+    mtu: Option<u32>,
+    kept: Option<&'a Map<String, Value>>,
+}
+
+impl Interface<'_> {
+    /// What the plan says of it, in netplan's words.
+    fn keys(&self) -> Map<String, Value> {
+        let mut keys = Map::new();
+        keys.insert("addresses".to_owned(), self.addresses.iter().map(IpNet::to_string).collect());
+        if !self.routes.is_empty() {
+            keys.insert("routes".to_owned(), Value::from(self.routes.clone()));
+        }
+        if let Some(mtu) = self.mtu {
+            keys.insert("mtu".to_owned(), mtu.into());
+        }
+        keys
+    }
+}
+
+/// The nodes in the order of their names, their interfaces in the order of the pools. Both families of a rail have
+/// one interface.
+fn interfaces(plan: &Plan) -> Result<Vec<(&str, Vec<Interface<'_>>)>> {
+    let mut nodes: Vec<(&str, Vec<Interface<'_>>)> =
+        plan.nodes().into_iter().map(|node_name| (node_name, Vec::new())).collect();
+    let places: HashMap<&str, usize> =
+        nodes.iter().enumerate().map(|(place, (node_name, _))| (*node_name, place)).collect();
+    let mut faults = Vec::new();
+    for pool in &plan.pools {
+        for link in pool.links()? {
+            let of_node = places.get(link.node_name).and_then(|place| nodes.get_mut(*place));
+            let Some((node_name, interfaces)) = of_node else { continue };
+            let (id, cable) = match interface_of(link.cables) {
+                Ok(found) => found,
+                Err(fault) => {
+                    faults.push(format!("node {node_name} in pool {}: {fault}", pool.name));
+                    continue;
+                }
+            };
+            let place = interfaces.iter().position(|one| one.id == id).unwrap_or(interfaces.len());
+            if place == interfaces.len() {
+                let kept = cable.netplan.as_ref().map(|ethernet| &ethernet.keys);
+                let (addresses, routes) = (Vec::new(), Vec::new());
+                interfaces.push(Interface { id, addresses, routes, mtu: cable.mtu, kept });
+            }
+            let Some(interface) = interfaces.get_mut(place) else { continue };
+            interface.addresses.push(IpNet::new_assert(link.host, link.allocation.prefix.prefix_len()));
+            if let Some(via) = link.allocation.gateway {
+                let route = |to: &crate::ipam::To| json!({"to": to.dst, "via": via});
+                interface.routes.extend(link.allocation.routes.iter().map(route));
+            }
+        }
+    }
+    if faults.is_empty() { Ok(nodes) } else { Err(refused(&faults)) }
+}
+
+/// The interface of a row, by its key in netplan's files. An address is on one.
+fn interface_of(cables: &[Cable]) -> Result<(&str, &Cable), String> {
+    let mut found: Option<(&str, &Cable)> = None;
+    for cable in cables {
+        let id = cable.netplan.as_ref().map(|ethernet| &ethernet.id).or(cable.interface.as_ref());
+        match (id, found) {
+            (None, _) => (),
+            (Some(id), None) => found = Some((id, cable)),
+            (Some(id), Some((other, _))) if id == other => (),
+            (Some(id), Some((other, _))) => {
+                return Err(format!(
+                    "its address would be on {other} or on {id}, for it has a cable to each plane"
+                ));
+            }
+        }
+    }
+    found.ok_or_else(|| {
+        "nothing says which interface it is: topology.json does, or `hostInterface` of a fabric file; CIDRPools do \
+         not"
+        .to_owned()
+    })
+}
+
+/// What the plan would write by itself need not be kept.
+fn only_what_is_not_planned(plan: &mut Plan) -> Result<()> {
+    let mut planned: HashMap<(String, String), Map<String, Value>> = HashMap::new();
+    for (node_name, interfaces) in interfaces(plan)? {
+        for interface in interfaces {
+            planned.insert((node_name.to_owned(), interface.id.to_owned()), interface.keys());
+        }
+    }
+    for Pool { spec, cables, .. } in &mut plan.pools {
+        for (row, cables) in spec.static_allocations.iter().zip(cables) {
+            for cable in cables {
+                let Some(Ethernet { id, keys }) = cable.netplan.as_deref_mut() else { continue };
+                if let Some(planned) = planned.get(&(row.node_name.clone(), id.clone())) {
+                    keys.retain(|key, value| planned.get(key) != Some(value));
+                }
+                if keys.is_empty() && cable.interface.as_ref() == Some(id) {
+                    cable.netplan = None;
+                }
+            }
+        }
+    }
+    Ok(())
+}
