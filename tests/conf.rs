@@ -346,6 +346,17 @@ fn the_readme_shows_what_import_prints() {
     assert!(read("README.md").contains(&printed), "{printed}");
 }
 
+#[test]
+fn the_readme_shows_what_plan_prints() {
+    let output = Bench::new().command(RAIL_IPAM, &["plan", "conf/fabric.yaml"]).output().unwrap();
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(printed.lines().count(), 9, "{printed}{said}");
+    for part in printed.lines().take(3).chain(said.lines()) {
+        assert!(read("README.md").contains(part), "{part}");
+    }
+}
+
 /// The first table below a heading: the cells of the first column.
 fn first_column(text: &str, heading: &str) -> Vec<String> {
     let (_, section) = text.split_once(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no {heading}"));
