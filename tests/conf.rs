@@ -357,6 +357,14 @@ fn the_readme_shows_what_plan_prints() {
     }
 }
 
+#[test]
+fn the_plan_of_the_example_is_the_one_that_is_shown() {
+    let output = Bench::new().command(RAIL_IPAM, &["plan", "conf/fabric.yaml"]).output().unwrap();
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(printed.lines().count() == 9, "{printed}");
+    assert!(read("docs/planning.md").contains(&printed), "{printed}");
+}
+
 /// The first table below a heading: the cells of the first column.
 fn first_column(text: &str, heading: &str) -> Vec<String> {
     let (_, section) = text.split_once(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no {heading}"));
