@@ -17,6 +17,7 @@ pub mod yaml;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::rc::Rc;
 
 use anyhow::Result;
 use ipnet::IpNet;
@@ -77,7 +78,7 @@ pub struct Ethernet {
     /// Its key below `ethernets`; the name of the netdev, if nothing else is said.
     pub id: String,
     /// The keys that the plan would not write like this by itself.
-    pub keys: Map<String, Value>,
+    pub keys: Rc<Map<String, Value>>,
 }
 
 /// A node's end of a rail, as ADD would find it.

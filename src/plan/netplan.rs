@@ -11,12 +11,15 @@ mod pools;
 mod tests;
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use anyhow::Result;
 use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 
 use super::{Cable, Ethernet, File, Plan, Pool, refused, yaml};
+use crate::progress::Progress;
+use files::{Found, Host};
 use host::Notes;
 
 /// Is it a netplan file?
@@ -27,10 +30,16 @@ pub fn is_netplan(value: &Value) -> bool {
 /// The plan of hosts. A path is a host's file `NODE.yaml`, or a folder with such files and with folders of hosts
 /// (`NODE/*.yaml`, `NODE/etc/netplan/*.yaml`).
 pub fn read(paths: &[String]) -> Result<Plan> {
-    let (hosts, ignored) = files::hosts(paths)?;
-    let mut notes = Notes::default();
-    let found = host::rails(&hosts, &mut notes);
-    let mut plan = pools::plan(found, &mut notes);
+    let Found { hosts, ignored } = files::find(paths)?;
+    let (mut notes, mut rails) = (Notes::default(), Vec::new());
+    let mut progress = Progress::new("hosts", hosts.len());
+    for (name, files) in hosts {
+        let host = Host::read(name, &files, &mut notes.faults);
+        rails.extend(host::rails(&host, &mut notes));
+        progress.step();
+    }
+    drop(progress);
+    let mut plan = pools::plan(rails, &mut notes);
     if plan.pools.is_empty() && notes.faults.is_empty() {
         let why = "no interface has a static address and routes by a gateway in its prefix";
         notes.faults.push(format!("{}: no rails: {why}", paths.join(", ")));
@@ -108,7 +117,7 @@ fn interfaces(plan: &Plan) -> Result<Vec<(&str, Vec<Interface<'_>>)>> {
             };
             let place = interfaces.iter().position(|one| one.id == id).unwrap_or(interfaces.len());
             if place == interfaces.len() {
-                let kept = cable.netplan.as_ref().map(|ethernet| &ethernet.keys);
+                let kept = cable.netplan.as_ref().map(|ethernet| &*ethernet.keys);
                 let (addresses, routes) = (Vec::new(), Vec::new());
                 interfaces.push(Interface { id, addresses, routes, mtu: cable.mtu, kept });
             }
@@ -159,7 +168,7 @@ fn only_what_is_not_planned(plan: &mut Plan) -> Result<()> {
             for cable in cables {
                 let Some(Ethernet { id, keys }) = cable.netplan.as_deref_mut() else { continue };
                 if let Some(planned) = planned.get(&(row.node_name.clone(), id.clone())) {
-                    keys.retain(|key, value| planned.get(key) != Some(value));
+                    Rc::make_mut(keys).retain(|key, value| planned.get(key) != Some(value));
                 }
                 if keys.is_empty() && cable.interface.as_ref() == Some(id) {
                     cable.netplan = None;

@@ -10,28 +10,44 @@ use anyhow::Result;
 use crate::document::{self, Document};
 use crate::ipam::is_name;
 use crate::plan::refused;
-use crate::progress::Progress;
 
-/// A host.
+/// A host's files, and what is no file of a host.
+pub struct Found {
+    /// By the name of the node, its files in netplan's order: what comes later counts.
+    pub hosts: BTreeMap<String, Vec<String>>,
+    /// What netplan would not read.
+    pub ignored: Vec<String>,
+}
+
+/// A host, read.
 pub struct Host {
-    /// The node, by the name of the file or folder.
+    /// The node.
     pub name: String,
-    /// Its files, in netplan's order: what comes later counts.
+    /// Its files.
     pub documents: Vec<Document>,
 }
 
-/// The hosts below these paths, sorted, and what is no file of a host. All faults are told at once.
-pub fn hosts(paths: &[String]) -> Result<(Vec<Host>, Vec<String>)> {
+/// The hosts below these paths. All faults are told at once.
+pub fn find(paths: &[String]) -> Result<Found> {
     let mut search = Search::default();
     for path in paths {
         search.look_at(Path::new(path));
     }
     let Search { hosts, ignored, mut faults } = search;
-    let mut progress = Progress::new("hosts", hosts.len());
-    let mut read = Vec::new();
-    for (name, files) in hosts {
+    if hosts.is_empty() && faults.is_empty() {
+        faults.push(format!(
+            "{}: no files of hosts: NODE.yaml, NODE/*.yaml or NODE/etc/netplan/*.yaml",
+            paths.join(", ")
+        ));
+    }
+    if faults.is_empty() { Ok(Found { hosts, ignored }) } else { Err(refused(&faults)) }
+}
+
+impl Host {
+    /// Reads a host's files.
+    pub fn read(name: String, files: &[String], faults: &mut Vec<String>) -> Host {
         let mut documents = Vec::new();
-        for file in &files {
+        for file in files {
             match document::read(file) {
                 Ok(some) => {
                     if let [_, second, ..] = some.as_slice() {
@@ -43,16 +59,8 @@ pub fn hosts(paths: &[String]) -> Result<(Vec<Host>, Vec<String>)> {
                 Err(fault) => faults.push(fault.to_string()),
             }
         }
-        read.push(Host { name, documents });
-        progress.step();
+        Host { name, documents }
     }
-    if read.is_empty() && faults.is_empty() {
-        faults.push(format!(
-            "{}: no files of hosts: NODE.yaml, NODE/*.yaml or NODE/etc/netplan/*.yaml",
-            paths.join(", ")
-        ));
-    }
-    if faults.is_empty() { Ok((read, ignored)) } else { Err(refused(&faults)) }
 }
 
 #[derive(Default)]

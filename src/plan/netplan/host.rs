@@ -14,11 +14,11 @@ use crate::plan::Cable;
 
 /// A rail's link, as its host has it.
 #[derive(Clone, Debug)]
-pub struct Rail<'a> {
+pub struct Rail {
     /// The host.
-    pub node_name: &'a str,
+    pub node_name: String,
     /// The interface's key.
-    pub id: &'a str,
+    pub id: String,
     /// The netdev, if the file says which it is.
     pub interface: Option<String>,
     /// Of the netdev.
@@ -64,14 +64,9 @@ impl Notes {
     }
 }
 
-/// The rails of all hosts; what else they have is told.
-pub fn rails<'a>(hosts: &'a [Host], notes: &mut Notes) -> Vec<Rail<'a>> {
-    let mut rails = Vec::new();
-    for host in hosts {
-        let found = interfaces(host, notes);
-        rails.extend(found.iter().flat_map(|interface| interface.rails(&host.name, notes)));
-    }
-    rails
+/// The rails of a host; what else it has is told.
+pub fn rails(host: &Host, notes: &mut Notes) -> Vec<Rail> {
+    interfaces(host, notes).iter().flat_map(|interface| interface.rails(&host.name, notes)).collect()
 }
 
 /// An ethernet: what each of the host's files says of it.
@@ -142,14 +137,14 @@ struct Route<'a> {
 
 impl<'a> Ethernet<'a> {
     /// The links of this interface, one of a family at most.
-    fn rails(&self, node_name: &'a str, notes: &mut Notes) -> Vec<Rail<'a>> {
+    fn rails(&self, node_name: &str, notes: &mut Notes) -> Vec<Rail> {
         let before = notes.faults.len();
         let (addresses, routes) = (self.addresses(notes), self.routes(notes));
         if notes.faults.len() > before {
             return Vec::new();
         }
         let place = self.place();
-        let mut rails: Vec<Rail<'_>> = Vec::new();
+        let mut rails: Vec<Rail> = Vec::new();
         for is_ipv4 in [true, false] {
             let addresses: Vec<_> =
                 addresses.iter().filter(|one| one.net.addr().is_ipv4() == is_ipv4).collect();
@@ -193,11 +188,11 @@ impl<'a> Ethernet<'a> {
     /// The link of one family.
     fn link(
         &self,
-        node_name: &'a str,
+        node_name: &str,
         addresses: &[&Address<'a>],
         routes: &[&Route<'a>],
         notes: &mut Notes,
-    ) -> Result<Option<Rail<'a>>, String> {
+    ) -> Result<Option<Rail>, String> {
         let routes: Vec<_> = routes.iter().filter(|route| route.to.is_some()).collect();
         let has_room = |address: &&&Address<'_>| address.net.prefix_len() < address.net.max_prefix_len();
         let mut found: Option<(&Address<'_>, &Route<'_>, Vec<IpNet>)> = None;
@@ -258,8 +253,8 @@ impl<'a> Ethernet<'a> {
         }
         let keys = self.merged();
         Ok(Some(Rail {
-            node_name,
-            id: self.id,
+            node_name: node_name.to_owned(),
+            id: self.id.into(),
             interface: cable.interface,
             mtu: keys.get("mtu").and_then(number),
             address,

@@ -13,10 +13,10 @@ use crate::plan::scheme::place_of;
 use crate::plan::{Cable, Ethernet, Plan, Pool};
 
 /// The pools of these rails; what is wrong with them goes to the notes.
-pub fn plan(rails: Vec<Rail<'_>>, notes: &mut Notes) -> Plan {
+pub fn plan(rails: Vec<Rail>, notes: &mut Notes) -> Plan {
     let rails = without_shared_networks(rails, notes);
     duplicates(&rails, notes);
-    let ids: BTreeSet<&str> = rails.iter().map(|rail| rail.id).collect();
+    let ids: BTreeSet<&str> = rails.iter().map(|rail| rail.id.as_str()).collect();
     let astray = std::mem::take(&mut notes.astray);
     notes
         .faults
@@ -46,8 +46,8 @@ pub fn plan(rails: Vec<Rail<'_>>, notes: &mut Notes) -> Plan {
 }
 
 /// A network of many hosts is no rail: that of management, or of storage.
-fn without_shared_networks<'a>(rails: Vec<Rail<'a>>, notes: &mut Notes) -> Vec<Rail<'a>> {
-    let kind = |rail: &Rail<'a>| (rail.id, rail.prefix.addr().is_ipv4());
+fn without_shared_networks(rails: Vec<Rail>, notes: &mut Notes) -> Vec<Rail> {
+    let kind = |rail: &Rail| (rail.id.clone(), rail.prefix.addr().is_ipv4());
     let mut hosts: HashMap<_, (usize, BTreeSet<IpNet>)> = HashMap::new();
     for rail in &rails {
         let (links, prefixes) = hosts.entry(kind(rail)).or_default();
@@ -55,7 +55,7 @@ fn without_shared_networks<'a>(rails: Vec<Rail<'a>>, notes: &mut Notes) -> Vec<R
         prefixes.insert(rail.prefix);
     }
     // Two hosts with one prefix may be a mistake; as many hosts as that on a prefix are none.
-    let is_shared = |rail: &Rail<'a>| {
+    let is_shared = |rail: &Rail| {
         let has_room = rail.prefix.max_prefix_len() - rail.prefix.prefix_len() > 2;
         has_room && hosts.get(&kind(rail)).is_some_and(|(links, prefixes)| *links >= prefixes.len() * 2)
     };
@@ -67,8 +67,8 @@ fn without_shared_networks<'a>(rails: Vec<Rail<'a>>, notes: &mut Notes) -> Vec<R
 }
 
 /// Addresses are compared, not their spelling.
-fn duplicates(rails: &[Rail<'_>], notes: &mut Notes) {
-    let mut prefixes: HashMap<IpNet, &Rail<'_>> = HashMap::new();
+fn duplicates(rails: &[Rail], notes: &mut Notes) {
+    let mut prefixes: HashMap<IpNet, &Rail> = HashMap::new();
     for rail in rails {
         let Some(other) = prefixes.insert(rail.prefix, rail) else { continue };
         let what = if rail.address == other.address {
@@ -80,7 +80,7 @@ fn duplicates(rails: &[Rail<'_>], notes: &mut Notes) {
     }
 }
 
-impl Rail<'_> {
+impl Rail {
     fn place(&self, key: &str) -> &Place {
         let [address, route] = &self.places;
         if key == ".routes" { route } else { address }
@@ -117,27 +117,27 @@ fn index(prefix: IpNet, address: IpAddr) -> u128 {
 /// The links of a rail, in the order of their prefixes.
 struct Group<'a> {
     cidr: IpNet,
-    rails: Vec<&'a Rail<'a>>,
+    rails: Vec<&'a Rail>,
 }
 
 /// Which links are one rail. The route to the rail's supernet tells; where hosts have the route to all rails alone
 /// (IPv6), the formulas tell, or else the names of the interfaces.
-fn groups<'a>(rails: &[&'a Rail<'a>]) -> Vec<Group<'a>> {
-    let mut of_supernet: BTreeMap<Option<IpNet>, Vec<&Rail<'_>>> = BTreeMap::new();
+fn groups<'a>(rails: &[&'a Rail]) -> Vec<Group<'a>> {
+    let mut of_supernet: BTreeMap<Option<IpNet>, Vec<&Rail>> = BTreeMap::new();
     for rail in rails {
         of_supernet.entry(rail.supernet()).or_default().push(rail);
     }
-    let mut groups: BTreeMap<(IpNet, &str), Vec<&Rail<'_>>> = BTreeMap::new();
+    let mut groups: BTreeMap<(IpNet, &str), Vec<&Rail>> = BTreeMap::new();
     let mut cidrs = BTreeSet::new();
     let mut left = Vec::new();
     for (supernet, rails) in of_supernet {
-        let nodes: BTreeSet<&str> = rails.iter().map(|rail| rail.node_name).collect();
+        let nodes: BTreeSet<&str> = rails.iter().map(|rail| rail.node_name.as_str()).collect();
         // One host with two links here has made a mistake.
         let several = nodes.len() * 2 <= rails.len();
         let formula: Option<Vec<IpNet>> = supernet.and_then(|supernet| {
             // In IPv4 the formulas have a route to the rail as well.
             (several || !supernet.addr().is_ipv4()).then_some(())?;
-            let cidr = |rail: &&Rail<'_>| place_of(rail.prefix, supernet.prefix_len()).map(|(.., cidr)| cidr);
+            let cidr = |rail: &&Rail| place_of(rail.prefix, supernet.prefix_len()).map(|(.., cidr)| cidr);
             rails.iter().map(cidr).collect()
         });
         match (formula, supernet) {
@@ -147,25 +147,25 @@ fn groups<'a>(rails: &[&'a Rail<'a>]) -> Vec<Group<'a>> {
         }
     }
     // A host that lacks the route to its rail is still of the rail, and will be told what it lacks.
-    let of_cidr = |rail: &Rail<'_>| {
+    let of_cidr = |rail: &Rail| {
         let holds = |cidr: &&IpNet| cidr.contains(&rail.prefix);
         cidrs.iter().filter(holds).max_by_key(|cidr| cidr.prefix_len()).copied()
     };
-    let mut named: BTreeMap<(Option<IpNet>, &str), Vec<&Rail<'_>>> = BTreeMap::new();
+    let mut named: BTreeMap<(Option<IpNet>, &str), Vec<&Rail>> = BTreeMap::new();
     for rail in rails {
         let left = left.iter().find(|(supernet, _)| *supernet == rail.supernet());
         let closer = |cidr: &IpNet| left.is_none_or(|(supernet, _)| supernet.is_none_or(|net| net != *cidr));
         match of_cidr(rail).filter(closer) {
             Some(cidr) => groups.entry((cidr, "")).or_default().push(rail),
-            None => named.entry((rail.supernet(), rail.id)).or_default().push(rail),
+            None => named.entry((rail.supernet(), rail.id.as_str())).or_default().push(rail),
         }
     }
     for ((supernet, id), rails) in named {
         let cidr = supernet.or_else(|| common(&rails));
         groups.entry((cidr.unwrap_or_default(), id)).or_default().extend(rails);
     }
-    let group = |((cidr, _), mut rails): ((IpNet, _), Vec<&'a Rail<'a>>)| {
-        rails.sort_by_key(|rail| (rail.prefix, rail.node_name));
+    let group = |((cidr, _), mut rails): ((IpNet, _), Vec<&'a Rail>)| {
+        rails.sort_by_key(|rail| (rail.prefix, &rail.node_name));
         Group { cidr, rails }
     };
     let mut groups: Vec<_> = groups.into_iter().map(group).collect();
@@ -174,7 +174,7 @@ fn groups<'a>(rails: &[&'a Rail<'a>]) -> Vec<Group<'a>> {
 }
 
 /// The longest prefix that holds all of them.
-fn common(rails: &[&Rail<'_>]) -> Option<IpNet> {
+fn common(rails: &[&Rail]) -> Option<IpNet> {
     let (first, rest) = rails.split_first()?;
     let hold = |net: &IpNet| rest.iter().all(|rail| net.contains(&rail.prefix));
     std::iter::successors(Some(first.prefix), IpNet::supernet).find(hold)
@@ -193,7 +193,7 @@ impl<'a> Group<'a> {
     /// Tells links that are not like most of the rail: the routes are the pool's, so they must be the same.
     fn agree(&self, notes: &mut Notes) {
         let cidr = self.cidr;
-        let as_most = |typical: &Rail<'_>| {
+        let as_most = |typical: &Rail| {
             format!("as most on the rail {cidr} have ({} at {})", typical.node_name, typical.place(""))
         };
         self.odd(
@@ -210,9 +210,9 @@ impl<'a> Group<'a> {
                 rail.fault(notes, ".routes", &format!("{why}, {}", as_most(typical)));
             },
         );
-        let mut nodes: HashMap<&str, &Rail<'_>> = HashMap::new();
+        let mut nodes: HashMap<&str, &Rail> = HashMap::new();
         for rail in &self.rails {
-            if let Some(other) = nodes.insert(rail.node_name, rail) {
+            if let Some(other) = nodes.insert(&rail.node_name, rail) {
                 let why = format!("{} and {} are both on the rail {cidr}", rail.address, other.address);
                 rail.fault(notes, ".addresses", &format!("{why} ({})", other.place("")));
             }
@@ -226,7 +226,7 @@ impl<'a> Group<'a> {
             },
         );
         self.odd(
-            |rail| rail.id,
+            |rail| rail.id.as_str(),
             |rail, typical| {
                 rail.warn(
                     notes,
@@ -235,7 +235,7 @@ impl<'a> Group<'a> {
                 );
             },
         );
-        let mtu = |rail: &Rail<'_>| rail.mtu.map_or_else(|| "none".to_owned(), |mtu| mtu.to_string());
+        let mtu = |rail: &Rail| rail.mtu.map_or_else(|| "none".to_owned(), |mtu| mtu.to_string());
         self.odd(
             |rail| rail.mtu,
             |rail, typical| {
@@ -246,11 +246,7 @@ impl<'a> Group<'a> {
     }
 
     /// Calls for each link that has something else than most, with one that has what most have.
-    fn odd<T: Ord + Clone>(
-        &self,
-        of: impl Fn(&'a Rail<'a>) -> T,
-        mut tell: impl FnMut(&'a Rail<'a>, &'a Rail<'a>),
-    ) {
+    fn odd<T: Ord + Clone>(&self, of: impl Fn(&'a Rail) -> T, mut tell: impl FnMut(&'a Rail, &'a Rail)) {
         let usual = most(self.rails.iter().map(|rail| of(rail)));
         let (like, odd): (Vec<_>, Vec<_>) =
             self.rails.iter().copied().partition(|rail| Some(of(rail)) == usual);
@@ -268,7 +264,7 @@ impl<'a> Group<'a> {
                 gateway: rail.gateway.to_string(),
                 prefix: rail.prefix.to_string(),
             });
-            let ethernet = Ethernet { id: rail.id.to_owned(), keys: (*rail.keys).clone() };
+            let ethernet = Ethernet { id: rail.id.to_owned(), keys: rail.keys.clone() };
             cables.push(vec![Cable {
                 interface: rail.interface.clone(),
                 mtu: rail.mtu,
@@ -321,7 +317,7 @@ impl<'a> Group<'a> {
 
     /// What comes before each host's address and is not the leaf's.
     fn exclusions(&self) -> Vec<AddressRange> {
-        let range = |rail: &&Rail<'_>| {
+        let range = |rail: &&Rail| {
             let net = bits(rail.prefix.network());
             let first = net + u128::from(rail.prefix.max_prefix_len() - rail.prefix.prefix_len() > 1);
             let (host, gateway) = (bits(rail.address), bits(rail.gateway));
@@ -369,12 +365,14 @@ fn paired(
     notes: &mut Notes,
 ) -> Vec<(usize, Option<u8>)> {
     let interfaces: HashMap<_, usize> = (v4.iter().enumerate())
-        .flat_map(|(number, group)| group.rails.iter().map(move |rail| ((rail.node_name, rail.id), number)))
+        .flat_map(|(number, group)| {
+            group.rails.iter().map(move |rail| ((rail.node_name.as_str(), rail.id.as_str()), number))
+        })
         .collect();
     let mut next = numbers.iter().map(|(rail, _)| rail + 1).max().unwrap_or(0);
     let mut taken: HashMap<usize, IpNet> = HashMap::new();
     let mut number_of = |group: &Group<'_>| {
-        let of = |rail: &Rail<'_>| interfaces.get(&(rail.node_name, rail.id)).copied();
+        let of = |rail: &Rail| interfaces.get(&(rail.node_name.as_str(), rail.id.as_str())).copied();
         let usual = most(group.rails.iter().filter_map(|rail| of(rail)));
         let Some(usual) = usual.filter(|usual| !taken.contains_key(usual)) else {
             next += 1;

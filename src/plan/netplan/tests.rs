@@ -236,7 +236,7 @@ fn the_files_of_a_host_are_one() {
     let plan = read_files(&[("w/1.yaml", first), ("w/2.yaml", second)]).unwrap();
     let cable = &plan.pools[0].cables[0][0];
     assert_eq!(cable.mtu, Some(9000));
-    let kept = &cable.netplan.as_ref().unwrap().keys;
+    let kept = &*cable.netplan.as_ref().unwrap().keys;
     assert_eq!(json!(kept), json!({"match": {"driver": "mlx5_core", "name": "x"}}));
 }
 
