@@ -230,12 +230,27 @@ fn a_plan_is_written_in_this_form() {
 /// netplan: of what stands in several files, lists are put behind one another and the last of all else counts.
 #[test]
 fn the_files_of_a_host_are_one() {
-    let first = "network:\n  ethernets:\n    a:\n      mtu: 1500\n      match: {name: x}\n      addresses: [172.16.0.0/31]\n";
-    let second = "network:\n  version: 2\n  ethernets:\n    a:\n      mtu: 9000\n      match: {driver: mlx5_core}\n      \
-                  routes: [{to: 172.16.0.0/12, via: 172.16.0.1}]\n";
+    let first = "network:
+  ethernets:
+    a:
+      mtu: 1500
+      match: {name: x}
+      addresses: [172.16.0.0/31]
+      routes: [{to: 172.16.0.0/15, via: 172.16.0.1}]
+";
+    let second = "network:
+  version: 2
+  ethernets:
+    a:
+      mtu: 9000
+      match: {driver: mlx5_core}
+      routes: [{to: 172.16.0.0/12, via: 172.16.0.1}]
+";
     let plan = read_files(&[("w/1.yaml", first), ("w/2.yaml", second)]).unwrap();
+    assert_eq!(shown(&plan)[0], "rail-0 172.16.0.0/15 172.16.0.0/15,172.16.0.0/12");
     let cable = &plan.pools[0].cables[0][0];
     assert_eq!(cable.mtu, Some(9000));
+    // The routes are the plan's, both.
     let kept = &*cable.netplan.as_ref().unwrap().keys;
     assert_eq!(json!(kept), json!({"match": {"driver": "mlx5_core", "name": "x"}}));
 }
