@@ -137,6 +137,29 @@ fn hosts_tell_the_plan_that_they_were_given() {
     assert!(place.fails(1, &["plan", &out("hosts"), "--tiers", "2"]).contains("these are netplan files"));
 }
 
+/// What is written for Kubernetes is what `rail-cni lint` finds nothing wrong with.
+#[test]
+fn networks_of_a_plan_are_clean() {
+    let place = Place::new();
+    let fabric = fs::read_to_string(FABRIC).unwrap();
+    let planes = |mode: &str| {
+        let text = fabric.replace("mode: none", &format!("mode: {mode}\nplanes: 2"));
+        let text = text.replace("eth_r{rail}", "eth_r{rail}p{plane}");
+        text.replace("leaf-su", "leaf-p{plane+1}-su")
+    };
+    let dual = fabric.replace("family: ipv4", "family: dual");
+    for (text, networks) in [(fabric.clone(), 8), (dual, 8), (planes("swplb"), 16), (planes("hwplb"), 8)] {
+        let file = place.write("fabric.yaml", &text);
+        let out = place.path("nads").display().to_string();
+        place.ok("store", &["plan", &file, "--to", "nads", "--out", &out]);
+        let mut lint = Command::new(env!("CARGO_BIN_EXE_rail-cni"));
+        let output = lint.args(["lint", &format!("{out}/nads.yaml")]).output().unwrap();
+        let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        assert!(output.status.success(), "{said}");
+        assert_eq!(said, format!("{networks} networks: 0 errors, 0 warnings\n"));
+    }
+}
+
 /// DESIGN 7: the same input gives byte-identical output.
 #[test]
 fn every_target_is_the_same_each_time() {
