@@ -9,7 +9,6 @@ mod devinfo;
 mod doctor;
 mod giveback;
 mod inventory;
-mod lint;
 mod pod;
 mod probe;
 mod rdma;
