@@ -18,6 +18,7 @@ use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 
 use super::{Cable, Ethernet, File, Plan, Pool, refused, yaml};
+use crate::document::Place;
 use crate::progress::Progress;
 use files::{Found, Host};
 use host::Notes;
@@ -35,7 +36,12 @@ pub fn read(paths: &[String]) -> Result<Plan> {
     let mut progress = Progress::new("hosts", hosts.len());
     for (name, files) in hosts {
         let host = Host::read(name, &files, &mut notes.faults);
-        rails.extend(host::rails(&host, &mut notes));
+        let found = host::rails(&host, &mut notes);
+        if found.is_empty() {
+            let file = files.into_iter().next().unwrap_or_default();
+            notes.warn(Place { file, line: 0, column: 0 }, "no rails".to_owned());
+        }
+        rails.extend(found);
         progress.step();
     }
     drop(progress);
@@ -50,10 +56,11 @@ pub fn read(paths: &[String]) -> Result<Plan> {
             if ignored.len() > 1 { format!(" and {} others", ignored.len() - 1) } else { String::new() };
         plan.warnings.push(format!("{first}{others}: left out: netplan reads *.yaml"));
     }
-    if notes.faults.is_empty() {
-        only_what_is_not_planned(&mut plan).map_err(|fault| notes.faults.push(fault.to_string())).ok();
+    if !notes.faults.is_empty() {
+        return Err(refused(&notes.faults));
     }
-    if notes.faults.is_empty() { Ok(plan) } else { Err(refused(&notes.faults)) }
+    only_what_is_not_planned(&mut plan)?;
+    Ok(plan)
 }
 
 /// A file for each node.

@@ -54,7 +54,7 @@ impl Host {
                         let second = second.root().place("");
                         faults.push(format!("{second}: a second document: netplan takes one"));
                     }
-                    documents.extend(some);
+                    documents.extend(some.into_iter().take(1));
                 }
                 Err(fault) => faults.push(fault.to_string()),
             }

@@ -44,7 +44,7 @@ pub struct Notes {
     pub faults: Vec<String>,
     /// How often, and where first.
     warnings: BTreeMap<String, (usize, Place)>,
-    /// Interfaces whose gateway is in none of their prefixes: by their key, and what is wrong if it is a rail.
+    /// Interfaces with addresses that are no rails: by their key, and what is wrong if it is a rail elsewhere.
     pub astray: Vec<(String, String)>,
 }
 
@@ -167,6 +167,11 @@ impl<'a> Ethernet<'a> {
                 }
                 _ => "none of its routes has a gateway in its prefix",
             };
+            // A file that was cut is still YAML. With a default route it is another kind of host.
+            if !addresses.is_empty() && routes.is_empty() {
+                let fault = self.path(&format!(": {why}, and on other hosts it is a rail"));
+                notes.astray.push((self.id.to_owned(), format!("{place}: {fault}")));
+            }
             notes.warn(place, self.path(&format!(": left out: {why}")));
             return Vec::new();
         }

@@ -18,9 +18,8 @@ pub fn plan(rails: Vec<Rail>, notes: &mut Notes) -> Plan {
     duplicates(&rails, notes);
     let ids: BTreeSet<&str> = rails.iter().map(|rail| rail.id.as_str()).collect();
     let astray = std::mem::take(&mut notes.astray);
-    notes
-        .faults
-        .extend(astray.into_iter().filter(|(id, _)| ids.contains(id.as_str())).map(|(_, fault)| fault));
+    let is_rail = |(id, _): &(String, String)| ids.contains(id.as_str());
+    notes.faults.extend(astray.into_iter().filter(is_rail).map(|(_, fault)| fault));
 
     let (v4, v6): (Vec<_>, Vec<_>) = rails.iter().partition(|rail| rail.prefix.addr().is_ipv4());
     let (v4, v6) = (groups(&v4), groups(&v6));
@@ -54,7 +53,7 @@ fn without_shared_networks(rails: Vec<Rail>, notes: &mut Notes) -> Vec<Rail> {
         *links += 1;
         prefixes.insert(rail.prefix);
     }
-    // Two hosts with one prefix may be a mistake; as many hosts as that on a prefix are none.
+    // One prefix that two hosts have is a mistake. Where a prefix has two hosts on average, it is meant.
     let is_shared = |rail: &Rail| {
         let has_room = rail.prefix.max_prefix_len() - rail.prefix.prefix_len() > 2;
         has_room && hosts.get(&kind(rail)).is_some_and(|(links, prefixes)| *links >= prefixes.len() * 2)

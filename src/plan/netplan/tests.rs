@@ -516,6 +516,11 @@ fn what_is_wrong_is_told_with_file_line_and_field() {
         error
             .contains("a.yaml:7: network.ethernets.r.routes: the gateway fd00::7:2 is outside of the prefix")
     );
+    // A file that was cut is still YAML.
+    let cut = &good[..good.find("      routes").unwrap()].replace("0:2::", "0:3::");
+    let error = refusal(&[("a.yaml", cut), ("b.yaml", &good)]);
+    assert_eq!(error, "a.yaml:4: network.ethernets.r: it has no routes, and on other hosts it is a rail");
+    assert_eq!(warnings(&[("a.yaml", ""), ("b.yaml", &good)]), ["a.yaml: no rails"]);
     let alone = refusal(&[("a.yaml", &out)]);
     assert!(alone.contains("no rails: no interface has a static address and routes"), "{alone}");
 }
