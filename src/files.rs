@@ -83,10 +83,13 @@ impl Dir {
             Err(Errno::ENOENT) => return Ok(None),
             Err(errno) => return Err(self.error(errno, "cannot read", name)),
         };
-        if !file.metadata()?.is_file() {
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
             fail!(Io, "{} is no regular file: remove it", self.path.join(name).display());
         }
-        let mut content = Vec::new();
+        // Room for all and a little more: one read gets it, another one sees the end.
+        let size = usize::try_from(metadata.len().min(MAX_FILE))?;
+        let mut content = Vec::with_capacity(size + 64);
         file.take(MAX_FILE)
             .read_to_end(&mut content)
             .with_context(|| format!("cannot read {}", self.path.join(name).display()))?;
@@ -145,13 +148,13 @@ impl Dir {
     }
 
     /// Moves the entry `name` to the folder `to`.
-    pub fn rename(&self, name: &str, to: &Dir) -> io::Result<()> {
-        Ok(renameat(&self.fd, name, &to.fd, name)?)
+    pub fn rename(&self, name: &str, to: &Dir, new_name: &str) -> io::Result<()> {
+        Ok(renameat(&self.fd, name, &to.fd, new_name)?)
     }
 
-    /// Exchanges the entries `name` of this folder and of `with`, in one step.
-    pub fn exchange(&self, name: &str, with: &Dir) -> io::Result<()> {
-        Ok(renameat2(&self.fd, name, &with.fd, name, RenameFlags::RENAME_EXCHANGE)?)
+    /// Exchanges two entries in one step.
+    pub fn exchange(&self, one: &str, other: &str) -> io::Result<()> {
+        Ok(renameat2(&self.fd, one, &self.fd, other, RenameFlags::RENAME_EXCHANGE)?)
     }
 
     /// Is `folder` still what `name` means here?
@@ -161,8 +164,13 @@ impl Dir {
         matches!((named, fstat(&folder.fd)), (Ok(named), Ok(ours)) if same(named, ours))
     }
 
-    /// Removes the folder `name` and the files in it.
-    pub fn remove_folder(&self, name: &str) -> Result<()> {
+    /// Removes the file `name`, or the folder `name` and the files in it.
+    pub fn remove_any(&self, name: &str) -> Result<()> {
+        match unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
+            Err(Errno::EISDIR) => (),
+            Ok(()) | Err(Errno::ENOENT) => return Ok(()),
+            Err(errno) => return Err(self.error(errno, "cannot remove", name)),
+        }
         if let Some(folder) = self.sub(name)? {
             folder.all_names()?.iter().try_for_each(|file| folder.remove(file))?;
         }

@@ -16,8 +16,10 @@ use crate::node::Node;
 use crate::progress::Progress;
 
 const LOCK: &str = ".lock";
-/// Below the store's folder: folders that are not a node's yet, or not any more.
-const STAGING: &str = ".new";
+/// A file that is there while somebody writes, or when he was killed.
+const UNFINISHED: &str = ".unfinished";
+/// What a name begins with that is not a node's yet, or not any more.
+const NEW: &str = ".new.";
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The allocations of `node_name` in `pools`, all of one plan; there being none is an error that helps.
@@ -136,41 +138,47 @@ pub struct Change<'a> {
 
 /// Makes all changes, to stay, or none; those of one node stand in a row.
 ///
-/// A node's new folder is made whole below [`STAGING`] and then takes the place of the old one, in one step: who
-/// reads has the old or the new one. Two waits for the disk serve all nodes: one for each file would make
-/// minutes of a large fabric.
+/// A node's new folder is made whole beside the old one and then takes its place, in one step: who reads has the
+/// old or the new one. Two waits for the disk serve all nodes: one for each file would make minutes of a large
+/// fabric.
 pub fn apply(node: &Node, changes: &[Change<'_>]) -> Result<()> {
-    if changes.is_empty() && !node.store_dir.join(STAGING).exists() {
+    let is_unfinished = || node.store_dir.join(UNFINISHED).exists();
+    if changes.is_empty() && !is_unfinished() {
         return Ok(());
     }
     let root = Dir::create(&node.store_dir)?;
     let _lock = root.lock(LOCK, PATIENCE)?;
-    // What a killed writer left.
-    clear(&root)?;
-    let replaced = root.create_sub(STAGING).and_then(|staging| replace(&root, &staging, changes));
-    if let Err(error) = clear(&root) {
+    if is_unfinished() {
+        let names = root.all_names()?;
+        let names: Vec<_> = names.iter().filter_map(|name| name.strip_prefix(NEW)).collect();
+        clear(&root, &names)?;
+    }
+    let of_node: Vec<_> = changes.chunk_by(|one, other| one.node_name == other.node_name).collect();
+    let names: Vec<_> = of_node.iter().map(|changes| changes[0].node_name).collect();
+    root.write_new(UNFINISHED, b"")?;
+    let replaced = replace(&root, &of_node);
+    if let Err(error) = clear(&root, &names) {
         // It does no harm, and the next apply tries again.
         log::warn!("{error:#}");
     }
     replaced
 }
 
-fn replace(root: &Dir, staging: &Dir, changes: &[Change<'_>]) -> Result<()> {
-    let of_node: Vec<_> = changes.chunk_by(|one, other| one.node_name == other.node_name).collect();
+fn replace(root: &Dir, of_node: &[&[Change<'_>]]) -> Result<()> {
     let mut steps = Vec::with_capacity(of_node.len());
     let mut progress = Progress::new("writing nodes", of_node.len());
     for changes in of_node {
-        steps.push((changes[0].node_name, prepare(root, staging, changes)?));
+        steps.push((changes[0].node_name, prepare(root, changes)?));
         progress.step();
     }
     sync(root)?;
     progress = Progress::new("replacing nodes", steps.len());
     for (done, (name, step)) in steps.iter_mut().enumerate() {
         progress.step();
-        let Err(error) = step.take(root, staging, name) else { continue };
+        let Err(error) = step.take(root, name) else { continue };
         // A folder is as it was, unless its files went one by one.
         let taken = if matches!(step, Step::FileByFile) { done + 1 } else { done };
-        let undone = steps[..taken].iter().rev().try_for_each(|(name, step)| step.undo(root, staging, name));
+        let undone = steps[..taken].iter().rev().try_for_each(|(name, step)| step.undo(root, name));
         return Err(match undone {
             Ok(()) => error,
             Err(why) => {
@@ -197,12 +205,14 @@ fn sync(root: &Dir) -> Result<()> {
 }
 
 /// How a node gets what was prepared.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 enum Step {
     /// It had no folder.
     Make,
     /// It has another one.
     Exchange,
+    /// It has one with one file, which alone changes: a million nodes with a pool each need no new folders.
+    ExchangeFile(String),
     /// It has one, and shall have none.
     Remove,
     /// It has none and shall have none.
@@ -212,14 +222,20 @@ enum Step {
 }
 
 /// Makes the folder that shall be the node's: what changes, and whatever else is in the old one.
-fn prepare(root: &Dir, staging: &Dir, changes: &[Change<'_>]) -> Result<Step> {
-    let Some(Change { node_name, .. }) = changes.first() else { return Ok(Step::Nothing) };
-    let old = root.sub(node_name)?;
+fn prepare(root: &Dir, changes: &[Change<'_>]) -> Result<Step> {
+    let name = changes[0].node_name;
+    let old = root.sub(name)?;
     let mut kept = old.as_ref().map(Dir::names).transpose()?.unwrap_or_default();
     let files: Vec<_> = changes.iter().map(|change| file_name(change.pool)).collect();
+    let is_one_file = kept == files;
     kept.retain(|name| !files.contains(name));
     let put = files.iter().zip(changes).filter_map(|(file, change)| Some((file, change.allocation?)));
     let has_new = !kept.is_empty() || put.clone().next().is_some();
+    let hidden = hidden(name);
+    if let (true, [file], Some((_, allocation))) = (is_one_file, files.as_slice(), put.clone().next()) {
+        root.write_new(&hidden, &content(allocation)?)?;
+        return Ok(Step::ExchangeFile(format!("{name}/{file}")));
+    }
     let step = match (&old, has_new) {
         (None, true) => Step::Make,
         (Some(_), true) => Step::Exchange,
@@ -227,26 +243,32 @@ fn prepare(root: &Dir, staging: &Dir, changes: &[Change<'_>]) -> Result<Step> {
         (None, false) => Step::Nothing,
     };
     if has_new {
-        staging.make(node_name)?;
+        root.make(&hidden)?;
     }
     for (file, allocation) in put {
-        let mut content = serde_json::to_vec(allocation)?;
-        content.push(b'\n');
-        staging.write_new(&format!("{node_name}/{file}"), &content)?;
+        root.write_new(&format!("{hidden}/{file}"), &content(allocation)?)?;
     }
     if let (Some(old), false) = (old, kept.is_empty()) {
-        let new = staging.create_sub(node_name)?;
+        let new = root.create_sub(&hidden)?;
         kept.iter().try_for_each(|name| old.link(name, &new))?;
     }
     Ok(step)
 }
 
+fn content(allocation: &Allocation) -> Result<Vec<u8>> {
+    let mut content = serde_json::to_vec(allocation)?;
+    content.push(b'\n');
+    Ok(content)
+}
+
 impl Step {
-    fn take(&mut self, root: &Dir, staging: &Dir, name: &str) -> Result<()> {
+    fn take(&mut self, root: &Dir, name: &str) -> Result<()> {
+        let hidden = &hidden(name);
         let whole = match self {
-            Step::Make => staging.rename(name, root),
-            Step::Remove => root.rename(name, staging),
-            Step::Exchange => staging.exchange(name, root),
+            Step::Make => root.rename(hidden, root, name),
+            Step::Remove => root.rename(name, root, hidden),
+            Step::Exchange => root.exchange(hidden, name),
+            Step::ExchangeFile(file) => root.exchange(hidden, file),
             Step::Nothing | Step::FileByFile => return Ok(()),
         };
         // EXDEV: overlayfs, for a folder that is not in the upper layer.
@@ -257,18 +279,24 @@ impl Step {
         };
         match whole {
             Err(error) if !matches!(self, Step::Make) && cannot(&error) => {
+                let done = match self {
+                    Step::ExchangeFile(file) => move_file(root, hidden, root, file),
+                    _ => file_by_file(root, name),
+                };
                 *self = Step::FileByFile;
-                file_by_file(root, staging, name)
+                done
             }
             whole => whole.with_context(|| format!("cannot write {}", root.path().join(name).display())),
         }
     }
 
-    fn undo(&self, root: &Dir, staging: &Dir, name: &str) -> Result<()> {
+    fn undo(&self, root: &Dir, name: &str) -> Result<()> {
+        let hidden = &hidden(name);
         let undone = match self {
-            Step::Make => root.rename(name, staging),
-            Step::Remove => staging.rename(name, root),
-            Step::Exchange => staging.exchange(name, root),
+            Step::Make => root.rename(name, root, hidden),
+            Step::Remove => root.rename(hidden, root, name),
+            Step::Exchange => root.exchange(hidden, name),
+            Step::ExchangeFile(file) => root.exchange(hidden, file),
             Step::Nothing => return Ok(()),
             Step::FileByFile => Err(ErrorKind::Unsupported.into()),
         };
@@ -277,32 +305,40 @@ impl Step {
 }
 
 /// Moves what is prepared for a node, if anything, into its folder, and removes what else is there.
-fn file_by_file(root: &Dir, staging: &Dir, name: &str) -> Result<()> {
+fn file_by_file(root: &Dir, name: &str) -> Result<()> {
     let Some(old) = root.sub(name)? else { return Ok(()) };
-    let new = staging.sub(name)?;
+    let new = root.sub(&hidden(name))?;
     let names = new.as_ref().map(Dir::names).transpose()?.unwrap_or_default();
     for file in &names {
         if let Some(new) = &new {
-            let moved = new.rename(file, &old);
-            moved.with_context(|| format!("cannot write {}", old.path().join(file).display()))?;
+            move_file(new, file, &old, file)?;
         }
     }
     for file in old.names()?.iter().filter(|file| !names.contains(file)) {
         old.remove(file)?;
     }
-    if names.is_empty() { root.remove_folder(name) } else { Ok(()) }
+    if names.is_empty() { root.remove_any(name) } else { Ok(()) }
 }
 
-/// Removes what is below [`STAGING`]: old folders, or what a killed writer left. Who holds the lock may.
-fn clear(root: &Dir) -> Result<()> {
-    let Some(staging) = root.sub(STAGING)? else { return Ok(()) };
-    let names = staging.all_names()?;
+fn move_file(from: &Dir, name: &str, to: &Dir, new_name: &str) -> Result<()> {
+    from.rename(name, to, new_name)
+        .with_context(|| format!("cannot write {}", to.path().join(new_name).display()))
+}
+
+/// Removes what is hidden of these nodes: old ones, or what a killed writer left. Who holds the lock may.
+fn clear(root: &Dir, names: &[&str]) -> Result<()> {
     let mut progress = Progress::new("removing what was", names.len());
     for name in names {
-        staging.remove_folder(&name)?;
+        root.remove_any(&hidden(name))?;
         progress.step();
     }
-    root.remove_folder(STAGING)
+    root.remove(UNFINISHED)
+}
+
+/// A node's folder that is not its folder yet, or not any more. It is beside the folder, not in one for all of
+/// them: a folder that stays in its parent is not written again when it is renamed.
+fn hidden(node_name: &str) -> String {
+    format!("{NEW}{node_name}")
 }
 
 /// The allocation in `folder`, a node's, of `pool`.
