@@ -43,18 +43,64 @@ struct Lines {
     inside: Box<[Lines]>,
 }
 
+/// A file that was read and not parsed.
+#[derive(Clone, Debug)]
+pub struct Text {
+    /// As the user named it.
+    pub file: String,
+    /// All of it.
+    pub bytes: Vec<u8>,
+}
+
+impl Text {
+    /// Reads a file, `-` for stdin.
+    pub fn read(file: &str) -> Result<Text, Fault> {
+        let shown = if file == "-" { "stdin" } else { file };
+        let bytes = bytes(file).map_err(|error| Fault::at(0, 0, error.to_string()).of(shown))?;
+        Ok(Text { file: shown.to_owned(), bytes })
+    }
+
+    /// Parses JSON without the list `list` of the root, or of an object in the root: `take` gets its items one
+    /// after the other, with their numbers, and they are not kept. So a list may be longer than memory has room for.
+    pub fn without(&self, list: &str, take: &mut dyn FnMut(usize, Part<'_>)) -> Result<Document, Fault> {
+        let mut aside = Aside { file: &self.file, list, take };
+        let parsed = checked(&self.bytes).and_then(|text| json(text, Some(&mut aside)));
+        let (value, lines) = parsed.map_err(|fault| fault.of(&self.file))?;
+        Ok(Document { file: self.file.clone(), value, is_json: true, lines })
+    }
+}
+
 /// Reads and parses a file, `-` for stdin.
 pub fn read(file: &str) -> Result<Vec<Document>, Fault> {
-    let shown = if file == "-" { "stdin" } else { file };
-    let text = bytes(file).map_err(|error| Fault::at(0, 0, error.to_string()).of(shown))?;
-    parse(shown, &text)
+    let text = Text::read(file)?;
+    parse(&text.file, &text.bytes)
 }
 
 /// Reads several files, and tells what is wrong with any of them.
 pub fn read_all(files: &[String]) -> Result<Vec<Document>, anyhow::Error> {
-    let (mut documents, mut faults) = (Vec::new(), Vec::new());
+    parse_all(&read_texts(files)?)
+}
+
+/// Reads several files, and tells which of them cannot be.
+pub fn read_texts(files: &[String]) -> Result<Vec<Text>, anyhow::Error> {
+    let (mut texts, mut faults) = (Vec::new(), Vec::new());
     for file in files {
-        match read(file) {
+        match Text::read(file) {
+            Ok(text) => texts.push(text),
+            Err(error) => faults.push(error.to_string()),
+        }
+    }
+    if !faults.is_empty() {
+        crate::fail!(InvalidConfig, "{}", faults.join("; "));
+    }
+    Ok(texts)
+}
+
+/// Parses several files, and tells what is wrong with any of them.
+pub fn parse_all(texts: &[Text]) -> Result<Vec<Document>, anyhow::Error> {
+    let (mut documents, mut faults) = (Vec::new(), Vec::new());
+    for Text { file, bytes } in texts {
+        match parse(file, bytes) {
             Ok(none) if none.is_empty() => faults.push(format!("{file}: nothing in it")),
             Ok(some) => documents.extend(some),
             Err(error) => faults.push(error.to_string()),
@@ -211,7 +257,7 @@ impl<'a> Part<'a> {
     pub fn json(self) -> Result<Document, Fault> {
         let Lines { line, text, .. } = *self.lines;
         let line = |inner: u32| if text == 0 { line } else { (text + inner).saturating_sub(1) };
-        match json(self.value.as_str().unwrap_or_default()) {
+        match json(self.value.as_str().unwrap_or_default(), None) {
             Ok((value, mut lines)) => {
                 lines.each(&mut |place| *place = line(*place));
                 Ok(Document { file: self.file.to_owned(), value, is_json: true, lines })
@@ -290,16 +336,16 @@ fn bytes(file: &str) -> io::Result<Vec<u8>> {
 type Placed = (Value, Lines);
 
 fn documents(text: &[u8]) -> Result<(Vec<Placed>, bool), Fault> {
-    let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
     let text = checked(text)?;
     if text.trim_start().starts_with(['{', '[']) {
-        return json(text).map(|document| (vec![document], true));
+        return json(text, None).map(|document| (vec![document], true));
     }
     yaml(text).map(|documents| (documents, false))
 }
 
 /// Is it text at all?
 fn checked(bytes: &[u8]) -> Result<&str, Fault> {
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let nul = bytes.iter().position(|byte| *byte == 0);
     let (end, problem) = match std::str::from_utf8(bytes) {
         _ if bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff") => {
@@ -546,11 +592,11 @@ fn plain(text: &str) -> Value {
 
 // ---- JSON ----
 
-fn json(text: &str) -> Result<Placed, Fault> {
+fn json(text: &str, aside: Option<&mut Aside<'_>>) -> Result<Placed, Fault> {
     let line = Cell::new(1);
     let mut json = serde_json::Deserializer::from_reader(Counted { left: text.as_bytes(), line: &line });
     let mut budget = Budget::of(text);
-    let read = Seed { line: &line, budget: &mut budget }
+    let read = Seed { line: &line, budget: &mut budget, aside: aside.map(|aside| (Level::Root, aside)) }
         .deserialize(&mut json)
         .and_then(|placed| json.end().map(|()| placed));
     read.map_err(|error| {
@@ -579,18 +625,34 @@ impl Read for Counted<'_> {
     }
 }
 
+/// A list whose items are not kept.
+struct Aside<'a> {
+    file: &'a str,
+    list: &'a str,
+    take: &'a mut dyn FnMut(usize, Part<'_>),
+}
+
+/// What a value is on the way to such a list.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Level {
+    Root,
+    InRoot,
+    List,
+}
+
 /// Builds a value, and knows the line in which it begins.
-struct Seed<'a> {
+struct Seed<'a, 'b> {
     line: &'a Cell<u32>,
     budget: &'a mut Budget,
+    aside: Option<(Level, &'a mut Aside<'b>)>,
 }
 
-struct Builder<'a> {
+struct Builder<'a, 'b> {
     begins: u32,
-    seed: Seed<'a>,
+    seed: Seed<'a, 'b>,
 }
 
-impl<'de> DeserializeSeed<'de> for Seed<'_> {
+impl<'de> DeserializeSeed<'de> for Seed<'_, '_> {
     type Value = Placed;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Placed, D::Error> {
@@ -598,14 +660,14 @@ impl<'de> DeserializeSeed<'de> for Seed<'_> {
     }
 }
 
-impl Builder<'_> {
+impl Builder<'_, '_> {
     fn leaf<E: serde::de::Error>(self, value: Value) -> Result<Placed, E> {
         self.seed.budget.spend(weight(&value)).map_err(E::custom)?;
         Ok((value, Lines::of(self.begins, Vec::new())))
     }
 }
 
-impl<'de> Visitor<'de> for Builder<'_> {
+impl<'de> Visitor<'de> for Builder<'_, '_> {
     type Value = Placed;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -637,9 +699,18 @@ impl<'de> Visitor<'de> for Builder<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Placed, A::Error> {
-        let Builder { begins, seed: Seed { line, budget } } = self;
+        let Builder { begins, seed: Seed { line, budget, aside } } = self;
+        if let Some((Level::List, aside)) = aside {
+            let (all, mut number) = (budget.left, 0);
+            while let Some((value, lines)) = from.next_element_seed(Seed { line, budget, aside: None })? {
+                budget.left = all;
+                (aside.take)(number, Part { file: aside.file, value: &value, lines: &lines });
+                number += 1;
+            }
+            return Ok((Value::Array(Vec::new()), Lines::of(begins, Vec::new())));
+        }
         let (mut values, mut lines) = (Vec::new(), Vec::new());
-        while let Some((value, place)) = from.next_element_seed(Seed { line, budget })? {
+        while let Some((value, place)) = from.next_element_seed(Seed { line, budget, aside: None })? {
             values.push(value);
             lines.push(place);
         }
@@ -649,14 +720,20 @@ impl<'de> Visitor<'de> for Builder<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Placed, A::Error> {
-        let Builder { begins, seed: Seed { line, budget } } = self;
+        let Builder { begins, seed: Seed { line, budget, mut aside } } = self;
         let mut entries = BTreeMap::new();
         while let Some(key) = from.next_key::<String>()? {
             let at = line.get();
             if entries.contains_key(&key) {
                 return Err(A::Error::custom(format!("the key {key:?} stands twice")));
             }
-            let (value, mut place) = from.next_value_seed(Seed { line, budget })?;
+            let inner = aside.as_mut().and_then(|(level, aside)| match *level {
+                Level::List => None,
+                _ if key == aside.list => Some((Level::List, &mut **aside)),
+                Level::Root => Some((Level::InRoot, &mut **aside)),
+                Level::InRoot => None,
+            });
+            let (value, mut place) = from.next_value_seed(Seed { line, budget, aside: inner })?;
             place.line = at;
             entries.insert(key, (value, place));
         }
@@ -931,6 +1008,30 @@ mod tests {
                     .prop_map(|entries| Value::Object(entries.into_iter().collect())),
             ]
         })
+    }
+
+    #[test]
+    fn a_list_is_taken_item_by_item_and_not_kept() {
+        let text = |json: &str| Text { file: "t.json".into(), bytes: json.as_bytes().to_vec() };
+        let taken = |json: &str| {
+            let mut taken = Vec::new();
+            let document = text(json).without("links", &mut |number, part| {
+                taken.push(format!("{} {number} {}", part.place(""), part.value));
+            });
+            (document.unwrap().value, taken)
+        };
+        let (rest, items) = taken("{\"a\": [1],\n\"links\": [[1],\n{\"links\": [2]}], \"b\": 3}");
+        assert_eq!(rest, json!({"a": [1], "links": [], "b": 3}));
+        assert_eq!(items, ["t.json:2 0 [1]", "t.json:3 1 {\"links\":[2]}"]);
+        let (rest, items) = taken("{\"content\": {\"links\": [1, 2], \"x\": {\"links\": [3]}}}");
+        assert_eq!(rest, json!({"content": {"links": [], "x": {"links": [3]}}}));
+        assert_eq!(items, ["t.json:1 0 1", "t.json:1 1 2"]);
+        for other in ["{\"links\": {\"links\": [1]}}", "[{\"links\": [1]}]", "[[1]]", "1", "{\"links\": 1}"] {
+            let (rest, items) = taken(other);
+            assert_eq!((rest, items), (serde_json::from_str(other).unwrap(), vec![]), "{other}");
+        }
+        let fault = text("{\"links\": [1,\n2").without("links", &mut |_, _| ()).unwrap_err();
+        assert_eq!(fault.to_string(), "t.json:2:1: JSON: EOF while parsing a list");
     }
 
     /// Every value whose key or text stands in a line of its own is said to be there.

@@ -163,6 +163,39 @@ fn every_network_is_accepted() {
     bench.accepts("rail-0.conf", &with_device(json_of("conf/cnitool/rail-0.conf"), &vf_of(0)));
 }
 
+/// Also without node.json, and the networks that a plan makes.
+#[test]
+fn lint_finds_nothing_in_the_networks() {
+    let bench = Bench::new();
+    let lint = |args: &[&str], input: &[u8]| {
+        let mut command = bench.command(RAIL_CNI, &["lint"]);
+        command.args(args).env_remove("RAIL_CNI_NODE_CONFIG").stdout(Stdio::piped()).stdin(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input).unwrap();
+        let output = child.wait_with_output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let files = ["conf/nads.yaml", "conf/net.d", "conf/cnitool"];
+    assert_eq!(lint(&files, b""), (Some(0), "10 networks: 0 errors, 0 warnings\n".into()));
+    let plan = bench.command(RAIL_IPAM, &["plan", "conf/fabric.yaml", "--to", "nads"]).output().unwrap();
+    assert_eq!(lint(&["-"], &plan.stdout), (Some(0), "8 networks: 0 errors, 0 warnings\n".into()));
+
+    let bad = br#"{"cniVersion": "1.1.0", "name": "rail-0", "type": "rail-cni", "device": "eth9",
+        "rail": 0, "mtu": 9000, "mtuu": 9000, "ipam": {"type": "rail-ipam"}}"#;
+    let (code, told) = lint(&["-"], bad);
+    let expected =
+        "stdin:2: error: rail-0: mtuu: unknown key: did you mean mtu?\n1 network: 1 error, 0 warnings\n";
+    assert_eq!((code, told.as_str()), (Some(1), expected));
+    let (code, told) = lint(&["-", "--output", "json"], bad);
+    let told: Value = serde_json::from_str(&told).unwrap();
+    let finding = json!({"file": "stdin", "line": 2, "column": null, "severity": "error", "network": "rail-0",
+        "message": "mtuu: unknown key: did you mean mtu?"});
+    let expected =
+        json!({"networks": 1, "otherNetworks": 0, "errors": 1, "warnings": 0, "findings": [finding]});
+    assert_eq!((code, told), (Some(1), expected));
+    assert_eq!(lint(&[], b"").0, Some(2));
+}
+
 /// The test above can fail.
 #[test]
 fn a_wrong_network_is_not_accepted() {
@@ -313,6 +346,25 @@ fn the_readme_shows_what_import_prints() {
     assert!(read("README.md").contains(&printed), "{printed}");
 }
 
+#[test]
+fn the_readme_shows_what_plan_prints() {
+    let output = Bench::new().command(RAIL_IPAM, &["plan", "conf/fabric.yaml"]).output().unwrap();
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(printed.lines().count(), 9, "{printed}{said}");
+    for part in printed.lines().take(3).chain(said.lines()) {
+        assert!(read("README.md").contains(part), "{part}");
+    }
+}
+
+#[test]
+fn the_plan_of_the_example_is_the_one_that_is_shown() {
+    let output = Bench::new().command(RAIL_IPAM, &["plan", "conf/fabric.yaml"]).output().unwrap();
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(printed.lines().count() == 9, "{printed}");
+    assert!(read("docs/planning.md").contains(&printed), "{printed}");
+}
+
 /// The first table below a heading: the cells of the first column.
 fn first_column(text: &str, heading: &str) -> Vec<String> {
     let (_, section) = text.split_once(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no {heading}"));
@@ -354,8 +406,8 @@ fn the_keys_of_a_network_are_those_of_the_code() {
 fn the_keys_of_the_ipam_section_are_those_of_the_code() {
     let mut known = strings("src/ipam/cidrpool.rs", "SPEC_KEYS");
     assert_eq!(known.len(), 8);
-    known.extend(["type", "pool", "poolName", "poolType"].map(str::to_owned));
-    assert!(read("src/ipam/config.rs").contains(r#"["type", "pool", "poolName", "poolType"]"#));
+    known.extend(strings("src/ipam/config.rs", "const KEYS"));
+    assert_eq!(known.len(), 12);
     assert_eq!(keys("## rail-ipam"), known);
 }
 

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::claim::{holds_its_device, settle};
 use super::doctor::doctor;
+use super::lint::lint;
 use super::record::{Record, Records};
 use super::status::status;
 use crate::node::Node;
@@ -51,9 +52,23 @@ mostly. skip: it cannot be told, and why. Nothing is changed or made.
 Exit status: 0 nothing failed, 1 a check failed, 2 wrong usage."
     )]
     Doctor,
+    /// What is wrong with networks, before a pod finds out: NetworkAttachmentDefinitions, .conf and .conflist
+    #[command(
+        after_help = "Needs neither node.json nor root. error: ADD refuses it, or it cannot be meant. warning: \
+it works, perhaps not as it was meant.
+Exit status: 0 no error, 1 an error, 2 wrong usage."
+    )]
+    Lint(LintArgs),
     /// Put right what lost DELs left: devices of pods that are gone go back under their names, with their old
     /// MTU and MAC, and their addresses are free again
     Reap(ReapArgs),
+}
+
+#[derive(Debug, Args)]
+struct LintArgs {
+    /// YAML or JSON as kubectl takes and prints it, CNI configurations, folders of them; - for stdin
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -73,6 +88,7 @@ pub fn run() -> ExitCode {
         // No log: what is wrong is in the answer.
         Command::Status => Node::load().and_then(|node| status(&node, output)),
         Command::Doctor => doctor(output),
+        Command::Lint(args) => lint(&args.files, output),
         Command::Reap(args) => reap(&args, output),
     };
     output::end(PROGRAM, done)

@@ -140,7 +140,7 @@ struct Ipam {
 }
 
 /// Every key that means something at the top level; others are logged.
-const KNOWN: [&str; 39] = [
+pub const KNOWN: [&str; 39] = [
     "cniVersion",
     "cniVersions",
     "name",
@@ -182,13 +182,19 @@ const KNOWN: [&str; 39] = [
     "resourceName",
 ];
 
+/// Capabilities that rail-cni or rail-ipam makes something of.
+pub const CAPABILITIES: [&str; 5] = ["deviceID", "mac", "ips", "CNIDeviceInfoFile", "infinibandGUID"];
+
+/// Keys of `args.cni` of which rail-cni or rail-ipam makes something.
+pub const ARGS: [&str; 3] = ["mac", "guid", "ips"];
+
 impl NetConf {
     /// Reads the configuration for `attachment` on `node`.
     pub fn parse(network: &Network, attachment: &Attachment, node: &Node) -> Result<NetConf> {
         let raw: Raw = serde_path_to_error::deserialize(Value::Object(network.config.clone()))
             .map_err(|error| failure!(InvalidConfig, "network {}: {error}", network.name))?;
         for key in network.config.keys() {
-            if !KNOWN.contains(&key.as_str()) && !key.starts_with("cni.dev/") {
+            if !is_known(key) {
                 log::warn!("unknown key {key:?} is ignored");
             }
         }
@@ -249,6 +255,11 @@ impl NetConf {
         }
         Ok(())
     }
+}
+
+/// Does `key` mean something at the top level?
+pub fn is_known(key: &str) -> bool {
+    KNOWN.contains(&key) || key.starts_with("cni.dev/")
 }
 
 /// What node.json lets networks ask for.

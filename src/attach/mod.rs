@@ -9,6 +9,7 @@ mod devinfo;
 mod doctor;
 mod giveback;
 mod inventory;
+mod lint;
 mod pod;
 mod probe;
 mod rdma;

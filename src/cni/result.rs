@@ -133,6 +133,9 @@ pub struct Route {
 }
 
 impl Route {
+    /// As they are written.
+    pub const KEYS: [&str; 7] = ["dst", "gw", "mtu", "advmss", "priority", "table", "scope"];
+
     /// A route with a destination alone.
     pub fn to(dst: IpNet) -> Route {
         Route { dst, gw: None, mtu: None, advmss: None, priority: None, table: None, scope: None }
@@ -163,6 +166,9 @@ pub struct Dns {
 }
 
 impl Dns {
+    /// As they are written.
+    pub const KEYS: [&str; 4] = ["nameservers", "domain", "search", "options"];
+
     /// Nothing is set.
     pub fn is_empty(&self) -> bool {
         *self == Dns::default()
@@ -323,6 +329,23 @@ mod tests {
             }],
             dns: Dns { domain: "x".into(), ..Dns::default() },
         }
+    }
+
+    #[test]
+    fn the_keys_are_those_that_serde_writes() {
+        let route = json!({"dst": "10.0.0.0/8", "gw": "10.0.0.1", "mtu": 1, "advmss": 1, "priority": 1,
+            "table": 1, "scope": 1});
+        let dns = json!({"nameservers": ["a"], "domain": "a", "search": ["a"], "options": ["a"]});
+        let keys = |value: Value| -> Vec<String> { value.as_object().unwrap().keys().cloned().collect() };
+        let sorted = |keys: &[&str]| {
+            let mut keys: Vec<_> = keys.iter().map(|key| (*key).to_owned()).collect();
+            keys.sort();
+            keys
+        };
+        let route = serde_json::from_value::<Route>(route).unwrap();
+        assert_eq!(keys(serde_json::to_value(route).unwrap()), sorted(&Route::KEYS));
+        let dns = serde_json::from_value::<Dns>(dns).unwrap();
+        assert_eq!(keys(serde_json::to_value(dns).unwrap()), sorted(&Dns::KEYS));
     }
 
     #[test]

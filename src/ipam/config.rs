@@ -8,11 +8,14 @@ use ipnet::IpNet;
 use serde_json::{Map, Value};
 
 use super::allocation::Allocation;
-use super::cidrpool::{self, Spec};
+use super::cidrpool::{self, Plan, Spec};
 use super::{is_name, store};
 use crate::cni::Network;
 use crate::node::Node;
 use crate::{fail, failure};
+
+/// The keys of a section that names pools; [`cidrpool::SPEC_KEYS`] are those of one that is a pool.
+pub const KEYS: [&str; 4] = ["type", "pool", "poolName", "poolType"];
 
 /// The section, checked.
 #[derive(Debug)]
@@ -49,19 +52,21 @@ impl Config {
         if inline.is_some() && pools.len() > 1 {
             fail!(InvalidConfig, "ipam: two pools ({names}) must be in the store, cidr describes one");
         }
-        let known = ["type", "pool", "poolName", "poolType"];
-        for key in section.keys().filter(|key| canonical(key, &known).is_none()) {
-            if canonical(key, &cidrpool::SPEC_KEYS).is_none() {
-                log::warn!("ipam.{key}: unknown key, ignored");
-            }
+        for key in section.keys().filter(|key| !is_known(key)) {
+            log::warn!("ipam.{key}: unknown key, ignored");
         }
         let rail = network.get(&["rail"]).and_then(Value::as_u64);
         Ok(Config { pools, inline, rail })
     }
 
+    /// What the pool in place gives to all nodes, or all that is wrong with it; `None`: it is in the store.
+    pub fn plan(&self) -> Option<Result<Plan, Vec<String>>> {
+        self.inline.as_ref().map(|spec| spec.plan("ipam", &[]))
+    }
+
     /// What each pool gives to this node, in the order of the pools.
     pub fn allocations(&self, node: &Node, node_name: &str) -> Result<Vec<Allocation>> {
-        let Some(spec) = &self.inline else {
+        let Some(plan) = self.plan() else {
             let allocations = store::load(node, node_name, &self.pools)?;
             for (pool, allocation) in self.pools.iter().zip(&allocations) {
                 self.refuse_other_rail(pool, allocation.rail)?;
@@ -69,9 +74,8 @@ impl Config {
             return Ok(allocations);
         };
         let pool = &self.pools[0];
-        let mut plan = spec
-            .plan("ipam", &[])
-            .map_err(|faults| failure!(InvalidConfig, "pool {pool}: {}", cidrpool::some_of(&faults)))?;
+        let mut plan =
+            plan.map_err(|faults| failure!(InvalidConfig, "pool {pool}: {}", cidrpool::some_of(&faults)))?;
         for warning in &plan.warnings {
             log::warn!("pool {pool}: {warning}");
         }
@@ -152,9 +156,17 @@ fn inline(section: &Map<String, Value>) -> Result<Option<Spec>> {
     if fields.is_empty() {
         return Ok(None);
     }
-    let spec = serde_path_to_error::deserialize(Value::Object(fields))
-        .map_err(|error| failure!(InvalidConfig, "ipam.{}: {}", error.path(), error.inner()))?;
+    let spec = serde_path_to_error::deserialize(Value::Object(fields)).map_err(|error| {
+        // "." is the section itself.
+        let path = format!("ipam.{}", error.path());
+        failure!(InvalidConfig, "{}: {}", path.trim_end_matches('.'), error.inner())
+    })?;
     Ok(Some(spec))
+}
+
+/// Does `key` mean something in the section?
+pub fn is_known(key: &str) -> bool {
+    canonical(key, &KEYS).or(canonical(key, &cidrpool::SPEC_KEYS)).is_some()
 }
 
 /// `key` as it is written in `known`, which Go's decoder takes in any letter case.

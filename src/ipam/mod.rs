@@ -7,7 +7,7 @@ pub(crate) mod allocation;
 mod change;
 pub mod cidrpool;
 pub mod cli;
-mod config;
+pub mod config;
 mod import;
 pub mod lease;
 pub mod store;

@@ -158,19 +158,19 @@ impl PlanArgs {
         if from == Some(Kind::Netplan) || files.iter().any(|file| Path::new(file).is_dir()) {
             return Ok((netplan::read(files)?, Kind::Netplan));
         }
-        let documents = document::read_all(files)?;
+        let texts = document::read_texts(files)?;
+        let is_topology = |text| from.is_none() && topology::is_topology(text);
+        if from == Some(Kind::Topology) || texts.first().is_some_and(is_topology) {
+            return Ok((topology::read(&texts, &self.scheme()?)?, Kind::Topology));
+        }
+        let documents = document::parse_all(&texts)?;
         let Some(first) = documents.first() else { fail!(InvalidConfig, "no file") };
         let kind = match from {
             Some(kind) => kind,
-            None if topology::is_topology(&first.value) => Kind::Topology,
             None if fabric::is_fabric(&first.value) => Kind::Fabric,
             None if netplan::is_netplan(&first.value) => Kind::Netplan,
             None => Kind::Cidrpool,
         };
-        if kind == Kind::Topology {
-            // Its faults have their lines already, and the documents much of the memory.
-            return Ok((topology::read(documents, &self.scheme()?)?, kind));
-        }
         let mut plan = match (kind, documents.as_slice()) {
             (Kind::Fabric, [_, second, ..]) => {
                 fail!(InvalidConfig, "{}: a second fabric", second.root().place(""))

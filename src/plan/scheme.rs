@@ -210,7 +210,7 @@ impl Scheme {
                     }
                     _ => (),
                 }
-                let cable = link.cable.clone();
+                let is_new = !rows.by_prefix.contains_key(&prefix);
                 let entry = rows.by_prefix.entry(prefix);
                 let (node, cables, first) = entry.or_insert_with(|| (name.clone(), Vec::new(), number));
                 if node != name {
@@ -220,7 +220,7 @@ impl Scheme {
                     ));
                     continue;
                 }
-                if !cables.is_empty() && self.mode == Mode::None {
+                if !is_new && self.mode == Mode::None {
                     twice.get_or_insert_with(|| {
                         let (at, rail) = (place(number), key.rail);
                         format!(
@@ -229,8 +229,10 @@ impl Scheme {
                         )
                     });
                 }
-                if !cables.contains(&cable) {
-                    cables.push(cable);
+                if link.cable != Cable::default() && !cables.contains(&link.cable) {
+                    // A row has one, as a rule, and a Vec would take room for four.
+                    cables.reserve_exact(1);
+                    cables.push(link.cable.clone());
                 }
             }
         }
@@ -333,7 +335,8 @@ impl Scheme {
         let first = rows.by_prefix.keys().next().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpNet::network);
         let net = |length| IpNet::new_assert(first, length).trunc();
         let routes = if is_v6 { vec![net(all_length)] } else { vec![net(rail_length), net(all_length)] };
-        let (mut static_allocations, mut cables) = (Vec::new(), Vec::new());
+        let count = rows.by_prefix.len();
+        let (mut static_allocations, mut cables) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for (prefix, (node_name, of_row, _)) in rows.by_prefix {
             let gateway = nth(prefix, leaf).to_string();
             static_allocations.push(Row { node_name, gateway, prefix: prefix.to_string() });

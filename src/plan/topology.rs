@@ -1,7 +1,7 @@
 //! topology.json: who is cabled to what, as spcx-gen writes it and as NVIDIA AIR exports it.
 //!
-//! [`is_topology`] knows such a file by its content, [`read`] makes a plan of one or several. What the two forms
-//! mean is NVIDIA's k8s-launch-kit (`pkg/networkoperatorplugin/spectrumx`: `addressing.go`, `air_topology.go`):
+//! [`is_topology`] knows such a file by its content, [`read`] makes a plan of one or several. The links of a big
+//! fabric fill gigabytes once they are parsed, so each is looked at by itself and not kept. What the two forms mean is NVIDIA's k8s-launch-kit (`pkg/networkoperatorplugin/spectrumx`: `addressing.go`, `air_topology.go`):
 //!
 //! | | spcx-gen | AIR |
 //! | --- | --- | --- |
@@ -18,26 +18,29 @@ use serde_json::Value;
 
 use super::scheme::{HostLink, MAX_FAULTS, Scheme, Tiers};
 use super::{Cable, Plan, few};
-use crate::document::{Document, Part};
+use crate::document::{Part, Text};
 use crate::fail;
 use crate::ipam::{cidrpool, is_name};
 
+const LINKS: &str = "links";
+
 /// Is it such a file, whole or not?
-pub fn is_topology(value: &Value) -> bool {
-    let has_links = |value: &Value| value.get("links").is_some();
-    has_links(value) || value.get("content").is_some_and(has_links)
+pub fn is_topology(text: &Text) -> bool {
+    text.without(LINKS, &mut |_, _| ()).is_ok_and(|document| {
+        let has_links = |value: &Value| value.get(LINKS).is_some();
+        has_links(&document.value) || document.value.get("content").is_some_and(has_links)
+    })
 }
 
 /// The plan of all these files; hosts of one SU stand in one of them.
-pub fn read(documents: Vec<Document>, scheme: &Scheme) -> Result<Plan> {
-    plan(documents, scheme).or_else(|faults| fail!(InvalidConfig, "{}", cidrpool::some_of(&faults)))
+pub fn read(texts: &[Text], scheme: &Scheme) -> Result<Plan> {
+    plan(texts, scheme).or_else(|faults| fail!(InvalidConfig, "{}", cidrpool::some_of(&faults)))
 }
 
-fn plan(documents: Vec<Document>, scheme: &Scheme) -> Result<Plan, Vec<String>> {
+fn plan(texts: &[Text], scheme: &Scheme) -> Result<Plan, Vec<String>> {
     let mut reader = Reader::new(scheme);
-    // Each is gone before the next is looked at: a big one takes much more memory than its links.
-    for (number, document) in documents.into_iter().enumerate() {
-        reader.read(document.root(), number);
+    for (number, text) in texts.iter().enumerate() {
+        reader.read(text, number);
     }
     let Reader { links, places, faults, warnings, .. } = reader;
     if !faults.is_empty() {
@@ -100,7 +103,12 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn read(&mut self, root: Part<'_>, file: usize) {
+    fn read(&mut self, text: &Text, file: usize) {
+        let document = match text.without(LINKS, &mut |_, _| ()) {
+            Ok(document) => document,
+            Err(fault) => return self.faults.push(fault.to_string()),
+        };
+        let root = document.root();
         let is = |path: &str, fits: fn(&Value) -> bool| root.get(path).is_some_and(|part| fits(part.value));
         let is_spcx = is("nodes", Value::is_array) && is("links", Value::is_array);
         let is_air = is("content.nodes", Value::is_object) && is("content.links", Value::is_array);
@@ -115,29 +123,31 @@ impl<'a> Reader<'a> {
                  a list links (NVIDIA AIR)",
                 root.place("")
             )),
-            (true, false) => self.spcx(root, file),
-            (false, true) => self.air(root),
+            (true, false) => self.spcx(text, root, file),
+            (false, true) => self.air(text, root),
         }
         if is_spcx != is_air && self.links.len() == before && self.faults.is_empty() {
             self.faults.push(format!("{}: no link between a host and a leaf", root.place("")));
         }
     }
 
-    /// The host links of a list: with both ends to `place_of`, which finds host, leaf and where the host is.
+    /// The host links of a file: `find` gets both ends of each link, and says where the host is.
     fn each_link(
         &mut self,
-        root: Part<'_>,
+        text: &Text,
         list: &'static str,
-        mut place_of: impl FnMut(&mut Self, [End<'_>; 2]) -> Result<Option<Found>, String>,
+        mut find: impl FnMut(&mut Self, [End<'_>; 2]) -> Result<Option<Found>, String>,
     ) {
-        for (number, link) in root.get(list).into_iter().flat_map(Part::items).enumerate() {
-            if self.faults.len() >= MAX_FAULTS {
-                self.faults.push(format!("{}: what follows was not looked at", link.place("")));
+        let parsed = text.without(LINKS, &mut |number, link| {
+            let place = || format!("{}: {list}[{number}]", link.place(""));
+            if self.faults.len() == MAX_FAULTS {
+                self.faults.push(format!("{}: what follows was not looked at", place()));
+            }
+            if self.faults.len() > MAX_FAULTS {
                 return;
             }
-            let place = || format!("{}: {list}[{number}]", link.place(""));
             let found = match both_ends(link, list, number) {
-                Ok(Some(ends)) => place_of(self, ends).map(|found| found.map(|found| (ends, found))),
+                Ok(Some(ends)) => find(self, ends).map(|found| found.map(|found| (ends, found))),
                 Ok(None) => Ok(None),
                 Err(what) => Err(format!("{}{what}", place())),
             };
@@ -146,7 +156,8 @@ impl<'a> Reader<'a> {
                 Ok(None) => (),
                 Err(fault) => self.faults.push(fault),
             }
-        }
+        });
+        self.faults.extend(parsed.err().map(|fault| fault.to_string()));
     }
 
     fn keep(&mut self, place: String, [one, other]: [End<'_>; 2], Found { is_host_first, node, at }: Found) {
@@ -187,9 +198,9 @@ impl<'a> Reader<'a> {
 
     // ---- spcx-gen ----
 
-    fn spcx(&mut self, root: Part<'_>, file: usize) {
+    fn spcx(&mut self, text: &Text, root: Part<'_>, file: usize) {
         let before = self.links.len();
-        self.each_link(root, "links", |reader, ends| reader.spcx_link(ends, file));
+        self.each_link(text, "links", |reader, ends| reader.spcx_link(ends, file));
         let (mut listed, mut hosts) = (HashSet::new(), Vec::new());
         for (index, node) in root.get("nodes").into_iter().flat_map(Part::items).enumerate() {
             let place = || format!("{}: nodes[{index}].name", node.place("name"));
@@ -287,10 +298,10 @@ impl<'a> Reader<'a> {
 
     // ---- NVIDIA AIR ----
 
-    fn air(&mut self, root: Part<'_>) {
+    fn air(&mut self, text: &Text, root: Part<'_>) {
         let nodes: HashMap<&str, Part<'_>> =
             root.get("content.nodes").into_iter().flat_map(Part::entries).collect();
-        self.each_link(root, "content.links", |reader, ends| reader.air_link(ends, &nodes));
+        self.each_link(text, "content.links", |reader, ends| reader.air_link(ends, &nodes));
     }
 
     fn air_link(
@@ -551,16 +562,15 @@ mod tests {
     };
     const THREE: Scheme = Scheme { tiers: Tiers::Three, first_octet: 10, ..TWO };
 
-    fn document(file: &str, value: &Value) -> Document {
-        let text = serde_json::to_vec_pretty(value).unwrap();
-        document::parse(file, &text).unwrap().remove(0)
+    fn text(file: &str, value: &Value) -> Text {
+        Text { file: file.to_owned(), bytes: serde_json::to_vec_pretty(value).unwrap() }
     }
 
     fn plan_of(values: &[Value], scheme: Scheme) -> Result<Plan, Vec<String>> {
         let name = |number| if number == 0 { "topology.json".to_owned() } else { format!("{number}.json") };
-        let documents: Vec<_> =
-            values.iter().enumerate().map(|(number, value)| document(&name(number), value)).collect();
-        let mut plan = plan(documents, &scheme)?;
+        let texts: Vec<_> =
+            values.iter().enumerate().map(|(number, value)| text(&name(number), value)).collect();
+        let mut plan = plan(&texts, &scheme)?;
         plan.check()?;
         Ok(plan)
     }
@@ -742,7 +752,7 @@ mod tests {
             (json!([1]), false),
             (json!(null), false),
         ] {
-            assert_eq!(is_topology(&value), is, "{value}");
+            assert_eq!(is_topology(&text("t", &value)), is, "{value}");
         }
         let both = json!({"nodes": [], "links": [], "content": {"nodes": {}, "links": []}});
         for (value, told) in [

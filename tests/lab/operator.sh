@@ -55,8 +55,7 @@ a_pf_that_is_down_is_told_with_its_remedy() {
     remedy=$(json 1 doctor '.checks[] | select(.check == "pf-link" and .rail == 3) | .remedy' | jq -r . | tr -d '`')
     same remedy "ip link set ens3f0 up" "$remedy"
     $remedy
-    local try
-    for try in {1..50}; do
+    for _ in {1..50}; do
         [[ $(cat /sys/class/net/ens3f0/carrier) != 1 ]] || break
         sleep 0.1
     done

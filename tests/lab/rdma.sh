@@ -47,6 +47,18 @@ the_mode_is_exclusive_and_the_vf_has_a_device() {
     contains "the device" "netdev ens0f0v0" "$(rdma link show)"
 }
 
+# The VF has a device, the PF and the other VF have none.
+status_and_doctor_tell_of_mode_and_devices() {
+    export RAIL_CNI_NODE_CONFIG=/run/simnode.json
+    make_device
+    same mode '"exclusive"' "$("$bin/rail-cni" status --output json | jq -c .rdma)"
+    local told
+    told=$("$bin/rail-cni" doctor --output json || true)
+    contains doctor "no RDMA device on $(pf 0), while others have one" \
+        "$(jq -r '.checks[] | select(.check == "rdma" and .verdict == "warn") | .text' <<<"$told")"
+    same "verdicts" '["warn"]' "$(jq -c '[.checks[] | select(.check == "rdma") | .verdict]' <<<"$told")"
+}
+
 # The device's refusal to move rolls back the whole ADD: the VF is on the host as it was, nothing is leased. (That
 # rxe0 survives depends on the order: it dies when its netdev moves, as no NIC's own device does.)
 a_refused_move_is_rolled_back() {
@@ -78,5 +90,5 @@ a_device_is_left_alone_when_rdma_is_off() {
 
 make_exclusive
 show_device_in_sysfs
-run_cases the_mode_is_exclusive_and_the_vf_has_a_device a_refused_move_is_rolled_back \
-    a_vf_without_a_device_is_attached_unless_one_is_required a_device_is_left_alone_when_rdma_is_off
+run_cases the_mode_is_exclusive_and_the_vf_has_a_device status_and_doctor_tell_of_mode_and_devices \
+    a_refused_move_is_rolled_back a_vf_without_a_device_is_attached_unless_one_is_required a_device_is_left_alone_when_rdma_is_off

@@ -153,7 +153,7 @@ fn vfs(node: &Node, rails: &[&Rail], inventory: &Inventory, found: &mut Findings
     found.ok_unless_told(name, format!("{}, {free} free", count(all, "VF")));
 }
 
-/// What an ADD of a free VF would refuse.
+/// What an ADD would refuse of a free VF; of the PF itself, where that is all there is.
 fn host_use(node: &Node, rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
     let name = "host-use";
     let mut host = match Socket::open() {
@@ -161,16 +161,18 @@ fn host_use(node: &Node, rails: &[&Rail], inventory: &Inventory, found: &mut Fin
         Err(error) => return found.add(Check::skip(name, format!("{error:#}"))),
     };
     for rail in rails {
-        for Vf { function, link } in &rail.vfs {
+        let vfs = rail.vfs.iter().map(|vf| ("VF", &vf.function, &vf.link));
+        let pf = rail.function.iter().map(|pf| ("PF", pf, &rail.link)).filter(|_| rail.vfs.is_empty());
+        for (kind, function, link) in vfs.chain(pf) {
             let Some(link) = link.as_ref().filter(|_| inventory.holder(function).is_none()) else { continue };
-            let what = format!("VF {} ({})", function.id, link.name);
+            let what = format!("{kind} {} ({})", function.id, link.name);
             if let Err(error) = refuse_what_the_host_needs(&what, link, node, &mut host) {
                 let remedy = "take it out of the host's configuration, or out of the rail's resource";
                 found.add(Check::warn(name, format!("{error:#}"), remedy).on(rail));
             }
         }
     }
-    found.ok_unless_told(name, "the host uses no free VF");
+    found.ok_unless_told(name, "the host uses no device that a pod could get");
 }
 
 fn rdma(rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
@@ -205,7 +207,7 @@ fn rdma(rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
         let text = "shared mode: every pod sees every RDMA device, and \"rdma\": \"required\" is refused";
         found.add(Check::warn(name, text, "`rdma system set netns exclusive` at boot, before any pod"));
     }
-    found.ok_unless_told(name, format!("exclusive mode, {} on the host", count(with, "function with RDMA")));
+    found.ok_unless_told(name, format!("exclusive mode, {} with RDMA on the host", count(with, "function")));
 }
 
 /// Who configures a VF beside us gives it addresses, or takes it down. Both managers say in files below /run what
@@ -314,6 +316,50 @@ fn records(inventory: &Inventory, found: &mut Findings) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attach::doctor::Verdict;
+    use crate::sysfs::DeviceId;
+
+    /// Two rails with a VF each; whose function has an RDMA device is in `with`.
+    fn judged(mode: RdmaMode, with: &[&str]) -> Vec<(Verdict, String)> {
+        let root = tempfile::tempdir().unwrap();
+        let function = |id: &str| {
+            let path = root.path().join("bus/pci/devices").join(id);
+            fs::create_dir_all(&path).unwrap();
+            if with.contains(&id) {
+                fs::create_dir_all(path.join("infiniband/mlx5_0")).unwrap();
+            }
+            Function::find(root.path(), &DeviceId::parse(id).unwrap()).unwrap().unwrap()
+        };
+        let rails = (0..2u8).map(|rail| Rail {
+            rail: Some(rail),
+            named: String::new(),
+            function: Some(function(&format!("0000:0{rail}:00.0"))),
+            link: None,
+            rdma: Vec::new(),
+            vfs: vec![Vf { function: function(&format!("0000:0{rail}:00.1")), link: None }],
+        });
+        let (rails, attachments, unreadable) = (rails.collect(), Vec::new(), Vec::new());
+        let inventory = Inventory { rdma: mode, rails, attachments, unreadable };
+        let mut found = Findings::default();
+        rdma(&inventory.rails.iter().collect::<Vec<_>>(), &inventory, &mut found);
+        found.0.into_iter().map(|check| (check.verdict, check.text)).collect()
+    }
+
+    #[test]
+    fn rdma_is_judged_by_its_mode_and_by_what_the_other_rails_have() {
+        let all = ["0000:00:00.0", "0000:00:00.1", "0000:01:00.0", "0000:01:00.1"];
+        let verdicts =
+            |found: &[(Verdict, String)]| found.iter().map(|(verdict, _)| *verdict).collect::<Vec<_>>();
+        assert_eq!(verdicts(&judged(RdmaMode::Absent, &[])), [Verdict::Skip]);
+        assert_eq!(verdicts(&judged(RdmaMode::Exclusive, &[])), [Verdict::Skip]);
+        let good = judged(RdmaMode::Exclusive, &all);
+        assert_eq!(good, [(Verdict::Ok, "exclusive mode, 4 functions with RDMA on the host".to_owned())]);
+        let shared = judged(RdmaMode::Shared, &all);
+        assert!(verdicts(&shared) == [Verdict::Warn] && shared[0].1.starts_with("shared mode"), "{shared:?}");
+        let lacking = judged(RdmaMode::Exclusive, &all[..3]);
+        assert_eq!(verdicts(&lacking), [Verdict::Warn]);
+        assert!(lacking[0].1.starts_with("rail 1: no RDMA device on 0000:01:00.1"), "{lacking:?}");
+    }
 
     #[test]
     fn names_of_devices_that_came_back() {

@@ -123,6 +123,19 @@ fn faults_of_vfs() {
     host.ip("addr del 192.0.2.1/24 dev vf0");
     is_well(&host);
 
+    // Rails without VFs: pods get the PFs themselves.
+    for rail in 0..2 {
+        fs::remove_file(at(&pf_address(rail)).join("virtfn0")).unwrap();
+    }
+    host.ip("addr add 192.0.2.1/24 dev pf0");
+    finds(&host, "vfs", "warn", "sriov_numvfs");
+    finds(&host, "host-use", "warn", "PF 0000:01:00.0 (pf0) is in use by the host");
+    host.ip("addr del 192.0.2.1/24 dev pf0");
+    for rail in 0..2 {
+        symlink(format!("../{}", vf_address(rail)), at(&pf_address(rail)).join("virtfn0")).unwrap();
+    }
+    is_well(&host);
+
     // A DEL that was lost together with the record: all that is left is the name.
     host.ip("link set vf0 name net7");
     fs::rename(vf.join("net/vf0"), vf.join("net/net7")).unwrap();
