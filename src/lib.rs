@@ -23,7 +23,7 @@
 //! | `attach::giveback` | the way home: for DEL, rollback, GC, `reap` and the next ADD alike |
 //! | `attach::check` | what CHECK compares |
 //! | `attach::devinfo` | the device-info file |
-//! | `attach::lint` | `rail-cni lint` |
+//! | `attach::lint`, `attach::lint::plugin` | `rail-cni lint`: networks together, and one plugin's configuration |
 //! | `attach::cli` | the commands, and `rail-cni reap` |
 //! | `attach::inventory`, `attach::status` | what this node has and who has it: `rail-cni status` |
 //! | `attach::doctor` | `rail-cni doctor`: what a check is, and the answer |

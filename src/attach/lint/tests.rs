@@ -1,0 +1,326 @@
+use super::*;
+use crate::attach::config::NetConf;
+use crate::cni::{Args, Attachment, Network};
+use crate::node::Node;
+use proptest::prelude::*;
+use std::fs;
+
+/// What is said of files with these texts, without the folder.
+fn lint_of(files: &[(&str, &str)]) -> (Lint, Vec<String>) {
+    let temp = tempfile::tempdir().unwrap();
+    let names = files.iter().map(|(name, text)| {
+        let path = temp.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+        path.display().to_string()
+    });
+    let mut lint = Lint::default();
+    names.collect::<Vec<_>>().iter().for_each(|file| lint.path(file));
+    lint.finish();
+    let folder = format!("{}/", temp.path().display());
+    let told = lint.findings.iter().map(|finding| finding.to_string().replace(&folder, "")).collect();
+    (lint, told)
+}
+
+const CONFIG: &str = r#"{
+      "cniVersion": "1.0.0",
+      "cniVersions": ["1.0.0", "1.1.0"],
+      "name": "rail-3",
+      "plugins": [{
+        "type": "rail-cni",
+        "rail": 3,
+        "mtu": 9000,
+        "capabilities": {"deviceID": true, "mac": true, "ips": true, "CNIDeviceInfoFile": true},
+        "ipam": {"type": "rail-ipam", "pool": "rail-3"}
+      }]
+    }"#;
+
+fn nad(name: &str, config: &str) -> String {
+    format!(
+        "---\napiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata:\n  name: {name}\n  \
+         annotations: {{k8s.v1.cni.cncf.io/resourceName: nvidia.com/{name}}}\nspec:\n  config: |\n    {config}\n"
+    )
+}
+
+fn good() -> String {
+    nad("rail-3", CONFIG)
+}
+
+#[test]
+fn a_good_network_is_clean_in_every_form() {
+    let yaml = good();
+    let object = document::parse("x", yaml.as_bytes()).unwrap().remove(0).value;
+    let single = r#"{"cniVersion": "1.1.0", "name": "a", "type": "rail-cni", "rail": 0, "mtu": 9000,
+            "device": "eth9", "ipam": {"type": "static", "addresses": [{"address": "10.0.0.0/31"}]}}"#;
+    for (name, text) in [
+        ("a.yaml", format!("{yaml}---\nkind: Pod\n")),
+        ("a.yaml", yaml.replace("config: |", "config: >-")),
+        ("a.json", object.to_string()),
+        ("a.json", json!({"kind": "List", "apiVersion": "v1", "items": [object]}).to_string()),
+        ("a.json", json!([object]).to_string()),
+        ("a.conflist", CONFIG.replace(r#""rail": 3,"#, r#""rail": 3, "pciBusID": "0000:3b:00.2","#)),
+        ("a.conf", single.to_owned()),
+        ("net.d/a.conf", single.to_owned()),
+        (
+            "a.conf",
+            single
+                .replace("rail-cni", "macvlan")
+                .replace("static", "rail-ipam")
+                .replace("addresses", "pool")
+                .replace(r#"[{"address": "10.0.0.0/31"}]"#, "\"p\""),
+        ),
+    ] {
+        let (lint, told) = lint_of(&[(name, &text)]);
+        assert_eq!((told, lint.networks, lint.others), (vec![], 1, 0), "{text}");
+    }
+    let (lint, told) = lint_of(&[("a.conf", r#"{"cniVersion": "0.3.1", "name": "a", "type": "macvlan"}"#)]);
+    assert_eq!((told, lint.networks, lint.others), (vec![], 0, 1));
+}
+
+/// What is replaced in the good one, by what, and what is found then: the least that brings it about.
+const FINDINGS: &str = r#"
+# keys
+"mtu": 9000, => "mtu": 9000, "maxTxRate": 1, => 16: error: rail-3: maxTxRate: unknown key: did you mean max_tx_rate?
+"mtu": 9000, => "mtu": 9000, "colour": 1, => 16: error: rail-3: colour: unknown key
+"mtu": 9000, => "MTU": 9000, "mtu": 9000, => 16: error: rail-3: MTU: unknown key: did you mean mtu?
+"mtu": 9000, => "mtu": 9000, "routes": [{"dst": "10.0.0.0/8", "via": "10.0.0.1"}], => 16: error: rail-3: routes[0].via: unknown key
+"mtu": 9000, => "mtu": 9000, "dns": {"server": []}, => 16: error: rail-3: dns.server: unknown key
+"mtu": 9000, => "mtu": 9000, "args": {"cni": {"macs": ""}}, => 16: error: rail-3: args.cni.macs: unknown key: did you mean mac?
+"pool": "rail-3" => "pol": "x", "pool": "rail-3" => 18: error: rail-3: ipam.pol: unknown key: did you mean pool?
+"mac": true => "mac": true, "macs": true => 17: error: rail-3: capabilities.macs: unknown key: did you mean mac?
+"mac": true => "mac": true, "bandwidth": true => 17: warning: rail-3: capabilities.bandwidth: rail-cni makes nothing of it
+"mac": true => "mac": true, "x": 1 => 17: error: rail-3: capabilities.x: 1 is neither true nor false
+"name": "rail-3", => "name": "rail-3", "mtu": 9000, => 12: error: rail-3: mtu: belongs to a plugin, inside of plugins[0]
+"name": "rail-3", => "name": "rail-3", "plugin": [], => 12: error: rail-3: plugin: unknown key: did you mean plugins?
+  config: | =>   confg: x\n  config: | => 8: error: rail-3: spec.confg: unknown key: did you mean config?
+# what ADD refuses
+"mtu": 9000, => "mtu": "9000", => 16: error: rail-3: mtu: invalid type: string "9000", expected u32
+"mtu": 9000, => "mtu": 9000, "trust": "yes", => 16: error: rail-3: trust: "yes" is not one of on, off
+"mtu": 9000, => "mtu": 9000, "vlanQoS": 1, => 16: error: rail-3: vlanQoS needs a vlan other than 0
+"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.IFNAME.arp_ignore": "1",\n      "net.ipv4.ip_forward": "1"}, => 17: error: rail-3: sysctl: "net.ipv4.ip_forward" is no key of this interface
+"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.all.rp_filter": "2"}, => 16: error: rail-3: sysctl: "net.ipv4.conf.all.rp_filter" is no key
+"mtu": 9000, => "mtu": 9000, "routes": [{"dst": "10.0.0.0/8"},\n      {"dst": "10.1.0.0/33"}], => 17: error: rail-3: routes[1].dst: invalid IP
+"rail": 3, => "rail": 300, => 15: error: rail-3: rail: invalid value
+"pool": "rail-3" => "pool": "../x" => 18: error: rail-3: ipam.pool: "../x" is no name of a pool
+"pool": "rail-3" => "poolType": "ippool" => 18: error: rail-3: ipam.poolType "ippool": only pools of type cidrpool are served
+"pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 9 => 18: error: rail-3: ipam.gatewayIndex: 9: gateway index is outside
+"pool": "rail-3" => "cidr": "172.16.0.0/15" => 18: error: rail-3: ipam: missing field `perNodeNetworkPrefix`
+"rail-ipam" => "dhcp" => 18: error: rail-3: ipam.type: dhcp
+"name": "rail-3" => "name": "rail 3" => 12: error: rail 3: name: invalid characters
+"mtu": 9000, => "mtu": 9000, "deviceID": "x", => 16: error: rail-3: deviceID: "x" is neither a PCI address
+# default routes
+"mtu": 9000, => "mtu": 9000, "routes": [{"dst": "10.0.0.0/8"},\n      {"dst": "::/0"}], => 17: warning: rail-3: routes[1].dst: ::/0 is left out
+"pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 1, "routes": [{"dst": "0.0.0.0/0"}] => 18: warning: rail-3: ipam.routes[0].dst: 0.0.0.0/0: left out
+"pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 1, "defaultGateway": true => 18: warning: rail-3: ipam.defaultGateway: left out
+"rail-ipam" => "static", "routes": [{"dst": "0.0.0.0/0"}] => 18: warning: rail-3: ipam.routes[0].dst: 0.0.0.0/0 is left out
+# versions
+"cniVersion": "1.0.0",\n      "cniVersions": ["1.0.0", "1.1.0"], =>  => 9: warning: rail-3: cniVersion: is missing
+"cniVersion": "1.0.0",\n      "cniVersions": ["1.0.0", "1.1.0"], => "cniVersion": "0.3.1", => 10: warning: rail-3: cniVersion: 0.3.1 has no CHECK, STATUS and GC
+"cniVersion": "1.0.0",\n      "cniVersions": ["1.0.0", "1.1.0"], => "cniVersion": "1.1.0", => 10: warning: rail-3: cniVersion: 1.1.0 alone is refused by libcni before 1.2
+["1.0.0", "1.1.0"] => ["1.0.0", "1.2.0"] => 11: error: rail-3: cniVersions[1]: "1.2.0" is not one of 0.1.0
+# plugins
+"type": "rail-cni" => "type": "rail_cni" => 14: error: rail-3: type: "rail_cni": did you mean rail-cni?
+"type": "rail-cni" => "type": "rail-ipam" => 14: error: rail-3: type: rail-ipam gives addresses
+"type": "rail-cni", =>  => 13: error: rail-3: type: is missing
+"type": "rail-ipam" => "type": "railipam" => 18: error: rail-3: ipam.type: "railipam": did you mean rail-ipam?
+}]\n => }, {"type": "sbr"}]\n => 19: warning: rail-3: type: sbr: rail-cni makes rules and tables itself
+"type": "rail-cni" => "type": "sriov" => 14: warning: rail-3: type: sriov: rail-cni takes this configuration when type is changed
+"type": "rail-cni" => "type": "host-device", "device": "a b" => 14: warning: rail-3: type: host-device: rail-cni takes this configuration when type is changed, but for: device: 
+# devices
+{"deviceID": true, "mac": true, "ips": true, "CNIDeviceInfoFile": true} => {"mac": true, "ips": true} => 17: warning: rail-3: capabilities: without "deviceID": true, "CNIDeviceInfoFile": true these never arrive: runtimeConfig.deviceID, the request
+resourceName: nvidia.com/rail-3 => other: x => 6: error: rail-3: metadata.annotations: no k8s.v1.cni.cncf.io/resourceName
+# what nobody means
+name: rail-3 => name: rail-03 => 12: warning: rail-3: name: "rail-3" in the NAD "rail-03"
+name: rail-3 => x: rail-3 => 4: error: metadata.name: is missing
+v1\nkind => v2\nkind => 2: error: rail-3: apiVersion: is not k8s.cni.cncf.io/v1
+"rail": 3, =>  => 13: warning: rail-3: rail: is missing
+"rail": 3, => "rail": 4, => 15: warning: rail-3: rail: is 4 in the network rail-3
+"mtu": 9000, =>  => 13: warning: rail-3: mtu: is missing
+"mtu": 9000, => "mtu": 900, => 16: warning: rail-3: mtu: 900 is less than any Ethernet has
+"mtu": 9000, => "mtu": 90000, => 16: warning: rail-3: mtu: 90000 is more than most switches carry
+"mtu": 9000, => "mtu": 9000, "logFile": "/tmp/x", => 16: warning: rail-3: logFile: counts only in the folder
+"mtu": 9000, => "mtu": 9000, "runtimeConfig": {}, => 16: warning: rail-3: runtimeConfig: is for the runtime to write
+"mtu": 9000, => "mtu": 9000, "name": "x", => 16: warning: rail-3: name: is not looked at in a plugin
+"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.net3.arp_ignore": "1"}, => 16: warning: rail-3: sysctl: names net3: IFNAME fits any pod
+"ipam": {"type": "rail-ipam", "pool": "rail-3"} => "ipam": {} => 18: warning: rail-3: ipam: is missing: the rail has no address
+# texts
+"mtu": 9000, => "mtu": 9000, "mtu": 9000, => 16: error: rail-3: spec.config: JSON: the key "mtu" stands twice
+"mtu": 9000, => "mtu": , => 16: error: rail-3: spec.config: JSON: expected value
+config: | => config: => 8: error: rail-3: spec.config: is no text
+"#;
+
+#[test]
+fn each_finding_is_shown_with_its_line() {
+    let good = good();
+    for row in FINDINGS.lines().filter(|row| row.contains(" => ")) {
+        let [from, to, told] =
+            &row.split(" => ").map(|text| text.replace("\\n", "\n")).collect::<Vec<_>>()[..]
+        else {
+            panic!("{row}");
+        };
+        let text = good.replacen(from, to, 1);
+        assert_ne!(text, good, "{row}");
+        let (_, findings) = lint_of(&[("f", &text)]);
+        let count = findings.iter().filter(|one| one.starts_with(&format!("f:{told}"))).count();
+        assert_eq!(count, 1, "{row}\n{findings:#?}\n{text}");
+    }
+}
+
+/// What ADD would tell one after the other is told at once, and no fault makes another.
+#[test]
+fn all_that_add_refuses_is_told_at_once() {
+    let many =
+        r#""mtu": "9000", "trust": "x", "vlan": 5000, "vlanQoS": 9, "rdma": "y", "sysctl": {"a": "b"},"#;
+    let (_, told) = lint_of(&[("f", &good().replace(r#""mtu": 9000,"#, many))]);
+    let keys: Vec<_> = told.iter().map(|one| one.split(": ").nth(3).unwrap()).collect();
+    assert_eq!(keys, ["mtu", "vlan", "trust", "sysctl", "rdma"], "{told:#?}");
+    let given = r#""mtu": "9000", "runtimeConfig": {"deviceID": "0000:3b:00.2"},"#;
+    let (_, told) = lint_of(&[("f", &good().replace(r#""mtu": 9000,"#, given))]);
+    assert_eq!(told.len(), 2, "{told:#?}");
+    let none = r#"{"cniVersion": "1.1.0", "name": "a", "type": "rail-cni", "rail": 0, "mtu": 9000, "rdma": "x",
+        "ipam": {"type": "host-local"}}"#;
+    let (_, told) = lint_of(&[("f", none)]);
+    assert_eq!(told.len(), 2, "{told:#?}");
+    assert!(told[0].contains("names no device"), "{told:#?}");
+}
+
+#[test]
+fn networks_are_compared_with_each_other() {
+    let other = |name: &str, change: &dyn Fn(String) -> String| {
+        format!("{}{}", good(), change(nad(name, &CONFIG.replace("rail-3", name).replace("3,", "4,"))))
+    };
+    let unchanged = other("rail-4", &|text| text);
+    assert_eq!(lint_of(&[("f", &unchanged)]).1, [] as [&str; 0]);
+    for (text, told) in [
+        (
+            other("rail-4", &|text| text.replace("\"pool\": \"rail-4\"", "\"pool\": \"rail-3\"")),
+            "f:35: error: rail-4: ipam: pool rail-3 is also that of rail 3, rail-3 (f:15)",
+        ),
+        (
+            other("rail-4", &|text| text.replace("\"rail\": 4", "\"rail\": 3")),
+            "f:35: warning: rail-4: rail: 3 is also that of rail-3 (f:15)",
+        ),
+        (
+            other("rail-4", &|text| text.replace("com/rail-4", "com/rail-3")),
+            "f:35: warning: rail-4: metadata.annotations: the resource nvidia.com/rail-3 is also that of rail 3, rail-3 (f:15)",
+        ),
+        (other("rail-5", &|text| text), "f:35: warning: rail-5: rail: is 4 in the network rail-5"),
+        (other("rail-5", &|text| text), "f:35: warning: rail-5: rail: is 4 in the pool rail-5"),
+        (
+            other("rail-3", &|text| text),
+            "f:25: error: rail-3: rail-3 is also in f:5: one takes the place of the other",
+        ),
+    ] {
+        let (_, findings) = lint_of(&[("f", &text)]);
+        assert!(
+            findings.iter().any(|one| one == told || one.starts_with(&format!("{told}:"))),
+            "{told}\n{findings:#?}"
+        );
+    }
+    // Counted from 1, planes, another namespace, another folder: nothing to be said.
+    let planes = |rail: u8| {
+        good().replace("rail-3", &format!("rail-{rail}-plane-1")).replace("3,", &format!("{},", rail + 8))
+    };
+    assert_eq!(lint_of(&[("f", &(good() + &planes(3) + &planes(4)))]).1, [] as [&str; 0]);
+    let from_one = |rail: u8| {
+        nad(
+            &format!("rail-{rail}"),
+            &CONFIG.replace("rail-3", &format!("rail-{rail}")).replace("3,", &format!("{},", rail - 1)),
+        )
+    };
+    assert_eq!(lint_of(&[("f", &(from_one(1) + &from_one(2)))]).1, [] as [&str; 0]);
+    let elsewhere = good() + &good().replace("metadata:", "metadata:\n  namespace: x");
+    assert_eq!(lint_of(&[("f", &elsewhere)]).1, [] as [&str; 0]);
+    let conf = CONFIG.replace(r#""rail": 3,"#, r#""rail": 3, "device": "eth9","#);
+    assert_eq!(lint_of(&[("a/f", &conf), ("b/f", &conf)]).1, [] as [&str; 0]);
+    assert_eq!(lint_of(&[("a/f", &conf), ("a/g", &conf)]).1.len(), 2);
+}
+
+#[test]
+fn files_that_are_no_networks_end_in_an_error() {
+    for (text, told) in [
+        (&b""[..], "f: error: no NetworkAttachmentDefinition and no CNI configuration in it"),
+        (b"kind: Pod\n", "f: error: no NetworkAttachmentDefinition and no CNI configuration in it"),
+        (b"x", "f:1: error: neither a NetworkAttachmentDefinition"),
+        (b"{\"a\": 1}", "f:1: error: neither a NetworkAttachmentDefinition"),
+        (b"type: rail-cni\nname: a\n", "f:1: error: this is YAML"),
+        (b"{\"plugins\": [", "f:1:13: error: JSON: EOF"),
+        (b"\x7fELF\0", "f:1:5: error: neither YAML nor JSON: a NUL byte"),
+        (b"\xff\xfe\0", "f:1:1: error: this is UTF-16"),
+    ] {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("f");
+        fs::write(&path, text).unwrap();
+        let mut lint = Lint::default();
+        lint.path(&path.display().to_string());
+        let findings: Vec<_> = lint.findings.iter().map(ToString::to_string).collect();
+        let folder = format!("{}/", temp.path().display());
+        assert!(findings.iter().any(|one| one.replace(&folder, "").starts_with(told)), "{told} {findings:?}");
+    }
+    let mut lint = Lint::default();
+    let temp = tempfile::tempdir().unwrap();
+    lint.path(&temp.path().display().to_string());
+    lint.path("/nonexistent");
+    assert_eq!(lint.findings.len(), 2);
+}
+
+#[test]
+fn rails_are_found_in_names() {
+    for (name, number) in
+        [("rail-3", Some(3)), ("Rail12-v6", Some(12)), ("a.rail_0", Some(0)), ("rail", None), ("net3", None)]
+    {
+        assert_eq!(number_in(name).map(|(number, _)| number), number, "{name}");
+    }
+}
+
+const VALUES: [&str; 20] = [
+    "true",
+    "1",
+    "-1",
+    "70000",
+    "\"\"",
+    "\"on\"",
+    "\"x\"",
+    "\"0000:3b:00.2\"",
+    "\"0000:3b:00.3\"",
+    "null",
+    "[]",
+    "{}",
+    r#"[{"dst": "10.0.0.0/8"}]"#,
+    r#"[{"dst": "x"}]"#,
+    r#"[{"dst": "::/1", "gw": "10.0.0.1"}]"#,
+    r#"{"type": "dhcp"}"#,
+    r#"{"type": "a/b"}"#,
+    r#"{"type": ""}"#,
+    r#"{"deviceID": "x"}"#,
+    r#"{"CNIDeviceInfoFile": "/etc/passwd"}"#,
+];
+
+proptest! {
+    /// Whatever ADD refuses is an error here: DESIGN section 8.
+    #[test]
+    fn lint_and_add_agree(
+        key in prop::sample::select(config::KNOWN.to_vec()),
+        value in prop::sample::select(VALUES.to_vec()),
+    ) {
+        let mut config = json!({"cniVersion": "1.1.0", "name": "a", "type": "rail-cni", "deviceID": "0000:3b:00.2"});
+        config[key] = serde_json::from_str(value).unwrap();
+        let is_refused = Network::parse(config.to_string().into(), Args::default(), vec![], false)
+            .and_then(|network| {
+                let attachment = Attachment { container_id: "c".into(), ifname: "net1".into() };
+                NetConf::parse(&network, &attachment, &Node::default())
+            })
+            .is_err();
+        let (lint, told) = lint_of(&[("f", &config.to_string())]);
+        let errors = lint.findings.iter().filter(|one| one.severity == Severity::Error).count();
+        prop_assert!(!is_refused || errors > 0, "{}: {:?}", config, told);
+    }
+
+    #[test]
+    fn no_text_makes_it_panic(from in 0usize..2000, to in "[-\\[\\]{}:,\"'|>a-z0-9. \n]{0,12}") {
+        let mut text = good();
+        let at = from.min(text.len());
+        text.replace_range(at..(at + to.len()).min(text.len()), &to);
+        let _ = lint_of(&[("f", &text)]);
+    }
+}
