@@ -77,6 +77,9 @@ struct Rail {
     resource: Option<String>,
 }
 
+/// By how much a number in a name is more than the rail's; which of the rails, and the name.
+type Shift<'a> = (i64, usize, &'a str);
+
 /// All that was read, and what was found.
 #[derive(Debug, Default)]
 struct Lint {
@@ -156,14 +159,10 @@ struct Context<'a> {
 
 impl Rail {
     /// Names that may have the rail's number in them.
-    fn names(&self, what: &str) -> impl Iterator<Item = &str> {
-        let (name, resource) = match what {
-            "network" => (Some(&self.name), None),
-            "resource" => (None, self.resource.as_ref()),
-            _ => (None, None),
-        };
-        let pools = self.pools.iter().filter(move |_| what == "pool");
-        name.into_iter().chain(resource).chain(pools).map(String::as_str)
+    fn names(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let pools = self.pools.iter().map(|pool| ("pool", pool.as_str()));
+        let resource = self.resource.iter().map(|resource| ("resource", resource.as_str()));
+        [("network", self.name.as_str())].into_iter().chain(pools).chain(resource)
     }
 }
 
@@ -241,7 +240,9 @@ impl Lint {
     fn value(&mut self, part: Part, document: &Document) {
         let has = |key| part.get(key).is_some();
         match (part.value, part.text("kind")) {
-            (Value::Array(_), _) => part.items().for_each(|item| self.value(item, document)),
+            (Value::Array(list), _) if list.iter().all(Value::is_object) => {
+                part.items().for_each(|item| self.value(item, document))
+            }
             (_, Some("List" | "NetworkAttachmentDefinitionList")) => {
                 part.get("items").into_iter().for_each(|items| self.value(items, document));
             }
@@ -534,21 +535,27 @@ impl Lint {
                 add(Severity::Warning, rail, message);
             }
         }
-        for what in ["network", "pool", "resource"] {
-            let mut shifts: BTreeMap<String, Vec<(i64, &Rail, &str)>> = BTreeMap::new();
-            for rail in &rails {
-                let Some(number) = rail.rail.and_then(|number| i64::try_from(number).ok()) else { continue };
-                for name in rail.names(what) {
-                    let Some((in_name, others_too)) = number_in(name) else { continue };
-                    shifts.entry(others_too).or_default().push((in_name.saturating_sub(number), rail, name));
-                }
+        let mut shifts: BTreeMap<(&str, String), Vec<Shift>> = BTreeMap::new();
+        for (index, rail) in rails.iter().enumerate() {
+            let Some(number) = rail.rail.and_then(|number| i64::try_from(number).ok()) else { continue };
+            for (what, name) in rail.names() {
+                let Some((in_name, else_in_it)) = number_in(name) else { continue };
+                let shift = in_name.saturating_sub(number);
+                shifts.entry((what, else_in_it)).or_default().push((shift, index, name));
             }
-            // Who counts from 1, or a second plane's rails from 8, does so in all of these names.
-            shifts.retain(|_, alike| alike.len() == 1 || alike.iter().any(|one| one.0 != alike[0].0));
-            for (_, rail, name) in shifts.values().flatten().filter(|(shift, ..)| *shift != 0) {
-                let message = format!("rail: is {} in the {what} {name}", rail.rail.unwrap_or_default());
-                add(Severity::Warning, rail, message);
+        }
+        // Who counts from 1, or a second plane's rails from 8, does so in all of these names.
+        shifts.retain(|_, alike| alike.len() == 1 || alike.iter().any(|one| one.0 != alike[0].0));
+        let mut odd: BTreeMap<usize, Vec<String>> = BTreeMap::new();
+        for ((what, _), alike) in &shifts {
+            for (_, index, name) in alike.iter().filter(|(shift, ..)| *shift != 0) {
+                odd.entry(*index).or_default().push(format!("the {what} {name}"));
             }
+        }
+        for (index, names) in odd {
+            let rail = &rails[index];
+            let message = format!("rail: is {} in {}", rail.rail.unwrap_or_default(), names.join(", "));
+            add(Severity::Warning, rail, message);
         }
         self.findings.extend(findings);
     }

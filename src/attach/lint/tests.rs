@@ -204,8 +204,10 @@ fn networks_are_compared_with_each_other() {
             other("rail-4", &|text| text.replace("com/rail-4", "com/rail-3")),
             "f:35: warning: rail-4: metadata.annotations: the resource nvidia.com/rail-3 is also that of rail 3, rail-3 (f:15)",
         ),
-        (other("rail-5", &|text| text), "f:35: warning: rail-5: rail: is 4 in the network rail-5"),
-        (other("rail-5", &|text| text), "f:35: warning: rail-5: rail: is 4 in the pool rail-5"),
+        (
+            other("rail-5", &|text| text),
+            "f:35: warning: rail-5: rail: is 4 in the network rail-5, the pool rail-5, the resource nvidia.com/rail-5",
+        ),
         (
             other("rail-3", &|text| text),
             "f:25: error: rail-3: rail-3 is also in f:5: one takes the place of the other",
@@ -242,6 +244,7 @@ fn files_that_are_no_networks_end_in_an_error() {
         (&b""[..], "f: error: no NetworkAttachmentDefinition and no CNI configuration in it"),
         (b"kind: Pod\n", "f: error: no NetworkAttachmentDefinition and no CNI configuration in it"),
         (b"x", "f:1: error: neither a NetworkAttachmentDefinition"),
+        (b"- x\n- x\n", "f:1: error: neither a NetworkAttachmentDefinition"),
         (b"{\"a\": 1}", "f:1: error: neither a NetworkAttachmentDefinition"),
         (b"type: rail-cni\nname: a\n", "f:1: error: this is YAML"),
         (b"{\"plugins\": [", "f:1:13: error: JSON: EOF"),
