@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
+use imara_diff::{Algorithm, BasicLineDiffPrinter, Diff, InternedInput, UnifiedDiffConfig};
 use serde_json::{Value, json};
 
 use super::pattern::Pattern;
@@ -406,12 +407,13 @@ fn write_files(dir: &Path, files: &[File], is_diff: bool, output: Output) -> Res
         if is_diff && change == "changed" && output == Output::Table {
             let before = String::from_utf8_lossy(before.as_deref().unwrap_or_default()).into_owned();
             let name = path.display().to_string();
-            let mut diff = similar::TextDiff::configure();
-            // Two files that have nothing in common would be compared for minutes.
-            diff.timeout(std::time::Duration::from_secs(5));
-            let diff = diff.diff_lines(&before, &file.text);
-            let diff = diff.unified_diff().header(&name, "the plan").to_string();
-            print(&diff.lines().map(|line| output::printable(line) + "\n").collect::<String>())?;
+            let input = InternedInput::new(before.as_str(), file.text.as_str());
+            let mut diff = Diff::compute(Algorithm::Histogram, &input);
+            diff.postprocess_lines(&input);
+            let printer = BasicLineDiffPrinter(&input.interner);
+            let diff = diff.unified_diff(&printer, UnifiedDiffConfig::default(), &input).to_string();
+            let lines = diff.lines().map(|line| output::printable(line) + "\n");
+            print(&format!("--- {name}\n+++ the plan\n{}", lines.collect::<String>()))?;
         }
         changes.push((path, change));
     }
