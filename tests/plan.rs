@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -111,6 +112,8 @@ fn hosts_tell_the_plan_that_they_were_given() {
     let place = Place::new();
     let out = |name: &str| place.path(name).display().to_string();
     place.ok("store", &["plan", FABRIC, "--to", "netplan", "--out", &out("hosts")]);
+    let mode = fs::metadata(place.path("hosts/worker-gpu-62.yaml")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "netplan warns of more");
     assert_eq!(place.files("hosts").len(), 64);
     place.ok(
         "store",

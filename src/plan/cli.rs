@@ -1,6 +1,8 @@
 //! `rail-ipam plan`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -116,7 +118,11 @@ pub fn run(args: &PlanArgs, output: Output) -> Result<ExitCode> {
         _ if args.check => check(args, &plan, &pools, output),
         (None, _) => show(&plan, output),
         (Some(Target::Store), _) => store(args, &plan, &pools, output),
-        (Some(_), Some(dir)) => write_files(dir, &files, args.diff, output),
+        (Some(target), Some(dir)) => {
+            // netplan warns of files that others may read; manifests and switch configuration are shared.
+            let mode = if target == Target::Netplan { 0o600 } else { 0o666 };
+            write_files(dir, &files, mode, args.diff, output)
+        }
         (Some(_), None) if args.diff => {
             fail!(InvalidConfig, "--diff needs the store, or --out with what is there")
         }
@@ -390,7 +396,7 @@ fn print_files(files: &[File], are_documents: bool, output: Output) -> Result<Ex
 }
 
 /// Files in a folder, each written beside and renamed. Others in it are left.
-fn write_files(dir: &Path, files: &[File], is_diff: bool, output: Output) -> Result<ExitCode> {
+fn write_files(dir: &Path, files: &[File], mode: u32, is_diff: bool, output: Output) -> Result<ExitCode> {
     let mut changes = Vec::new();
     for file in files {
         let path = dir.join(&file.name);
@@ -422,7 +428,11 @@ fn write_files(dir: &Path, files: &[File], is_diff: bool, output: Output) -> Res
         for (file, (path, change)) in files.iter().zip(&changes) {
             if *change != "same" {
                 let beside = dir.join(format!(".{}.new", file.name));
-                std::fs::write(&beside, &file.text)
+                let mut options = std::fs::File::options();
+                options.write(true).create(true).truncate(true).mode(mode);
+                let opened = options.open(&beside);
+                opened
+                    .and_then(|mut opened| opened.write_all(file.text.as_bytes()))
                     .and_then(|()| std::fs::rename(&beside, path))
                     .with_context(|| format!("cannot write {}", path.display()))?;
             }
