@@ -125,7 +125,7 @@ inside() { nsenter --net="/run/netns/$1" -- "${@:2}"; }
 
 # $dir/fabric.yaml, and $planned from it.
 write_plan() {
-    local family=ipv4 node rail of address gateway
+    local family=ipv4
     [[ ${families[*]} == 4 ]] || family=$([[ ${families[*]} == 6 ]] && echo ipv6 || echo dual)
     cat >"$dir/fabric.yaml" <<END
 fabric: spectrum-x
@@ -140,6 +140,10 @@ leafPort: swp{host+1}
 mtu: 9216
 END
     "$bin/rail-ipam" plan "$dir/fabric.yaml" --to csv >"$dir/plan.csv"
+    read_plan
+}
+read_plan() {
+    local node rail of address gateway
     while IFS=, read -r node rail _ _ of address gateway _; do
         [[ $node != node ]] || continue
         planned["${node#node-} $rail ${of#ipv}"]=$address
