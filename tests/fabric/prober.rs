@@ -36,6 +36,8 @@ use rustix::net::{AddressFamily, SocketType, bind, connect, ipproto, send, socke
 const PORT: u16 = 7000;
 /// For an answer; a fabric in one kernel answers within a millisecond.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// TCP asks again by itself, after one second and three.
+const PATIENCE_TCP: Duration = Duration::from_secs(5);
 /// At once. Those of one rail share its queue of packets that wait for the leaf's MAC.
 const WORKERS: usize = 256;
 const TTL: i32 = 64;
@@ -51,7 +53,11 @@ fn main() -> Result<()> {
 
 /// Prints a line when it is ready.
 fn listen() -> Result<()> {
-    let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, PORT))?;
+    // With room for all who come at once: std's has it for 128.
+    let socket = socket(AddressFamily::INET6, SocketType::STREAM, None)?;
+    bind(&socket, &SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), PORT))?;
+    rustix::net::listen(&socket, 4096)?;
+    let listener = TcpListener::from(socket);
     writeln!(stdout(), "listening")?;
     for stream in listener.incoming() {
         let mut stream = stream?;
@@ -182,8 +188,9 @@ impl Probe {
             IpAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6),
         };
         let socket = socket(family, what, (what == SocketType::DGRAM).then_some(icmp))?;
-        sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
-        sockopt::set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
+        let patience = if what == SocketType::STREAM { PATIENCE_TCP } else { PATIENCE };
+        sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(patience))?;
+        sockopt::set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
         if matches!(self.kind, Kind::Device | Kind::TcpDevice) {
             setsockopt(&socket, BindToDevice, &self.interface.as_str().into())?;
         }
