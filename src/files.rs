@@ -210,27 +210,38 @@ impl Dir {
         Ok(self.all_names()?.into_iter().filter(|name| !name.starts_with('.')).collect())
     }
 
-    /// Removes what a killed writer left half-written, and gives the names as [`Dir::names`] would: one listing
-    /// serves both. Only for who holds the lock that the writers hold; `of` narrows it to files whose final
-    /// name starts so.
-    pub fn remove_half_written(&self, of: &str) -> Result<Vec<String>> {
-        let prefix = format!("{TEMPORARY}{of}");
-        let (hidden, names): (Vec<_>, Vec<_>) =
-            self.all_names()?.into_iter().partition(|name| name.starts_with('.'));
-        for name in hidden.iter().filter(|name| name.starts_with(&prefix)) {
-            self.remove(name)?;
-        }
+    /// The same with those half-written.
+    pub fn all_names(&self) -> Result<Vec<String>> {
+        let mut names = Vec::new();
+        self.visit(|name| names.push(name.to_owned()))?;
         Ok(names)
     }
 
-    /// The same with those half-written.
-    pub fn all_names(&self) -> Result<Vec<String>> {
-        let list = || -> nix::Result<Vec<String>> {
+    /// Removes what a killed writer left half-written, and shows the other names to `look`: one listing serves
+    /// both. Only for who holds the lock that the writers hold; `of` narrows it to files whose final name starts
+    /// so.
+    pub fn remove_half_written(&self, of: &str, mut look: impl FnMut(&str)) -> Result<()> {
+        let prefix = format!("{TEMPORARY}{of}");
+        let mut left = Vec::new();
+        self.visit(|name| match name.starts_with('.') {
+            true if name.starts_with(&prefix) => left.push(name.to_owned()),
+            true => (),
+            false => look(name),
+        })?;
+        left.iter().try_for_each(|name| self.remove(name))
+    }
+
+    /// Shows every name to `look`. None is copied, for there may be thousands.
+    pub fn visit(&self, mut look: impl FnMut(&str)) -> Result<()> {
+        let mut list = || -> nix::Result<()> {
             let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-            let mut stream = DirStream::openat(&self.fd, ".", flags, Mode::empty())?;
-            let entries = stream.iter().map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
-            let names = entries.collect::<nix::Result<Vec<_>>>()?;
-            Ok(names.into_iter().filter(|name| name != "." && name != "..").collect())
+            for entry in DirStream::openat(&self.fd, ".", flags, Mode::empty())?.iter() {
+                match entry?.file_name().to_string_lossy() {
+                    name if name == "." || name == ".." => (),
+                    name => look(&name),
+                }
+            }
+            Ok(())
         };
         list().with_context(|| format!("cannot list {}", self.path.display()))
     }

@@ -347,7 +347,7 @@ impl Records {
         for name in self.records.names()?.iter().filter(|name| name.starts_with(&prefix)) {
             self.records.remove(name)?;
         }
-        self.records.remove_half_written(&prefix)?;
+        self.records.remove_half_written(&prefix, |_| ())?;
         device.map_or(Ok(()), |device| device.lock.set_note(b""))
     }
 

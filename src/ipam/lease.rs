@@ -162,21 +162,21 @@ pub struct Entry {
 }
 
 impl Entry {
-    fn parse(name: String) -> Option<Entry> {
-        let (address, _) = name.strip_suffix(".json")?.split_once('@')?;
-        Some(Entry { address: address.parse().ok()?, name })
+    fn of(name: &str) -> Option<Entry> {
+        let (address, _) = parts(name)?;
+        Some(Entry { address, name: name.to_owned() })
     }
 
     /// Not stored, for there may be thousands of entries.
     fn key(&self) -> &str {
-        self.name.split_once('@').map_or("", |(_, key)| key.trim_end_matches(".json"))
+        parts(&self.name).map_or("", |(_, key)| key)
     }
 }
 
-fn entries_of(names: Vec<String>) -> Vec<Entry> {
-    let mut entries: Vec<_> = names.into_iter().filter_map(Entry::parse).collect();
-    entries.sort();
-    entries
+/// Address and key in the name of a lease's file.
+fn parts(name: &str) -> Option<(IpAddr, &str)> {
+    let (address, key) = name.strip_suffix(".json")?.split_once('@')?;
+    Some((address.parse().ok()?, key))
 }
 
 /// Leases for all of `asks`, or none: with the addresses in the order of the asks.
@@ -224,9 +224,17 @@ pub fn release(node: &Node, network: &str, attachment: &Attachment) -> Result<()
         // Waits for an ADD that its runtime gave up.
         let lock = folder.lock();
         // Nobody is writing while we have the lock: what is half-written is a killed ADD's.
-        let swept = lock.as_ref().ok().and_then(|_| folder.dir.remove_half_written("").ok());
-        let names = swept.map_or_else(|| folder.dir.names(), Ok)?;
-        let held: Vec<_> = entries_of(names).into_iter().filter(|entry| entry.key() == key).collect();
+        let mut held = Vec::new();
+        let mut look = |name: &str| {
+            if parts(name).is_some_and(|(_, of)| of == key) {
+                held.extend(Entry::of(name));
+            }
+        };
+        if lock.is_err() || folder.dir.remove_half_written("", &mut look).is_err() {
+            folder.dir.visit(look)?;
+        }
+        held.sort();
+        held.dedup();
         if held.is_empty() {
             return Ok(());
         }
@@ -355,7 +363,10 @@ impl Folder {
 
     /// What is held, in the order of the addresses.
     pub fn entries(&self) -> Result<Vec<Entry>> {
-        Ok(entries_of(self.dir.names()?))
+        let mut entries = Vec::new();
+        self.dir.visit(|name| entries.extend(Entry::of(name)))?;
+        entries.sort();
+        Ok(entries)
     }
 
     /// The lease of an entry; `None` when it is gone by now. The error says why the file cannot be believed:
@@ -412,10 +423,16 @@ impl Folder {
     /// The address that `holder` can have. The folder is locked.
     fn choose(&self, ask: &Ask, holder: &Holder) -> Result<Choice> {
         let Folder { pool, .. } = self;
-        let (own, others): (Vec<_>, Vec<_>) = {
-            let key = holder.key();
-            let names = self.dir.remove_half_written("")?;
-            entries_of(names).into_iter().partition(|entry| entry.key() == key)
+        let key = holder.key();
+        // Of the others the addresses are enough, as long as one is free.
+        let (mut own, mut held) = (Vec::new(), Vec::new());
+        self.dir.remove_half_written("", |name| match parts(name) {
+            Some((_, of)) if of == key => own.extend(Entry::of(name)),
+            Some((address, _)) => held.push(address),
+            None => (),
+        })?;
+        let others = || -> Result<Vec<Entry>> {
+            Ok(self.entries()?.into_iter().filter(|entry| entry.key() != key).collect())
         };
         let mut stale = Vec::new();
         for entry in own {
@@ -435,8 +452,8 @@ impl Folder {
             }
         }
         let mut choice = match ask.requested {
-            None => self.any_address(&ask.allocation, &others)?,
-            Some(address) => match self.dead_holders(address, &others)? {
+            None => self.any_address(&ask.allocation, held, others)?,
+            Some(address) => match self.dead_holders(address, &others()?)? {
                 Ok(dead) => Choice { address, dead },
                 Err(alive) => fail!(TryAgain, "pool {pool}: requested address {alive}"),
             },
@@ -445,19 +462,24 @@ impl Folder {
         Ok(choice)
     }
 
-    /// The lowest free address (`entries` are in order); without one, the first whose holder is dead.
-    fn any_address(&self, allocation: &Allocation, entries: &[Entry]) -> Result<Choice> {
+    /// The lowest address that is not `held`; without one, the first whose holder is dead.
+    fn any_address(
+        &self,
+        allocation: &Allocation,
+        mut held: Vec<IpAddr>,
+        others: impl FnOnce() -> Result<Vec<Entry>>,
+    ) -> Result<Choice> {
         let Folder { pool, .. } = self;
-        let is_held = |address: IpAddr| entries.binary_search_by(|entry| entry.address.cmp(&address)).is_ok();
-        if let Some(address) = allocation.first_free(is_held) {
+        held.sort_unstable();
+        if let Some(address) = allocation.first_free(|address| held.binary_search(&address).is_ok()) {
             return Ok(Choice { address, dead: Vec::new() });
         }
-        let mut held: Vec<_> = entries.iter().map(|entry| entry.address).collect();
+        let entries = others()?;
         held.dedup();
         held.retain(|address| allocation.check_host(*address).is_ok());
         let mut first = None;
         for address in &held {
-            match self.dead_holders(*address, entries)? {
+            match self.dead_holders(*address, &entries)? {
                 Ok(dead) => return Ok(Choice { address: *address, dead }),
                 Err(alive) => first = first.or(Some(alive)),
             }
@@ -779,7 +801,7 @@ mod tests {
 
         #[test]
         fn no_name_and_no_content_makes_it_panic(name in "[0-9a-f.:@/]{0,20}(\\.json)?", content: Vec<u8>) {
-            if let Some(entry) = Entry::parse(name.clone()) {
+            if let Some(entry) = Entry::of(&name) {
                 let bench = bench();
                 let folder = Folder::create(&bench.node, "n", "p").unwrap();
                 if !name.contains('/') {
