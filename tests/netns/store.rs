@@ -123,6 +123,19 @@ fn a_plan_without_room_for_a_running_pod_is_not_written() {
     assert!(named.iter().all(|text| dry.stderr.contains(text)), "{dry:?}");
     assert_eq!(store.files(), before);
 
+    // `plan` goes the same way.
+    let manifests = store.manifests(2).display().to_string();
+    let plan = |args: &[&str]| {
+        let all = ["plan", &manifests, "--all-nodes"].into_iter().chain(args.iter().copied());
+        store.call("", "").args(&all.collect::<Vec<_>>()).run(&json!(null))
+    };
+    let refused = plan(&["--to", "store"]);
+    assert!(refused.status == 1 && named.iter().all(|text| refused.stderr.contains(text)), "{refused:?}");
+    let diff = plan(&["--to", "store", "--diff"]).ok();
+    assert!(named.iter().all(|text| diff.stderr.contains(text)), "{diff:?}");
+    assert_eq!(plan(&["--check"]).status, 1);
+    assert_eq!(store.files(), before);
+
     // Nobody else's pods: only the node's own leases are here.
     store.import(1, &[]).ok();
     let forced = store.import(2, &["--force"]).ok();
