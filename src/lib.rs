@@ -35,6 +35,7 @@
 //! | `ipam::store` | allocations on disk |
 //! | `ipam::cidrpool`, `ipam::import` | what NVIDIA's CIDRPool gives to each node; manifests into the store |
 //! | `ipam::change` | a plan beside the store: what changes, which live leases stop it, and writing it |
+//! | `ipam::report` | what a plan changes, told |
 //! | `ipam::cli` | `rail-ipam import`, `show`, `release` |
 //! | [`plan`] | the plan of a fabric: its pools, checked as a whole |
 //! | `plan::scheme` | NVIDIA's Spectrum-X address formulas |
@@ -90,7 +91,7 @@
 //! | path | owner |
 //! | --- | --- |
 //! | `/etc/rail-cni/node.json` | the operator; read by [`node`] |
-//! | `/var/lib/rail-cni/store/NODE/POOL.json` | `ipam::store`; written by `rail-ipam import` |
+//! | `/var/lib/rail-cni/store/NODE/POOL.json` | `ipam::store`; written by `rail-ipam import` and `plan` |
 //! | `/run/rail-cni/leases/NODE/POOL/ADDRESS@KEY.json`, `lock` | `ipam::lease` |
 //! | `/run/rail-cni/attachments/CONTAINER:IFNAME:DEVICE.json` | `attach::record` |
 //! | `/run/rail-cni/locks/` | `attach::record`: `attachment-` with the time of the last DEL, `device-` with a copy of the record, `pf-` |

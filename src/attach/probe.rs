@@ -10,11 +10,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use ipnet::IpNet;
 use nix::sys::socket::{setsockopt, sockopt::BindToDevice};
-use serde::{Deserialize, Serialize};
 
 use super::config::NetConf;
 use super::device::Device;
-use super::record::{Applied, Record};
+use super::record::{Applied, Probe, Record};
 use crate::cni::AddResult;
 use crate::netlink::Socket;
 use crate::netlink::link::{self, Link};
@@ -29,15 +28,6 @@ const LONGEST_ROUND: Duration = Duration::from_millis(100);
 /// Between two looks for the answer.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
-
-/// What ADD asked, and CHECK asks again.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Probe {
-    /// Who must answer.
-    pub gateways: Vec<IpAddr>,
-    /// How long it is waited for all of them.
-    pub timeout: Duration,
-}
 
 /// Refuses what no kernel can ask through.
 pub fn refuse_userspace(conf: &NetConf, device: &Device) -> Result<()> {

@@ -4,13 +4,13 @@
 //! all devices. It is on file before anything is changed. The lock file of a device carries a copy, for the
 //! day when somebody has cleaned up too much.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
-use super::probe::Probe;
 use crate::cni::{Attachment, Delegate};
 use crate::fail;
 use crate::files::{self, Dir, Lock, name_part};
@@ -135,6 +135,15 @@ pub struct VfRecord {
     pub wanted: VfState,
     /// What the driver reported of the same settings before.
     pub before: VfState,
+}
+
+/// What ADD asked, and CHECK asks again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Probe {
+    /// Who must answer.
+    pub gateways: Vec<IpAddr>,
+    /// How long it is waited for all of them.
+    pub timeout: Duration,
 }
 
 /// Everything an IPAM plugin needs for a DEL.

@@ -16,7 +16,7 @@ use super::scheme::{Family, Mode, Polarity, Scheme, Tiers};
 use super::{File, Plan, Pool, Pools, csv, fabric, manifest, nads, netplan, nvue, refused, topology};
 use crate::document;
 use crate::fail;
-use crate::ipam::cli::show_changes;
+use crate::ipam::report::show_changes;
 use crate::ipam::store::Store;
 use crate::ipam::{self, Import, Line, Nodes};
 use crate::node::Node;

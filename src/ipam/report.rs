@@ -1,0 +1,103 @@
+//! What a plan changes in the store, told to people and programs.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::allocation::Allocation;
+use super::change::{Import, Line};
+use crate::output::{Output, pretty, print, table};
+
+/// More lines than this nobody reads.
+const MOST_LINES: usize = 200;
+
+/// What a plan changes in the store; of a change, what was there before.
+pub fn show_changes(import: &Import, is_dry_run: bool, output: Output) -> Result<()> {
+    let mut counts = BTreeMap::new();
+    for line in &import.lines {
+        *counts.entry(line.change()).or_insert(0) += 1;
+    }
+    match output {
+        Output::Json => {
+            let lines: Vec<Value> = import
+                .lines
+                .iter()
+                .map(|line| {
+                    let Line { before, after, .. } = line;
+                    json!({"node": line.node_name, "pool": line.pool, "change": line.change(), "before": before,
+                        "after": after})
+                })
+                .collect();
+            let outside: Vec<Value> = import
+                .outside
+                .iter()
+                .map(|lease| {
+                    json!({"node": lease.node_name, "pool": lease.pool, "address": lease.address,
+                        "holder": lease.holder, "why": lease.why})
+                })
+                .collect();
+            print(&pretty(&json!({"dryRun": is_dry_run, "allocations": lines, "counts": counts,
+                "outside": outside})))
+        }
+        Output::Table => {
+            let table =
+                if import.lines.len() > MOST_LINES { table_of_pools(import) } else { table_of_nodes(import) };
+            let counts: Vec<_> = counts.iter().map(|(change, count)| format!("{count} {change}")).collect();
+            let end = if is_dry_run { " (nothing written)" } else { "" };
+            print(&format!("{table}{}{end}\n", counts.join(", ")))
+        }
+    }
+}
+
+fn table_of_nodes(import: &Import) -> String {
+    let rows = import.lines.iter().map(|Line { node_name, pool, before, after }| {
+        let side = |side: &Option<Allocation>| side.as_ref().map(columns);
+        let cells = match (side(before), side(after)) {
+            (Some(before), Some(after)) => std::array::from_fn(|cell| {
+                let (old, new) = (&before[cell], &after[cell]);
+                if old == new { new.clone() } else { format!("{new} (was {old})") }
+            }),
+            (before, after) => after.or(before).unwrap_or_default(),
+        };
+        let [prefix, gateway, routes] = cells;
+        vec![node_name.clone(), pool.clone(), prefix, gateway, routes, changed(before, after)]
+    });
+    table(&["NODE", "POOL", "PREFIX", "GATEWAY", "ROUTES", "CHANGE"], rows)
+}
+
+/// How many nodes of each pool change, and one of them.
+fn table_of_pools(import: &Import) -> String {
+    let mut pools: BTreeMap<(&str, &str), (usize, &str)> = BTreeMap::new();
+    for line in &import.lines {
+        let (count, _) = pools.entry((&line.pool, line.change())).or_insert((0, &line.node_name));
+        *count += 1;
+    }
+    let rows = pools.into_iter().map(|((pool, change), (count, node_name))| {
+        let more = if count > 1 { format!("{node_name}, ...") } else { node_name.to_owned() };
+        vec![pool.to_owned(), change.to_owned(), count.to_string(), more]
+    });
+    table(&["POOL", "CHANGE", "NODES", "WHICH (--output json: all)"], rows)
+}
+
+/// In a word; with what the other columns do not show.
+fn changed(before: &Option<Allocation>, after: &Option<Allocation>) -> String {
+    match (before, after) {
+        (_, None) => "removed".to_owned(),
+        (None, Some(_)) => "new".to_owned(),
+        (Some(before), Some(after)) if before == after => "same".to_owned(),
+        (Some(before), Some(after)) => {
+            let unseen =
+                [("rail", before.rail != after.rail), ("exclusions", before.exclusions != after.exclusions)];
+            let unseen: Vec<_> = unseen.iter().filter(|(_, differs)| *differs).map(|(key, _)| *key).collect();
+            if unseen.is_empty() { "changed".to_owned() } else { format!("changed ({})", unseen.join(", ")) }
+        }
+    }
+}
+
+/// Prefix, gateway and routes.
+pub fn columns(allocation: &Allocation) -> [String; 3] {
+    let routes: Vec<_> = allocation.routes.iter().map(|to| to.dst.to_string()).collect();
+    let gateway = allocation.gateway.map(|gateway| gateway.to_string());
+    [allocation.prefix.to_string(), gateway.unwrap_or_default(), routes.join(",")]
+}
