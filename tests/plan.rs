@@ -279,6 +279,20 @@ fn a_store_that_the_plan_does_not_know_whole_is_told() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}");
     assert!(said.contains("pool old-7 is in the store (1 nodes) and not in the plan"), "{said}");
+    assert_eq!(place.files("store").len(), 16);
+
+    // A node that the plan calls otherwise does not lose what it has.
+    let other =
+        place.write("other.yaml", &fs::read_to_string(FABRIC).unwrap().replace("worker-gpu-", "Worker-GPU-"));
+    let said = place.fails(1, &["plan", &other, "--to", "store", "--prune"]);
+    assert!(said.contains("did the plan mean it with Worker-GPU-62?"), "{said}");
+    assert_eq!(place.files("store").len(), 16);
+
+    let shown = place.ok("store", &["plan", FABRIC, "--to", "store", "--prune", "--diff"]);
+    assert!(shown.ends_with("8 removed, 8 same (nothing written)\n"), "{shown}");
+    place.ok("store", &["plan", FABRIC, "--to", "store", "--prune"]);
+    assert_eq!(place.files("store").len(), 8);
+    place.ok("store", &["plan", FABRIC, "--check", "--prune"]);
 }
 
 #[test]
@@ -286,6 +300,7 @@ fn what_makes_no_sense_is_refused_before_anything_is_written() {
     let place = Place::new();
     let scheme = ["plan", FABRIC, "--tiers", "2"];
     assert!(place.fails(1, &scheme).contains("--tiers is for topology files"));
+    assert!(place.fails(1, &["plan", FABRIC, "--prune"]).contains("--prune and --force are for the store"));
     let diff = ["plan", FABRIC, "--to", "cidrpool", "--diff"];
     assert!(place.fails(1, &diff).contains("--diff needs the store, or --out"));
     assert!(

@@ -1,6 +1,6 @@
 //! `rail-ipam plan`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
@@ -53,6 +53,9 @@ pub struct PlanArgs {
     /// The store of every node of the plan
     #[arg(long)]
     all_nodes: bool,
+    /// Take pools out of the store that the plan does not name: those of an old name
+    #[arg(long)]
+    prune: bool,
     /// Also while pods use addresses that they would lose
     #[arg(long)]
     force: bool,
@@ -101,8 +104,8 @@ pub fn run(args: &PlanArgs, output: Output) -> Result<ExitCode> {
     if args.out.is_some() && args.to == Some(Target::Store) {
         fail!(InvalidConfig, "--out is for files: node.json says where the store is");
     }
-    if args.target_is_files() && (args.force || args.node.is_some() || args.all_nodes) {
-        fail!(InvalidConfig, "--node, --all-nodes and --force are for the store");
+    if !args.is_of_the_store() && (args.force || args.prune || args.node.is_some() || args.all_nodes) {
+        fail!(InvalidConfig, "--node, --all-nodes, --prune and --force are for the store");
     }
     let (mut plan, pools) = args.read()?;
     let files = match args.to {
@@ -134,8 +137,9 @@ pub fn run(args: &PlanArgs, output: Output) -> Result<ExitCode> {
 }
 
 impl PlanArgs {
-    fn target_is_files(&self) -> bool {
-        self.to.is_some_and(|target| target != Target::Store)
+    /// Does it write or look at the store?
+    fn is_of_the_store(&self) -> bool {
+        self.to == Some(Target::Store) || (self.check && self.against.is_empty())
     }
 
     /// The plan that the files make, checked as a whole.
@@ -300,9 +304,8 @@ fn show(plan: &Plan, output: Output) -> Result<ExitCode> {
 fn store(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<ExitCode> {
     let node = Node::load()?;
     let nodes = args.nodes(&node)?;
-    let import = ipam::changes(&node, pools, &nodes)?;
+    let import = changes(args, &node, plan, pools, &nodes)?;
     warn(&import);
-    other_pools(&node, plan, &nodes)?;
     if !args.diff {
         ipam::write(&node, &import, args.force)?;
     }
@@ -315,8 +318,7 @@ fn check(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<
     let mut import = if args.against.is_empty() {
         let node = Node::load()?;
         let nodes = args.nodes(&node)?;
-        other_pools(&node, plan, &nodes)?;
-        ipam::changes(&node, pools, &nodes)?
+        changes(args, &node, plan, pools, &nodes)?
     } else {
         Import { lines: differences(&args.read_other()?, pools), ..Import::default() }
     };
@@ -356,9 +358,9 @@ fn warn(import: &Import) {
     import.outside.iter().for_each(|lease| say(&lease.to_string()));
 }
 
-/// A pool that the plan does not name stays as it is: perhaps another plan's, perhaps of an old name.
-fn other_pools(node: &Node, plan: &Plan, nodes: &Nodes) -> Result<()> {
-    let planned: BTreeSet<&str> = plan.pools.iter().map(|pool| pool.name.as_str()).collect();
+/// What the plan changes in the store. A pool that it does not name stays as it is, perhaps of another plan, and is
+/// told; or with `--prune` it goes, perhaps of an old name.
+fn changes(args: &PlanArgs, node: &Node, plan: &Plan, pools: &Pools, nodes: &Nodes) -> Result<Import> {
     let store = Store::open(node)?;
     let names = match nodes {
         Nodes::One(name) => vec![name.clone()],
@@ -366,15 +368,28 @@ fn other_pools(node: &Node, plan: &Plan, nodes: &Nodes) -> Result<()> {
     };
     let mut others: BTreeMap<String, usize> = BTreeMap::new();
     for name in &names {
-        let pools = store.pools(name)?;
-        for pool in pools.into_iter().filter(|pool| !planned.contains(pool.as_str())) {
+        for pool in store.pools(name)?.into_iter().filter(|pool| !pools.contains_key(pool)) {
             *others.entry(pool).or_default() += 1;
         }
     }
-    for (pool, count) in others {
-        say(&format!("pool {pool} is in the store ({count} nodes) and not in the plan: it stays as it is"));
+    if !args.prune {
+        for (pool, count) in others {
+            say(&format!(
+                "pool {pool} is in the store ({count} nodes) and not in the plan: it stays (--prune: it goes)"
+            ));
+        }
+        return ipam::changes(node, pools, nodes);
     }
-    Ok(())
+    // A node that is not in the plan at all has most likely another name there, and would lose everything.
+    if let Nodes::One(name) = nodes
+        && !plan.nodes().contains(name.as_str())
+    {
+        let near = ipam::store::near_misses(name, plan.nodes().into_iter());
+        fail!(InvalidConfig, "--prune: node {name} is not in the plan{}", ipam::store::hint(&near));
+    }
+    let mut pools = pools.clone();
+    pools.extend(others.into_keys().map(|pool| (pool, BTreeMap::new())));
+    ipam::changes(node, &pools, nodes)
 }
 
 /// Several files are told from each other by a comment that each of the formats knows; manifests make one file for
