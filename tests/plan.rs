@@ -295,6 +295,22 @@ fn a_store_that_the_plan_does_not_know_whole_is_told() {
     place.ok("store", &["plan", FABRIC, "--check", "--prune"]);
 }
 
+/// Root may write into a folder that is not root's alone.
+#[test]
+fn no_link_leads_out_of_the_folder_that_is_written() {
+    let place = Place::new();
+    let victim = place.write("victim", "untouched");
+    fs::create_dir(place.path("pools")).unwrap();
+    for name in [".rail-0.yaml.new", "rail-1.yaml"] {
+        std::os::unix::fs::symlink(&victim, place.path("pools").join(name)).unwrap();
+    }
+    let out = place.path("pools").display().to_string();
+    place.ok("store", &["plan", FABRIC, "--to", "cidrpool", "--out", &out]);
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched");
+    assert!(fs::symlink_metadata(place.path("pools/rail-1.yaml")).unwrap().is_file());
+    assert_eq!(place.files("pools").len(), 8);
+}
+
 #[test]
 fn what_makes_no_sense_is_refused_before_anything_is_written() {
     let place = Place::new();

@@ -444,7 +444,9 @@ fn write_files(dir: &Path, files: &[File], mode: u32, is_diff: bool, output: Out
             if *change != "same" {
                 let beside = dir.join(format!(".{}.new", file.name));
                 let mut options = std::fs::File::options();
-                options.write(true).create(true).truncate(true).mode(mode);
+                // Never through a link that somebody else put there; what is left of a run that was killed goes.
+                options.write(true).create_new(true).mode(mode);
+                let _ = std::fs::remove_file(&beside);
                 let opened = options.open(&beside);
                 opened
                     .and_then(|mut opened| opened.write_all(file.text.as_bytes()))
