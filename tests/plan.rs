@@ -317,6 +317,10 @@ fn what_makes_no_sense_is_refused_before_anything_is_written() {
     let scheme = ["plan", FABRIC, "--tiers", "2"];
     assert!(place.fails(1, &scheme).contains("--tiers is for topology files"));
     assert!(place.fails(1, &["plan", FABRIC, "--prune"]).contains("--prune and --force are for the store"));
+    for target in ["cidrpool", "nads"] {
+        let said = place.fails(1, &["plan", FABRIC, "--pool-name", "Rail-{rail}", "--to", target]);
+        assert!(said.contains("pool Rail-0: Kubernetes takes small letters"), "{said}");
+    }
     let diff = ["plan", FABRIC, "--to", "cidrpool", "--diff"];
     assert!(place.fails(1, &diff).contains("--diff needs the store, or --out"));
     assert!(

@@ -109,7 +109,7 @@ pub fn run(args: &PlanArgs, output: Output) -> Result<ExitCode> {
     }
     let (mut plan, pools) = args.read()?;
     let files = match args.to {
-        Some(Target::Cidrpool) => manifest::write(&mut plan),
+        Some(Target::Cidrpool) => manifest::write(&mut plan)?,
         Some(Target::Nads) => nads::write(&plan)?,
         Some(Target::Netplan) => netplan::write(&plan)?,
         Some(Target::Nvue) => nvue::write(&plan)?,

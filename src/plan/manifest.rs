@@ -146,9 +146,10 @@ fn manifest(part: Part<'_>) -> Result<Manifest<'_>, Fault> {
 }
 
 /// A file for each pool.
-pub fn write(plan: &mut Plan) -> Vec<File> {
+pub fn write(plan: &mut Plan) -> Result<Vec<File>> {
     let mut files = Vec::new();
     for pool in &plan.pools {
+        pool.check_object_name()?;
         let text = text(pool);
         if text.len() > MAX_OBJECT {
             plan.warnings.push(format!(
@@ -161,7 +162,7 @@ pub fn write(plan: &mut Plan) -> Vec<File> {
         }
         files.push(File { name: format!("{}.yaml", pool.name), text });
     }
-    files
+    Ok(files)
 }
 
 fn text(pool: &Pool) -> String {

@@ -161,6 +161,18 @@ impl Plan {
 }
 
 impl Pool {
+    /// Can the pool's name be that of a CIDRPool or a network in Kubernetes?
+    pub fn check_object_name(&self) -> Result<()> {
+        let name = &self.name;
+        if !is_object_name(name) {
+            fail!(
+                InvalidConfig,
+                "pool {name}: Kubernetes takes small letters, digits, - and . in names: give it another one"
+            );
+        }
+        Ok(())
+    }
+
     /// Rows with their cables.
     pub fn rows(&self) -> impl Iterator<Item = (&cidrpool::Row, &[Cable])> {
         let cables = self.cables.iter().map(Vec::as_slice).chain(std::iter::repeat([].as_slice()));
@@ -192,6 +204,17 @@ impl Pool {
         });
         Ok(links.collect())
     }
+}
+
+/// RFC 1123, as Kubernetes checks it.
+fn is_object_name(name: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let is_label = |label: &str| {
+        let ends = [label.bytes().next(), label.bytes().next_back()];
+        ends.iter().all(|end| end.is_some_and(is_inner))
+            && label.bytes().all(|byte| is_inner(byte) || byte == b'-')
+    };
+    name.len() <= 253 && name.split('.').all(is_label)
 }
 
 /// One error for all faults.

@@ -48,12 +48,7 @@ fn networks(plan: &Plan) -> Vec<Vec<&Pool>> {
 fn network(pools: &[&Pool]) -> Result<String> {
     let Some(first) = pools.first() else { return Ok(String::new()) };
     let name = &first.name;
-    if !is_object_name(name) {
-        fail!(
-            InvalidConfig,
-            "pool {name}: Kubernetes takes small letters, digits, - and . in names: give it another one"
-        );
-    }
+    first.check_object_name()?;
     let names: Vec<_> = pools.iter().map(|pool| pool.name.as_str()).collect();
     let mtu = pools.iter().flat_map(|pool| pool.cables.iter().flatten()).filter_map(|cable| cable.mtu).min();
     let mut plugin = vec![("type", json!("rail-cni"))];
@@ -93,17 +88,6 @@ spec:
         plugin.concat(),
         names.join(",")
     ))
-}
-
-/// RFC 1123, as Kubernetes checks it.
-fn is_object_name(name: &str) -> bool {
-    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let is_label = |label: &str| {
-        let ends = [label.bytes().next(), label.bytes().next_back()];
-        ends.iter().all(|end| end.is_some_and(is_inner))
-            && label.bytes().all(|byte| is_inner(byte) || byte == b'-')
-    };
-    name.len() <= 253 && name.split('.').all(is_label)
 }
 
 #[cfg(test)]
