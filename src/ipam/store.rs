@@ -418,7 +418,7 @@ pub fn near_misses<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Ve
 /// What to do about a node that is not there.
 pub fn hint(near: &[String]) -> String {
     match near {
-        [] => ": `rail-ipam import` must give it one, for nothing is ever invented".to_owned(),
+        [] => ": `rail-ipam plan` or `import` must give it one, for nothing is ever invented".to_owned(),
         near => format!(
             ": did the plan mean it with {}? Names are exact: correct the plan, or nodeName in node.json",
             near.join(", ")
