@@ -156,7 +156,7 @@ set_up_nodes() {
     local n
     for n in "${nodes[@]}"; do
         mkdir -p "$dir/node-$n"
-        printf '{"nodeName": "node-%d", "runDir": "%s/run", "storeDir": "%s/store"}\n' \
+        printf '{"nodeName": "node-%d", "runDir": "%s/run", "storeDir": "%s/store", "policy": {"kinds": ["veth"]}}\n' \
             "$n" "$dir/node-$n" "$dir/node-$n" >"$dir/node-$n/node.json"
         RAIL_CNI_NODE_CONFIG=$dir/node-$n/node.json "$bin/rail-ipam" plan "$dir/fabric.yaml" --to store >"$dir/node-$n/plan"
         state_of "$n" >"$dir/node-$n/before"

@@ -31,10 +31,12 @@ enter_sandbox() {
     RAIL_SANDBOX=$EUID exec unshare "${how[@]}" --propagation private "$BASH" "$0" "$@"
 }
 
-# Inside: a /run of our own (leases, records, `ip netns`), the sysfs of this network namespace, loopback.
+# Inside: a /run of our own (`ip netns`), a /dev/shm of our own (run folders: below a /run that process 1 does not
+# see the plugins refuse them), the sysfs of this network namespace, loopback.
 furnish_sandbox() {
     mount -t tmpfs -o mode=755 tmpfs /run
     mkdir -p /run/netns
+    mount -t tmpfs -o mode=755 tmpfs /dev/shm
     mount -t sysfs sysfs /sys 2>/dev/null || true # a container may forbid it
     ip link set lo up
 }

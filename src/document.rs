@@ -266,6 +266,35 @@ impl<'a> Part<'a> {
         }
     }
 
+    /// A copy whose keys are what `spell` makes of them: it is told the value, the path of what holds it, and the
+    /// key. Of two keys that become one, one is kept that is not null.
+    pub fn respelt(self, spell: &mut dyn FnMut(Part<'a>, &str, &str) -> String) -> Document {
+        let (value, lines) = self.placed("", spell);
+        Document { file: self.file.to_owned(), value, is_json: true, lines }
+    }
+
+    fn placed(self, path: &str, spell: &mut dyn FnMut(Part<'a>, &str, &str) -> String) -> Placed {
+        let line = self.lines.line;
+        if self.value.is_object() {
+            let dot = if path.is_empty() { "" } else { "." };
+            let mut entries = BTreeMap::new();
+            for (key, part) in self.entries() {
+                let key = spell(part, path, key);
+                let below = format!("{path}{dot}{key}");
+                if !part.value.is_null() || !entries.contains_key(&key) {
+                    entries.insert(key, part.placed(&below, spell));
+                }
+            }
+            return object(entries, line);
+        }
+        if !self.value.is_array() {
+            return (self.value.clone(), self.lines.clone());
+        }
+        let items = self.items().enumerate().map(|(at, item)| item.placed(&format!("{path}[{at}]"), spell));
+        let (values, lines): (Vec<Value>, Vec<Lines>) = items.unzip();
+        (values.into(), Lines::of(line, lines))
+    }
+
     /// Follows `path` as far as it leads; with what is left of it.
     fn follow(mut self, path: &str) -> (Part<'a>, &str) {
         let mut rest = path;

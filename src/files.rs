@@ -17,6 +17,7 @@ use anyhow::{Context as _, Result};
 use nix::dir::Dir as DirStream;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, RenameFlags, openat, renameat, renameat2};
+use nix::libc::{S_IFMT, S_IFREG};
 use nix::sys::stat::{FileStat, Mode, fstat, fstatat, mkdirat};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, linkat, unlinkat};
@@ -46,9 +47,12 @@ impl Dir {
     /// Opens `path`, made with its parents where it is missing.
     pub fn create(path: &Path) -> Result<Dir> {
         use std::os::unix::fs::DirBuilderExt as _;
-        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
-        made.and_then(|()| Dir::open(path))
-            .with_context(|| format!("cannot open the folder {}", path.display()))
+        let make = || std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+        let opened = match Dir::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => make().and_then(|()| Dir::open(path)),
+            opened => opened,
+        };
+        opened.with_context(|| format!("cannot open the folder {}", path.display()))
     }
 
     /// Opens the folder `name` in this one; `None` when there is none.
@@ -63,11 +67,20 @@ impl Dir {
 
     /// Opens the folder `name` in this one, made where it is missing.
     pub fn create_sub(&self, name: &str) -> Result<Dir> {
+        // It is there nearly always.
+        if let Some(there) = self.sub(name)? {
+            return Ok(there);
+        }
         match mkdirat(&self.fd, name, Mode::S_IRWXU) {
             Ok(()) | Err(Errno::EEXIST) => (),
             Err(errno) => return Err(self.error(errno, "cannot make the folder", name)),
         }
-        self.sub(name)?.with_context(|| format!("the folder {} vanished", self.path.join(name).display()))
+        self.sub(name)?.ok_or_else(|| self.error(Errno::ENOENT, "cannot open the folder", name))
+    }
+
+    /// Removes the folder `name` if nothing is in it; tells whether it did.
+    pub fn remove_empty(&self, name: &str) -> bool {
+        unlinkat(&self.fd, name, UnlinkatFlags::RemoveDir).is_ok()
     }
 
     /// Where the folder is, for messages.
@@ -152,6 +165,36 @@ impl Dir {
         Ok(renameat(&self.fd, name, &to.fd, new_name)?)
     }
 
+    /// Moves the file `name` of the folder `from` here, in one step, under a name that is free, which it returns.
+    /// `None`: there is no file of that name. No room is needed, which a link on a full tmpfs would.
+    pub fn receive(&self, from: &Dir, name: &str) -> Result<Option<String>> {
+        let mut free = name.to_owned();
+        loop {
+            let kind =
+                fstatat(&from.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW).map(|stat| stat.st_mode & S_IFMT);
+            let moved = match kind {
+                Ok(S_IFREG) => renameat2(&from.fd, name, &self.fd, &*free, RenameFlags::RENAME_NOREPLACE),
+                Ok(_) | Err(Errno::ENOENT) => return Ok(None),
+                Err(errno) => Err(errno),
+            };
+            match moved {
+                Ok(()) => return Ok(Some(free)),
+                Err(Errno::EEXIST) => free = self.free_name(name)?,
+                // Gone meanwhile, or a file system that knows no flags.
+                Err(Errno::ENOENT | Errno::EINVAL) => return Ok(None),
+                Err(errno) => return Err(from.error(errno, "cannot move", name)),
+            }
+        }
+    }
+
+    /// `name`, or with a number before it where there is one already.
+    pub fn free_name(&self, name: &str) -> Result<String> {
+        let names = self.names()?;
+        let numbered = (2u32..).map(|number| format!("{number}~{name}"));
+        let mut candidates = std::iter::once(name.to_owned()).chain(numbered);
+        candidates.find(|name| !names.contains(name)).context("no free name")
+    }
+
     /// Exchanges two entries in one step.
     pub fn exchange(&self, one: &str, other: &str) -> io::Result<()> {
         Ok(renameat2(&self.fd, one, &self.fd, other, RenameFlags::RENAME_EXCHANGE)?)
@@ -231,7 +274,8 @@ impl Dir {
         left.iter().try_for_each(|name| self.remove(name))
     }
 
-    /// Shows every name to `look`. None is copied, for there may be thousands.
+    /// Shows every name to `look`. None is copied, for there may be thousands. A folder that was removed while we
+    /// had it open has none.
     pub fn visit(&self, mut look: impl FnMut(&str)) -> Result<()> {
         let mut list = || -> nix::Result<()> {
             let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
@@ -243,7 +287,11 @@ impl Dir {
             }
             Ok(())
         };
-        list().with_context(|| format!("cannot list {}", self.path.display()))
+        match list() {
+            // The kernel's iterate_dir, of a dead folder.
+            Err(Errno::ENOENT) => Ok(()),
+            listed => listed.with_context(|| format!("cannot list {}", self.path.display())),
+        }
     }
 
     /// Can files be made here? Asks without making one.
@@ -256,23 +304,45 @@ impl Dir {
     /// Takes the lock `name`, a file in this folder that has no other use, or waits for it until `patience`
     /// has passed. The kernel releases it when the process ends, however it ends.
     pub fn lock(&self, name: &str, patience: Duration) -> Result<Lock> {
+        /// All who wait ask equally often, whenever they came, and not in step: so each has its turn.
+        const PAUSE: Duration = Duration::from_millis(1);
+        const JITTER: u32 = 4_000_000;
         let deadline = Instant::now() + patience;
-        let mut pause = Duration::from_millis(1);
         loop {
             if let Some(lock) = self.try_lock(name)? {
                 return Ok(lock);
             }
+            let pause = PAUSE + Duration::from_nanos((since_boot().subsec_nanos() % JITTER).into());
             if Instant::now() + pause > deadline {
                 let path = self.path.join(name);
-                fail!(
-                    TryAgain,
-                    "another process has held {} for {patience:?}: `fuser -v` shows which",
-                    path.display()
-                );
+                let holder = self.holder(name).unwrap_or_else(|| "`fuser -v` shows which".to_owned());
+                fail!(TryAgain, "another process has held {} for {patience:?}: {holder}", path.display());
             }
             std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(16));
         }
+    }
+
+    /// Who holds the lock `name`, for a message, where the kernel tells it.
+    fn holder(&self, name: &str) -> Option<String> {
+        let file = fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW).ok()?;
+        let (major, minor) = (nix::sys::stat::major(file.st_dev), nix::sys::stat::minor(file.st_dev));
+        let lock = format!("{major:02x}:{minor:02x}:{}", file.st_ino);
+        let pid = holder_in(&std::fs::read_to_string("/proc/locks").ok()?, &lock)?;
+        let of_process = |file: &str| std::fs::read(format!("/proc/{pid}/{file}")).ok();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        let program = text(&of_process("comm")?);
+        let environment = of_process("environ").unwrap_or_default();
+        let call: Vec<_> = ["CNI_COMMAND", "CNI_CONTAINERID", "CNI_IFNAME"]
+            .iter()
+            .filter_map(|variable| {
+                let value =
+                    |entry: &[u8]| Some(text(entry.strip_prefix(variable.as_bytes())?.strip_prefix(b"=")?));
+                environment.split(|byte| *byte == 0).find_map(value)
+            })
+            .filter(|value| !value.is_empty())
+            .collect();
+        let call = if call.is_empty() { String::new() } else { format!(", {}", call.join(" ")) };
+        Some(format!("{program} (process {pid}{call})"))
     }
 
     /// Takes the lock `name` if nobody holds it.
@@ -343,6 +413,24 @@ impl Dir {
         let hint = if errno == Errno::ELOOP { " (a symbolic link: remove it)" } else { "" };
         anyhow::Error::new(io::Error::from(errno)).context(format!("{what} {}{hint}", path.display()))
     }
+}
+
+/// The process that holds the flock on the file `MAJOR:MINOR:INODE`, in the text of /proc/locks; those who wait
+/// have an arrow. 0 and less are processes that this process cannot see.
+fn holder_in(locks: &str, file: &str) -> Option<u32> {
+    locks.lines().find_map(|line| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        match words[..] {
+            [_, "FLOCK", _, _, pid, of, ..] if of == file => pid.parse().ok().filter(|pid| *pid > 0),
+            _ => None,
+        }
+    })
+}
+
+/// Was something not there?
+pub fn is_not_found(error: &anyhow::Error) -> bool {
+    let cause = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>());
+    cause.is_some_and(|cause| cause.kind() == io::ErrorKind::NotFound)
 }
 
 /// A lock held until it is dropped. The file can carry a note that only holders read.
@@ -478,6 +566,41 @@ mod tests {
         assert!(dir.try_lock("l").unwrap().is_some());
         assert!(!dir.is_locked("none").unwrap());
         assert_eq!(dir.names().unwrap(), ["l"]);
+    }
+
+    /// A node with a hanging call is repaired by who knows which one it is.
+    #[test]
+    fn who_waited_in_vain_for_a_lock_is_told_who_holds_it() {
+        let (_temp, dir) = folder();
+        let _held = dir.try_lock("l").unwrap().unwrap();
+        let error = dir.lock("l", Duration::from_millis(20)).unwrap_err().to_string();
+        let comm = std::fs::read_to_string("/proc/self/comm").unwrap();
+        let expected = format!("for 20ms: {} (process {}", comm.trim(), std::process::id());
+        assert!(error.contains(&expected), "{error}");
+    }
+
+    #[test]
+    fn the_holder_is_read_from_the_kernels_list() {
+        let locks = "1: POSIX  ADVISORY  WRITE 11 00:1a:77 0 EOF\n\
+                     2: FLOCK  ADVISORY  WRITE 12 00:1b:77 0 EOF\n\
+                     3: FLOCK  ADVISORY  WRITE 13 00:1a:77 0 EOF\n\
+                     3: -> FLOCK  ADVISORY  WRITE 14 00:1a:77 0 EOF\n\
+                     4: FLOCK  ADVISORY  WRITE -1 00:1a:78 0 EOF\n";
+        assert_eq!(holder_in(locks, "00:1a:77"), Some(13));
+        assert_eq!(holder_in(locks, "00:1a:78"), None);
+        assert_eq!(holder_in("", "00:1a:77"), None);
+    }
+
+    #[test]
+    fn an_open_folder_that_was_removed_is_empty_and_takes_no_lock() {
+        let (_temp, dir) = folder();
+        let sub = dir.create_sub("d").unwrap();
+        drop(sub.try_lock("l").unwrap().unwrap());
+        assert!(!dir.remove_empty("d"));
+        sub.remove("l").unwrap();
+        assert!(dir.remove_empty("d"));
+        assert!(sub.names().unwrap().is_empty());
+        assert!(is_not_found(&sub.try_lock("l").unwrap_err()));
     }
 
     #[test]

@@ -7,20 +7,27 @@
 //! | --- | --- |
 //! | [`cni`] | the protocol: [`cni::main`] is the whole life of a plugin's process, [`cni::Plugin`] its five verbs |
 //! | `cni::args` | `CNI_*` variables, checked once; finding a plugin in `CNI_PATH` |
+//! | `cni::keys` | keys in any letter case, and none twice |
 //! | `cni::result` | results of all versions, from 0.1.0 to 1.1.0, read and written |
 //! | `cni::error` | error codes; `fail!` and `failure!`, used everywhere |
 //! | `cni::delegate` | calling an IPAM plugin, with a deadline |
 //! | [`node`] | node.json, the only source of paths |
+//! | `place` | is the run folder the host's? |
 //! | [`attach`] | rail-cni: ADD, DEL, CHECK, STATUS, GC, each on one screen |
 //! | `attach::config` | the network configuration, checked as far as it can be by itself |
 //! | `attach::record` | what is on file of an attachment, and the locks |
 //! | `attach::claim` | who has a device; what a lost DEL left is undone here |
+//! | `attach::debt` | what is still owed of attachments whose device is home |
 //! | `attach::device` | which device is meant, and whether it may be taken |
+//! | `attach::stacked` | who in another namespace uses it |
+//! | `attach::userspace` | who has opened a device that has no netdev |
 //! | `attach::pod` | the rail inside the pod: addresses, sysctls, routes, rules |
 //! | `attach::vf` | settings that a PF makes for its VF |
 //! | `attach::probe` | does the gateway answer? |
 //! | `attach::rdma` | RDMA devices that go with the netdev |
+//! | `attach::settings` | what a pod can change on a netdev: taken down at ADD, put back at DEL |
 //! | `attach::giveback` | the way home: for DEL, rollback, GC, `reap` and the next ADD alike |
+//! | `attach::settings` | what else a pod can set on a netdev: taken down at ADD, put back here |
 //! | `attach::check` | what CHECK compares |
 //! | `attach::devinfo` | the device-info file |
 //! | `attach::lint`, `attach::lint::plugin` | `rail-cni lint`: networks together, and one plugin's configuration |
@@ -50,7 +57,9 @@
 //! | `plan::yaml` | YAML in one form |
 //! | [`netlink`] | a synchronous socket that always ends in an answer or an error |
 //! | `netlink::link` | netdevs, and the move between namespaces |
+//! | `netlink::tunables`, `netlink::ethtool` | what else can be set on a netdev |
 //! | `netlink::address`, `netlink::route`, `netlink::rule` | what a rail has in the pod |
+//! | `netlink::filter`, `netlink::stacked` | what of the host sees its frames, and what is stacked on it |
 //! | `netlink::neighbour` | who answers on a link |
 //! | `netlink::vf` | the VFs of a PF |
 //! | `netlink::rdma` | RDMA devices, which have a protocol of their own |
@@ -69,7 +78,7 @@
 //! 2. The attachment is locked. What an earlier ADD of it left undone is undone.
 //! 3. The device is found and locked. If a dead pod had it, it is put right first; if a living one, error 11.
 //! 4. It is compared with rail, policy, MTU and what the host needs; VF and RDMA plans are made.
-//! 5. The record goes on file, with what the device was: name, altnames, MTU, MAC, VF settings.
+//! 5. The record goes on file, with what the device was: name, altnames, MTU, MAC, VF settings, all other settings.
 //! 6. The IPAM is asked for the address; rail-ipam writes a lease. The record learns addresses, routes and rules.
 //! 7. The PF sets VF properties, RDMA devices move. One netlink message moves the device, with name, MTU and MAC.
 //! 8. In the pod: sysctls, addresses, link up, routes, rules; the gateway answers. Then the device-info file.
@@ -81,9 +90,10 @@
 //! 2. The attachment is locked, which waits for an ADD that its runtime gave up. The record is read, or its copy.
 //! 3. If the namespace is still the recorded one: rules go, RDMA devices and the device come home in one message.
 //! 4. Otherwise the device is looked for on the host, under whatever name the kernel gave it.
-//! 5. VF settings, name, MTU, MAC and altnames are set back; the link is down.
-//! 6. The device-info file goes, and the IPAM gets its DEL.
-//! 7. Every step is tried. If all succeeded the record goes; else it stays and says what is left.
+//! 5. VF settings, name, MTU, MAC, altnames and the rest are set back, where asked for after a reset of the function.
+//! 6. Every step is tried. With the device on the host the record becomes a debt, and the device is free: what could not
+//!    be set back, the device-info file and the IPAM's DEL are owed, and tried now.
+//! 7. What fails stays owed, for later calls. DEL fails only where the device is still in the pod.
 //! 8. The time of the DEL stays in the attachment's lock file: an ADD that began before it must not go on.
 //!
 //! # Where the state is
@@ -94,6 +104,7 @@
 //! | `/var/lib/rail-cni/store/NODE/POOL.json` | `ipam::store`; written by `rail-ipam import` and `plan` |
 //! | `/run/rail-cni/leases/NODE/POOL/ADDRESS@KEY.json`, `lock` | `ipam::lease` |
 //! | `/run/rail-cni/attachments/CONTAINER:IFNAME:DEVICE.json` | `attach::record` |
+//! | `/run/rail-cni/debts/`, the same names | `attach::record`, `attach::debt`: records whose device is home |
 //! | `/run/rail-cni/locks/` | `attach::record`: `attachment-` with the time of the last DEL, `device-` with a copy of the record, `pf-` |
 //!
 //! rail-cni never reads a lease and rail-ipam never reads a record: between them is only the CNI protocol.
@@ -110,6 +121,7 @@ pub mod netlink;
 pub mod netns;
 pub mod node;
 pub mod output;
+mod place;
 pub mod plan;
 pub mod progress;
 pub mod sysfs;

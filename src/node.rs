@@ -53,10 +53,23 @@ struct LogConfig {
     #[serde(deserialize_with = "level")]
     level: Option<LevelFilter>,
     file: Option<PathBuf>,
+    /// Where networks may have files of their own.
+    dir: Option<PathBuf>,
 }
 
-/// DESIGN section 9; an absent list allows all.
-#[derive(Clone, Debug, Default, Deserialize)]
+impl LogConfig {
+    /// The operator's file, or one directly in the folder that he named for them: in any other, as /var/log,
+    /// a tenant would write into somebody's file.
+    fn allows(&self, asked: &Path) -> bool {
+        let name = asked.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let is_name = !name.is_empty() && !name.starts_with('.') && !name.contains(char::is_control);
+        let is_inside = self.dir.is_some() && asked.parent() == self.dir.as_deref();
+        self.file.as_deref() == Some(asked) || (is_inside && is_name)
+    }
+}
+
+/// An absent list allows all; `kinds` and `pfs_with_vfs` allow what is refused without them.
+#[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Policy {
     /// PCI addresses or netdev names of the PFs whose VFs (and which themselves) may be attached.
@@ -69,6 +82,27 @@ pub struct Policy {
     pub vfs_only: bool,
     /// VF keys that networks may set, as `vlan` or `trust`.
     pub vf_keys: Option<Vec<String>>,
+    /// Kinds of netdevs that may be attached beside the functions of a bus: `veth`, `netdevsim`, `representor`.
+    pub kinds: Vec<String>,
+    /// May a PF be attached that has VFs?
+    pub pfs_with_vfs: bool,
+    /// Whether a network may describe its pool in place; true.
+    pub inline_pools: bool,
+}
+
+impl Default for Policy {
+    fn default() -> Policy {
+        Policy {
+            pfs: None,
+            rails: None,
+            drivers: None,
+            vfs_only: false,
+            vf_keys: None,
+            kinds: Vec::new(),
+            pfs_with_vfs: false,
+            inline_pools: true,
+        }
+    }
 }
 
 fn level<'de, D: Deserializer<'de>>(from: D) -> Result<Option<LevelFilter>, D::Error> {
@@ -137,8 +171,13 @@ impl Node {
 
     /// The same, if it is there: for verbs that write nothing.
     pub fn existing_run(&self, name: &str) -> Result<Option<Dir>> {
+        self.existing_run_dir()?.map_or(Ok(None), |run| run.sub(name))
+    }
+
+    /// /run/rail-cni, if it is there.
+    pub fn existing_run_dir(&self) -> Result<Option<Dir>> {
         match Dir::open(&self.run_dir) {
-            Ok(dir) => dir.sub(name),
+            Ok(dir) => Ok(Some(dir)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error).with_context(|| format!("cannot open {}", self.run_dir.display())),
         }
@@ -150,23 +189,17 @@ impl Node {
         Dir::open(there).with_context(|| format!("cannot open {}", there.display()))?.writable()
     }
 
-    /// Starts the log. A network may ask for a level, and for a file beside the one that node.json names.
+    /// Starts the log. A network may ask for a level, and for a file that node.json allows.
     pub fn start_log(&self, network: &cni::Network) {
-        let text = |key| network.get(&[key]).and_then(Value::as_str);
-        let asked = text("logLevel").and_then(crate::log::parse_level);
-        let level = asked.or(self.log.level).unwrap_or(LevelFilter::Info);
-        let file = match (text("logFile").filter(|text| !text.is_empty()).map(Path::new), &self.log.file) {
-            (Some(asked), Some(ours)) if asked.parent() == ours.parent() && asked.file_name().is_some() => {
-                Some(asked)
-            }
-            (Some(_), ours) => ours.as_deref(),
-            (None, ours) => ours.as_deref(),
-        };
-        crate::log::configure(level, file);
-        if let Some(asked) =
-            text("logFile").filter(|asked| !asked.is_empty() && file != Some(Path::new(asked)))
-        {
-            log::warn!("logFile {asked:?} is not in the folder of node.json's log.file: ignored");
+        let text = |key| network.get(&[key]).and_then(Value::as_str).filter(|text| !text.is_empty());
+        let level = text("logLevel").and_then(crate::log::parse_level).or(self.log.level);
+        let asked = text("logFile").map(Path::new);
+        let allowed = asked.filter(|asked| self.log.allows(asked));
+        crate::log::configure(level.unwrap_or(LevelFilter::Info), allowed.or(self.log.file.as_deref()));
+        if let Some(asked) = asked.filter(|_| allowed.is_none()) {
+            log::warn!(
+                "logFile {asked:?} is neither node.json's log.file nor a file in its log.dir: ignored"
+            );
         }
     }
 }
@@ -208,7 +241,10 @@ fn parse(path: &Path, value: &Value) -> Result<Node> {
         ("runDir", &node.run_dir),
         ("sysfsRoot", &node.sysfs_root),
         ("deviceInfoDir", &node.device_info_dir),
-    ] {
+    ]
+    .into_iter()
+    .chain(node.log.dir.as_ref().map(|dir| ("log.dir", dir)))
+    {
         if !dir.is_absolute() {
             fail!(InvalidConfig, "{}: {key}: {} is not an absolute path", path.display(), dir.display());
         }

@@ -54,7 +54,7 @@ pub fn table(headers: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Strin
 
 /// What a runtime or a tenant wrote must not steer a terminal.
 pub fn printable(text: &str) -> String {
-    text.replace(char::is_control, "?")
+    text.replace(crate::log::is_unprintable, "?")
 }
 
 /// JSON, a line for each key.

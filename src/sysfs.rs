@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
+use crate::cni::all_of;
 use crate::{fail, failure};
 
 /// Drivers that hand the function to a program in user space: there is no netdev.
@@ -108,32 +109,42 @@ impl Function {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error).with_context(|| format!("cannot read {}", device.display())),
         };
-        // A virtio NIC's device is virtioN below the function.
-        for part in real.ancestors().filter_map(|path| path.file_name()?.to_str()) {
-            let Some(id) = DeviceId::parse(part) else { continue };
-            let found = Function::find(sysfs, &id)?;
-            if found.is_some() {
-                return Ok(found);
-            }
-        }
-        Ok(None)
+        // A virtio NIC's device is virtioN below the function. What is further below is not the function: a NIC
+        // on USB has the controller above it.
+        let mut parts = real.ancestors().filter_map(|path| path.file_name()?.to_str());
+        let id = parts.find(|part| !part.starts_with("virtio")).and_then(DeviceId::parse);
+        id.map_or(Ok(None), |id| Function::find(sysfs, &id))
     }
 
-    /// Its netdev in the host's namespace: the uplink, where a PF in switchdev mode has its VFs'
-    /// representors beside it (the first entry of `net` is any of them).
+    /// Its netdev in the host's namespace; that of its first port, where it has several.
     pub fn netdev(&self) -> Result<Option<String>> {
-        let mut names = names(&self.path.join("net"))?;
-        if names.is_empty() {
-            for entry in names_starting_with(&self.path, "virtio")? {
-                names.extend(self::names(&self.path.join(entry).join("net"))?);
-            }
+        Ok(self.netdevs()?.into_iter().next())
+    }
+
+    /// Its netdevs in the host's namespace, in the order of its ports: mlx4 and cxgb4 have a function for two
+    /// ports and more. Not those beside them: the representors that a PF in switchdev mode has of its VFs, and
+    /// the children of an IPoIB device.
+    pub fn netdevs(&self) -> Result<Vec<String>> {
+        let mut dir = self.path.join("net");
+        let mut names = names(&dir)?;
+        if names.is_empty()
+            && let Some(virtio) = names_starting_with(&self.path, "virtio")?.first()
+        {
+            dir = self.path.join(virtio).join("net");
+            names = self::names(&dir)?;
         }
-        names.sort();
-        let is_uplink = |name: &&String| {
-            let port = read(&self.path.join("net").join(name).join("phys_port_name"));
-            port.is_none_or(|port| !is_representor(&port))
-        };
-        Ok(names.iter().find(is_uplink).cloned())
+        names.retain(|name| !is_representor(&dir.join(name)));
+        if names.len() > 1 {
+            names.retain(|name| !is_stacked(&dir.join(name)));
+            names.sort_by_cached_key(|name| (port(&dir.join(name)), name.clone()));
+        }
+        Ok(names)
+    }
+
+    /// Is the netdev `name` that of one of its ports, and no representor or child?
+    pub fn has_port(&self, sysfs: &Path, name: &str) -> Result<bool> {
+        let is_there = self.netdevs()?.iter().any(|netdev| netdev == name);
+        Ok(is_there && !is_stacked(&sysfs.join("class/net").join(name)))
     }
 
     /// The driver that is bound to it.
@@ -144,6 +155,14 @@ impl Function {
     /// Is a program in user space to drive it?
     pub fn is_userspace(&self) -> bool {
         self.driver().is_some_and(|driver| USERSPACE_DRIVERS.contains(&driver.as_str()))
+    }
+
+    /// Its group, as /dev/vfio names it; `noiommu-4` where it is used without an IOMMU.
+    pub fn iommu_group(&self) -> Option<String> {
+        let group = self.path.join("iommu_group");
+        let number = link_name(&group)?;
+        let is_unsafe = read(&group.join("name")).is_some_and(|name| name == "vfio-noiommu");
+        Some(if is_unsafe { format!("noiommu-{number}") } else { number })
     }
 
     /// Is it a VF?
@@ -201,6 +220,38 @@ impl Function {
         Ok(Some(Pf { address, netdev }))
     }
 
+    /// Can it be reset alone? The file lists the ways that the kernel would take, one after the other (Linux 5.15);
+    /// only `flr` is sure to leave the other functions of the bus alone.
+    pub fn has_flr(&self) -> bool {
+        let methods = read(&self.path.join("reset_method")).unwrap_or_default();
+        methods.split_ascii_whitespace().any(|method| method == "flr")
+    }
+
+    /// A function-level reset: what the former owner left in the hardware is gone. Its driver is told and sets it up
+    /// again (pci_reset_function). Refused where the kernel would have to take another way.
+    pub fn flr(&self) -> Result<()> {
+        if !self.has_flr() {
+            fail!(
+                UnsupportedField,
+                "{} has no function-level reset (reset_method does not list flr)",
+                self.id
+            );
+        }
+        // The kernel tries them in turn, and goes on from one that the function turns out not to have.
+        let methods = self.path.join("reset_method");
+        let before = read(&methods).unwrap_or_default();
+        let write = |file: &Path, text: &str| {
+            fs::write(file, text).with_context(|| format!("cannot write {text} to {}", file.display()))
+        };
+        let is_alone = before == "flr";
+        if !is_alone {
+            write(&methods, "flr")?;
+        }
+        let reset = write(&self.path.join("reset"), "1");
+        let restored = if is_alone { Ok(()) } else { write(&methods, &before) };
+        all_of([reset, restored])
+    }
+
     /// Its RDMA devices, as long as they are in the host's namespace.
     pub fn rdma_devices(&self) -> Vec<String> {
         let mut names = names(&self.path.join("infiniband")).unwrap_or_default();
@@ -247,9 +298,34 @@ pub fn upper_devices(sysfs: &Path, name: &str) -> Result<Vec<String>> {
     Ok(entries.iter().filter_map(|entry| entry.strip_prefix("upper_")).map(str::to_owned).collect())
 }
 
+/// Does the netdev `name` stand for another function?
+pub fn represents(sysfs: &Path, name: &str) -> bool {
+    is_representor(&sysfs.join("class/net").join(name))
+}
+
+/// The bus that the device of the netdev `name` is on: `pci`, `usb`, `vmbus`.
+pub fn bus_of(sysfs: &Path, name: &str) -> Option<String> {
+    link_name(&sysfs.join("class/net").join(name).join("device/subsystem"))
+}
+
+/// The number of the port that the netdev `name` is, where its driver counts them: mlx4, cxgb4, IPoIB.
+pub fn port_of(sysfs: &Path, name: &str) -> Option<u32> {
+    port(&sysfs.join("class/net").join(name))
+}
+
+fn port(netdev: &Path) -> Option<u32> {
+    read(&netdev.join("dev_port"))?.parse().ok()
+}
+
 /// `pf0vf3`, `c1pf0vf3`, `pf0sf4`: ports of a switch that stand for a VF, SF or PF (devlink-port(8)).
-fn is_representor(port: &str) -> bool {
-    port.contains("vf") || port.contains("sf") || port.contains("pf")
+fn is_representor(netdev: &Path) -> bool {
+    let is_one = |port: String| port.contains("vf") || port.contains("sf") || port.contains("pf");
+    read(&netdev.join("phys_port_name")).is_some_and(is_one)
+}
+
+/// An IPoIB child, or a port of a switch chip (DSA): its traffic goes through another netdev.
+fn is_stacked(netdev: &Path) -> bool {
+    read(&netdev.join("iflink")).is_some_and(|link| Some(link) != read(&netdev.join("ifindex")))
 }
 
 fn names(dir: &Path) -> Result<Vec<String>> {
@@ -343,6 +419,58 @@ mod tests {
         }
     }
 
+    /// The PCI function above a NIC on USB is the controller of everything that is plugged in.
+    #[test]
+    fn a_netdev_below_a_function_is_not_the_function() {
+        let root = tree();
+        let at = |path: &str| root.path().join(path);
+        let usb = at("devices/pci0/0000:3b:00.0/usb1/1-1/1-1:1.0");
+        fs::create_dir_all(&usb).unwrap();
+        fs::create_dir_all(at("class/net/enx0")).unwrap();
+        fs::create_dir_all(at("bus/usb")).unwrap();
+        symlink(&usb, at("class/net/enx0/device")).unwrap();
+        symlink(at("bus/usb"), usb.join("subsystem")).unwrap();
+        assert_eq!(Function::of_netdev(root.path(), "enx0").unwrap(), None);
+        assert_eq!(bus_of(root.path(), "enx0").as_deref(), Some("usb"));
+        // virtio has a device of its own between.
+        let virtio = at("devices/pci0/0000:3b:00.2/virtio3");
+        fs::create_dir_all(virtio.join("net/eth7")).unwrap();
+        fs::remove_dir_all(at("devices/pci0/0000:3b:00.2/net")).unwrap();
+        fs::create_dir_all(at("class/net/eth7")).unwrap();
+        symlink(&virtio, at("class/net/eth7/device")).unwrap();
+        let function = Function::of_netdev(root.path(), "eth7").unwrap().unwrap();
+        assert_eq!(
+            (function.id.as_str(), function.netdevs().unwrap()),
+            ("0000:3b:00.2", vec!["eth7".to_owned()])
+        );
+        assert!(function.has_port(root.path(), "eth7").unwrap());
+    }
+
+    #[test]
+    fn ports_are_in_their_order_without_representors_and_children() {
+        let root = tree();
+        let net = |name: &str, files: &[(&str, &str)]| {
+            let dir = root.path().join("devices/pci0/0000:3b:00.2/net").join(name);
+            fs::create_dir_all(&dir).unwrap();
+            fs::create_dir_all(root.path().join("class/net")).unwrap();
+            let _ = symlink(&dir, root.path().join("class/net").join(name));
+            files.iter().for_each(|(file, text)| fs::write(dir.join(file), format!("{text}\n")).unwrap());
+        };
+        fs::remove_dir_all(root.path().join("class/net/ens1f0v0")).unwrap();
+        net("ens1f0v0", &[("dev_port", "1"), ("ifindex", "7"), ("iflink", "7")]);
+        net("ib9", &[("dev_port", "0"), ("ifindex", "5"), ("iflink", "5")]);
+        net("ib9.8001", &[("dev_port", "0"), ("ifindex", "6"), ("iflink", "5")]);
+        net("rep", &[("phys_port_name", "c1pf0sf4"), ("dev_port", "0")]);
+        let vf = Function::find(root.path(), &DeviceId::parse("0000:3b:00.2").unwrap()).unwrap().unwrap();
+        assert_eq!(vf.netdevs().unwrap(), ["ib9", "ens1f0v0"]);
+        assert_eq!(vf.netdev().unwrap().as_deref(), Some("ib9"));
+        for (name, is_port) in [("ib9", true), ("ens1f0v0", true), ("ib9.8001", false), ("rep", false)] {
+            assert_eq!(vf.has_port(root.path(), name).unwrap(), is_port, "{name}");
+        }
+        assert_eq!(port_of(root.path(), "ens1f0v0"), Some(1));
+        assert!(represents(root.path(), "rep") && !represents(root.path(), "ib9"));
+    }
+
     #[test]
     fn a_vf_knows_its_netdev_its_number_and_its_driver() {
         let root = tree();
@@ -353,5 +481,26 @@ mod tests {
         let driver = root.path().join("devices/pci0/0000:3b:00.2/driver");
         symlink(root.path().join("bus/pci/drivers/vfio-pci"), driver).unwrap();
         assert!(vf.is_userspace());
+    }
+
+    /// The other ways reset a slot or a bus, with functions that other pods have.
+    #[test]
+    fn only_a_function_that_can_be_reset_alone_is_reset() {
+        let root = tree();
+        let at = |name: &str| root.path().join("devices/pci0/0000:3b:00.2").join(name);
+        let vf = Function::find(root.path(), &DeviceId::parse("0000:3b:00.2").unwrap()).unwrap().unwrap();
+        fs::write(at("reset"), "").unwrap();
+        for methods in [None, Some("pm bus\n"), Some("")] {
+            methods.into_iter().for_each(|methods| fs::write(at("reset_method"), methods).unwrap());
+            assert!(!vf.has_flr() && vf.flr().is_err(), "{methods:?}");
+            assert_eq!(fs::read_to_string(at("reset")).unwrap(), "");
+        }
+        for methods in ["flr\n", "device_specific flr bus\n"] {
+            fs::write(at("reset"), "").unwrap();
+            fs::write(at("reset_method"), methods).unwrap();
+            vf.flr().unwrap();
+            assert_eq!(fs::read_to_string(at("reset")).unwrap(), "1");
+            assert_eq!(fs::read_to_string(at("reset_method")).unwrap().trim(), methods.trim());
+        }
     }
 }

@@ -182,10 +182,10 @@ pod=/run/netns/pod
 
 build_node() {
     furnish_sandbox
-    mkdir -p /run/test/{net.d,store/node-1,run}
+    mkdir -p /run/test/{net.d,store/node-1}
     mount -t tmpfs tmpfs /var/lib # libcni keeps its cache in /var/lib/cni/results, whatever one asks for
     cat >/run/test/node.json <<END
-{"nodeName": "node-1", "runDir": "/run/test/run", "storeDir": "/run/test/store", "sysfsRoot": "/run/test/sys",
+{"nodeName": "node-1", "runDir": "/dev/shm/run", "storeDir": "/run/test/store", "sysfsRoot": "/run/test/sys",
  "rails": [{"rail": 0, "pf": "$pf"}, {"rail": 1, "pf": "0000:02:00.0"}]}
 END
     cat >/run/test/store/node-1/rail-0.json <<END
@@ -251,8 +251,8 @@ describe() { jq -r '.[0]|"\(.ifname) \(.mtu) \(if .flags|index("UP") then "UP" e
 in_pod() { ip -n pod -j link show "$1" 2>/dev/null | describe || true; }
 pod_address() { ip -n pod -j -4 addr show net1 | jq -r '.[0].addr_info[]|"\(.local)/\(.prefixlen)"' || true; }
 host_device() { ip -j link show vf0 2>/dev/null | jq -r '.[]|select(.ifname)|"\(.ifname) \(.mtu) \(.address)"'; }
-count_leases() { find /run/test/run/leases -type f ! -name '*lock*' 2>/dev/null | wc -l; }
-count_records() { find /run/test/run/attachments -type f 2>/dev/null | wc -l; }
+count_leases() { find /dev/shm/run/leases -type f ! -name '*lock*' 2>/dev/null | wc -l; }
+count_records() { find /dev/shm/run/attachments -type f 2>/dev/null | wc -l; }
 
 # Is everything as before?
 back() {

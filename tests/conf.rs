@@ -10,7 +10,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use rail_cni::cni::{Args, Network};
+use rail_cni::attach::Attach;
+use rail_cni::cni::{Args, Network, Plugin as _};
 use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
@@ -87,7 +88,8 @@ impl Bench {
 
     /// Panics unless rail-cni takes every key and value of `config`, silently.
     fn accepts(&self, place: &str, config: &Value) {
-        let network = Network::parse(config.to_string().into_bytes(), Args::default(), vec![], false);
+        let stdin = config.to_string().into_bytes();
+        let network = Network::parse(stdin, Args::default(), vec![], Attach::KEYS, false);
         network.unwrap_or_else(|error| panic!("{place}: {error:#}"));
         let output = self.call(RAIL_CNI, "ADD", config);
         let error: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -520,6 +522,32 @@ fn the_messages_in_the_documents_are_those_of_the_code() {
         }
     }
     assert!(count > 40, "{count}");
+}
+
+/// A promise without a test is none.
+#[test]
+fn the_tests_in_the_threat_model_are_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut folders = vec![root.join("tests")];
+    let mut tests = String::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.extension().and_then(|extension| extension.to_str()) {
+                _ if path.is_dir() => folders.push(path),
+                Some("rs" | "sh") => tests += &fs::read_to_string(path).unwrap(),
+                _ => (),
+            }
+        }
+    }
+    let text = read("docs/security.md");
+    let is_name = |word: &String| word.matches('_').count() > 2 && !word.contains([' ', '/', '.']);
+    let named: Vec<_> = in_backquotes(&text).into_iter().filter(is_name).collect();
+    assert!(named.len() > 40, "{named:?}");
+    for name in named {
+        let is_there = tests.contains(&format!("fn {name}()")) || tests.contains(&format!("\n{name}() {{"));
+        assert!(is_there, "docs/security.md names the test {name}, which is nowhere below tests/");
+    }
 }
 
 #[test]

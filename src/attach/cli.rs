@@ -6,10 +6,11 @@ use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 use serde_json::{Value, json};
 
-use super::claim::{holds_its_device, settle};
+use super::claim::{Holding, holding, settle};
+use super::debt;
 use super::doctor::doctor;
 use super::lint::lint;
-use super::record::{Record, Records};
+use super::record::{DebtFile, Record, Records};
 use super::status::status;
 use crate::node::Node;
 use crate::output::{self, Output};
@@ -60,7 +61,14 @@ Exit status: 0 no error, 1 an error, 2 wrong usage."
     )]
     Lint(LintArgs),
     /// Put right what lost DELs left: devices of pods that are gone go back under their names, with their old
-    /// MTU and MAC, and their addresses are free again
+    /// MTU and MAC, and their addresses are free again; what is still owed of earlier ones is tried once more
+    #[command(
+        after_help = "WHICH is a container id, a pod as NAMESPACE/NAME, a device as status shows it, or the \
+file of a record that cannot be read. Without one, all are meant.
+A pod is left alone while its network namespace lives, and also while that cannot be told: from another mount \
+namespace, without the right to look. Run it on the host, as root.
+Exit status: 0 done, 1 something is left or owed, 2 wrong usage."
+    )]
     Reap(ReapArgs),
 }
 
@@ -76,6 +84,24 @@ struct ReapArgs {
     /// Only say what would be done
     #[arg(long)]
     dry_run: bool,
+    /// Drop what is still owed after this try, and named records that cannot be read
+    #[arg(long)]
+    forget: bool,
+    /// Also where it cannot be told whether the pod lives: for who knows that it is gone
+    #[arg(long, requires = "which")]
+    force: bool,
+    /// Only these
+    #[arg(value_name = "WHICH")]
+    which: Vec<String>,
+}
+
+impl ReapArgs {
+    fn means(&self, record: &Record) -> bool {
+        let is = |which: &String| {
+            *which == record.container_id || Some(which) == record.pod.as_ref() || *which == record.device.id
+        };
+        self.which.is_empty() || self.which.iter().any(is)
+    }
 }
 
 /// Runs the command in the arguments.
@@ -106,62 +132,137 @@ struct Reaped {
     /// With what went wrong; with nothing in a dry run.
     left: Vec<(Record, Option<String>)>,
     in_use: usize,
+    paid: Vec<DebtFile>,
+    owed: Vec<DebtFile>,
+    forgotten: Vec<DebtFile>,
+    /// Names of records that cannot be read, and of those that were dropped.
+    unreadable: Vec<String>,
+    dropped: Vec<String>,
 }
 
 fn reap(args: &ReapArgs, output: Output) -> Result<ExitCode> {
     let node = start("reap")?;
-    let (mut reaped, mut unreadable) = (Reaped::default(), Vec::new());
+    node.check_place(None)?;
+    let mut reaped = Reaped::default();
     if let Some(records) = Records::open_existing(&node)? {
-        let mut all;
-        (all, unreadable) = records.all()?;
+        // Those first: what is owed of the others has been tried once when it is filed below.
+        for debt in records.debts()?.into_iter().filter(|debt| !args.dry_run && args.means(&debt.record)) {
+            reap_debt(&records, debt, &node, &mut reaped)?;
+        }
+        let (mut all, unreadable) = records.all()?;
         all.sort_by(|one, other| one.device.id.cmp(&other.device.id));
-        for record in all {
-            if let Err(error) = reap_one(&records, &record, &node, args.dry_run, &mut reaped) {
+        for record in all.into_iter().filter(|record| args.means(record)) {
+            if let Err(error) = reap_one(&records, &record, &node, args, &mut reaped) {
                 reaped.left.push((record, Some(format!("{error:#}"))));
             }
         }
-        for name in unreadable.iter().filter(|_| !args.dry_run) {
-            records.remove_unreadable(name)?;
+        for debt in records.debts()?.into_iter().filter(|debt| args.means(&debt.record)) {
+            if args.forget && !args.dry_run {
+                records.forget(&debt)?;
+                reaped.forgotten.push(debt);
+            } else {
+                reaped.owed.push(debt);
+            }
+        }
+        for name in unreadable {
+            if args.forget && !args.dry_run && args.which.contains(&name) {
+                records.remove_unreadable(&name)?;
+                reaped.dropped.push(name);
+            } else {
+                reaped.unreadable.push(name);
+            }
         }
     }
-
-    let Reaped { given_back, left, in_use } = &reaped;
-    match output {
-        Output::Json => {
-            let given_back: Vec<_> = given_back.iter().map(|record| json(record, None)).collect();
-            let left: Vec<_> = left.iter().map(|(record, error)| json(record, error.as_deref())).collect();
-            output::print(&output::pretty(&json!({"dryRun": args.dry_run, "givenBack": given_back,
-                "left": left, "inUse": in_use, "unreadable": unreadable})))?;
-        }
-        Output::Table => {
-            let mut lines: Vec<_> =
-                given_back.iter().map(|record| format!("gave back {}", describe(record))).collect();
-            lines.extend(left.iter().map(|(record, error)| match error {
-                Some(error) => format!("cannot give back {}: {error}", describe(record)),
-                None => format!("would give back {}", describe(record)),
-            }));
-            let remove = if args.dry_run { "would remove" } else { "removed" };
-            lines.extend(unreadable.iter().map(|name| format!("{remove} the unreadable record {name}")));
-            lines.push(format!("{} given back, {} left, {in_use} in use", given_back.len(), left.len()));
-            output::print(&lines.iter().map(|line| output::printable(line) + "\n").collect::<String>())?;
-        }
-    }
-    Ok(if args.dry_run || left.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    output::print(&match output {
+        Output::Json => output::pretty(&reaped.json(args.dry_run)),
+        Output::Table => reaped.text(args.dry_run),
+    })?;
+    let is_done = reaped.left.is_empty() && reaped.owed.is_empty() && reaped.unreadable.is_empty();
+    Ok(if args.dry_run || is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn reap_one(records: &Records, of: &Record, node: &Node, dry_run: bool, reaped: &mut Reaped) -> Result<()> {
+impl Reaped {
+    fn json(&self, dry_run: bool) -> Value {
+        let given_back: Vec<_> = self.given_back.iter().map(|record| json(record, None)).collect();
+        let left: Vec<_> = self.left.iter().map(|(record, error)| json(record, error.as_deref())).collect();
+        let debts =
+            |debts: &[DebtFile]| debts.iter().map(|debt| debt::json(&debt.record)).collect::<Vec<_>>();
+        json!({"dryRun": dry_run, "givenBack": given_back, "left": left, "inUse": self.in_use,
+            "paid": debts(&self.paid), "owed": debts(&self.owed), "forgotten": debts(&self.forgotten),
+            "unreadable": self.unreadable, "dropped": self.dropped})
+    }
+
+    fn text(&self, dry_run: bool) -> String {
+        let mut lines: Vec<_> =
+            self.given_back.iter().map(|record| format!("gave back {}", describe(record))).collect();
+        lines.extend(self.left.iter().map(|(record, error)| match error {
+            Some(error) => format!("cannot give back {}: {error}", describe(record)),
+            None => format!("would give back {}", describe(record)),
+        }));
+        lines.extend(
+            self.paid.iter().map(|debt| format!("nothing is owed any more by {}", debt.record.holder())),
+        );
+        let (owed, forgotten) = (self.owed.iter().map(|debt| ("owed by", debt)), self.forgotten.iter());
+        for (how, debt) in owed.chain(forgotten.map(|debt| ("forgotten of", debt))) {
+            lines.extend(
+                debt.record.owed().iter().map(|owed| {
+                    format!("{how} {}: {}: {}", debt.record.holder(), owed.what.as_str(), owed.why)
+                }),
+            );
+        }
+        lines.extend(self.unreadable.iter().map(|name| {
+            format!(
+                "cannot read the record {name}: if no pod has its device, `rail-cni reap --forget {name}`"
+            )
+        }));
+        lines.extend(self.dropped.iter().map(|name| format!("dropped the unreadable record {name}")));
+        let mut sum =
+            format!("{} given back, {} left, {} in use", self.given_back.len(), self.left.len(), self.in_use);
+        if !self.paid.is_empty() || !self.owed.is_empty() || !self.forgotten.is_empty() {
+            let (paid, owed, forgotten) = (self.paid.len(), self.owed.len(), self.forgotten.len());
+            sum += &format!("; debts: {paid} paid, {owed} owed, {forgotten} forgotten");
+            if owed > 0 && !dry_run {
+                sum += "; `rail-cni reap --forget` drops them";
+            }
+        }
+        lines.push(sum);
+        lines.iter().map(|line| output::printable(line) + "\n").collect()
+    }
+}
+
+fn reap_debt(records: &Records, mut debt: DebtFile, node: &Node, reaped: &mut Reaped) -> Result<()> {
+    let Some(_lock) = records.try_lock(&debt.record.attachment())? else { return Ok(()) };
+    debt::pay(&mut debt, records, node, debt::WHOLE)?;
+    if debt.is_paid() {
+        reaped.paid.push(debt);
+    }
+    Ok(())
+}
+
+fn reap_one(records: &Records, of: &Record, node: &Node, args: &ReapArgs, reaped: &mut Reaped) -> Result<()> {
     let Some(_lock) = records.try_lock(&of.attachment())? else {
         reaped.in_use += 1;
         return Ok(());
     };
     let Some(record) = records.find(&of.attachment())? else { return Ok(()) };
-    if holds_its_device(&record).unwrap_or(false) {
-        reaped.in_use += 1;
-    } else if dry_run {
-        reaped.left.push((record, None));
-    } else {
-        settle(records, &record, node)?;
-        reaped.given_back.push(record);
+    match holding(&record, node)? {
+        Holding::Device => reaped.in_use += 1,
+        Holding::Unknown(why) if !args.force => {
+            let why = format!("whether its pod lives cannot be told: {why}");
+            reaped.left.push((record, Some(why)));
+        }
+        Holding::Nothing | Holding::Unknown(_) if args.dry_run => reaped.left.push((record, None)),
+        Holding::Nothing | Holding::Unknown(_) => {
+            settle(records, &record, node)?;
+            match records.on_file(&of.attachment())? {
+                None => reaped.given_back.push(record),
+                Some(record) => {
+                    let why =
+                        "it has not come back: a process keeps the namespace of its pod (`lsns -t net`)";
+                    reaped.left.push((record, Some(why.to_owned())));
+                }
+            }
+        }
     }
     Ok(())
 }
@@ -186,6 +287,9 @@ mod tests {
     fn the_arguments_are_in_order() {
         Cli::command().debug_assert();
         assert!(Cli::try_parse_from(["rail-cni", "reap", "--dry-run", "--output", "json"]).is_ok());
+        assert!(Cli::try_parse_from(["rail-cni", "reap", "--forget", "ai/trainer-0"]).is_ok());
         assert!(Cli::try_parse_from(["rail-cni"]).is_err());
+        // Not everything at once.
+        assert!(Cli::try_parse_from(["rail-cni", "reap", "--force"]).is_err());
     }
 }

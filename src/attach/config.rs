@@ -9,7 +9,7 @@ use anyhow::Result;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::cni::{self, Attachment, Network, Route};
+use crate::cni::{self, Attachment, Dns, GC_KEYS, Keys, Network, Route};
 use crate::netlink::link::parse_mac;
 use crate::netlink::vf::{LinkState, VfState, Vlan};
 use crate::node::Node;
@@ -24,7 +24,7 @@ const MAX_RAIL: u8 = 127;
 pub struct NetConf {
     /// Which device.
     pub selector: Selector,
-    /// Which rail; `None`: any table will do, and no PF is checked.
+    /// Which rail; `None`: that of the device, where node.json lists it, or any table that is free.
     pub rail: Option<u8>,
     /// Bytes; `None` leaves the device's.
     pub mtu: Option<u32>,
@@ -44,10 +44,12 @@ pub struct NetConf {
     pub rdma: Rdma,
     /// Whether the gateway is asked.
     pub probe: Option<Probe>,
+    /// A function-level reset when the device comes home.
+    pub reset_on_del: bool,
     /// Name of the IPAM plugin.
     pub ipam: Option<String>,
     /// Overrides the IPAM's.
-    pub dns: cni::Dns,
+    pub dns: Dns,
     /// Where the device-info file is to be written.
     pub device_info: Option<PathBuf>,
 }
@@ -129,8 +131,10 @@ struct Raw {
     gateway_probe: Option<String>,
     #[serde(rename = "gatewayProbeTimeout")]
     gateway_probe_timeout: Option<String>,
+    #[serde(rename = "resetOnDel")]
+    reset_on_del: Option<String>,
     ipam: Option<Ipam>,
-    dns: Option<cni::Dns>,
+    dns: Option<Dns>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -140,7 +144,7 @@ struct Ipam {
 }
 
 /// Every key that means something at the top level; others are logged.
-pub const KNOWN: [&str; 39] = [
+pub const KNOWN: [&str; 40] = [
     "cniVersion",
     "cniVersions",
     "name",
@@ -177,6 +181,7 @@ pub const KNOWN: [&str; 39] = [
     "rdma",
     "gatewayProbe",
     "gatewayProbeTimeout",
+    "resetOnDel",
     "logLevel",
     "logFile",
     "resourceName",
@@ -187,6 +192,61 @@ pub const CAPABILITIES: [&str; 5] = ["deviceID", "mac", "ips", "CNIDeviceInfoFil
 
 /// Keys of `args.cni` of which rail-cni or rail-ipam makes something.
 pub const ARGS: [&str; 3] = ["mac", "guid", "ips"];
+
+/// All that is read of a network configuration. The rest of `ipam` is for the IPAM to read.
+pub const NETWORK: Keys = Keys {
+    names: &[&KNOWN, &GC_KEYS],
+    inside: &[
+        ("routes", &Keys::flat(&[&Route::KEYS])),
+        ("dns", &Keys::flat(&[&Dns::KEYS])),
+        ("ipam", &Keys::flat(&[&["type"]])),
+        ("runtimeConfig", &Keys::flat(&[&CAPABILITIES])),
+        ("args", &Keys { names: &[&["cni"]], inside: &[("cni", &Keys::flat(&[&ARGS]))] }),
+    ],
+};
+
+/// Plugins that make or change interfaces, and are asked for no address. One that asks for an address itself
+/// would call us again, and one that does not would change what it finds under the pod's name. `antrea` and
+/// `kube-ovn` are missing: each is an IPAM as well.
+pub const NO_IPAM: [&str; 37] = [
+    "rail-cni",
+    "accelerated-bridge",
+    "aws-cni",
+    "azure-vnet",
+    "bandwidth",
+    "bond",
+    "bridge",
+    "calico",
+    "cilium-cni",
+    "coordinator",
+    "dummy",
+    "egress-cni",
+    "firewall",
+    "flannel",
+    "host-device",
+    "ib-sriov",
+    "ifacer",
+    "ipoib",
+    "ipvlan",
+    "istio-cni",
+    "linkerd-cni",
+    "loopback",
+    "macvlan",
+    "multus",
+    "multus-shim",
+    "ovn-k8s-cni-overlay",
+    "ovs",
+    "portmap",
+    "ptp",
+    "rdma",
+    "route-override",
+    "sbr",
+    "sriov",
+    "tap",
+    "tuning",
+    "vlan",
+    "vrf",
+];
 
 impl NetConf {
     /// Reads the configuration for `attachment` on `node`.
@@ -231,6 +291,8 @@ impl NetConf {
             )?
             .unwrap_or(Rdma::Auto),
             probe: probe(&raw)?,
+            reset_on_del: one_of("resetOnDel", &raw.reset_on_del, &[("off", false), ("flr", true)])?
+                .unwrap_or(false),
             ipam: ipam(&raw)?,
             dns: raw.dns.clone().unwrap_or_default(),
             device_info: device_info(network, node)?,
@@ -264,7 +326,9 @@ pub fn is_known(key: &str) -> bool {
 
 /// What node.json lets networks ask for.
 fn check_policy(rail: Option<u8>, mut keys: impl Iterator<Item = &'static str>, node: &Node) -> Result<()> {
+    // Where node.json lists rails, the device tells which it is: `device::check`.
     if let Some(allowed) = &node.policy.rails
+        && (rail.is_some() || node.rails.is_empty())
         && !rail.is_some_and(|rail| allowed.contains(&rail))
     {
         let given = rail.map_or_else(|| "absent".to_owned(), |rail| rail.to_string());
@@ -534,13 +598,25 @@ fn ipam(raw: &Raw) -> Result<Option<String>> {
     Ok(Some(name.to_owned()))
 }
 
-/// A name, not a path.
+/// A name, not a path, and not of a plugin that is known to give no addresses.
 pub fn check_plugin_name(name: &str) -> Result<()> {
     if name.contains(['/', '\0']) || name == "." || name == ".." {
         fail!(InvalidConfig, "ipam.type: {name:?} is no name of a plugin");
     }
+    if NO_IPAM.contains(&name) {
+        fail!(InvalidConfig, "ipam.type: {name} is no IPAM plugin, it gives no addresses: rail-ipam does");
+    }
     Ok(())
 }
+
+/// The name of the IPAM plugin, for verbs that read nothing else of the configuration.
+pub fn ipam_of(network: &Network) -> Result<Option<&str>> {
+    let name = network.get(&["ipam", "type"]).and_then(Value::as_str).filter(|name| !name.is_empty());
+    name.map_or(Ok(()), check_plugin_name)?;
+    Ok(name)
+}
+
+const LONGEST_NAME: usize = 240;
 
 /// The runtime's path, but only inside the one folder that such files are for: a NAD can hold this key too.
 fn device_info(network: &Network, node: &Node) -> Result<Option<PathBuf>> {
@@ -558,7 +634,16 @@ fn device_info(network: &Network, node: &Node) -> Result<Option<PathBuf>> {
         };
         short(dir) == short(allowed)
     };
-    if path.parent().is_some_and(same) && path.file_name().is_some() {
+    if path.parent().is_some_and(same)
+        && let Some(name) = path.file_name()
+    {
+        // The kernel's limit is 255 bytes, and the file is first written under a longer name.
+        if name.len() > LONGEST_NAME || name.as_encoded_bytes().iter().any(u8::is_ascii_control) {
+            fail!(
+                InvalidConfig,
+                "runtimeConfig.CNIDeviceInfoFile: {name:?} is no name of a file, or longer than {LONGEST_NAME} bytes"
+            );
+        }
         return Ok(Some(path));
     }
     fail!(

@@ -3,11 +3,14 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
+use ipnet::IpNet;
 
 use super::config::{NetConf, Selector};
 use super::record::Home;
+use super::{stacked, userspace};
 use crate::netlink::link::{self, Link};
-use crate::netlink::{Socket, address, route};
+use crate::netlink::route::Route;
+use crate::netlink::{Socket, address, filter, route};
 use crate::node::Node;
 use crate::sysfs::{self, DeviceId, Function, Pf};
 use crate::{fail, failure};
@@ -19,12 +22,15 @@ pub struct Device {
     pub home: Home,
     function: Option<Function>,
     pf: Option<Pf>,
+    /// What the netdev is, if it is no port of a function.
+    kind: Option<String>,
 }
 
 impl Device {
     /// `VF 0000:3b:00.2 (ens1f0v0)`: for messages.
     pub fn describe(&self) -> String {
         let kind = match &self.function {
+            _ if self.kind.is_some() => "netdev ",
             Some(function) if function.is_vf() => "VF ",
             Some(_) => "function ",
             None => "netdev ",
@@ -43,7 +49,19 @@ impl Device {
 
     /// Does it have VFs?
     pub fn has_vfs(&self) -> bool {
-        self.function.as_ref().is_some_and(|function| function.vf_count() > 0)
+        self.vf_count() > 0
+    }
+
+    fn vf_count(&self) -> u32 {
+        let function = self.function.as_ref().filter(|_| self.kind.is_none());
+        function.map_or(0, Function::vf_count)
+    }
+
+    /// Has its PF RDMA devices? Then it should have one as well.
+    pub fn pf_has_rdma(&self, sysfs: &Path) -> bool {
+        let pf = self.pf.as_ref().and_then(|pf| DeviceId::parse(&pf.address));
+        let pf = pf.and_then(|id| Function::find(sysfs, &id).ok().flatten());
+        pf.is_some_and(|pf| !pf.rdma_devices().is_empty())
     }
 
     /// Names of its RDMA devices.
@@ -60,8 +78,9 @@ pub fn find(selector: &Selector, node: &Node, host: &mut Socket) -> Result<Optio
         None => None,
     };
     if let Some(function) = function.as_ref().filter(|function| function.is_userspace()) {
-        let home = home(sysfs, Some(function), None)?;
-        return Ok(Some(Device { pf: function.pf(sysfs)?, function: Some(function.clone()), home }));
+        let pf = function.pf(sysfs)?;
+        let home = home(sysfs, Some(function), pf.as_ref(), None)?;
+        return Ok(Some(Device { pf, function: Some(function.clone()), home, kind: None }));
     }
     let Some(link) = find_link(selector, function.as_ref(), sysfs, host)? else { return Ok(None) };
     let function = match function {
@@ -69,7 +88,8 @@ pub fn find(selector: &Selector, node: &Node, host: &mut Socket) -> Result<Optio
         None => Function::of_netdev(sysfs, &link.name)?,
     };
     let pf = function.as_ref().map(|function| function.pf(sysfs)).transpose()?.flatten();
-    Ok(Some(Device { home: home(sysfs, function.as_ref(), Some(link))?, function, pf }))
+    let kind = kind(sysfs, function.as_ref(), &link)?;
+    Ok(Some(Device { home: home(sysfs, function.as_ref(), pf.as_ref(), Some(link))?, function, pf, kind }))
 }
 
 fn find_function(sysfs: &Path, id: &DeviceId) -> Result<Function> {
@@ -102,7 +122,7 @@ fn find_link(
         candidates.push((function.id.clone(), link));
     }
     if let Some(name) = &selector.device {
-        candidates.push((format!("device {name}"), by_any_name(host, name)?));
+        candidates.push((format!("device {name}"), link::by_any_name(host, name)?));
     }
     if let Some(mac) = &selector.hwaddr {
         let mut links = link::all(host)?.into_iter().filter(|link| link.mac == *mac && !link.loopback);
@@ -135,25 +155,42 @@ fn find_link(
     Ok(link)
 }
 
-/// By name, or by an altname, which may be too long for the kernel's look-up by name.
-fn by_any_name(host: &mut Socket, name: &str) -> Result<Option<Link>> {
-    if name.len() <= 15 {
-        return link::by_name(host, name);
+/// What the netdev is, if it is no port of the function.
+fn kind(sysfs: &Path, function: Option<&Function>, link: &Link) -> Result<Option<String>> {
+    if let Some(function) = function
+        && function.has_port(sysfs, &link.name)?
+    {
+        return Ok(None);
     }
-    Ok(link::all(host)?.into_iter().find(|link| link.altnames.iter().any(|altname| altname == name)))
+    let kind = match &link.kind {
+        _ if link.loopback => Some("loopback".to_owned()),
+        _ if sysfs::represents(sysfs, &link.name) => Some("representor".to_owned()),
+        Some(kind) => Some(kind.clone()),
+        None => sysfs::bus_of(sysfs, &link.name),
+    };
+    Ok(Some(kind.unwrap_or_else(|| "unknown".to_owned())))
 }
 
-fn home(sysfs: &Path, function: Option<&Function>, link: Option<Link>) -> Result<Home> {
-    // A function may have several netdevs (representors, two ports): only one of them goes by its address.
-    let is_the_netdev = match (function, &link) {
-        (Some(function), Some(link)) => function.netdev()?.is_none_or(|name| name == link.name),
-        _ => true,
-    };
-    let pci_id = function.map(|function| function.id.clone());
+fn home(sysfs: &Path, function: Option<&Function>, pf: Option<&Pf>, link: Option<Link>) -> Result<Home> {
+    let netdevs = function.map(Function::netdevs).transpose()?.unwrap_or_default();
     let name = link.as_ref().map(|link| link.name.clone());
-    let id = pci_id.clone().filter(|_| is_the_netdev).or(name).context("a device without id and name")?;
-    let pf = function.map(|function| function.pf(sysfs)).transpose()?.flatten().map(|pf| pf.address);
-    Ok(Home { id, pci_id, pf, link })
+    let number = netdevs.iter().position(|netdev| Some(netdev) == name.as_ref());
+    let port = name.as_ref().filter(|_| number.is_some()).and_then(|name| sysfs::port_of(sysfs, name));
+    // Only one netdev goes by the address of its function. The first that is left on the host may not be it.
+    let id = match (function, &name, port.unwrap_or(0)) {
+        (Some(function), None, _) => Some(function.id.clone()),
+        (Some(function), Some(_), 0) if number == Some(0) => Some(function.id.clone()),
+        (Some(function), Some(_), port @ 1..) => Some(format!("{}-port{port}", function.id)),
+        (_, name, _) => name.clone(),
+    };
+    Ok(Home {
+        id: id.context("a device without id and name")?,
+        pci_id: function.map(|function| function.id.clone()),
+        pf: pf.map(|pf| pf.address.clone()),
+        port,
+        siblings: netdevs.len() > 1,
+        link,
+    })
 }
 
 /// Refuses a device that is not this rail's, that the node's policy excludes, that cannot do what is asked,
@@ -161,7 +198,22 @@ fn home(sysfs: &Path, function: Option<&Function>, link: Option<Link>) -> Result
 pub fn check(device: &Device, conf: &NetConf, node: &Node, network: &str, host: &mut Socket) -> Result<()> {
     check_rail(device, conf, node, network)?;
     check_policy(device, node)?;
+    if device.has_vfs() && !node.policy.pfs_with_vfs {
+        let (what, count) = (device.describe(), device.vf_count());
+        fail!(
+            InvalidConfig,
+            "{what} is in use by the host: it has VFs ({count}): take one of them, or allow this with \
+             policy.pfsWithVfs of node.json"
+        );
+    }
+    if conf.reset_on_del && !device.function.as_ref().is_some_and(Function::has_flr) {
+        let what = device.describe();
+        fail!(UnsupportedField, "resetOnDel: {what} has no function-level reset (reset_method in sysfs)");
+    }
     let Some(link) = &device.home.link else {
+        if let Some(function) = &device.function {
+            userspace::refuse_held(&device.describe(), function)?;
+        }
         if conf.mtu.is_some() {
             log::info!("mtu is left to the program that drives {what}", what = device.describe());
         }
@@ -174,28 +226,72 @@ pub fn check(device: &Device, conf: &NetConf, node: &Node, network: &str, host: 
     refuse_what_the_host_needs(&device.describe(), link, node, host)
 }
 
+/// Is the device's PF `pf` of node.json?
+fn is_on(device: &Device, pf: &str) -> bool {
+    match (&device.pf, &device.home.link) {
+        (Some(ours), _) => ours.is(pf),
+        (None, Some(link)) => link.name == pf,
+        (None, None) => false,
+    }
+}
+
+/// The rails that node.json lists the device's PF for.
+fn rails_of(device: &Device, node: &Node) -> Vec<u8> {
+    let mut rails: Vec<_> =
+        node.rails.iter().filter(|one| is_on(device, &one.pf)).map(|one| one.rail).collect();
+    rails.sort_unstable();
+    rails.dedup();
+    rails
+}
+
+/// The rail of the device's PF, for a network that names none; `None` where node.json lists no rails.
+pub fn rail_of(device: &Device, node: &Node) -> Option<u8> {
+    match rails_of(device, node)[..] {
+        [rail] => Some(rail),
+        _ => None,
+    }
+}
+
+/// The rail of a network that names none: node.json must tell it, and allow it.
+fn check_own_rail(device: &Device, node: &Node) -> Result<()> {
+    let what = device.describe();
+    let rails = rails_of(device, node);
+    let pf = device.pf.as_ref().map_or("no PF", |pf| pf.address.as_str());
+    let [rail] = rails[..] else {
+        if rails.is_empty() {
+            fail!(
+                InvalidConfig,
+                "{what} ({pf}) is on no rail of node.json: this node hands out no other devices"
+            );
+        }
+        fail!(InvalidConfig, "{what} is on the rails {rails:?} of node.json ({pf}): say which as `rail`");
+    };
+    if let Some(allowed) = node.policy.rails.as_ref().filter(|allowed| !allowed.contains(&rail)) {
+        fail!(InvalidConfig, "{what} is on rail {rail}, and this node's policy allows the rails {allowed:?}");
+    }
+    Ok(())
+}
+
 /// The rail's PF according to node.json.
 fn check_rail(device: &Device, conf: &NetConf, node: &Node, network: &str) -> Result<()> {
-    let Some(rail) = conf.rail.filter(|_| !node.rails.is_empty()) else { return Ok(()) };
+    if node.rails.is_empty() {
+        return Ok(());
+    }
+    let Some(rail) = conf.rail else { return check_own_rail(device, node) };
     let expected: Vec<_> =
         node.rails.iter().filter(|one| one.rail == rail).map(|one| one.pf.as_str()).collect();
     if expected.is_empty() {
         let known: Vec<_> = node.rails.iter().map(|one| one.rail).collect();
         fail!(InvalidConfig, "node.json lists the rails {known:?} and not {rail}");
     }
-    let is_on = |pf: &str| match (&device.pf, &device.home.link) {
-        (Some(ours), _) => ours.is(pf),
-        (None, Some(link)) => link.name == pf,
-        (None, None) => false,
-    };
-    if expected.iter().any(|pf| is_on(pf)) {
+    if expected.iter().any(|pf| is_on(device, pf)) {
         return Ok(());
     }
     let what = device.describe();
     let Some(pf) = &device.pf else {
         fail!(InvalidConfig, "{what} is not on the rail's PF {}", expected.join(" or "));
     };
-    let other = node.rails.iter().find(|one| is_on(&one.pf));
+    let other = node.rails.iter().find(|one| is_on(device, &one.pf));
     let other =
         other.map_or_else(|| "no rail of node.json".to_owned(), |other| format!("rail {}", other.rail));
     fail!(
@@ -208,6 +304,13 @@ fn check_rail(device: &Device, conf: &NetConf, node: &Node, network: &str) -> Re
 fn check_policy(device: &Device, node: &Node) -> Result<()> {
     let policy = &node.policy;
     let what = device.describe();
+    if let Some(kind) = device.kind.as_ref().filter(|kind| !policy.kinds.contains(kind)) {
+        fail!(
+            InvalidConfig,
+            "{what} is no function of a bus but of kind {kind}: this node hands it out only if policy.kinds of \
+             node.json names \"{kind}\""
+        );
+    }
     if policy.vfs_only && !device.function.as_ref().is_some_and(Function::is_vf) {
         fail!(InvalidConfig, "{what} is no VF: this node's policy allows VFs only");
     }
@@ -275,8 +378,45 @@ pub fn refuse_what_the_host_needs(what: &str, link: &Link, node: &Node, host: &m
             address.net
         )));
     }
-    if route::through(host, link.index)?.iter().any(|route| route.dst.prefix_len() == 0) {
-        return Err(needed("it carries a default route".to_owned()));
+    let routes = route::through(host, link.index)?;
+    let routes = || routes.iter().filter(|route| !is_of_the_kernel(route));
+    if let Some(route) = routes().find(|route| route.dst.prefix_len() == 0).or(routes().next()) {
+        let kind = if route.dst.prefix_len() == 0 { "default route" } else { "route" };
+        return Err(needed(format!(
+            "it carries the {kind} {route}: remove it from the host's configuration"
+        )));
+    }
+    if link.xdp {
+        let name = &link.name;
+        return Err(needed(format!(
+            "it has an XDP program: `ip link set {name} xdp off`, or `xdpgeneric off`"
+        )));
+    }
+    if let Some(filter) = filter::on(host, link.index)? {
+        let (name, kind) = (&link.name, &filter.kind);
+        let hook = filter.hook;
+        return Err(needed(format!("it has a tc filter ({kind}): `tc filter show dev {name} {hook}`")));
+    }
+    if let Some(upper) = stacked::elsewhere(link)? {
+        return Err(needed(format!(
+            "{} ({}) is stacked on it, in the namespace {}",
+            upper.link.name,
+            upper.link.kind,
+            upper.netns.display()
+        )));
     }
     Ok(())
+}
+
+/// Every link that is up, or was, may have these without anybody's wish.
+fn is_of_the_kernel(route: &Route) -> bool {
+    const LOCAL: u32 = 255;
+    let is_own = match route.dst {
+        IpNet::V4(net) => net.addr().is_link_local() && net.prefix_len() >= 16,
+        IpNet::V6(net) => {
+            let (addr, len) = (net.addr(), net.prefix_len());
+            (addr.is_unicast_link_local() && len >= 64) || (addr.is_multicast() && len == 8)
+        }
+    };
+    route.table == LOCAL || (is_own && route.gateway.is_none())
 }

@@ -1,18 +1,44 @@
 //! The device-info file of the Network Plumbing WG (device-info-spec 1.1.0): how a pod learns the PCI address
 //! and the RDMA devices of its interface.
+//!
+//! The runtime names the file, and Multus has already put the device plugin's there when ADD begins: that a
+//! file exists says nothing about whose it is. So ours names its attachment, in a key that readers pass over.
 
-use std::io::ErrorKind;
+use std::fmt;
+use std::io::{self, ErrorKind};
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use serde_json::json;
+use nix::errno::Errno;
+use serde_json::{Value, json};
 
 use super::device::Device;
+use super::record::{Home, Records};
+use crate::cni::Attachment;
+use crate::failure;
 use crate::files::Dir;
 use crate::sysfs::DeviceId;
 
+/// Key of the owner.
+const OWNER: &str = "rail-cni";
+
+/// Refuses a file that belongs to another attachment, while nothing is changed. That of one which is not on record
+/// any more is stale.
+pub fn check(path: &Path, device: &Device, attachment: &Attachment, records: &Records) -> Result<()> {
+    let (dir, name) = split(path)?;
+    let Some(dir) = existing(dir)? else { return Ok(()) };
+    let Some(whose) = in_the_way(&dir, name, &device.home, attachment)? else { return Ok(()) };
+    if let Whose::Of(owner) = &whose
+        && records.on_file(owner)?.is_none()
+    {
+        log::warn!("{} {whose}, which is not on record any more: it is replaced", path.display());
+        return dir.remove(name);
+    }
+    Err(refusal(&dir, name, &whose))
+}
+
 /// Writes the file in one step, its folder too where it is missing. A stale one is replaced.
-pub fn write(path: &Path, device: &Device) -> Result<()> {
+pub fn write(path: &Path, device: &Device, attachment: &Attachment) -> Result<()> {
     let Some(id) = device.home.pci_id.as_deref() else {
         log::warn!("no device-info file: {} is on no bus", device.home.id);
         return Ok(());
@@ -31,22 +57,106 @@ pub fn write(path: &Path, device: &Device) -> Result<()> {
     if pci.as_object().is_none_or(serde_json::Map::is_empty) {
         return Ok(());
     }
-    let info = json!({ "type": "pci", "version": "1.1.0", "pci": pci });
+    let info = json!({ "type": "pci", "version": "1.1.0", "pci": pci, OWNER: owner(attachment) });
     let (dir, name) = split(path)?;
-    Dir::create(dir)?.write(name, info.to_string().as_bytes(), false)
+    let dir = Dir::create(dir)?;
+    if let Some(whose) = in_the_way(&dir, name, &device.home, attachment)? {
+        return Err(refusal(&dir, name, &whose));
+    }
+    dir.write(name, info.to_string().as_bytes(), false)
 }
 
-/// Removes it, and what a killed ADD left half-written.
-pub fn remove(path: &Path) -> Result<()> {
+/// Removes it, and what a killed ADD left half-written. One that belongs to another attachment is left there.
+pub fn remove(path: &Path, home: &Home, attachment: &Attachment) -> Result<()> {
     let (dir, name) = split(path)?;
-    match Dir::open(dir) {
-        Ok(dir) => {
+    let Some(dir) = existing(dir)? else { return Ok(()) };
+    match of_another(&dir, name, home, attachment) {
+        Ok(None) => {
             dir.discard(name);
             dir.remove(name)
         }
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(()),
+        Ok(Some(whose)) => {
+            log::warn!("{} is left there: it {whose}", path.display());
+            Ok(())
+        }
+        Err(error) => match errno_of(&error) {
+            // Of such a name there is no file.
+            Some(Errno::ENAMETOOLONG) => Ok(()),
+            // Neither a link nor what is no file was made by us.
+            Some(Errno::ELOOP) | None => {
+                log::warn!("{} is left there: {error:#}", path.display());
+                Ok(())
+            }
+            Some(_) => Err(error),
+        },
+    }
+}
+
+/// What shows that a file is not ours.
+enum Whose {
+    /// It names its owner.
+    Of(Attachment),
+    /// It describes this device, and not ours.
+    About(String),
+}
+
+impl fmt::Display for Whose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Whose::Of(owner) => write!(f, "belongs to {owner}"),
+            Whose::About(id) => write!(f, "describes {id}"),
+        }
+    }
+}
+
+/// Whose the file is that ADD would replace. A link is replaced, wherever it leads.
+fn in_the_way(dir: &Dir, name: &str, home: &Home, attachment: &Attachment) -> Result<Option<Whose>> {
+    of_another(dir, name, home, attachment).or_else(|error| match errno_of(&error) {
+        Some(Errno::ELOOP) => Ok(None),
+        _ => Err(error),
+    })
+}
+
+fn refusal(dir: &Dir, name: &str, whose: &Whose) -> anyhow::Error {
+    let path = dir.path().join(name);
+    failure!(
+        InvalidConfig,
+        "runtimeConfig.CNIDeviceInfoFile: {} {whose}: each interface has a file of its own",
+        path.display()
+    )
+}
+
+/// Whose the file is, if it is another's. What is no JSON is nobody's.
+fn of_another(dir: &Dir, name: &str, home: &Home, attachment: &Attachment) -> Result<Option<Whose>> {
+    let Some(content) = dir.read(name)? else { return Ok(None) };
+    let info: Value = serde_json::from_slice(&content).unwrap_or_default();
+    if let Some(named) = info.get(OWNER) {
+        let text = |key: &str| named.get(key).and_then(Value::as_str).unwrap_or("?").to_owned();
+        let named = Attachment { container_id: text("containerID"), ifname: text("ifname") };
+        return Ok((named != *attachment).then_some(Whose::Of(named)));
+    }
+    let described =
+        ["/pci/pci-address", "/vdpa/pci-address"].iter().find_map(|path| info.pointer(path)?.as_str());
+    let other = described.filter(|id| home.pci_id.as_deref() != Some(*id) && home.pf.as_deref() != Some(*id));
+    Ok(other.map(|id| Whose::About(id.to_owned())))
+}
+
+fn owner(attachment: &Attachment) -> Value {
+    json!({ "containerID": attachment.container_id, "ifname": attachment.ifname })
+}
+
+/// The folder, if it is there.
+fn existing(dir: &Path) -> Result<Option<Dir>> {
+    match Dir::open(dir) {
+        Ok(dir) => Ok(Some(dir)),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(error) => Err(error).with_context(|| format!("cannot open {}", dir.display())),
     }
+}
+
+fn errno_of(error: &anyhow::Error) -> Option<Errno> {
+    let error = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>())?;
+    error.raw_os_error().map(Errno::from_raw)
 }
 
 fn split(path: &Path) -> Result<(&Path, &str)> {

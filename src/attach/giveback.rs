@@ -7,105 +7,185 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-use super::record::{Home, Record, Records};
-use super::{rdma, vf};
+use super::record::{Home, Owed, Record, Records, What};
+use super::{rdma, stacked, vf};
 use crate::cni::all_of;
 use crate::netlink::link::{self, Link, Move, parse_mac};
 use crate::netlink::{Socket, address, rule};
 use crate::netns::{Netns, NetnsId};
 use crate::node::Node;
-use crate::sysfs::{DeviceId, Function};
+use crate::sysfs::{self, DeviceId, Function};
 use crate::{fail, files};
 
-/// A namespace is taken apart after its last user is gone; its NICs are back some moments later.
+/// A namespace is taken apart after its last user is gone; its NICs are back some moments later. A driver that
+/// makes its netdev anew takes as long.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Where the device is now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// On the host and as it was, or it does not exist any more.
-    Home,
+    /// On the host, or it does not exist any more. What could not be put back is owed.
+    Home(Vec<Owed>),
     /// Neither in the pod nor on the host: something keeps the dead namespace.
     Missing,
 }
 
-/// Puts the device of `record` back to what it was.
+/// Takes the device of `record` home and puts back what it was. Every step is tried. An error means that the
+/// device is still in the pod.
 pub fn give_back(record: &Record, records: &Records, node: &Node) -> Result<Outcome> {
+    let mut host = Socket::open()?;
+    let mut owed = Vec::new();
+    let is_of_this_boot = record.boot_id == files::boot_id()?;
+    if record.device.link.is_some()
+        && is_of_this_boot
+        && let Some(netns) = open_if_same(&record.netns)?
+    {
+        take_from_pod(record, &netns, &mut host, &mut owed)?;
+    }
+    match put_right(record, records, node, &mut host)? {
+        Some(left) => owed.extend(left),
+        None => return Ok(Outcome::Missing),
+    }
+    Ok(Outcome::Home(owed))
+}
+
+/// Makes the device what it was, wherever the kernel put it on the host: tells what of that is still owed, and
+/// `None` when it is not there.
+pub fn put_right(
+    record: &Record,
+    records: &Records,
+    node: &Node,
+    host: &mut Socket,
+) -> Result<Option<Vec<Owed>>> {
+    let mut owed = Vec::new();
     // After a reboot nothing of what is recorded is left: neither the namespace nor the old settings.
     if record.boot_id != files::boot_id()? {
-        return Ok(Outcome::Home);
+        return Ok(Some(owed));
     }
-    let mut host = Socket::open()?;
     let Some(was) = &record.device.link else {
-        return vf::restore(record, records, node, &mut host).map(|()| Outcome::Home);
+        owe(&mut owed, What::Reset, reset(record, node));
+        owe(&mut owed, What::Vf, vf::restore(record, records, node, host));
+        return Ok(Some(owed));
     };
-    if let Some(netns) = open_if_same(&record.netns)? {
-        take_from_pod(record, was, &netns, &mut host)?;
+    let Some(mut link) = wait_for(record, node, host)? else {
+        // A veth or macvlan dies with its namespace, a VF with its PF's driver or sriov_numvfs.
+        if !was.dies_with_namespace() && exists(&record.device, node)? {
+            return Ok(None);
+        }
+        owe(&mut owed, What::Vf, vf::restore(record, records, node, host));
+        return Ok(Some(owed));
+    };
+    if link.up {
+        owe(&mut owed, What::Device, link::set_down(host, &link));
     }
-    let dies_with_namespace = was.kind.is_some();
+    owe(&mut owed, What::Device, stacked::remove_elsewhere(&link));
+    if record.reset {
+        owe(&mut owed, What::Reset, reset(record, node));
+        // A driver may make the netdev anew.
+        match wait_for(record, node, host)? {
+            Some(again) => link = again,
+            None => return Ok(None),
+        }
+    }
+    // A dead namespace gives back its RDMA devices first (rdma_dev_exit_net), then its netdevs.
+    owe(&mut owed, What::Device, rdma::restore_names(record));
+    // Not while the pod has it: without its VLAN it would be on somebody else's network for a moment. But before
+    // the MAC, which a VF may not change while its PF prescribes another.
+    let settings = vf::restore(record, records, node, host);
+    let is_mac_left = *settings.as_ref().unwrap_or(&false);
+    owe(&mut owed, What::Vf, settings);
+    owe(&mut owed, What::Device, restore(&link, was, record, node, host));
+    if is_mac_left {
+        owe(&mut owed, What::Vf, vf::restore_mac(record, records, node, host));
+    }
+    Ok(Some(owed))
+}
+
+/// Notes what could not be done.
+fn owe<T>(owed: &mut Vec<Owed>, what: What, done: Result<T>) {
+    if let Err(error) = done {
+        owed.push(Owed { what, why: format!("{error:#}") });
+    }
+}
+
+/// The device on the host, which may need a moment to come there.
+pub fn wait_for(record: &Record, node: &Node, host: &mut Socket) -> Result<Option<Link>> {
+    let dies = record.device.link.as_ref().is_some_and(Link::dies_with_namespace);
     let deadline = Instant::now() + PATIENCE;
     loop {
-        if let Some(link) = find_on_host(record, &mut host)? {
-            // Not while the pod has it: without its VLAN it would be on somebody else's network for a moment.
-            // But before the MAC, which a VF may not change while its PF prescribes another.
-            let settings = vf::restore(record, records, node, &mut host);
-            all_of([settings, restore(&link, was, &mut host)])?;
-            return Ok(Outcome::Home);
-        }
-        // A veth or macvlan dies with its namespace, a VF with its PF's driver or sriov_numvfs.
-        if dies_with_namespace || !exists(&record.device, node)? {
-            return vf::restore(record, records, node, &mut host).map(|()| Outcome::Home);
-        }
-        if Instant::now() > deadline {
-            return Ok(Outcome::Missing);
+        let found = find_on_host(record, node, host)?;
+        if found.is_some() || dies || Instant::now() > deadline || !exists(&record.device, node)? {
+            return Ok(found);
         }
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// The namespace of the record, unless its path names another one by now, or none.
+/// The reset that the network asked for.
+fn reset(record: &Record, node: &Node) -> Result<()> {
+    if !record.reset {
+        return Ok(());
+    }
+    match function(&record.device, node)? {
+        Some(function) => function.flr(),
+        None => Ok(()),
+    }
+}
+
+/// The namespace of the record, unless its path names another one by now, none, or something else. An error: it is
+/// there, and cannot be looked at.
 pub fn open_if_same(id: &NetnsId) -> Result<Option<Netns>> {
-    let same = NetnsId::of(&id.path).ok().flatten().is_some_and(|now| now == *id);
-    if !same {
+    let is_same = || -> Result<bool> {
+        let now = NetnsId::of(&id.path).with_context(|| format!("cannot look at {}", id.path.display()))?;
+        Ok(now.as_ref() == Some(id))
+    };
+    if !is_same()? {
         return Ok(None);
     }
     // Gone between the two looks: then it is gone.
-    Ok(Netns::open(&id.path).ok())
+    Netns::open(&id.path).map(Some).or_else(|error| if is_same()? { Err(error) } else { Ok(None) })
 }
 
 /// Takes rules, RDMA devices and the device itself from the pod; what fails does not keep the rest there.
-fn take_from_pod(record: &Record, was: &Link, netns: &Netns, host: &mut Socket) -> Result<()> {
+fn take_from_pod(record: &Record, netns: &Netns, host: &mut Socket, owed: &mut Vec<Owed>) -> Result<()> {
     let mut pod = netns.run(Socket::open)?;
-    let rules: Vec<_> = record.applied.rules.iter().map(|rule| rule::remove(&mut pod, rule)).collect();
-    let rdma = rdma::take_back(record, netns);
-    let mut steps = rules;
-    steps.push(rdma);
-    if let Some(link) = find_in_pod(record, &mut pod)? {
-        // The move takes the addresses away, but there is none with CNI_NETNS_OVERRIDE.
-        if netns.is(&Netns::current()?)? {
-            steps.extend(record.applied.addresses.iter().map(|net| address::remove(host, &link, *net)));
-        }
-        steps.extend(remove_stacked(&mut pod, &link)?);
-        steps.push(move_home(record, &link, was, &mut pod, host));
+    owe(owed, What::Rules, remove_rules(record, &mut pod));
+    owe(owed, What::Rdma, rdma::take_back(record, netns));
+    let Some(link) = find_in_pod(record, &mut pod)? else { return Ok(()) };
+    // The move takes the addresses away, but there is none with CNI_NETNS_OVERRIDE.
+    if netns.is(&Netns::current()?)? {
+        let addresses = record.applied.addresses.iter();
+        owe(owed, What::Device, all_of(addresses.map(|net| address::remove(host, &link, *net))));
     }
-    all_of(steps)
+    remove_stacked(&mut pod, &link);
+    move_home(record, &link, &mut pod, host)
 }
 
-/// What the pod has put on the device would hold it from there: a macvlan keeps its device over namespaces.
-fn remove_stacked(pod: &mut Socket, link: &Link) -> Result<Vec<Result<()>>> {
-    const STACKED: [&str; 5] = ["vlan", "macvlan", "macvtap", "ipvlan", "ipvtap"];
-    let mut uppers = link::all(pod)?;
-    uppers.retain(|upper| {
+/// Removes the rules of the rail: unlike routes, they stay when the device goes.
+pub fn remove_rules(record: &Record, pod: &mut Socket) -> Result<()> {
+    all_of(record.applied.rules.iter().map(|rule| rule::remove(pod, rule)))
+}
+
+/// What the pod has put on the device would hold it from there: a macvlan keeps its device over namespaces. A
+/// pod that makes and removes links without a pause must not hold up its own end: what is seen is removed.
+fn remove_stacked(pod: &mut Socket, link: &Link) {
+    const STACKED: [&str; 6] = ["vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"];
+    let is_stacked = |upper: &Link| {
         upper.lower == Some(link.index.get())
             && upper.kind.as_deref().is_some_and(|kind| STACKED.contains(&kind))
-    });
-    Ok(uppers.iter().map(|upper| link::remove(pod, upper)).collect())
+    };
+    let mut remove = || -> Result<()> {
+        let uppers = link::seen(pod)?;
+        all_of(uppers.iter().filter(|upper| is_stacked(upper)).map(|upper| link::remove(pod, upper)))
+    };
+    remove().unwrap_or_else(|error| log::warn!("{error:#}"));
 }
 
 /// Moves the device to the host with one message: name, MTU and MAC as they were.
-fn move_home(record: &Record, link: &Link, was: &Link, pod: &mut Socket, host: &mut Socket) -> Result<()> {
+fn move_home(record: &Record, link: &Link, pod: &mut Socket, host: &mut Socket) -> Result<()> {
+    let Some(was) = &record.device.link else { return Ok(()) };
     let host_ns = Netns::current()?;
-    let mac = parse_mac(&was.mac).filter(|_| was.mac != link.mac && record.vf.is_none());
+    let mac = parse_mac(&was.mac).filter(|_| was.mac != link.mac && !vf::has_mac(record));
     let mtu = Some(was.mtu).filter(|mtu| *mtu != link.mtu);
     // Somebody may have taken the name meanwhile. The device must leave the pod all the same.
     let name = match link::by_name(host, &was.name)? {
@@ -113,7 +193,8 @@ fn move_home(record: &Record, link: &Link, was: &Link, pod: &mut Socket, host: &
         Some(_) => free_name(host, link)?,
     };
     for altname in clashing(link, host)? {
-        link::remove_altname(pod, link, &altname)?;
+        // The move fails for it, and is tried again below.
+        link::remove_altname(pod, link, &altname).unwrap_or_else(|error| log::warn!("{error:#}"));
     }
     let moved = link::move_to(pod, link, &host_ns, &Move { name: &name, mtu, mac: mac.as_deref() });
     // The message is not atomic: what counts is where the device is. The rest is mended on the host.
@@ -138,14 +219,15 @@ fn free_name(host: &mut Socket, link: &Link) -> Result<String> {
     fail!(Internal, "the host has no free name for {}", link.name)
 }
 
+/// Which altnames of `link` somebody has who is already on the host: the kernel refuses the move for each.
 fn clashing(link: &Link, host: &mut Socket) -> Result<Vec<String>> {
-    if link.altnames.is_empty() {
-        return Ok(Vec::new());
+    let mut taken = Vec::new();
+    for name in &link.altnames {
+        if link::by_any_name(host, name)?.is_some() {
+            taken.push(name.clone());
+        }
     }
-    let others = link::all(host)?;
-    let taken =
-        |name: &String| others.iter().any(|other| other.name == *name || other.altnames.contains(name));
-    Ok(link.altnames.iter().filter(|name| taken(name)).cloned().collect())
+    Ok(taken)
 }
 
 /// The device of `record` in its pod, where the index that it got there is proof enough; the pod may have
@@ -157,24 +239,55 @@ pub fn find_in_pod(record: &Record, pod: &mut Socket) -> Result<Option<Link>> {
         let same_kind = link.parent == was.parent && link.kind == was.kind;
         (same_kind && by_index) || is_same_device(link, was, record)
     };
-    if let Some(link) = link::by_name(pod, &record.ifname)?.filter(is_ours) {
-        return Ok(Some(link));
+    match likely(record, &[&record.ifname, &was.name], pod)?.into_iter().find(is_ours) {
+        None => Ok(link::seen(pod)?.into_iter().find(is_ours)),
+        found => Ok(found),
     }
-    Ok(link::all(pod)?.into_iter().find(is_ours))
 }
 
 /// The device of `record` on the host, under whatever name.
-pub fn find_on_host(record: &Record, host: &mut Socket) -> Result<Option<Link>> {
+pub fn find_on_host(record: &Record, node: &Node, host: &mut Socket) -> Result<Option<Link>> {
     let Some(was) = &record.device.link else { return Ok(None) };
     let is_ours = |link: &Link| is_same_device(link, was, record);
-    if let Some(link) = link::by_name(host, &was.name)?.filter(is_ours) {
-        return Ok(Some(link));
+    let found = likely(record, &[&was.name, &record.ifname], host)?.into_iter().find(is_ours);
+    if found.is_some() {
+        return Ok(found);
     }
-    let mut all = link::all(host)?;
-    // The only netdev of a PCI function is its netdev, whatever became of index and MAC.
-    let of_parent = all.iter().filter(|link| was.parent.is_some() && link.parent == was.parent).count();
-    all.retain(|link| is_ours(link) || (of_parent == 1 && link.parent == was.parent));
-    Ok(all.into_iter().next())
+    let Some(function) = function(&record.device, node)? else {
+        return Ok(link::seen(host)?.into_iter().find(is_ours));
+    };
+    let mut of_function = Vec::new();
+    for name in function.netdevs()? {
+        let is_its_port = match (record.device.port, sysfs::port_of(&node.sysfs_root, &name)) {
+            (Some(was), Some(now)) => was == now,
+            _ => true,
+        };
+        of_function.extend(link::by_name(host, &name)?.filter(|_| is_its_port));
+    }
+    if let Some(found) = of_function.iter().find(|link| is_ours(link)) {
+        return Ok(Some(found.clone()));
+    }
+    // A driver that made its netdev anew gave it another index, and perhaps another MAC. Where a function has one
+    // netdev, that is it; what is stacked on it, as the children of an IPoIB device, has a lower one.
+    of_function.retain(|link| link.lower == was.lower && link.parent == was.parent);
+    if !record.device.siblings && of_function.len() == 1 {
+        return Ok(of_function.pop());
+    }
+    Ok(link::seen(host)?.into_iter().find(is_ours))
+}
+
+/// Where the device of `record` most likely is: each is one question, while a list of all links is not to be had
+/// where others come and go all the time. By its index first: a pod can give its name and MAC to a link of its own.
+fn likely(record: &Record, names: &[&String], socket: &mut Socket) -> Result<Vec<Link>> {
+    let mut found = Vec::new();
+    let indexes = [record.applied.index, record.device.link.as_ref().map_or(0, |was| was.index.get())];
+    for index in indexes.into_iter().filter_map(link::Index::new) {
+        found.extend(link::by_index(socket, index)?);
+    }
+    for name in names {
+        found.extend(link::by_name(socket, name)?);
+    }
+    Ok(found)
 }
 
 /// Is `link`, in whichever namespace, the device that was recorded? Never by its name alone.
@@ -189,8 +302,9 @@ fn is_same_device(link: &Link, was: &Link, record: &Record) -> bool {
     // The kernel gives another index where its own is taken, and another name.
     let by_name = link.name == was.name || link.name == record.ifname || link.name.starts_with(KERNEL_NAME);
     match (&was.parent, permanent) {
-        // A function has one netdev, or a few of different index and MAC. The permanent MAC of a VF may change:
-        // igbvf takes for it what its PF says at each reset.
+        // Ports of one function differ by their MACs; their indexes may be exchanged on the way.
+        (Some(_), permanent) if record.device.siblings => permanent.unwrap_or(same_mac),
+        // The permanent MAC of a VF may change: igbvf takes for it what its PF says at each reset.
         (Some(_), permanent) => same_index || same_mac || permanent == Some(true),
         (None, Some(permanent)) => permanent,
         (None, None) => same_mac && (same_index || by_name),
@@ -199,18 +313,27 @@ fn is_same_device(link: &Link, was: &Link, record: &Record) -> bool {
 
 /// Does the device exist at all? A netdev without a bus that is neither here nor there is gone.
 fn exists(device: &Home, node: &Node) -> Result<bool> {
-    let Some(id) = device.pci_id.as_deref().and_then(DeviceId::parse) else { return Ok(false) };
-    let function = Function::find(&node.sysfs_root, &id)?;
     // Unbound, or bound to a driver without netdevs: there is nothing to come back.
+    let function = function(device, node)?;
     Ok(function.is_some_and(|function| function.driver().is_some() && !function.is_userspace()))
 }
 
-/// Makes a link of the host what it was: down, with its name, MTU, MAC and altnames.
-fn restore(link: &Link, was: &Link, host: &mut Socket) -> Result<()> {
-    if link.up {
-        link::set_down(host, link)?;
-    }
+fn function(device: &Home, node: &Node) -> Result<Option<Function>> {
+    let Some(id) = device.pci_id.as_deref().and_then(DeviceId::parse) else { return Ok(None) };
+    Function::find(&node.sysfs_root, &id)
+}
+
+/// Makes a link of the host, which is down, what it was: name, MTU, MAC, altnames, whatever a pod can change, up.
+fn restore(link: &Link, was: &Link, record: &Record, node: &Node, host: &mut Socket) -> Result<()> {
     let mut steps = Vec::new();
+    // First: an XDP program limits the MTU, and sysfs has the device under the name that it has now.
+    if let Some(settings) = &record.settings {
+        steps.extend(settings.restore(link, &node.sysfs_root, host));
+    }
+    // A pod's own must not stay: the next pod may have no room for it.
+    for altname in link.altnames.iter().filter(|name| !was.altnames.contains(name) && **name != was.name) {
+        steps.push(link::remove_altname(host, link, altname));
+    }
     if link.name != was.name {
         steps.push(rename(link, was, host));
     }
@@ -222,12 +345,11 @@ fn restore(link: &Link, was: &Link, host: &mut Socket) -> Result<()> {
     {
         steps.push(set_mac(host, link, &mac));
     }
-    // A pod's own must not stay: the next pod may have no room for it.
-    for altname in link.altnames.iter().filter(|name| !was.altnames.contains(name) && **name != was.name) {
-        steps.push(link::remove_altname(host, link, altname));
-    }
     for altname in was.altnames.iter().filter(|name| !link.altnames.contains(*name)) {
         steps.push(link::add_altname(host, link, altname));
+    }
+    if was.up {
+        steps.push(link::set_up(host, link));
     }
     all_of(steps).with_context(|| format!("{} is on the host, but not as it was", link.name))
 }

@@ -9,6 +9,7 @@ use crate::files;
 use crate::ipam::lease;
 use crate::netlink::link::{self, Link};
 use crate::netlink::{Socket, address, rdma};
+use crate::netns::{Life, Netns};
 use crate::node::Node;
 use crate::sysfs::{self, DeviceId, Function};
 
@@ -21,6 +22,8 @@ pub struct Inventory {
     pub rails: Vec<Rail>,
     /// What is on record, by rail and pod.
     pub attachments: Vec<Attached>,
+    /// What is still owed of attachments whose device is home.
+    pub debts: Vec<Record>,
     /// Names of records that cannot be read.
     pub unreadable: Vec<String>,
 }
@@ -94,7 +97,7 @@ pub enum State {
     OnHost,
     /// The pod lives; its device is neither there nor on the host.
     Elsewhere,
-    /// The device has come back, the address was not given back.
+    /// The device has come back, the address was not given back: 0.1.0 left it so.
     Returned,
     /// The pod is gone, the device has not come back.
     Missing,
@@ -174,13 +177,15 @@ impl Inventory {
                 }
             }
         };
-        let (mut attachments, mut unreadable) = (Vec::new(), Vec::new());
+        let (mut attachments, mut debts, mut unreadable) = (Vec::new(), Vec::new(), Vec::new());
         if let Some(records) = Records::open_existing(node)? {
             let all;
             (all, unreadable) = records.all()?;
             for record in all {
                 attachments.push(Attached::look(record, &records, node, &mut host)?);
             }
+            debts.extend(records.debts()?.into_iter().map(|debt| debt.record));
+            debts.sort_by(|one, other| one.since.cmp(&other.since));
         }
         attachments.sort_by(|one, other| {
             let key = |one: &Attached| {
@@ -190,12 +195,12 @@ impl Inventory {
             key(one).cmp(&key(other))
         });
         let rails = rails(node, &attachments, &links)?;
-        Ok(Inventory { rdma, rails, attachments, unreadable })
+        Ok(Inventory { rdma, rails, attachments, debts, unreadable })
     }
 
     /// Who has the device, or had it last.
     pub fn holder(&self, device: &Function) -> Option<&Attached> {
-        self.attachments.iter().find(|attached| attached.record.device.id == device.id)
+        self.attachments.iter().find(|attached| attached.record.device.is_of(&device.id))
     }
 }
 
@@ -230,7 +235,15 @@ impl Attached {
             Phase::Missing => return Ok(State::Missing),
             Phase::Adding | Phase::Attached => (),
         }
-        let Some(netns) = giveback::open_if_same(&record.netns)? else { return Ok(State::Dead) };
+        match record.life()? {
+            Life::Alive => (),
+            Life::Dead => return Ok(State::Dead),
+            Life::Unknown(why) => {
+                self.error = Some(why);
+                return Ok(State::Unknown);
+            }
+        }
+        let netns = Netns::open(&record.netns.path)?;
         if record.phase == Phase::Adding {
             return Ok(State::CutOff);
         }
@@ -251,7 +264,7 @@ impl Attached {
         let mut pod = netns.run(Socket::open)?;
         self.link = giveback::find_in_pod(record, &mut pod)?;
         let Some(link) = &self.link else {
-            let is_on_host = giveback::find_on_host(record, host)?.is_some();
+            let is_on_host = giveback::find_on_host(record, node, host)?.is_some();
             return Ok(if is_on_host { State::OnHost } else { State::Elsewhere });
         };
         let all = address::all(&mut pod, link.index)?;

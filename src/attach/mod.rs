@@ -4,6 +4,7 @@ mod check;
 mod claim;
 mod cli;
 mod config;
+mod debt;
 mod device;
 mod devinfo;
 mod doctor;
@@ -14,7 +15,10 @@ mod pod;
 mod probe;
 mod rdma;
 mod record;
+mod settings;
+mod stacked;
 mod status;
+mod userspace;
 mod vf;
 
 use std::path::Path;
@@ -23,7 +27,7 @@ use anyhow::{Context as _, Result};
 
 pub use cli::run as cli;
 
-use crate::cni::{self, AddResult, Attachment, Delegate, Network, Plugin, Version};
+use crate::cni::{self, AddResult, Attachment, Delegate, Keys, Network, Plugin, Version, find_plugin};
 use crate::netlink::Socket;
 use crate::netlink::link::{self, Link, Move};
 use crate::netns::{Netns, NetnsId};
@@ -33,6 +37,7 @@ use crate::{fail, failure, files};
 use config::NetConf;
 use device::Device;
 use record::{Phase, Record, Records};
+use settings::Settings;
 
 /// The plugin.
 #[derive(Debug)]
@@ -40,19 +45,19 @@ pub struct Attach;
 
 impl Plugin for Attach {
     const NAME: &str = "rail-cni";
+    const KEYS: &'static Keys = &config::NETWORK;
+    const CALLS_OTHERS: bool = true;
 
     /// Everything that can be refused is refused first; then the record; then what the record describes.
     fn add(&self, network: &Network, attachment: &Attachment, path: &Path) -> Result<AddResult> {
         let node = Node::load()?;
         node.start_log(network);
-        let conf = NetConf::parse(network, attachment, &node)?;
+        node.check_place(Some(path))?;
+        let mut conf = NetConf::parse(network, attachment, &node)?;
         let previous = network.previous()?.unwrap_or_default();
         let netns = Netns::open(path)?;
-        let ipam = conf
-            .ipam
-            .as_deref()
-            .map(|name| Delegate::find(name, &network.path, &network.stdin))
-            .transpose()?;
+        // Before anything is done: a plugin that is not there gives no address.
+        conf.ipam.as_deref().map(|name| find_plugin(name, &network.path)).transpose()?;
         let mut pod = netns.run(Socket::open)?;
         let mut host = Socket::open()?;
 
@@ -61,37 +66,55 @@ impl Plugin for Attach {
         lock.refuse_if_deleted()?;
         claim::settle_own(&records, attachment, &node)?;
         pod::refuse_name_in_use(&mut pod, &attachment.ifname)?;
+        let claim::Claim { device, lock: mut claim, left } =
+            claim::claim(&records, &conf, attachment, &node, &mut host)
+                .map_err(|error| conf.of_rail(error))?;
+        device::check(&device, &conf, &node, &network.name, &mut host)
+            .map_err(|error| conf.of_rail(error))?;
+        let told = conf.rail.is_none().then(|| device::rail_of(&device, &node)).flatten();
+        conf.rail = conf.rail.or(told);
+        // The IPAM compares it with the rail of its pool.
+        let stdin = told.map(|rail| network.stdin_with("rail", rail.into())).transpose()?;
+        let stdin = stdin.as_deref().unwrap_or(&network.stdin);
         let of_rail = |error| conf.of_rail(error);
-        let (device, mut claim) =
-            claim::claim(&records, &conf, attachment, &node, &mut host).map_err(of_rail)?;
-        device::check(&device, &conf, &node, &network.name, &mut host).map_err(of_rail)?;
-        claim::refuse_pf_of_attached_vfs(&records, &device).map_err(of_rail)?;
+        rdma::refuse_owed(&conf, &device, &records).map_err(of_rail)?;
+        claim::refuse_pf_of_attached_vfs(&records, &device, &node).map_err(of_rail)?;
         probe::refuse_userspace(&conf, &device)?;
-
-        let mut record = new_record(network, attachment, path, &conf, &device)?;
-        record.vf = vf::plan(&conf, &device, &node, &mut host).map_err(of_rail)?;
-        record.rdma = rdma::plan(&conf, &device).map_err(of_rail)?;
+        if let Some(path) = &conf.device_info {
+            devinfo::check(path, &device, attachment, &records)?;
+        }
+        let vf = vf::plan(&conf, &device, left.as_ref(), &node, &mut host).map_err(of_rail)?;
+        let mut record = new_record(network, attachment, path, &conf, &device, stdin)?;
+        record.vf = vf.as_ref().map(|plan| plan.record.clone());
+        record.rdma = rdma::plan(&conf, &device, &node).map_err(of_rail)?;
+        let link = device.home.link.as_ref();
+        record.settings = link.map(|link| Settings::take(link, &node.sysfs_root, &mut host));
+        left.iter().for_each(|left| record.begin_as(left));
         records.write(&record, &mut claim)?;
+        if left.is_some() {
+            debt::taken_over(&records, &device.home.id)?;
+        }
         // Held until the routes are there: another network of this pod must not choose the same table.
         let _table = conf.rail.is_none().then(|| records.lock_netns(&record.netns)).transpose()?;
         let attached = (|| {
-            let leased = lease(network, &conf, ipam.as_ref())?;
+            let leased = lease(network, stdin, &mut record, &records, &node)?;
             if let Some(home) = &device.home.link {
                 record.applied = pod::plan(&conf, home, &leased, &mut pod)?;
                 record.probe = probe::plan(&conf, &record.applied, &leased)?;
             }
             records.write(&record, &mut claim)?;
-            if let Some(vf) = &record.vf {
+            if let Some(vf) = &vf {
                 vf::apply(vf, &records, &node, &mut host).map_err(of_rail)?;
                 if let Some(home) = &device.home.link {
-                    vf::refuse_guid_not_taken(vf, home, &mut host).map_err(of_rail)?;
+                    vf::refuse_guid_not_taken(&vf.record, home, &mut host).map_err(of_rail)?;
                 }
             }
             // Before the netdev: a driver may refuse, and IPoIB makes its netdev anew where the RDMA device is.
             rdma::move_in(&record.rdma, &netns).map_err(of_rail)?;
-            let link = match &device.home.link {
+            let is_changed = vf.as_ref().is_some_and(vf::Plan::is_something) || !record.rdma.is_empty();
+            let link = match look_again(&record, &device, is_changed, &node, &mut host).map_err(of_rail)? {
                 Some(home) => {
-                    Some(move_in(home, &conf, &mut record, &netns, &mut host, &mut pod).map_err(of_rail)?)
+                    Some(move_in(&home, &conf, &mut record, &netns, &mut host, &mut pod).map_err(of_rail)?)
                 }
                 // A program in user space has the device, and will own the address.
                 None => {
@@ -99,11 +122,15 @@ impl Plugin for Attach {
                     None
                 }
             };
-            if let Some(link) = &link {
-                probe::run(&mut pod, &netns, link, &record).or_else(|error| conf.or_warn(error))?;
+            match &link {
+                Some(link) if record.probe.is_some() => {
+                    probe::run(&mut pod, &netns, link, &record).or_else(|error| conf.or_warn(error))?;
+                }
+                Some(link) => probe::announce(&mut pod, &netns, link, &record, &leased),
+                None => (),
             }
             if let Some(path) = &conf.device_info {
-                devinfo::write(path, &device)?;
+                devinfo::write(path, &device, attachment)?;
             }
             record.phase = Phase::Attached;
             records.write(&record, &mut claim)?;
@@ -112,7 +139,7 @@ impl Plugin for Attach {
         })();
         attached.inspect_err(|_| {
             // What cannot be undone stays on record: DEL, the next ADD or `reap` go on from there.
-            if let Err(left) = claim::undo(&record, &records, &mut claim, &node, ipam.into_iter().map(Ok)) {
+            if let Err(left) = claim::undo(&record, &records, claim, &node) {
                 log::error!("undoing ADD failed: {left:#}");
             }
         })
@@ -122,29 +149,43 @@ impl Plugin for Attach {
     fn del(&self, network: &Network, attachment: &Attachment, path: Option<&Path>) -> Result<()> {
         let node = Node::load_lenient()?;
         node.start_log(network);
-        let ipam = ipam_of(network).filter(|name| config::check_plugin_name(name).is_ok());
+        let ipam = config::ipam_of(network).unwrap_or_else(|error| {
+            log::warn!("{error:#}");
+            None
+        });
         let delegate = ipam.map(|name| Delegate::find(name, &network.path, &network.stdin));
 
         let records = Records::open_for_del(&node)?;
         let (lock, record) = claim::lock_and_find(records.as_ref(), attachment)?;
         let done = match (&records, &record) {
             (Some(records), Some(record)) => {
-                let mut claim = records.lock_device(&record.device.id)?;
-                // The configuration may name another IPAM by now than the one that ADD used: both are told.
-                let of_add = record.ipam.iter().filter(|recorded| ipam != Some(&recorded.r#type));
-                let of_add = of_add.map(|recorded| recorded.delegate(record));
-                claim::undo(record, records, &mut claim, &node, delegate.into_iter().chain(of_add))
+                let done = claim::settle(records, record, &node);
+                // The configuration may name another IPAM by now than the one that ADD used: that is told too.
+                if record.ipam.as_ref().map(|of_add| of_add.r#type.as_str()) != ipam {
+                    let told = delegate.map_or(Ok(()), |delegate| delegate?.run("DEL"));
+                    told.unwrap_or_else(|error| log::warn!("{error:#}: ADD did not use it"));
+                }
+                done
             }
-            _ => cni::all_of([
-                give_back_unrecorded(network, attachment, path),
-                delegate.map_or(Ok(()), |delegate| delegate?.run("DEL")),
-                records.as_ref().map_or(Ok(()), |records| records.remove(attachment, None)),
-            ]),
+            _ => {
+                // What was never added succeeds, whatever its configuration holds.
+                let done = give_back_unrecorded(network, attachment, path);
+                let told = delegate.map_or(Ok(()), |delegate| delegate?.run("DEL"));
+                told.unwrap_or_else(|error| log::warn!("{error:#}: nothing is on record of {attachment}"));
+                let removed = records.as_ref().map_or(Ok(()), |records| {
+                    debt::pay_own(records, &node, attachment, debt::WHOLE)?;
+                    records.remove(attachment, None)
+                });
+                // Where nothing is found, it must have been looked for in the right place.
+                cni::all_of([done, removed, node.check_place(path)])
+            }
         };
         // What is only for later calls must not fail this one, on a full /run for example.
         let left = lock.map_or(Ok(()), |mut lock| lock.set_deleted());
-        let left = left.and_then(|()| records.map_or(Ok(()), |records| records.prune_locks()));
-        left.unwrap_or_else(|error| log::warn!("{error:#}"));
+        if let Some(records) = &records {
+            let aside = [left, debt::pay_due(records, &node), records.prune_locks()];
+            cni::all_of(aside).unwrap_or_else(|error| log::warn!("{error:#}"));
+        }
         done
     }
 
@@ -157,6 +198,8 @@ impl Plugin for Attach {
     ) -> Result<()> {
         let node = Node::load()?;
         node.start_log(network);
+        node.check_place(Some(path))?;
+        let ipam = config::ipam_of(network)?;
         let mut found = Vec::new();
         let record = match Records::open_existing(&node)? {
             Some(records) => records.find(attachment)?,
@@ -166,8 +209,7 @@ impl Plugin for Attach {
             None => found.push("there is no record of it".to_owned()),
             Some(record) => found = check::differences(&record, attachment, path, previous, &node)?,
         }
-        if let Some(name) = ipam_of(network) {
-            config::check_plugin_name(name)?;
+        if let Some(name) = ipam {
             let checked = Delegate::find(name, &network.path, &network.stdin)?.run("CHECK");
             if found.is_empty() {
                 return checked;
@@ -181,17 +223,18 @@ impl Plugin for Attach {
     }
 
     fn status(&self, network: &Network) -> Result<()> {
+        let ipam = config::ipam_of(network)?;
         let ready = (|| -> Result<()> {
             let node = Node::load()?;
             node.start_log(network);
+            node.check_place(None)?;
             node.run_is_writable()?;
             let sysfs = node.sysfs_root.join("class/net");
             sysfs.metadata().with_context(|| format!("cannot read {}", sysfs.display()))?;
             rail_is_there(network, &node)
         })();
         ready.map_err(|error| failure!(NotAvailable, "{error:#}"))?;
-        let Some(name) = ipam_of(network) else { return Ok(()) };
-        config::check_plugin_name(name)?;
+        let Some(name) = ipam else { return Ok(()) };
         let delegate = Delegate::find(name, &network.path, &network.stdin);
         delegate.map_err(|error| failure!(NotAvailable, "{error:#}"))?.run("STATUS")
     }
@@ -201,26 +244,23 @@ impl Plugin for Attach {
     fn gc(&self, network: &Network, keep: &[Attachment]) -> Result<()> {
         let node = Node::load()?;
         node.start_log(network);
+        node.check_place(None)?;
+        let ipam = config::ipam_of(network)?;
         let mut done = Vec::new();
         if let Some(records) = Records::open_existing(&node)? {
             let (all, _) = records.all()?;
             let ours = all.iter().filter(|record| record.network == network.name);
             let lost = ours.filter(|record| !keep.contains(&record.attachment()));
             done.extend(lost.map(|record| claim::collect(&records, record, &node)));
+            done.push(debt::pay_due(&records, &node));
         }
-        if let Some(name) = ipam_of(network) {
-            config::check_plugin_name(name)?;
+        if let Some(name) = ipam {
             done.push(
                 Delegate::find(name, &network.path, &network.stdin).and_then(|delegate| delegate.run("GC")),
             );
         }
         cni::all_of(done)
     }
-}
-
-/// The name of the IPAM plugin, for verbs that read nothing else of the configuration.
-fn ipam_of(network: &Network) -> Option<&str> {
-    network.get(&["ipam", "type"]).and_then(serde_json::Value::as_str).filter(|name| !name.is_empty())
 }
 
 /// DEL without a record: the device is known by its PCI address, if the runtime still knows that.
@@ -251,18 +291,20 @@ fn new_record(
     path: &Path,
     conf: &NetConf,
     device: &Device,
+    stdin: &[u8],
 ) -> Result<Record> {
     let netns = NetnsId::of(path).ok().flatten();
     let ipam = conf.ipam.as_ref().map(|name| -> Result<record::Ipam> {
         Ok(record::Ipam {
             r#type: name.clone(),
-            config: String::from_utf8(network.stdin.clone()).context("stdin is not UTF-8")?,
+            config: String::from_utf8(stdin.to_vec()).context("stdin is not UTF-8")?,
             args: network.args.raw.clone(),
             path: network.path.clone(),
+            may_hold: true,
         })
     });
     Ok(Record {
-        version: 1,
+        version: record::VERSION,
         boot_id: files::boot_id()?.to_owned(),
         phase: Phase::Adding,
         network: network.name.clone(),
@@ -275,17 +317,40 @@ fn new_record(
         device: device.home.clone(),
         applied: record::Applied::default(),
         ipam: ipam.transpose()?,
+        settings: None,
         vf: None,
         rdma: Vec::new(),
         probe: None,
         device_info: conf.device_info.clone(),
+        reset: conf.reset_on_del,
+        debt: None,
     })
 }
 
 /// The address comes first: while it is refused, nothing has moved.
-fn lease(network: &Network, conf: &NetConf, ipam: Option<&Delegate<'_>>) -> Result<AddResult> {
-    let Some(ipam) = ipam else { return Ok(AddResult::default()) };
-    let leased = ipam.add(network.version)?;
+fn lease(
+    network: &Network,
+    stdin: &[u8],
+    record: &mut Record,
+    records: &Records,
+    node: &Node,
+) -> Result<AddResult> {
+    let Some(name) = record.ipam.as_ref().map(|ipam| ipam.r#type.clone()) else {
+        return Ok(AddResult::default());
+    };
+    let ipam = Delegate::find(&name, &network.path, stdin)?;
+    let mut added = ipam.add(network.version);
+    // Perhaps because of what pods before this one still owe.
+    if added.as_ref().is_err_and(cni::gave_nothing)
+        && debt::pay_addresses(records, node, &name, &record.attachment())?
+    {
+        ipam.run("DEL")?;
+        added = ipam.add(network.version);
+    }
+    if let Some(recorded) = &mut record.ipam {
+        recorded.may_hold = !added.as_ref().is_err_and(cni::gave_nothing);
+    }
+    let leased = added?;
     let of_family = |is_v4| leased.ips.iter().filter(move |ip| ip.address.addr().is_ipv4() == is_v4).count();
     if network.version < Version::V030 && (of_family(true) > 1 || of_family(false) > 1) {
         let version = network.version.as_str();
@@ -295,10 +360,27 @@ fn lease(network: &Network, conf: &NetConf, ipam: Option<&Delegate<'_>>) -> Resu
         );
     }
     if leased.ips.is_empty() {
-        let name = conf.ipam.as_deref().unwrap_or_default();
         fail!(InvalidConfig, "the IPAM plugin {name} gave no address");
     }
     Ok(leased)
+}
+
+/// The device as it is right before its move: a driver that was told something through the PF, or whose RDMA device
+/// has left, may have made the netdev anew.
+fn look_again(
+    record: &Record,
+    device: &Device,
+    is_changed: bool,
+    node: &Node,
+    host: &mut Socket,
+) -> Result<Option<Link>> {
+    if device.home.link.is_none() || !is_changed {
+        return Ok(device.home.link.clone());
+    }
+    let Some(link) = giveback::wait_for(record, node, host)? else {
+        fail!(Internal, "{} vanished from the host while it was prepared", device.describe());
+    };
+    Ok(Some(link))
 }
 
 /// Moves the device, then makes it a rail.

@@ -35,15 +35,13 @@ pub fn refuse_name_in_use(pod: &mut Socket, name: &str) -> Result<()> {
 
 /// Which of the device's altnames the pod has no room for. The kernel refuses the move for each.
 pub fn clashing_altnames(pod: &mut Socket, device: &Link, name: &str) -> Result<Vec<String>> {
-    if device.altnames.is_empty() {
-        return Ok(Vec::new());
+    let mut taken = Vec::new();
+    for altname in &device.altnames {
+        if altname == name || link::by_any_name(pod, altname)?.is_some() {
+            taken.push(altname.clone());
+        }
     }
-    let mut taken = BTreeSet::from([name.to_owned()]);
-    for link in link::all(pod)? {
-        taken.insert(link.name);
-        taken.extend(link.altnames);
-    }
-    Ok(device.altnames.iter().filter(|altname| taken.contains(*altname)).cloned().collect())
+    Ok(taken)
 }
 
 /// What the rail is to be in the pod, from the configuration and the IPAM's answer.
@@ -69,7 +67,12 @@ pub fn plan(conf: &NetConf, home: &Link, leased: &AddResult, pod: &mut Socket) -
     let (table, metric) = (FIRST_TABLE + slot, FIRST_METRIC + slot);
 
     let mut routes = Vec::new();
-    for wanted in leased.routes.iter().chain(&conf.routes) {
+    // What pool and network both give is one route, and the network's word counts.
+    let is_of_pool_alone = |of_pool: &&cni::Route| {
+        let key = |route: &cni::Route| (route.dst.trunc(), route.table, route.priority);
+        conf.routes.iter().all(|route| key(route) != key(of_pool))
+    };
+    for wanted in leased.routes.iter().filter(is_of_pool_alone).chain(&conf.routes) {
         check_route(wanted, "routes of the IPAM")?;
         if wanted.is_default() {
             log::warn!("{} left out: a rail never has the default route", wanted.dst);
@@ -97,7 +100,14 @@ pub fn plan(conf: &NetConf, home: &Link, leased: &AddResult, pod: &mut Socket) -
             rules.push(Rule { from: net.addr(), table, priority: metric });
         }
     }
-    routes.dedup();
+    let mut once: Vec<Route> = Vec::new();
+    routes.retain(|route| {
+        let is_new = !once.contains(route);
+        if is_new {
+            once.push(route.clone());
+        }
+        is_new
+    });
     let mac = conf.mac.as_deref().map_or_else(|| home.mac.clone(), link::format_mac);
     Ok(Applied { index: 0, mtu: conf.mtu, mac, addresses, routes, rules })
 }
@@ -147,7 +157,7 @@ fn is_link_local(address: IpAddr) -> bool {
 pub fn set_sysctls(conf: &NetConf, applied: &Applied, ifname: &str) -> Result<()> {
     let has_v6 = applied.addresses.iter().any(|net| net.addr().is_ipv6());
     let rail = [
-        // The kernel announces the address by itself when the link comes up.
+        // The kernel announces the address by itself when the link comes up with its carrier: see probe::announce.
         ("ipv4", "arp_notify", "1"),
         // Eight rails in one pod must each answer and ask for their own address only.
         ("ipv4", "arp_ignore", "1"),
@@ -195,9 +205,7 @@ pub fn configure(pod: &mut Socket, link: &Link, applied: &Applied) -> Result<()>
         route::add(pod, link.index, route).map_err(|error| explain(error, route))?;
     }
     for rule in &applied.rules {
-        // The same rule can only be left of an attachment whose record was lost: it is what is wanted.
-        rule::add(pod, rule)
-            .or_else(|error| if Error::is(&error, Errno::EEXIST) { Ok(()) } else { Err(error) })?;
+        rule::add(pod, rule)?;
     }
     Ok(())
 }

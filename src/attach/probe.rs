@@ -41,15 +41,10 @@ pub fn refuse_userspace(conf: &NetConf, device: &Device) -> Result<()> {
     ))
 }
 
-/// Whom to ask: the gateways of the addresses, and the next hops of the routes.
+/// Whom to ask.
 pub fn plan(conf: &NetConf, applied: &Applied, leased: &AddResult) -> Result<Option<Probe>> {
     let Some(wanted) = &conf.probe else { return Ok(None) };
-    let of_addresses = leased.ips.iter().filter_map(|ip| ip.gateway);
-    let of_routes = applied.routes.iter().filter_map(|route| route.gateway);
-    let all = of_addresses.chain(of_routes).filter(|gateway| !gateway.is_unspecified());
-    let mut gateways: Vec<_> = all.collect();
-    gateways.sort();
-    gateways.dedup();
+    let gateways = gateways(applied, leased);
     if gateways.is_empty() {
         conf.or_warn(failure!(
             InvalidConfig,
@@ -93,6 +88,27 @@ pub fn run(pod: &mut Socket, netns: &Netns, link: &Link, record: &Record) -> Res
             format!("gateway {gateway} did not answer {how}")
         })
     )
+}
+
+/// Asks the next hops without waiting for an answer: a leaf learns from the question which MAC has the address now.
+/// `arp_notify` and `ndisc_notify` tell it when the link comes up, and where the carrier comes later, as with VFs, that
+/// is lost, while the kernel repeats a question twice, a second apart.
+pub fn announce(pod: &mut Socket, netns: &Netns, link: &Link, record: &Record, leased: &AddResult) {
+    for address in gateways(&record.applied, leased) {
+        let told = Gateway::new(address, netns, link, record).tell(pod, link);
+        told.unwrap_or_else(|error| log::warn!("{error:#}"));
+    }
+}
+
+/// The gateways of the addresses, and the next hops of the routes.
+fn gateways(applied: &Applied, leased: &AddResult) -> Vec<IpAddr> {
+    let of_addresses = leased.ips.iter().filter_map(|ip| ip.gateway);
+    let of_routes = applied.routes.iter().filter_map(|route| route.gateway);
+    let all = of_addresses.chain(of_routes).filter(|gateway| !gateway.is_unspecified());
+    let mut gateways: Vec<_> = all.collect();
+    gateways.sort();
+    gateways.dedup();
+    gateways
 }
 
 /// Those that do not answer within `timeout`.
@@ -186,6 +202,11 @@ impl Gateway {
     fn ask(&self, pod: &mut Socket, link: &Link) -> Result<()> {
         // While the kernel waits for an answer, or believes an old one, it does not ask.
         neighbour::forget(pod, link.index, self.address)?;
+        self.tell(pod, link)
+    }
+
+    /// Asks, unless the kernel is at it.
+    fn tell(&self, pod: &mut Socket, link: &Link) -> Result<()> {
         // For a packet the kernel asks from the packet's address, which works at once. Else it does so from the
         // link-local one (net/ipv6/ndisc.c), which comes up to two seconds after the carrier.
         if let (Some(socket), IpAddr::V6(address)) = (&self.socket, self.address) {

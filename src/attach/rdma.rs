@@ -5,18 +5,25 @@ use anyhow::Result;
 
 use super::config::{NetConf, Rdma};
 use super::device::Device;
-use super::record::Record;
+use super::record::{Record, Records, What};
+use crate::cni::all_of;
 use crate::fail;
 use crate::netlink::rdma;
 use crate::netns::Netns;
+use crate::node::Node;
 
 /// The RDMA devices that have to move.
-pub fn plan(conf: &NetConf, device: &Device) -> Result<Vec<rdma::Device>> {
+pub fn plan(conf: &NetConf, device: &Device, node: &Node) -> Result<Vec<rdma::Device>> {
     let names = device.rdma_devices();
+    let what = device.describe();
+    if conf.rdma == Rdma::Auto && names.is_empty() && device.pf_has_rdma(&node.sysfs_root) {
+        log::warn!(
+            "rdma: {what} has no RDMA device here, and its PF has one: NCCL will use TCP on this rail"
+        );
+    }
     if conf.rdma == Rdma::Off || (conf.rdma == Rdma::Auto && names.is_empty()) {
         return Ok(Vec::new());
     }
-    let what = device.describe();
     let socket = rdma::open()?;
     let is_required = conf.rdma == Rdma::Required;
     let Some(mut socket) = socket else {
@@ -47,6 +54,23 @@ pub fn plan(conf: &NetConf, device: &Device) -> Result<Vec<rdma::Device>> {
     Ok(devices)
 }
 
+/// Where they are required: fails while a pod still has them that has given up the device itself.
+pub fn refuse_owed(conf: &NetConf, device: &Device, records: &Records) -> Result<()> {
+    if conf.rdma != Rdma::Required || !device.rdma_devices().is_empty() {
+        return Ok(());
+    }
+    let owes = |record: &Record| record.owed().iter().any(|owed| owed.what == What::Rdma);
+    match records.debts_of(&device.home.id)?.into_iter().find(|debt| owes(&debt.record)) {
+        None => Ok(()),
+        Some(debt) => fail!(
+            TryAgain,
+            "rdma: required, and the RDMA device of {} is still in {}: `rail-cni reap` takes it home, or that pod's end",
+            device.describe(),
+            debt.record.holder()
+        ),
+    }
+}
+
 /// Moves them to the pod.
 pub fn move_in(devices: &[rdma::Device], netns: &Netns) -> Result<()> {
     let Some(mut socket) = (if devices.is_empty() { None } else { rdma::open()? }) else { return Ok(()) };
@@ -58,12 +82,24 @@ pub fn take_back(record: &Record, netns: &Netns) -> Result<()> {
     if record.rdma.is_empty() {
         return Ok(());
     }
-    let Some(mut pod) = netns.run(rdma::open)? else { return Ok(()) };
     let host = Netns::current()?;
-    for device in of_pod(record, &mut pod)? {
-        rdma::move_to(&mut pod, &device, &host)?;
-    }
-    Ok(())
+    // From inside: the kernel compares with the namespace of the calling thread, not with the socket's
+    // (ib_device_set_netns_put in drivers/infiniband/core/device.c).
+    netns.run(|| {
+        let Some(mut pod) = rdma::open()? else { return Ok(()) };
+        let ours = of_pod(record, &mut pod)?;
+        all_of(ours.iter().map(|device| rdma::move_to(&mut pod, device, &host)))
+    })
+}
+
+/// The names that they had, where the pod gave them others: those on the host, wherever they come from.
+pub fn restore_names(record: &Record) -> Result<()> {
+    let Some(mut host) = (if record.rdma.is_empty() { None } else { rdma::open()? }) else { return Ok(()) };
+    let mut restore = |device: &rdma::Device| match rdma::by_index(&mut host, device.index)? {
+        Some(now) if now.name != device.name => rdma::rename(&mut host, device),
+        _ => Ok(()),
+    };
+    all_of(record.rdma.iter().map(&mut restore))
 }
 
 /// What CHECK finds.
@@ -79,9 +115,12 @@ pub fn differences(record: &Record, netns: &Netns) -> Result<Vec<String>> {
     Ok(missing.map(|device| format!("the RDMA device {} is not in the pod", device.name)).collect())
 }
 
-/// By index, which no namespace changes: the pod may have renamed them.
+/// By index, which no namespace changes: the pod may have renamed them. Each is one question, for a list leaves one out
+/// when another one leaves meanwhile.
 fn of_pod(record: &Record, pod: &mut crate::netlink::Socket) -> Result<Vec<rdma::Device>> {
-    let mut devices = rdma::devices(pod)?;
-    devices.retain(|device| record.rdma.iter().any(|ours| ours.index == device.index));
-    Ok(devices)
+    let mut there = Vec::new();
+    for device in &record.rdma {
+        there.extend(rdma::by_index(pod, device.index)?);
+    }
+    Ok(there)
 }

@@ -6,11 +6,13 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
+use super::settings::Settings;
 use crate::cni::{Attachment, Delegate};
 use crate::fail;
 use crate::files::{self, Dir, Lock, name_part};
@@ -19,11 +21,13 @@ use crate::netlink::rdma;
 use crate::netlink::route::Route;
 use crate::netlink::rule::Rule;
 use crate::netlink::vf::VfState;
-use crate::netns::NetnsId;
+use crate::netns::{Life, NetnsId};
 use crate::node::Node;
 
 /// Longer than an ADD with its IPAM takes, shorter than a runtime waits for a DEL (CRI-O: one minute).
 const PATIENCE: Duration = Duration::from_secs(35);
+/// As long as 64 VFs of a PF take whose driver resets each of them with each setting.
+const PF_PATIENCE: Duration = Duration::from_secs(120);
 /// Lock files of attachments are pruned when there are more than these, and they are older.
 const MAX_LOCKS: usize = 256;
 const OLD_LOCK: Duration = Duration::from_secs(300);
@@ -59,6 +63,9 @@ pub struct Record {
     pub device: Home,
     /// What ADD does to it.
     pub applied: Applied,
+    /// What else the netdev was set to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings: Option<Settings>,
     /// What the PF is asked to set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vf: Option<VfRecord>,
@@ -74,6 +81,12 @@ pub struct Record {
     /// The device-info file that was asked for.
     #[serde(rename = "deviceInfo", default, skip_serializing_if = "Option::is_none")]
     pub device_info: Option<PathBuf>,
+    /// The device is to be reset when it comes home.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reset: bool,
+    /// Only in the folder of debts: what is still owed, and how often that was tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub debt: Option<Debt>,
 }
 
 /// How far an attachment is.
@@ -84,16 +97,80 @@ pub enum Phase {
     Adding,
     /// The pod has the device.
     Attached,
-    /// The device is back, the address could not be given back.
+    /// The device is back, the address is not: what 0.1.0 wrote where today there is a debt.
     Returned,
-    /// The address is given back, the device has not come back from a namespace that is gone.
+    /// The device has not come back from a namespace that is gone.
     Missing,
+}
+
+/// What is left of an attachment whose device is home.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Debt {
+    /// What, and why it could not be done.
+    pub owed: Vec<Owed>,
+    /// Since when, for people.
+    pub since: String,
+    /// How often it was tried.
+    pub tries: u32,
+    /// Not tried again before this, in milliseconds since boot.
+    pub next: u64,
+}
+
+/// One thing that is owed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owed {
+    /// What.
+    pub what: What,
+    /// Why not yet.
+    pub why: String,
+}
+
+/// What can be owed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum What {
+    /// The DEL of the IPAM plugin.
+    Ipam,
+    /// The device-info file.
+    DeviceInfo,
+    /// Rules in the pod.
+    Rules,
+    /// RDMA devices in the pod.
+    Rdma,
+    /// A function-level reset.
+    Reset,
+    /// Settings that the PF made for its VF.
+    Vf,
+    /// Name, altnames, MTU, MAC and what else a netdev has.
+    Device,
+}
+
+impl What {
+    /// For people.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            What::Ipam => "the DEL of its IPAM",
+            What::DeviceInfo => "its device-info file",
+            What::Rules => "its rules in the pod",
+            What::Rdma => "its RDMA device",
+            What::Reset => "the reset of its device",
+            What::Vf => "the settings of its VF",
+            What::Device => "its device as it was",
+        }
+    }
+
+    /// Is it about the device itself? Then who gets the device next takes it over.
+    pub fn is_of_device(self) -> bool {
+        matches!(self, What::Reset | What::Vf | What::Device)
+    }
 }
 
 /// A device and what it was before ADD.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Home {
-    /// Unique on the node: PCI address, auxiliary name, or name of a netdev without either.
+    /// Unique on the node: PCI address or auxiliary name, of further ports with `-port1`; or the name of a netdev
+    /// that is no function's.
     pub id: String,
     /// PCI address or auxiliary name, where it has one.
     #[serde(rename = "pciID", default, skip_serializing_if = "Option::is_none")]
@@ -101,9 +178,22 @@ pub struct Home {
     /// PCI address of the PF.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pf: Option<String>,
+    /// Which port of the function the netdev is, where its driver counts them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u32>,
+    /// Had the function further netdevs then?
+    #[serde(default)]
+    pub siblings: bool,
     /// The netdev; none for userspace drivers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Link>,
+}
+
+impl Home {
+    /// Is it the function with this PCI address or auxiliary name, by whichever port?
+    pub fn is_of(&self, function: &str) -> bool {
+        self.id.strip_prefix(function).is_some_and(|rest| rest.is_empty() || rest.starts_with("-port"))
+    }
 }
 
 /// What ADD makes of the device: what CHECK compares with and DEL undoes.
@@ -157,6 +247,13 @@ pub struct Ipam {
     pub args: String,
     /// CNI_PATH of ADD.
     pub path: Vec<PathBuf>,
+    /// May it hold an address? Not if its ADD was never called, or was refused in so many words.
+    #[serde(rename = "mayHold", default = "yes")]
+    pub may_hold: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 impl Record {
@@ -165,9 +262,18 @@ impl Record {
         Attachment { container_id: self.container_id.clone(), ifname: self.ifname.clone() }
     }
 
-    /// Is the namespace that it describes still there?
-    pub fn netns_is_alive(&self) -> Result<bool> {
-        Ok(self.boot_id == files::boot_id()? && self.netns.is_alive())
+    /// Does the namespace that it describes live?
+    pub fn life(&self) -> Result<Life> {
+        if self.boot_id == files::boot_id()? { Ok(self.netns.life()) } else { Ok(Life::Dead) }
+    }
+
+    /// Takes for the first state of the device what `left` has of it, which could not be put back before this one.
+    pub fn begin_as(&mut self, left: &Record) {
+        if let (Some(now), Some(first)) = (&mut self.device.link, &left.device.link) {
+            *now = Link { index: now.index, ..first.clone() };
+            self.settings = left.settings.clone().or(self.settings.take());
+        }
+        self.reset |= left.owed().iter().any(|owed| owed.what == What::Reset);
     }
 
     /// Who holds it, for a message.
@@ -187,11 +293,22 @@ fn prefix(attachment: &Attachment) -> String {
     format!("{}:{}:", name_part(&attachment.container_id), attachment.ifname)
 }
 
-/// The folders of records and locks.
+/// The folders of records, debts and locks.
 #[derive(Debug)]
 pub struct Records {
+    run: Dir,
     records: Dir,
+    /// 0.1.0 had none: made for the first debt.
+    debts: OnceLock<Dir>,
     locks: Dir,
+}
+
+/// A record in the folder of debts.
+#[derive(Debug)]
+pub struct DebtFile {
+    name: String,
+    /// With its `debt`, where somebody has looked at it.
+    pub record: Record,
 }
 
 /// The lock of an attachment, which also remembers when its last DEL was.
@@ -210,7 +327,9 @@ pub struct DeviceLock {
 impl Records {
     /// Opens the folders, made where they are missing.
     pub fn open(node: &Node) -> Result<Records> {
-        Ok(Records { records: node.run("attachments")?, locks: node.run("locks")? })
+        let run = Dir::create(&node.run_dir)?;
+        let [records, debts, locks] = [RECORDS, DEBTS, LOCKS].map(|name| run.create_sub(name));
+        Ok(Records { records: records?, debts: OnceLock::from(debts?), locks: locks?, run })
     }
 
     /// Opens the folders; `None` where they are missing and cannot be made, for then nothing was ever attached.
@@ -226,11 +345,11 @@ impl Records {
 
     /// Opens the folders if they are there; no attachment was ever made if not.
     pub fn open_existing(node: &Node) -> Result<Option<Records>> {
-        let (Some(records), Some(locks)) = (node.existing_run("attachments")?, node.existing_run("locks")?)
-        else {
-            return Ok(None);
-        };
-        Ok(Some(Records { records, locks }))
+        let Some(run) = node.existing_run_dir()? else { return Ok(None) };
+        let [records, debts, locks] = [RECORDS, DEBTS, LOCKS].map(|name| run.sub(name));
+        let (Some(records), Some(locks)) = (records?, locks?) else { return Ok(None) };
+        let debts = debts?.map(OnceLock::from).unwrap_or_default();
+        Ok(Some(Records { records, debts, locks, run }))
     }
 
     /// Waits for whatever else is done for `attachment`.
@@ -257,6 +376,12 @@ impl Records {
         Ok(DeviceLock { lock: lock.with_context(|| format!("waiting for the device {id}"))? })
     }
 
+    /// The same, unless something is being done with it.
+    pub fn try_lock_device(&self, id: &str) -> Result<Option<DeviceLock>> {
+        let lock = self.locks.try_lock(&format!("device-{id}"))?;
+        Ok(lock.map(|lock| DeviceLock { lock }))
+    }
+
     /// Waits for whatever else is set up in the namespace.
     pub fn lock_netns(&self, netns: &NetnsId) -> Result<Lock> {
         let lock = self.locks.lock(&format!("{NETNS_LOCK}{}", netns.ino), PATIENCE);
@@ -265,7 +390,7 @@ impl Records {
 
     /// Waits for whatever else is set on the PF: its driver may refuse two changes at a time.
     pub fn lock_pf(&self, address: &str) -> Result<Lock> {
-        let lock = self.locks.lock(&format!("pf-{address}"), PATIENCE);
+        let lock = self.locks.lock(&format!("pf-{address}"), PF_PATIENCE);
         lock.with_context(|| format!("waiting for the PF {address}"))
     }
 
@@ -316,16 +441,21 @@ impl Records {
         Ok((records, unreadable))
     }
 
-    /// The attachments other than `but` that claim the device, judged by the names of the files and by the
+    /// The attachments, other than `but`, that claim the device, judged by the names of the files and by the
     /// copy that `lock` carries.
-    pub fn claims_on(&self, id: &str, lock: &mut DeviceLock, but: &Attachment) -> Result<Vec<Record>> {
+    pub fn claims_on(
+        &self,
+        id: &str,
+        lock: &mut DeviceLock,
+        but: Option<&Attachment>,
+    ) -> Result<Vec<Record>> {
         let mut claims = self.named(id)?;
         if let Some(copy) = lock.copy()?
             && !claims.iter().any(|claim| claim.attachment() == copy.attachment())
         {
             claims.push(copy);
         }
-        claims.retain(|claim| claim.attachment() != *but);
+        claims.retain(|claim| but != Some(&claim.attachment()));
         Ok(claims)
     }
 
@@ -360,9 +490,81 @@ impl Records {
         device.map_or(Ok(()), |device| device.lock.set_note(b""))
     }
 
-    /// Removes a file that [`Records::all`] could not read: it tells nothing.
+    /// Removes a file that [`Records::all`] could not read. Only for who was asked to: a later version may have
+    /// written it, for a pod that lives.
     pub fn remove_unreadable(&self, name: &str) -> Result<()> {
         self.records.remove(name)
+    }
+
+    /// Moves the record to the debts, in one step: from then on the device is free, and what is left to do is in
+    /// nobody's way.
+    pub fn owe(&self, record: &Record, device: &mut DeviceLock) -> Result<DebtFile> {
+        if self.debts.get().is_none() {
+            self.debts.set(self.run.create_sub(DEBTS)?).ok();
+        }
+        let debts = self.debts.get().context("no folder of debts")?;
+        let on_file = record.file_name();
+        let name = match debts.receive(&self.records, &on_file)? {
+            Some(name) => name,
+            // Only its copy was left, or files cannot be moved so here.
+            None => {
+                let name = debts.free_name(&on_file)?;
+                debts.write(&name, &serde_json::to_vec(record)?, false)?;
+                name
+            }
+        };
+        self.remove(&record.attachment(), Some(device))?;
+        Ok(DebtFile { name, record: record.clone() })
+    }
+
+    /// Every debt that can be read.
+    pub fn debts(&self) -> Result<Vec<DebtFile>> {
+        self.debts_named(|_| true)
+    }
+
+    /// The debts of the device `id`.
+    pub fn debts_of(&self, id: &str) -> Result<Vec<DebtFile>> {
+        let suffix = format!(":{id}.json");
+        self.debts_named(|name| name.ends_with(&suffix))
+    }
+
+    /// The debts of `attachment`.
+    pub fn debts_by(&self, attachment: &Attachment) -> Result<Vec<DebtFile>> {
+        let prefix = prefix(attachment);
+        let is_ours = |name: &str| {
+            let numbered = name.split_once('~').filter(|(number, _)| number.parse::<u32>().is_ok());
+            numbered.map_or(name, |(_, name)| name).starts_with(&prefix)
+        };
+        self.debts_named(is_ours)
+    }
+
+    fn debts_named(&self, is_meant: impl Fn(&str) -> bool) -> Result<Vec<DebtFile>> {
+        let Some(debts) = self.debts.get() else { return Ok(Vec::new()) };
+        let mut found = Vec::new();
+        for name in debts.names()?.into_iter().filter(|name| is_meant(name)) {
+            match read(debts, &name) {
+                Ok(record) => found.extend(record.map(|record| DebtFile { name, record })),
+                Err(error) => log::warn!("{error:#}"),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Puts a debt on file as it is now; one of which nothing is left goes.
+    pub fn update(&self, debt: &DebtFile) -> Result<()> {
+        if debt.is_paid() {
+            return self.forget(debt);
+        }
+        self.debts
+            .get()
+            .map_or(Ok(()), |debts| debts.write(&debt.name, &serde_json::to_vec(&debt.record)?, false))
+    }
+
+    /// Takes a debt off file.
+    pub fn forget(&self, debt: &DebtFile) -> Result<()> {
+        let Some(debts) = self.debts.get() else { return Ok(()) };
+        debts.discard(&debt.name);
+        debts.remove(&debt.name)
     }
 
     /// Keeps the number of lock files small. A tombstone that old has no ADD left to stop.
@@ -381,13 +583,28 @@ impl Records {
     }
 
     fn read(&self, name: &str) -> Result<Option<Record>> {
-        let Some(content) = self.records.read(name)? else { return Ok(None) };
-        let record = serde_json::from_slice(&content);
-        let path = self.records.path().join(name);
-        record.map(Some).with_context(|| format!("{} is no record", path.display()))
+        read(&self.records, name)
     }
 }
 
+/// The record in the file `name`; `None` when there is none.
+fn read(folder: &Dir, name: &str) -> Result<Option<Record>> {
+    let Some(content) = folder.read(name)? else { return Ok(None) };
+    let record: Result<Record, _> = serde_json::from_slice(&content);
+    let path = folder.path().join(name);
+    let record = record.with_context(|| format!("{} is no record", path.display()))?;
+    if record.version != VERSION {
+        let version = record.version;
+        fail!(Decode, "{} has version {version}: another version of rail-cni wrote it", path.display());
+    }
+    Ok(Some(record))
+}
+
+/// Of the form of a record.
+pub const VERSION: u32 = 1;
+const RECORDS: &str = "attachments";
+const DEBTS: &str = "debts";
+const LOCKS: &str = "locks";
 const ATTACHMENT_LOCK: &str = "attachment-";
 const NETNS_LOCK: &str = "netns-";
 
@@ -414,6 +631,13 @@ impl AttachmentLock {
     }
 }
 
+impl DebtFile {
+    /// Is nothing left of it?
+    pub fn is_paid(&self) -> bool {
+        self.record.debt.as_ref().is_some_and(|debt| debt.owed.is_empty())
+    }
+}
+
 impl DeviceLock {
     fn copy(&mut self) -> Result<Option<Record>> {
         Ok(parse_copy(&self.lock.note()?))
@@ -422,16 +646,16 @@ impl DeviceLock {
 
 /// A copy that was being written when its writer was killed says nothing: the record came after it.
 fn parse_copy(note: &[u8]) -> Option<Record> {
-    serde_json::from_slice::<Record>(note)
-        .ok()
-        .filter(|copy| files::boot_id().is_ok_and(|id| id == copy.boot_id))
+    let copy: Record = serde_json::from_slice(note).ok()?;
+    let is_ours = copy.version == VERSION && files::boot_id().is_ok_and(|id| id == copy.boot_id);
+    is_ours.then_some(copy)
 }
 
 impl Ipam {
     /// The plugin, to be called in the name of the attachment.
     pub fn delegate(&self, record: &Record) -> Result<Delegate<'_>> {
-        let netns = Some(&record.netns).filter(|netns| netns.is_alive()).map(|netns| netns.path.as_path());
-        let netns = netns.unwrap_or(Path::new(""));
+        let is_alive = record.life()? == Life::Alive;
+        let netns = if is_alive { record.netns.path.as_path() } else { Path::new("") };
         let delegate = Delegate::find(&self.r#type, &self.path, self.config.as_bytes())?;
         Ok(delegate.on_behalf_of(&record.attachment(), netns, &self.args, &self.path))
     }

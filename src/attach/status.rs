@@ -85,8 +85,22 @@ fn todo(inventory: &Inventory) -> Vec<String> {
         let what = if left == 1 { "1 device was".to_owned() } else { format!("{left} devices were") };
         todo.push(format!("{what} left by a pod: the next ADD puts that right; at once: `rail-cni reap`"));
     }
+    for record in inventory.debts.iter().filter(|record| record.is_owed_in_vain()) {
+        let tries = record.debt.as_ref().map_or(0, |debt| debt.tries);
+        todo.extend(record.owed().iter().map(|owed| {
+            format!(
+                "owed by {}: {} (tried {tries} times): {}; again now: `rail-cni reap`; never again: `rail-cni reap --forget {}`",
+                record.holder(),
+                owed.what.as_str(),
+                owed.why,
+                record.container_id
+            )
+        }));
+    }
     for name in &inventory.unreadable {
-        todo.push(format!("the record {name} cannot be read: `rail-cni reap` removes it"));
+        todo.push(format!(
+            "the record {name} cannot be read: if no pod has its device, `rail-cni reap --forget {name}`"
+        ));
     }
     todo
 }
@@ -139,7 +153,7 @@ fn rail_row(rail: &Rail, inventory: &Inventory) -> Vec<String> {
 fn rdma_of(one: &Attached, inventory: &Inventory) -> Vec<String> {
     let vfs = inventory.rails.iter().flat_map(|rail| &rail.vfs).map(|vf| &vf.function);
     let pfs = inventory.rails.iter().filter_map(|rail| rail.function.as_ref());
-    let function = vfs.chain(pfs).find(|function| function.id == one.record.device.id);
+    let function = vfs.chain(pfs).find(|function| one.record.device.is_of(&function.id));
     match function {
         Some(function) if one.rdma.is_empty() && one.state == State::Live => function.rdma_devices(),
         _ => one.rdma.clone(),
@@ -205,8 +219,9 @@ fn json(node_name: &str, inventory: &Inventory, todo: &[String]) -> Value {
             "link": one.link.as_ref().map(link_state), "rdma": rdma_of(one, inventory), "error": one.error,
         })
     });
+    let debts: Vec<_> = inventory.debts.iter().map(super::debt::json).collect();
     json!({"node": node_name, "rdma": rdma, "rails": rails.collect::<Vec<_>>(),
-        "attachments": attachments.collect::<Vec<_>>(), "unreadable": inventory.unreadable, "todo": todo})
+        "attachments": attachments.collect::<Vec<_>>(), "debts": debts, "unreadable": inventory.unreadable, "todo": todo})
 }
 
 #[cfg(test)]

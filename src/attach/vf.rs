@@ -10,15 +10,31 @@ use super::device::Device;
 use super::record::{Record, Records, VfRecord};
 use crate::cni::all_of;
 use crate::netlink::link::{self, Link, format_mac, parse_mac};
-use crate::netlink::vf::{self, VfState};
+use crate::netlink::vf::{self, Report, VfState};
 use crate::netlink::{Error, Socket};
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
 use crate::{fail, failure};
 
-/// What is to be set for `device`; refused where no PF can set it. The PF is not asked when nothing is wanted,
-/// for the answer has all its VFs and takes milliseconds.
-pub fn plan(conf: &NetConf, device: &Device, node: &Node, host: &mut Socket) -> Result<Option<VfRecord>> {
+/// What ADD is to set, decided before anything is changed.
+#[derive(Debug)]
+pub struct Plan {
+    /// What goes on record.
+    pub record: VfRecord,
+    /// What an earlier attachment left, setting by setting as it was before that, and whose it was.
+    stale: Vec<(&'static str, VfState)>,
+    left_by: Option<String>,
+}
+
+/// What is to be set for `device`, and what its PF reports now; refused where no PF can set it. `left` is an earlier
+/// attachment of the device whose settings could not be put back: what it found is the device's first state.
+pub fn plan(
+    conf: &NetConf,
+    device: &Device,
+    left: Option<&Record>,
+    node: &Node,
+    host: &mut Socket,
+) -> Result<Option<Plan>> {
     let mut wanted = conf.vf.clone();
     let what = device.describe();
     let Some((number, pf)) = device.vf() else {
@@ -28,24 +44,29 @@ pub fn plan(conf: &NetConf, device: &Device, node: &Node, host: &mut Socket) -> 
         return Ok(None);
     };
     wanted.mac = conf.mac.as_deref().map(format_mac);
-    if wanted == VfState::default() {
-        return Ok(None);
-    }
     let link = pf.netdev.as_ref().map(|name| link::by_name(host, name)).transpose()?.flatten();
-    let before = link.as_ref().map(|link| vf::state(host, link.index, number)).transpose();
-    let before = match before {
-        // Some IB drivers cannot answer for many VFs (sriov-network-operator#1021): then nothing is restored
-        // but what can be set without knowing.
-        Err(error) if Error::is(&error, Errno::EMSGSIZE) => {
-            log::warn!("{error:#}: the settings of VF {number} will not be restored");
+    let now = match link.as_ref().map(|link| vf::state(host, link.index, number)).transpose()? {
+        None | Some(Report::NoSuchVf) => None,
+        Some(Report::Known(state)) => Some(state),
+        // Some IB drivers cannot answer for many VFs (sriov-network-operator#1021): then nothing is put back but
+        // what was known before.
+        Some(Report::TooLong) => {
+            log::warn!("the PF {} cannot tell of so many VFs: what others set is not put back", pf.address);
             Some(VfState::default())
         }
-        before => before?.flatten(),
     };
-    let (Some(_), Some(before)) = (link, before) else {
+    let (Some(_), Some(now)) = (link, now) else {
         // The MAC can be set on the VF itself too.
         if let Some(key) = conf.vf_keys.first() {
             fail!(UnsupportedField, "{key}: the PF {} of {what} does not report its VF {number}", pf.address);
+        }
+        if let Some(left) = left.filter(|left| left.vf.is_some()) {
+            fail!(
+                TryAgain,
+                "{what} still has settings of {}, and its PF {} cannot be asked: is its netdev on the host?",
+                left.holder(),
+                pf.address
+            );
         }
         return Ok(None);
     };
@@ -59,20 +80,62 @@ pub fn plan(conf: &NetConf, device: &Device, node: &Node, host: &mut Socket) -> 
             min.max(max)
         );
     }
-    let mut before = before.masked_by(&wanted);
+    let first = left.and_then(|left| left.vf.as_ref()).filter(|first| first.pf == pf.address);
+    let mut before = first.map_or_else(|| now.clone(), |first| first.before.over(&now));
+    let stale = differing(&before, &now, |key, one| {
+        // What the network itself wants is set anyhow.
+        one.masked_by(&wanted) == VfState::default() && (key != MAC || first.is_some())
+    });
     // No device takes a GUID of zero back, which is what it reports before it has one (ib-sriov-cni).
-    for guid in [&mut before.node_guid, &mut before.port_guid] {
-        *guid = guid.map(|guid| if guid == 0 { u64::MAX } else { guid });
+    if wanted.port_guid.is_some() {
+        for guid in [&mut before.node_guid, &mut before.port_guid] {
+            *guid = guid.map(|guid| if guid == 0 { u64::MAX } else { guid });
+        }
     }
-    Ok(Some(VfRecord { pf: pf.address.clone(), number, wanted, before }))
+    let record = VfRecord { pf: pf.address.clone(), number, wanted, before };
+    Ok(Some(Plan { record, stale, left_by: left.map(Record::holder) }))
+}
+
+impl Plan {
+    /// Is there anything to set?
+    pub fn is_something(&self) -> bool {
+        !self.stale.is_empty() || self.record.wanted != VfState::default()
+    }
+}
+
+/// The settings of `was` that are others now, those that are `meant`.
+fn differing(
+    was: &VfState,
+    now: &VfState,
+    mut meant: impl FnMut(&str, &VfState) -> bool,
+) -> Vec<(&'static str, VfState)> {
+    let mut differs = |(key, one): &(&'static str, VfState)| now.masked_by(one) != *one && meant(key, one);
+    was.settings().into_iter().filter(|one| differs(one)).collect()
+}
+
+/// As [`VfState::settings`] calls it.
+const MAC: &str = "mac";
+
+/// Settings that keep tenants apart: whose network a VF is in, whom it can claim to be, what it may listen to.
+fn isolates(setting: &VfState) -> bool {
+    let VfState { mac, vlan, spoofchk, trust, node_guid, port_guid, .. } = setting;
+    mac.is_some()
+        || vlan.is_some()
+        || spoofchk.is_some()
+        || trust.is_some()
+        || node_guid.is_some()
+        || port_guid.is_some()
 }
 
 /// The MAC that the PF prescribes to a VF whose driver is in user space: nobody else can tell it.
 pub fn prescribed_mac(device: &Device, host: &mut Socket) -> Result<Option<String>> {
     let Some((number, pf)) = device.vf() else { return Ok(None) };
     let link = pf.netdev.as_ref().map(|name| link::by_name(host, name)).transpose()?.flatten();
-    let state = link.map(|link| vf::state(host, link.index, number)).transpose()?.flatten();
-    Ok(state.and_then(|state| state.mac).filter(|mac| mac.bytes().any(|byte| !b"0:".contains(&byte))))
+    let state = match link.map(|link| vf::state(host, link.index, number)).transpose()? {
+        Some(Report::Known(state)) => state,
+        _ => return Ok(None),
+    };
+    Ok(state.mac.filter(|mac| mac.bytes().any(|byte| !b"0:".contains(&byte))))
 }
 
 /// Mbit/s, while the link is up.
@@ -81,10 +144,31 @@ fn speed(node: &Node, pf: &str) -> Option<u32> {
     text.trim().parse().ok().filter(|speed| *speed > 0)
 }
 
-/// Sets what is wanted.
-pub fn apply(vf: &VfRecord, records: &Records, node: &Node, host: &mut Socket) -> Result<()> {
+/// Sets what an earlier attachment left to what it was before, then what the network wants. The former must not fail
+/// where it keeps tenants apart: the next one would be in the VLAN of the last, or could forge its MAC.
+pub fn apply(plan: &Plan, records: &Records, node: &Node, host: &mut Socket) -> Result<()> {
+    let Plan { record: vf, stale, left_by } = plan;
+    if !plan.is_something() {
+        return Ok(());
+    }
     let _lock = records.lock_pf(&vf.pf)?;
     let Some(pf) = pf_link(vf, node, host)? else { fail!(Internal, "the PF {} vanished", vf.pf) };
+    for (key, was) in stale {
+        let Err(error) = vf::set(host, pf.index, &pf.name, vf.number, was) else { continue };
+        if isolates(was) {
+            let (number, left_by) = (vf.number, left_by.as_deref().unwrap_or("an earlier pod"));
+            fail!(
+                TryAgain,
+                "the {key} of VF {number} of the PF {} ({}) is still that of {left_by}, and cannot be set back: {error:#}; \
+                 `ip link set {} vf {number} {}`, then this works",
+                pf.name,
+                vf.pf,
+                pf.name,
+                was.as_arguments()
+            );
+        }
+        log::warn!("{error:#}: left as an earlier pod had it");
+    }
     vf::set(host, pf.index, &pf.name, vf.number, &vf.wanted).map_err(|error| {
         // Drivers know different settings, and within them different values.
         let unknown = [Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EINVAL, Errno::ERANGE];
@@ -106,32 +190,87 @@ pub fn refuse_guid_not_taken(vf: &VfRecord, link: &Link, host: &mut Socket) -> R
     Ok(())
 }
 
-/// Sets back what was reported before. A PF or VF that is gone has nothing to restore.
-pub fn restore(record: &Record, records: &Records, node: &Node, host: &mut Socket) -> Result<()> {
-    let Some(vf) = &record.vf else { return Ok(()) };
-    let _lock = records.lock_pf(&vf.pf)?;
+/// Sets back what was reported before ADD, whoever changed it since: the network, or somebody through the PF. Tells
+/// whether the MAC is left to [`restore_mac`].
+pub fn restore(record: &Record, records: &Records, node: &Node, host: &mut Socket) -> Result<bool> {
+    let Some(vf) = &record.vf else { return Ok(false) };
+    let mut is_mac_left = false;
+    put_back(vf, records, node, host, |key, _| {
+        let is_left = key == MAC && vf.wanted.mac.is_none();
+        is_mac_left |= is_left;
+        !is_left
+    })?;
+    Ok(is_mac_left)
+}
+
+/// The MAC of a VF whose network set none. Some drivers report the one that the VF has given itself: it is only
+/// another when the netdev is as it was. igb takes any MAC that is set here for one that the VF may not change.
+pub fn restore_mac(record: &Record, records: &Records, node: &Node, host: &mut Socket) -> Result<()> {
+    record.vf.as_ref().map_or(Ok(()), |vf| put_back(vf, records, node, host, |key, _| key == MAC))
+}
+
+/// Has the network set the MAC through the PF?
+pub fn has_mac(record: &Record) -> bool {
+    record.vf.as_ref().is_some_and(|vf| vf.wanted.mac.is_some())
+}
+
+/// A PF or VF that is gone has nothing to put back. What is as it was is not touched, for some drivers reset the VF
+/// at every change.
+fn put_back(
+    vf: &VfRecord,
+    records: &Records,
+    node: &Node,
+    host: &mut Socket,
+    mut meant: impl FnMut(&str, &VfState) -> bool,
+) -> Result<()> {
     let Some(pf) = pf_link(vf, node, host)? else { return Ok(()) };
-    let Some(now) = vf::state(host, pf.index, vf.number)? else { return Ok(()) };
-    // What is as it was is not touched, for some drivers reset the VF at every change.
-    let changed = vf.before.settings().into_iter().filter(|(_, one)| now.masked_by(one) != *one);
-    all_of(changed.map(|(_, one)| vf::set(host, pf.index, &pf.name, vf.number, &one)))
+    let changed = match vf::state(host, pf.index, vf.number)? {
+        Report::NoSuchVf => return Ok(()),
+        Report::Known(now) => differing(&vf.before, &now, meant),
+        // Not known: then what the network set.
+        Report::TooLong => {
+            let set = vf.before.masked_by(&vf.wanted).settings();
+            set.into_iter().filter(|(key, one)| meant(key, one)).collect()
+        }
+    };
+    if changed.is_empty() {
+        return Ok(());
+    }
+    let _lock = records.lock_pf(&vf.pf)?;
+    all_of(changed.iter().map(|(_, one)| vf::set(host, pf.index, &pf.name, vf.number, one)))
 }
 
 /// What CHECK finds: settings that are not what ADD made.
 pub fn differences(record: &Record, node: &Node, host: &mut Socket) -> Result<Vec<String>> {
     let Some(vf) = &record.vf else { return Ok(Vec::new()) };
     let Some(pf) = pf_link(vf, node, host)? else { return Ok(vec![format!("the PF {} is gone", vf.pf)]) };
-    let Some(now) = vf::state(host, pf.index, vf.number)? else {
-        return Ok(vec![format!("the PF {} has no VF {}", pf.name, vf.number)]);
+    let now = match vf::state(host, pf.index, vf.number)? {
+        Report::Known(now) => now,
+        Report::NoSuchVf => return Ok(vec![format!("the PF {} has no VF {}", pf.name, vf.number)]),
+        Report::TooLong => {
+            log::warn!("the PF {} cannot tell of so many VFs: their settings are not compared", pf.name);
+            return Ok(Vec::new());
+        }
     };
-    let wanted = vf.wanted.settings().into_iter().filter(|(_, one)| now.masked_by(one) != *one);
-    Ok(wanted.map(|(key, one)| format!("{key} of the VF is {}, not {}", now.masked_by(&one), one)).collect())
+    let wanted = differing(&vf.wanted, &now, |_, _| true);
+    Ok(wanted
+        .iter()
+        .map(|(key, one)| format!("{key} of the VF is {}, not {one}", now.masked_by(one)))
+        .collect())
 }
 
-/// The PF's netdev, under whatever name it has by now.
+/// The PF's netdev, under whatever name it has by now; `None` when the PF is gone, and its VFs with it.
 fn pf_link(vf: &VfRecord, node: &Node, host: &mut Socket) -> Result<Option<Link>> {
     let Some(id) = DeviceId::parse(&vf.pf) else { return Ok(None) };
-    let function = Function::find(&node.sysfs_root, &id)?;
-    let name = function.map(|function| function.netdev()).transpose()?.flatten();
-    Ok(name.map(|name| link::by_name(host, &name)).transpose()?.flatten())
+    let Some(function) = Function::find(&node.sysfs_root, &id)? else { return Ok(None) };
+    let link = function.netdev()?.map(|name| link::by_name(host, &name)).transpose()?.flatten();
+    if link.is_none() {
+        fail!(
+            Internal,
+            "the PF {} has no netdev on the host, so nothing can be set for its VF {}",
+            vf.pf,
+            vf.number
+        );
+    }
+    Ok(link)
 }

@@ -176,6 +176,8 @@ pub fn check_ifname(name: &str) -> Result<()> {
         }
         // A name for the kernel to complete (`net%d`), not one that can be found again.
         name if name.contains('%') => "interface name contains %",
+        // Its sysctls would be those of every interface (sysctl_dev_name_is_allowed).
+        "all" | "default" => "interface name is one of sysctl's own",
         _ => return Ok(()),
     };
     fail!(InvalidEnvironment, "{wrong}: {name:?}")

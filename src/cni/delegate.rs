@@ -21,8 +21,27 @@ use crate::failure;
 
 /// An IPAM gets this long. Runtimes give a pod's start minutes, for all its networks together.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Set for whom we call, and so for all that it calls: a plugin that finds it was called by itself.
+pub const CALLER: &str = "RAIL_CNI_CALLER";
 /// A result is a few hundred bytes; more than this is not one.
 const MAX_OUTPUT: usize = 1 << 20;
+/// What is longer is logged in parts.
+const LONGEST_LINE: usize = 64 << 10;
+
+/// A plugin that could not be started.
+#[derive(Debug)]
+struct NotRun(String);
+
+impl std::fmt::Display for NotRun {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Is it certain that an ADD that ended so gave no address? The plugin never ran, or refused in so many words.
+pub fn gave_nothing(error: &anyhow::Error) -> bool {
+    super::error::is_relayed(error) || error.downcast_ref::<NotRun>().is_some()
+}
 
 /// An IPAM plugin that was found, with what it is called with.
 #[derive(Debug)]
@@ -31,12 +50,27 @@ pub struct Delegate<'a> {
     name: &'a str,
     stdin: &'a [u8],
     variables: Vec<(&'static str, std::ffi::OsString)>,
+    patience: Duration,
 }
 
 impl<'a> Delegate<'a> {
     /// Finds `name` in `path`. The environment stays this process's own: the plugin sees what we see.
     pub fn find(name: &'a str, path: &[PathBuf], stdin: &'a [u8]) -> Result<Delegate<'a>> {
-        Ok(Delegate { program: find_plugin(name, path)?, name, stdin, variables: Vec::new() })
+        let program = find_plugin(name, path)?;
+        Ok(Delegate { program, name, stdin, variables: Vec::new(), patience: PATIENCE })
+    }
+
+    /// Waits no longer than this for an answer.
+    #[must_use]
+    pub fn within(mut self, patience: Duration) -> Delegate<'a> {
+        self.patience = patience;
+        self
+    }
+
+    /// Hands on this configuration instead.
+    #[must_use]
+    pub fn with_stdin(self, stdin: &'a [u8]) -> Delegate<'a> {
+        Delegate { stdin, ..self }
     }
 
     /// Calls for another attachment than the one of this process: when something lost is given back.
@@ -76,9 +110,9 @@ impl<'a> Delegate<'a> {
     fn call(&self, verb: &str) -> Result<Vec<u8>> {
         let mut child = self
             .spawn(verb)
-            .with_context(|| format!("cannot run the IPAM plugin {}", self.program.display()))?;
+            .with_context(|| NotRun(format!("cannot run the IPAM plugin {}", self.program.display())))?;
         let group = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));
-        let talk = Talk::new(&mut child, self.stdin, Instant::now() + PATIENCE);
+        let talk = Talk::new(&mut child, self.stdin, Instant::now() + self.patience);
         let ended = talk.and_then(|mut talk| talk.until_exit(&mut child));
         let (status, output) = match ended {
             Ok(ended) => ended,
@@ -87,7 +121,7 @@ impl<'a> Delegate<'a> {
                 let _ = killpg(group, Signal::SIGKILL);
                 let _ = child.wait();
                 let what = if error.kind() == ErrorKind::TimedOut {
-                    format!("did not answer {verb} within {PATIENCE:?} and was killed")
+                    format!("did not answer {verb} within {:?} and was killed", self.patience)
                 } else {
                     format!("could not be talked to: {error}")
                 };
@@ -111,6 +145,7 @@ impl<'a> Delegate<'a> {
         loop {
             let mut command = std::process::Command::new(&self.program);
             command.env("CNI_COMMAND", verb).envs(self.variables.iter().map(|(key, value)| (key, value)));
+            command.env(CALLER, std::process::id().to_string());
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
             match command.spawn() {
                 // An installer is writing the file.
@@ -147,6 +182,8 @@ struct Talk<'a> {
     stdout: Option<std::process::ChildStdout>,
     stderr: Option<std::process::ChildStderr>,
     output: Vec<u8>,
+    /// What came on stderr and is no whole line yet.
+    unfinished: Vec<u8>,
     deadline: Instant,
 }
 
@@ -158,6 +195,7 @@ impl<'a> Talk<'a> {
             stdout: child.stdout.take(),
             stderr: child.stderr.take(),
             output: Vec::new(),
+            unfinished: Vec::new(),
             deadline,
         };
         for fd in talk.open_fds() {
@@ -221,14 +259,29 @@ impl<'a> Talk<'a> {
                 self.stdin = None;
             }
         }
-        let mut log = Vec::new();
         read_into(&mut self.stdout, &mut self.output)?;
-        read_into(&mut self.stderr, &mut log)?;
-        let _ = io::stderr().lock().write_all(&log);
+        read_into(&mut self.stderr, &mut self.unfinished)?;
+        let came = std::mem::take(&mut self.unfinished);
+        let mut lines = came.split(|byte| *byte == b'\n');
+        let last = lines.next_back().unwrap_or_default();
+        lines.for_each(crate::log::relay);
+        if last.len() > LONGEST_LINE {
+            crate::log::relay(last);
+        } else {
+            self.unfinished = last.to_vec();
+        }
         if self.output.len() > MAX_OUTPUT {
             return Err(io::Error::other(format!("more than {MAX_OUTPUT} bytes on stdout")));
         }
         Ok(())
+    }
+}
+
+impl Drop for Talk<'_> {
+    fn drop(&mut self) {
+        if !self.unfinished.is_empty() {
+            crate::log::relay(&self.unfinished);
+        }
     }
 }
 

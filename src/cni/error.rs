@@ -40,12 +40,13 @@ pub struct Failure {
     code: u32,
     msg: String,
     details: String,
+    is_relayed: bool,
 }
 
 impl Failure {
     /// A failure of ours.
     pub fn new(code: Code, msg: impl Into<String>) -> Failure {
-        Failure { code: code as u32, msg: msg.into(), details: String::new() }
+        Failure { code: code as u32, msg: msg.into(), details: String::new(), is_relayed: false }
     }
 
     /// Adds what belongs to the failure but would make the message unreadable.
@@ -57,7 +58,7 @@ impl Failure {
 
     /// The error of a delegate, passed on as it came.
     pub fn relayed(error: ErrorJson) -> Failure {
-        Failure { code: error.code, msg: error.msg, details: error.details }
+        Failure { code: error.code, msg: error.msg, details: error.details, is_relayed: true }
     }
 }
 
@@ -78,6 +79,11 @@ pub fn code_of(error: &anyhow::Error) -> u32 {
     } else {
         Code::Internal as u32
     }
+}
+
+/// Is it the error object of a delegate, who has refused in so many words?
+pub fn is_relayed(error: &anyhow::Error) -> bool {
+    failure_in(error).is_some_and(|failure| failure.is_relayed)
 }
 
 /// The outermost failure. anyhow finds one that was put above another error as its context; `chain` shows such

@@ -4,6 +4,7 @@
 mod args;
 mod delegate;
 mod error;
+pub mod keys;
 mod result;
 
 use std::io::{IsTerminal as _, Read as _, Write as _};
@@ -17,8 +18,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::{Map, Value, json};
 
 pub use args::{Args, Attachment, Command, Environment, check_ifname, find_plugin, is_identifier};
-pub use delegate::Delegate;
+pub use delegate::{Delegate, gave_nothing};
 pub use error::{Code, ErrorJson, Failure, all_of, code_of};
+pub use keys::Keys;
 pub use result::{AddResult, Dns, Interface, Ip, Route, VERSIONS, Version};
 
 use crate::{fail, failure, netns};
@@ -27,6 +29,10 @@ use crate::{fail, failure, netns};
 pub trait Plugin {
     /// Name of the executable.
     const NAME: &str;
+    /// What it knows of a network configuration.
+    const KEYS: &'static Keys;
+    /// Does it call other plugins? Then none of them may call it: it would wait for a lock of its own.
+    const CALLS_OTHERS: bool;
 
     /// Attaches, or leaves nothing behind.
     fn add(&self, network: &Network, attachment: &Attachment, netns: &Path) -> Result<AddResult>;
@@ -49,11 +55,11 @@ pub trait Plugin {
 /// The configuration on stdin with what came beside it.
 #[derive(Debug)]
 pub struct Network {
-    /// Name of the network; an identifier.
+    /// Name of the network; an identifier. Empty in a DEL whose configuration has no text there.
     pub name: String,
     /// Version to answer in.
     pub version: Version,
-    /// The whole configuration.
+    /// The whole configuration; what the plugin knows is spelt as in [`Plugin::KEYS`].
     pub config: Map<String, Value>,
     /// The same, byte by byte, for delegates.
     pub stdin: Vec<u8>,
@@ -65,15 +71,20 @@ pub struct Network {
 
 impl Network {
     /// Checks what both plugins need. `lenient` is for DEL, which must work although the configuration was
-    /// changed after ADD: a version that we do not know counts as our newest.
+    /// changed after ADD: a version that we do not know counts as our newest, what cannot be read as absent,
+    /// and of two equal keys the last one.
     pub fn parse(
         stdin: Vec<u8>,
         args: Args,
         path: Vec<std::path::PathBuf>,
+        keys: &'static Keys,
         lenient: bool,
     ) -> Result<Network> {
-        let config: Map<String, Value> = serde_json::from_slice(&stdin)
+        let (config, faults) = keys::read(&stdin, keys)
             .context(Failure::new(Code::Decode, "stdin: the network configuration is not one JSON object"))?;
+        if let Some(fault) = faults.first().filter(|_| !lenient) {
+            fail!(InvalidConfig, "network configuration: {fault}");
+        }
         let name = match config.get("name") {
             None | Some(Value::Null) => fail!(InvalidConfig, "missing network name"),
             Some(Value::String(name)) if name.is_empty() => fail!(InvalidConfig, "missing network name"),
@@ -84,6 +95,7 @@ impl Network {
                         .details(name),
                 ));
             }
+            Some(_) if lenient => String::new(),
             Some(other) => fail!(Decode, "name: {other} is not a string"),
         };
         let version = match config.get("cniVersion") {
@@ -101,20 +113,28 @@ impl Network {
                     ));
                 }
             },
+            Some(_) if lenient => Version::V110,
             Some(other) => fail!(Decode, "cniVersion: {other} is not a string"),
         };
         Ok(Network { name, version, config, stdin, args, path })
     }
 
-    /// The value at `path`, each key in any letter case: go-cni writes capability keys capitalised. A
-    /// JSON null counts as absent.
+    /// The value at `path`. A JSON null counts as absent.
     pub fn get(&self, path: &[&str]) -> Option<&Value> {
         let (first, rest) = path.split_first()?;
-        let mut value = find_key(&self.config, first)?;
+        let mut value = self.config.get(*first)?;
         for key in rest {
-            value = find_key(value.as_object()?, key)?;
+            value = value.as_object()?.get(*key)?;
         }
         Some(value).filter(|value| !value.is_null())
+    }
+
+    /// The configuration with `key`, for a delegate that must know what the device told.
+    pub fn stdin_with(&self, key: &str, value: Value) -> Result<Vec<u8>> {
+        let mut config = self.config.clone();
+        config.retain(|other, _| !other.eq_ignore_ascii_case(key));
+        config.insert(key.to_owned(), value);
+        Ok(serde_json::to_vec(&config)?)
     }
 
     /// The result that an earlier plugin of the chain, or our ADD, printed.
@@ -129,8 +149,7 @@ impl Network {
     /// The attachments that GC keeps: `cni.dev/valid-attachments`, or what the text of 1.1.0 first called it.
     /// Absent, null and empty mean the same: none (contract, trap 13).
     fn valid_attachments(&self) -> Result<Vec<Attachment>> {
-        let keys = ["cni.dev/valid-attachments", "cni.dev/attachments"];
-        let list = keys.iter().find_map(|key| self.get(&[key]).map(|value| (*key, value)));
+        let list = GC_KEYS.iter().find_map(|key| self.get(&[key]).map(|value| (*key, value)));
         let Some((key, list)) = list else { return Ok(Vec::new()) };
         let Value::Array(list) = list else { fail!(Decode, "{key}: not a list") };
         let text = |entry: &Value, key: &str| entry.get(key).and_then(Value::as_str).map(str::to_owned);
@@ -145,11 +164,8 @@ impl Network {
     }
 }
 
-fn find_key<'a>(object: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
-    object
-        .get(key)
-        .or_else(|| object.iter().find(|(name, _)| name.eq_ignore_ascii_case(key)).map(|(_, value)| value))
-}
+/// Where a runtime lists for GC what it still knows.
+pub const GC_KEYS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
 
 /// Three numbers: what semver would take as a version that we merely do not know.
 fn looks_like_a_version(text: &str) -> bool {
@@ -192,7 +208,7 @@ fn serve<P: Plugin>(plugin: &P, environment: Environment) -> ExitCode {
     }
     let answer_version = error_version(Some(&stdin));
     let verb = command.name().to_owned();
-    let done = Network::parse(stdin, args, path, is_del).and_then(|network| {
+    let done = Network::parse(stdin, args, path, P::KEYS, is_del).and_then(|network| {
         crate::log::describe(P::NAME, &verb, &network.name);
         run(plugin, &network, command)
     });
@@ -209,6 +225,14 @@ fn run<P: Plugin>(plugin: &P, network: &Network, command: Command) -> Result<()>
         }
         Ok(())
     };
+    if P::CALLS_OTHERS && std::env::var_os(delegate::CALLER).is_some() {
+        let (name, verb) = (P::NAME, command.name());
+        if let Command::Del(..) = command {
+            log::warn!("{name} was called as its own IPAM, which never had anything: nothing is done");
+            return Ok(());
+        }
+        fail!(InvalidConfig, "{name} was called by {name} for {verb} as its IPAM: check ipam.type");
+    }
     match command {
         Command::Add(attachment, netns) => {
             refuse_own_namespace(&netns)?;
@@ -276,8 +300,8 @@ fn version() -> ExitCode {
             }
         }
     }
-    let asked = serde_json::from_slice::<Map<String, Value>>(&text).ok();
-    let asked = asked.as_ref().and_then(|object| object.get("cniVersion")).and_then(Value::as_str);
+    let asked = version_in(&text);
+    let asked = asked.as_ref().and_then(Value::as_str);
     let version = asked.filter(|text| !text.is_empty()).unwrap_or(Version::V110.as_str());
     let known: Vec<_> = VERSIONS.iter().map(|version| version.as_str()).collect();
     match print(&json!({ "cniVersion": version, "supportedVersions": known })) {
@@ -288,13 +312,19 @@ fn version() -> ExitCode {
 
 /// The version that an error is reported in: the configuration's, if that much can be read.
 fn error_version(stdin: Option<&[u8]>) -> &'static str {
-    let config = stdin.and_then(|stdin| serde_json::from_slice::<Map<String, Value>>(stdin).ok());
-    let Some(config) = config else { return Version::V110.as_str() };
-    match config.get("cniVersion") {
-        None | Some(Value::Null) => Version::V010.as_str(),
+    match stdin.and_then(version_in) {
+        None => Version::V110.as_str(),
+        Some(Value::Null) => Version::V010.as_str(),
         Some(Value::String(text)) if text.is_empty() => Version::V010.as_str(),
         Some(value) => value.as_str().and_then(Version::parse).unwrap_or(Version::V110).as_str(),
     }
+}
+
+/// `cniVersion` of a configuration, null where it has none; `None`: this is no configuration.
+fn version_in(stdin: &[u8]) -> Option<Value> {
+    static VERSION: Keys = Keys::flat(&[&["cniVersion"]]);
+    let (mut config, _) = keys::read(stdin, &VERSION).ok()?;
+    Some(config.remove("cniVersion").unwrap_or_default())
 }
 
 fn report(version: &str, error: &anyhow::Error, is_del: bool) -> ExitCode {
@@ -391,7 +421,8 @@ mod tests {
     }
 
     fn parse(stdin: Vec<u8>, lenient: bool) -> Result<Network> {
-        Network::parse(stdin, Args::default(), Vec::new(), lenient)
+        static KEYS: Keys = Keys::flat(&[&["cniVersion", "name", "prevResult"], &GC_KEYS]);
+        Network::parse(stdin, Args::default(), Vec::new(), &KEYS, lenient)
     }
 
     proptest! {

@@ -10,11 +10,12 @@ use serde_json::{Value, json};
 
 use super::allocation::Allocation;
 use super::change::{self, Nodes};
-use super::lease::{self, Entry, Folder, Lease};
+use super::lease::{self, Entry, Folder, Lease, Tidy};
 use super::report::{columns, show_changes};
 use super::store::{self, Store};
 use super::{import, is_name, node_name};
 use crate::fail;
+use crate::netns::Life;
 use crate::node::Node;
 use crate::output::{self, Output, pretty, print, table};
 use crate::plan::cli as plan;
@@ -70,8 +71,8 @@ where a running pod would lose its address that way, it is named and nothing is 
     /// Show allocations and leases of this node
     #[command(
         after_help = "STATE is live (the pod's network namespace is there), dead (it is gone: the next \
-ADD takes the address over), free, unreadable (a file in the lease folder that is damaged) or damaged (the \
-file in the store)."
+ADD takes the address over), unknown (which of both cannot be told from here), free, unreadable (a file in the \
+lease folder that is damaged) or damaged (the file in the store)."
     )]
     Show(ShowArgs),
     /// Give leases back whose pods are gone
@@ -80,8 +81,9 @@ file in the store)."
   rail-ipam release --container 0a1b2c3d --ifname net1
   rail-ipam release --pool rail-3 --dead
 
-A lease whose network namespace is still there is kept, unless --force is given: the address
-would be given to a second pod while the first one uses it.")]
+A lease whose network namespace is still there, or cannot be judged, is kept, unless --force is
+given: the address would be given to a second pod while the first one uses it. Exit status 1 when
+one was kept.")]
     Release(ReleaseArgs),
 }
 
@@ -179,11 +181,14 @@ fn run_import(args: &ImportArgs, output: Output) -> Result<ExitCode> {
 struct Shown {
     allocation: Option<Allocation>,
     damage: Option<String>,
-    leases: Vec<(Entry, Result<Lease, String>, &'static str)>,
+    leases: Vec<(Entry, Result<Lease, String>, State)>,
 }
 
 fn run_show(args: &ShowArgs, output: Output) -> Result<ExitCode> {
     let node = start("show")?;
+    if let Err(error) = node.check_place(None) {
+        output::say(PROGRAM, &format!("these may not be the leases of this node: {error:#}"));
+    }
     let mut shown: BTreeMap<(String, String), Shown> = BTreeMap::new();
     let wanted = match &args.node {
         _ if args.all_nodes => None,
@@ -250,6 +255,14 @@ fn run_show(args: &ShowArgs, output: Output) -> Result<ExitCode> {
     for Shown { damage, leases, .. } in shown.values() {
         let unreadable = leases.iter().filter_map(|(_, lease, _)| lease.as_ref().err());
         damage.iter().chain(unreadable).for_each(|why| output::say(PROGRAM, why));
+        for (entry, _, state) in leases {
+            if let State::Unknown(why) = state {
+                output::say(
+                    PROGRAM,
+                    &format!("{}: whether its holder is alive cannot be told: {why}", entry.address),
+                );
+            }
+        }
     }
     if let (true, Some(name)) = (shown.is_empty(), &wanted) {
         output::say(PROGRAM, &format!("node {name} has no allocation{}", store::hint(&store.near(name))));
@@ -278,7 +291,7 @@ impl Shown {
                     |_| Default::default(),
                     |lease| (lease.holder.to_string(), lease.since.clone()),
                 );
-                row(entry.address.to_string(), state, holder, since)
+                row(entry.address.to_string(), state.word(), holder, since)
             })
             .collect();
         if let Some(address) = self.free() {
@@ -303,28 +316,42 @@ impl Shown {
 
 fn run_release(args: &ReleaseArgs, output: Output) -> Result<ExitCode> {
     let node = start("release")?;
+    node.check_place(None)?;
     let (mut released, mut refused) = (Vec::new(), Vec::new());
+    let mut tidy = Tidy::default();
     lease::for_each_folder(&node, |folder| {
         if args.pool.as_ref().is_some_and(|pool| *pool != folder.pool) {
             return Ok(());
         }
-        let _lock = folder.lock()?;
-        for entry in folder.entries()? {
+        let Some(lock) = folder.lock()? else { return Ok(()) };
+        let entries = folder.entries()?;
+        let mut left = entries.len();
+        for entry in entries {
             let Some((lease, state)) = look(folder, &entry)? else { continue };
-            if !args.selects(&entry, lease.as_ref().ok(), state) {
+            if !args.selects(&entry, lease.as_ref().ok(), &state) {
                 continue;
             }
-            let mut json = lease_json(&entry, &lease, state);
+            let mut json = lease_json(&entry, &lease, &state);
             json["node"] = folder.node_name.as_str().into();
             json["pool"] = folder.pool.as_str().into();
             let who = lease.map_or_else(|_| "unknown".to_owned(), |lease| lease.holder.to_string());
-            let text = format!("{} of pool {} from {who} ({state})", entry.address, folder.pool);
-            if state == "live" && !args.force {
-                refused.push((text, json));
-            } else {
-                folder.remove(&entry)?;
-                released.push((text, json));
+            let text = format!("{} of pool {} from {who} ({})", entry.address, folder.pool, state.word());
+            let kept = match state {
+                State::Live => Some("its network namespace is there".to_owned()),
+                State::Unknown(why) => Some(format!("whether it is alive cannot be told: {why}")),
+                State::Dead | State::Unreadable => None,
+            };
+            match kept.filter(|_| !args.force) {
+                Some(why) => refused.push((format!("{text}: {why}"), json)),
+                None => {
+                    folder.remove(&entry)?;
+                    left -= 1;
+                    released.push((text, json));
+                }
             }
+        }
+        if left == 0 {
+            tidy.remove_empty(folder, lock);
         }
         Ok(())
     })?;
@@ -339,10 +366,8 @@ fn run_release(args: &ReleaseArgs, output: Output) -> Result<ExitCode> {
         }
     }
     for (text, _) in &refused {
-        output::say(
-            PROGRAM,
-            &format!("refused {text}: its network namespace is there; --force if you know better"),
-        );
+        let how = if args.dead { "`release --address` with --force" } else { "--force" };
+        output::say(PROGRAM, &format!("refused {text}; {how} if you know better"));
     }
     if released.is_empty() && refused.is_empty() {
         output::say(PROGRAM, "no such lease: `rail-ipam show --all-nodes` shows what there is");
@@ -353,7 +378,7 @@ fn run_release(args: &ReleaseArgs, output: Output) -> Result<ExitCode> {
 }
 
 impl ReleaseArgs {
-    fn selects(&self, entry: &Entry, lease: Option<&Lease>, state: &str) -> bool {
+    fn selects(&self, entry: &Entry, lease: Option<&Lease>, state: &State) -> bool {
         let holder = lease.map(|lease| &lease.holder);
         let is = |wanted: &Option<String>, value: Option<&String>| {
             wanted.as_ref().is_none_or(|wanted| value == Some(wanted))
@@ -361,28 +386,55 @@ impl ReleaseArgs {
         is(&self.container, holder.map(|holder| &holder.container_id))
             && is(&self.ifname, holder.map(|holder| &holder.ifname))
             && self.address.is_none_or(|address| address == entry.address)
-            && (!self.dead || state == "dead")
+            // Those that cannot be judged are refused by name.
+            && (!self.dead || matches!(state, State::Dead | State::Unknown(_)))
+    }
+}
+
+/// What `show` says of a lease.
+#[derive(Debug)]
+enum State {
+    Live,
+    Dead,
+    /// With the reason.
+    Unknown(String),
+    Unreadable,
+}
+
+impl State {
+    fn word(&self) -> &'static str {
+        match self {
+            State::Live => "live",
+            State::Dead => "dead",
+            State::Unknown(_) => "unknown",
+            State::Unreadable => "unreadable",
+        }
     }
 }
 
 /// The lease of an entry and its state; `None` when it is gone by now.
-fn look(folder: &Folder, entry: &Entry) -> Result<Option<(Result<Lease, String>, &'static str)>> {
+fn look(folder: &Folder, entry: &Entry) -> Result<Option<(Result<Lease, String>, State)>> {
     Ok(match folder.read(entry) {
         Ok(None) => None,
         Ok(Some(lease)) => {
-            let state = if lease.is_dead()? { "dead" } else { "live" };
+            let state = match lease.life()? {
+                Life::Alive => State::Live,
+                Life::Dead => State::Dead,
+                Life::Unknown(why) => State::Unknown(why),
+            };
             Some((Ok(lease), state))
         }
-        Err(why) => Some((Err(why), "unreadable")),
+        Err(why) => Some((Err(why), State::Unreadable)),
     })
 }
 
-fn lease_json(entry: &Entry, lease: &Result<Lease, String>, state: &str) -> Value {
-    let (holder, error) = match lease {
-        Ok(lease) => (Some(lease), None),
-        Err(why) => (None, Some(why)),
+fn lease_json(entry: &Entry, lease: &Result<Lease, String>, state: &State) -> Value {
+    let (holder, error) = match (lease, state) {
+        (Ok(lease), State::Unknown(why)) => (Some(lease), Some(why)),
+        (Ok(lease), _) => (Some(lease), None),
+        (Err(why), _) => (None, Some(why)),
     };
-    json!({"address": entry.address, "state": state, "network": holder.map(|l| &l.holder.network),
+    json!({"address": entry.address, "state": state.word(), "network": holder.map(|l| &l.holder.network),
         "containerID": holder.map(|l| &l.holder.container_id), "ifname": holder.map(|l| &l.holder.ifname),
         "pod": holder.and_then(|l| l.holder.pod.as_ref()), "since": holder.map(|l| &l.since), "error": error})
 }

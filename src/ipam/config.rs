@@ -9,13 +9,28 @@ use serde_json::{Map, Value};
 
 use super::allocation::Allocation;
 use super::cidrpool::{self, Plan, Spec};
-use super::{is_name, store};
-use crate::cni::Network;
+use super::is_name;
+use super::store::{self, Store};
+use crate::cni::{GC_KEYS, Keys, Network};
 use crate::node::Node;
 use crate::{fail, failure};
 
 /// The keys of a section that names pools; [`cidrpool::SPEC_KEYS`] are those of one that is a pool.
 pub const KEYS: [&str; 4] = ["type", "pool", "poolName", "poolType"];
+
+/// All that is read of a network configuration.
+pub const NETWORK: Keys = Keys {
+    names: &[
+        &["cniVersion", "name", "rail", "ipam", "runtimeConfig", "args", "prevResult"],
+        &["logLevel", "logFile"],
+        &GC_KEYS,
+    ],
+    inside: &[
+        ("ipam", &Keys::flat(&[&KEYS, &cidrpool::SPEC_KEYS])),
+        ("runtimeConfig", &Keys::flat(&[&["ips"]])),
+        ("args", &Keys { names: &[&["cni"]], inside: &[("cni", &Keys::flat(&[&["ips"]]))] }),
+    ],
+};
 
 /// The section, checked.
 #[derive(Debug)]
@@ -80,7 +95,10 @@ impl Config {
             log::warn!("pool {pool}: {warning}");
         }
         match plan.allocations.remove(node_name) {
-            Some(allocation) => Ok(vec![allocation]),
+            Some(allocation) => {
+                beside_the_plan(node, node_name, pool, &allocation)?;
+                Ok(vec![allocation])
+            }
             None => fail!(
                 InvalidConfig,
                 "node {node_name:?} has no prefix in ipam.staticAllocations of pool {pool}{}",
@@ -101,6 +119,47 @@ impl Config {
             _ => Ok(()),
         }
     }
+}
+
+/// Who writes a network is not who planned the fabric: a pool in place takes neither the name nor the addresses
+/// of what this node has in the store, nor those that its planned routes lead to.
+fn beside_the_plan(node: &Node, node_name: &str, pool: &str, allocation: &Allocation) -> Result<()> {
+    if !node.policy.inline_pools {
+        fail!(
+            InvalidConfig,
+            "pool {pool}: policy.inlinePools of node.json allows no pool in a network: name one of the store"
+        );
+    }
+    let store = Store::open(node)?;
+    let planned = store.pools(node_name)?;
+    if planned.iter().any(|planned| planned == pool) {
+        fail!(
+            InvalidConfig,
+            "pool {pool} is planned, and ipam describes another one: leave out cidr and staticAllocations, or \
+             give ipam.pool another name"
+        );
+    }
+    let prefix = allocation.prefix;
+    for (name, found) in planned.iter().zip(store.find(node_name, &planned)?) {
+        let Some(planned) = found? else { continue };
+        let destinations = planned.routes.iter().map(|route| route.dst);
+        if let Some(taken) =
+            [planned.prefix].into_iter().chain(destinations).find(|net| overlap(*net, prefix))
+        {
+            let what =
+                if taken == planned.prefix { "this node's prefix" } else { "the fabric that it leads to" };
+            fail!(
+                InvalidConfig,
+                "pool {pool}: {prefix} overlaps {taken}, {what} in the planned pool {name}: choose others"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Two prefixes overlap where one holds the other.
+fn overlap(one: IpNet, other: IpNet) -> bool {
+    one.contains(&other) || other.contains(&one)
 }
 
 /// Addresses that were asked for. A source hides those below it (CONVENTIONS.md: `args.cni.ips` over CNI_ARGS).
@@ -151,7 +210,8 @@ fn pool_names(names: &str) -> Result<Vec<String>> {
 fn inline(section: &Map<String, Value>) -> Result<Option<Spec>> {
     let fields: Map<String, Value> = section
         .iter()
-        .filter_map(|(key, value)| Some((canonical(key, &cidrpool::SPEC_KEYS)?.to_owned(), value.clone())))
+        .filter(|(key, _)| cidrpool::SPEC_KEYS.contains(&key.as_str()))
+        .map(|(key, value)| (key.clone(), value.clone()))
         .collect();
     if fields.is_empty() {
         return Ok(None);
@@ -166,12 +226,7 @@ fn inline(section: &Map<String, Value>) -> Result<Option<Spec>> {
 
 /// Does `key` mean something in the section?
 pub fn is_known(key: &str) -> bool {
-    canonical(key, &KEYS).or(canonical(key, &cidrpool::SPEC_KEYS)).is_some()
-}
-
-/// `key` as it is written in `known`, which Go's decoder takes in any letter case.
-fn canonical(key: &str, known: &[&'static str]) -> Option<&'static str> {
-    known.iter().find(|known| known.eq_ignore_ascii_case(key)).copied()
+    KEYS.contains(&key) || cidrpool::SPEC_KEYS.contains(&key)
 }
 
 fn text<'a>(network: &'a Network, key: &str) -> Result<Option<&'a str>> {
@@ -190,7 +245,7 @@ mod tests {
     use serde_json::json;
 
     fn network(config: Value) -> Network {
-        Network::parse(config.to_string().into_bytes(), Args::default(), vec![], false).unwrap()
+        Network::parse(config.to_string().into_bytes(), Args::default(), vec![], &NETWORK, false).unwrap()
     }
 
     fn pools(ipam: Value) -> Result<Vec<String>> {

@@ -6,15 +6,16 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::net::IpAddr;
+use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
 use super::allocation::Allocation;
 use crate::cni::{Attachment, Network};
 use crate::files::{self, Dir, Lock};
-use crate::netns::NetnsId;
+use crate::netns::{Life, NetnsId};
 use crate::node::Node;
 use crate::{fail, failure};
 
@@ -83,7 +84,7 @@ pub struct Holder {
     pub container_id: String,
     /// CNI_IFNAME.
     pub ifname: String,
-    /// Its namespace; `None` when it could not be looked at, and then it counts as alive.
+    /// Its namespace; `None` when there was none at ADD: it is never dead, and goes with DEL or by GC's list.
     netns: Option<NetnsId>,
     /// `namespace/name`, for people.
     pub pod: Option<String>,
@@ -106,8 +107,12 @@ impl Holder {
     }
 
     fn is(&self, network: &str, attachment: &Attachment) -> bool {
-        let Holder { network: ours, container_id, ifname, .. } = self;
-        (ours.as_str(), container_id, ifname) == (network, &attachment.container_id, &attachment.ifname)
+        self.network == network && self.is_of(attachment)
+    }
+
+    /// In whatever network.
+    fn is_of(&self, attachment: &Attachment) -> bool {
+        (&self.container_id, &self.ifname) == (&attachment.container_id, &attachment.ifname)
     }
 }
 
@@ -142,10 +147,18 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Is it certain that nobody uses the address any more? Another boot ended every namespace.
+    /// What can be told of who has it. Another boot ended every namespace.
+    pub fn life(&self) -> Result<Life> {
+        if self.boot_id != files::boot_id()? {
+            return Ok(Life::Dead);
+        }
+        let nothing = || Life::Unknown("no namespace was there at its ADD".to_owned());
+        Ok(self.holder.netns.as_ref().map_or_else(nothing, NetnsId::life))
+    }
+
+    /// Is it certain that nobody uses the address any more?
     pub fn is_dead(&self) -> Result<bool> {
-        let is_gone = |netns: &NetnsId| !netns.is_alive();
-        Ok(self.boot_id != files::boot_id()? || self.holder.netns.as_ref().is_some_and(is_gone))
+        Ok(self.life()? == Life::Dead)
     }
 
     fn file_name(&self) -> String {
@@ -181,13 +194,7 @@ fn parts(name: &str) -> Option<(IpAddr, &str)> {
 
 /// Leases for all of `asks`, or none: with the addresses in the order of the asks.
 pub fn take(node: &Node, node_name: &str, asks: &[Ask], holder: &Holder) -> Result<Vec<IpAddr>> {
-    let folders =
-        asks.iter().map(|ask| Folder::create(node, node_name, &ask.pool)).collect::<Result<Vec<_>>>()?;
-    // In one order in every process, so that no two wait for each other.
-    let mut in_order: Vec<_> = folders.iter().collect();
-    in_order.sort_by_key(|folder| &folder.pool);
-    let _locks = in_order.into_iter().map(Folder::lock).collect::<Result<Vec<_>>>()?;
-
+    let (folders, _locks) = lock_all(node, node_name, asks)?;
     let mut choices = Vec::new();
     for (folder, ask) in folders.iter().zip(asks) {
         choices.push(folder.choose(ask, holder)?);
@@ -217,60 +224,143 @@ pub fn take(node: &Node, node_name: &str, asks: &[Ask], holder: &Holder) -> Resu
     Ok(taken.into_iter().map(|(_, lease)| lease.address).collect())
 }
 
-/// Gives back what the attachment holds, in whatever pool and under whatever name of the node.
-pub fn release(node: &Node, network: &str, attachment: &Attachment) -> Result<()> {
+/// The folders of all pools, locked. Another process may remove a folder with its last lease before we have its
+/// lock: then all are made again.
+fn lock_all(node: &Node, node_name: &str, asks: &[Ask]) -> Result<(Vec<Folder>, Vec<Lock>)> {
+    const TURNS: usize = 100;
+    let root = Rc::new(node.run(FOLDER)?);
+    for _ in 0..TURNS {
+        let made = asks.iter().map(|ask| Folder::create(&root, node_name, &ask.pool)).collect();
+        let folders: Vec<Folder> = match made {
+            Err(error) if files::is_not_found(&error) => continue,
+            made => made?,
+        };
+        // In one order in every process, so that no two wait for each other.
+        let mut in_order: Vec<_> = folders.iter().collect();
+        in_order.sort_by_key(|folder| &folder.pool);
+        let locks: Option<Vec<Lock>> = in_order.into_iter().map(Folder::lock).collect::<Result<_>>()?;
+        if let Some(locks) = locks {
+            return Ok((folders, locks));
+        }
+    }
+    fail!(TryAgain, "{}: others keep removing the folders of the pools", root.path().display())
+}
+
+/// Gives back what the attachment holds, in whatever pool and under whatever name of the node; tells whether it
+/// held anything. Without the name of the network, which only a DEL can lack, in every network.
+pub fn release(node: &Node, network: &str, attachment: &Attachment) -> Result<bool> {
     let key = key(network, attachment);
+    let mut held_any = false;
+    let mut tidy = Tidy::default();
     for_each_folder(node, |folder| {
         // Waits for an ADD that its runtime gave up.
         let lock = folder.lock();
         // Nobody is writing while we have the lock: what is half-written is a killed ADD's.
-        let mut held = Vec::new();
-        let mut look = |name: &str| {
-            if parts(name).is_some_and(|(_, of)| of == key) {
-                held.extend(Entry::of(name));
-            }
+        let (mut held, mut others) = (Vec::new(), 0);
+        let mut look = |name: &str| match parts(name) {
+            Some((_, of)) if network.is_empty() || of == key => held.extend(Entry::of(name)),
+            _ => others += usize::from(name != LOCK),
         };
-        if lock.is_err() || folder.dir.remove_half_written("", &mut look).is_err() {
+        if !matches!(lock, Ok(Some(_))) || folder.dir.remove_half_written("", &mut look).is_err() {
             folder.dir.visit(look)?;
         }
         held.sort();
         held.dedup();
-        if held.is_empty() {
+        if held.is_empty() && !matches!(lock, Ok(Some(_))) {
             return Ok(());
         }
-        let _lock = lock?;
+        let lock = lock?.with_context(|| format!("cannot lock {}", folder.dir.path().display()))?;
         for entry in held {
-            // The name alone is enough for a file that cannot be read.
-            let is_ours =
-                |lease: Option<Lease>| lease.is_none_or(|lease| lease.holder.is(network, attachment));
-            if folder.read(&entry).map_or(true, is_ours) {
+            if is_to_be_given_back(folder, &entry, network, attachment) {
                 folder.remove(&entry)?;
+                held_any = true;
                 log::info!("pool {}: {attachment} gave {} back", folder.pool, entry.address);
+            } else {
+                others += 1;
             }
         }
+        if others == 0 {
+            tidy.remove_empty(folder, lock);
+        }
         Ok(())
-    })
+    })?;
+    Ok(held_any)
 }
 
-/// Gives back what `network` holds beside `keep`, but nothing whose namespace is provably alive: runtimes list
-/// what they know of, which is not all that there is (contract, trap 13).
+/// Of a file that cannot be read the name alone is enough, if the name of the network is in its key.
+fn is_to_be_given_back(folder: &Folder, entry: &Entry, network: &str, attachment: &Attachment) -> bool {
+    match folder.read(entry) {
+        Ok(None) => true,
+        Ok(Some(lease)) if network.is_empty() => lease.holder.is_of(attachment),
+        Ok(Some(lease)) => lease.holder.is(network, attachment),
+        Err(why) if network.is_empty() => {
+            log::warn!("pool {}: {} is kept: {why}", folder.pool, entry.address);
+            false
+        }
+        Err(_) => true,
+    }
+}
+
+/// Removes folders of pools without leases: a DEL looks into every one, and inline pools come and go. 0.1.0 left
+/// them, so there may be many, and a call removes only some.
+#[derive(Debug, Default)]
+pub struct Tidy {
+    removed: usize,
+}
+
+impl Tidy {
+    const MOST: usize = 1000;
+
+    /// Removes the folder, with the lock that we hold. Who waits for it finds the lock file gone and takes
+    /// another turn; who made it anew before the folder went keeps the folder.
+    pub fn remove_empty(&mut self, folder: &Folder, lock: Lock) {
+        if self.removed < Tidy::MOST && folder.dir.remove(LOCK).is_ok() {
+            self.removed += 1;
+            if folder.of_node.remove_empty(&folder.pool) {
+                folder.root.remove_empty(&folder.node_name);
+            }
+        }
+        drop(lock);
+    }
+}
+
+/// Gives back what `network` holds beside `keep`, but nothing whose namespace is alive or cannot be judged:
+/// runtimes list what they know of, which is not all that there is (contract, trap 13). Of a lease without a
+/// namespace the list is all that can be known.
 pub fn collect(node: &Node, network: &str, keep: &HashSet<String>) -> Result<()> {
+    let mut tidy = Tidy::default();
     for_each_folder(node, |folder| {
-        let _lock = folder.lock()?;
-        for entry in folder.entries()?.into_iter().filter(|entry| !keep.contains(entry.key())) {
-            let Folder { pool, .. } = folder;
-            match folder.read(&entry) {
-                Err(why) => log::warn!("pool {pool}: {} is kept: {why}", entry.address),
-                Ok(None) => (),
-                Ok(Some(lease)) if lease.holder.network != network => (),
-                Ok(Some(lease)) if lease.holder.netns.is_some() && !lease.is_dead()? => {
-                    log::warn!("pool {pool}: {} is kept: {} is alive", entry.address, lease.holder);
+        let Some(lock) = folder.lock()? else { return Ok(()) };
+        let Folder { pool, .. } = folder;
+        let mut left = 0;
+        for entry in folder.entries()? {
+            left += 1;
+            if keep.contains(entry.key()) {
+                continue;
+            }
+            let lease = match folder.read(&entry) {
+                Ok(Some(lease)) if lease.holder.network == network => lease,
+                Ok(_) => continue,
+                Err(why) => {
+                    log::warn!("pool {pool}: {} is kept: {why}", entry.address);
+                    continue;
                 }
-                Ok(Some(lease)) => {
+            };
+            let (kept, holder) = (format!("pool {pool}: {} is kept", entry.address), &lease.holder);
+            match lease.life()? {
+                Life::Alive => log::warn!("{kept}: {holder} is alive"),
+                Life::Unknown(why) if holder.netns.is_some() => {
+                    log::warn!("{kept}: whether {holder} is alive cannot be told: {why}");
+                }
+                Life::Dead | Life::Unknown(_) => {
                     folder.remove(&entry)?;
-                    log::info!("pool {pool}: {} taken back from {}", entry.address, lease.holder);
+                    left -= 1;
+                    log::info!("pool {pool}: {} taken back from {holder}", entry.address);
                 }
             }
+        }
+        if left == 0 {
+            tidy.remove_empty(folder, lock);
         }
         Ok(())
     })
@@ -279,10 +369,10 @@ pub fn collect(node: &Node, network: &str, keep: &HashSet<String>) -> Result<()>
 /// Works on every folder there is; tells the first error after all were tried.
 pub fn for_each_folder(node: &Node, mut work: impl FnMut(&Folder) -> Result<()>) -> Result<()> {
     let mut errors = Vec::new();
-    let Some(root) = node.existing_run(FOLDER)? else { return Ok(()) };
+    let Some(root) = node.existing_run(FOLDER)?.map(Rc::new) else { return Ok(()) };
     for node_name in sorted(root.names()?) {
         let of_node = match folder_in(&root, &node_name) {
-            Ok(Some(of_node)) => of_node,
+            Ok(Some(of_node)) => Rc::new(of_node),
             Ok(None) => continue,
             Err(error) => {
                 errors.push(error);
@@ -290,8 +380,9 @@ pub fn for_each_folder(node: &Node, mut work: impl FnMut(&Folder) -> Result<()>)
             }
         };
         for pool in sorted(of_node.names()?) {
-            let folder = folder_in(&of_node, &pool)
-                .map(|dir| dir.map(|dir| Folder { dir, node_name: node_name.clone(), pool: pool.clone() }));
+            let (root, of_node) = (&root, &of_node);
+            let folder = folder_in(of_node, &pool)
+                .map(|dir| dir.map(|dir| Folder::new(dir, of_node, root, &node_name, &pool)));
             match folder.and_then(|folder| folder.map_or(Ok(()), |folder| work(&folder))) {
                 Ok(()) => (),
                 Err(error) => errors.push(error),
@@ -336,6 +427,8 @@ struct Choice {
 #[derive(Debug)]
 pub struct Folder {
     dir: Dir,
+    of_node: Rc<Dir>,
+    root: Rc<Dir>,
     /// Whose.
     pub node_name: String,
     /// Of which pool.
@@ -343,22 +436,31 @@ pub struct Folder {
 }
 
 impl Folder {
-    fn create(node: &Node, node_name: &str, pool: &str) -> Result<Folder> {
-        let dir = node.run(FOLDER)?.create_sub(node_name)?.create_sub(pool)?;
-        Ok(Folder { dir, node_name: node_name.to_owned(), pool: pool.to_owned() })
+    fn new(dir: Dir, of_node: &Rc<Dir>, root: &Rc<Dir>, node_name: &str, pool: &str) -> Folder {
+        let (of_node, root) = (of_node.clone(), root.clone());
+        Folder { dir, of_node, root, node_name: node_name.to_owned(), pool: pool.to_owned() }
+    }
+
+    fn create(root: &Rc<Dir>, node_name: &str, pool: &str) -> Result<Folder> {
+        let of_node = Rc::new(root.create_sub(node_name)?);
+        let dir = of_node.create_sub(pool)?;
+        Ok(Folder::new(dir, &of_node, root, node_name, pool))
     }
 
     /// The folder, if it is there.
     pub fn existing(node: &Node, node_name: &str, pool: &str) -> Result<Option<Folder>> {
-        let Some(root) = node.existing_run(FOLDER)? else { return Ok(None) };
-        let Some(of_node) = root.sub(node_name)? else { return Ok(None) };
+        let Some(root) = node.existing_run(FOLDER)?.map(Rc::new) else { return Ok(None) };
+        let Some(of_node) = root.sub(node_name)?.map(Rc::new) else { return Ok(None) };
         let dir = of_node.sub(pool)?;
-        Ok(dir.map(|dir| Folder { dir, node_name: node_name.to_owned(), pool: pool.to_owned() }))
+        Ok(dir.map(|dir| Folder::new(dir, &of_node, &root, node_name, pool)))
     }
 
-    /// Excludes every other process that changes this pool's leases.
-    pub fn lock(&self) -> Result<Lock> {
-        self.dir.lock(LOCK, PATIENCE)
+    /// Excludes every other process that changes this pool's leases. `None`: the folder was removed meanwhile.
+    pub fn lock(&self) -> Result<Option<Lock>> {
+        match self.dir.lock(LOCK, PATIENCE) {
+            Err(error) if files::is_not_found(&error) => Ok(None),
+            locked => locked.map(Some),
+        }
     }
 
     /// What is held, in the order of the addresses.
@@ -502,11 +604,19 @@ impl Folder {
         for entry in entries.iter().filter(|entry| entry.address == address) {
             match self.read(entry) {
                 Ok(None) => (),
-                Ok(Some(lease)) if lease.is_dead()? => dead.push((entry.clone(), lease)),
-                Ok(Some(Lease { holder, since, .. })) => {
+                Ok(Some(lease)) => {
+                    let unsure = match lease.life()? {
+                        Life::Dead => {
+                            dead.push((entry.clone(), lease));
+                            continue;
+                        }
+                        Life::Alive => String::new(),
+                        Life::Unknown(why) => format!(" (whether it is alive cannot be told: {why})"),
+                    };
+                    let Lease { holder, since, .. } = lease;
                     return Ok(Err(format!(
-                        "{address} is held by {holder} since {since}: delete that pod or, if it is gone, \
-                         `rail-ipam release --address {address} --force`"
+                        "{address} is held by {holder} since {since}{unsure}: delete that pod or, if it is \
+                         gone, `rail-ipam release --address {address} --force`"
                     )));
                 }
                 Err(why) => return Ok(Err(format!("{address} is held: {why}"))),
@@ -553,7 +663,7 @@ mod tests {
         node: Node,
     }
 
-    /// A node with namespaces `a` to `d`: files, for a lease looks at its namespace and does not enter it.
+    /// A node with namespaces `a` to `d`: files, of which it cannot be told whether they live, until they are gone.
     fn bench() -> Bench {
         let temp = tempfile::tempdir().unwrap();
         let dirs = serde_json::json!({"storeDir": temp.path().join("s"), "runDir": temp.path().join("r")});
@@ -603,7 +713,7 @@ mod tests {
 
         fn files(&self, pool: &str) -> Vec<std::path::PathBuf> {
             let dir = self.temp.path().join("r/leases/n").join(pool);
-            let paths = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+            let paths = std::fs::read_dir(dir).into_iter().flatten().map(|entry| entry.unwrap().path());
             paths.filter(|path| path.extension().is_some()).collect()
         }
     }
@@ -738,6 +848,42 @@ mod tests {
         assert_eq!(left, [true, true, false, false, true]);
     }
 
+    /// A DEL whose `name` is of another type still names container and interface.
+    #[test]
+    fn without_the_name_of_the_network_all_of_the_attachment_is_given_back() {
+        let bench = bench();
+        bench.take(&[P, ONE], "c1", "a").unwrap();
+        let other = Holder { network: "other".into(), ..bench.holder("c1", "a") };
+        let two = allocation("10.0.1.0/31", None, &[]);
+        let ask = |pool: &str| Ask { pool: pool.into(), allocation: two.clone(), requested: None };
+        take(&bench.node, "n", &[ask("two")], &other).unwrap();
+        take(&bench.node, "n", &[ask("two")], &bench.holder("c2", "b")).unwrap();
+        let ifname = Attachment { ifname: "net2".into(), ..attachment("c1") };
+        assert!(!release(&bench.node, "", &ifname).unwrap());
+        assert!(release(&bench.node, "", &attachment("c1")).unwrap());
+        assert!(!release(&bench.node, "", &attachment("c1")).unwrap());
+        assert!(bench.files("p").is_empty() && bench.files("one").is_empty());
+        let [left] = bench.files("two").try_into().unwrap();
+        // Whose it is stands in the file alone.
+        std::fs::write(&left, "").unwrap();
+        assert!(!release(&bench.node, "", &attachment("c2")).unwrap());
+        assert!(left.exists() && release(&bench.node, "net", &attachment("c2")).unwrap());
+    }
+
+    /// One DEL after an upgrade is not to pay for all that 0.1.0 left.
+    #[test]
+    fn a_call_removes_a_bounded_number_of_old_folders() {
+        let bench = bench();
+        let root = bench.temp.path().join("r/leases/n");
+        for n in 0..Tidy::MOST + 10 {
+            std::fs::create_dir_all(root.join(format!("p{n}"))).unwrap();
+        }
+        bench.release("c1");
+        assert_eq!(std::fs::read_dir(&root).unwrap().count(), 10);
+        bench.release("c1");
+        assert!(!root.exists());
+    }
+
     #[test]
     fn del_passes_over_what_is_no_folder_and_makes_none() {
         let bench = bench();
@@ -764,15 +910,15 @@ mod tests {
                 let path = bench.temp.path().join(netns);
                 match what {
                     0 => {
-                        if !path.exists() {
-                            std::fs::write(&path, "").unwrap();
-                        }
                         let is_alive = |bench: &Bench, id: &str| -> bool {
                             let folder = Folder::existing(&bench.node, "n", "p").unwrap();
                             let lease = folder.and_then(|folder| folder.held_by("net", &attachment(id)).unwrap());
                             lease.is_some_and(|lease| !lease.is_dead().unwrap())
                         };
                         let had = is_alive(&bench, &id);
+                        if !path.exists() {
+                            std::fs::write(&path, "").unwrap();
+                        }
                         let held: Vec<_> = model.iter().map(|(a, w)| (a.clone(), *w, is_alive(&bench, &format!("c{w}")))).collect();
                         match bench.take(&[P], &id, netns) {
                             Ok(address) => {
@@ -803,7 +949,8 @@ mod tests {
         fn no_name_and_no_content_makes_it_panic(name in "[0-9a-f.:@/]{0,20}(\\.json)?", content: Vec<u8>) {
             if let Some(entry) = Entry::of(&name) {
                 let bench = bench();
-                let folder = Folder::create(&bench.node, "n", "p").unwrap();
+                let root = Rc::new(bench.node.run(FOLDER).unwrap());
+                let folder = Folder::create(&root, "n", "p").unwrap();
                 if !name.contains('/') {
                     folder.dir.write(&name, &content, false).unwrap();
                 }

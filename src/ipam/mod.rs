@@ -19,7 +19,7 @@ use std::path::Path;
 use anyhow::Result;
 use ipnet::IpNet;
 
-use crate::cni::{self, AddResult, Attachment, Ip, Network, Plugin, Route, Version};
+use crate::cni::{self, AddResult, Attachment, Ip, Keys, Network, Plugin, Route, Version};
 use crate::netns::NetnsId;
 use crate::node::Node;
 use crate::{fail, failure};
@@ -35,17 +35,20 @@ pub struct Ipam;
 
 impl Plugin for Ipam {
     const NAME: &str = "rail-ipam";
+    const KEYS: &'static Keys = &config::NETWORK;
+    const CALLS_OTHERS: bool = false;
 
     fn add(&self, network: &Network, attachment: &Attachment, netns: &Path) -> Result<AddResult> {
         let node = Node::load()?;
         node.start_log(network);
+        node.check_place(Some(netns))?;
         let config = Config::parse(network)?;
         let node_name = node_name(&node)?;
         let allocations = config.allocations(&node, &node_name)?;
         one_address_per_family_in_old_versions(network.version, &allocations)?;
         let asks = Ask::all(config.pools, allocations, &config::requested(network)?)?;
 
-        let holder = Holder::new(network, attachment, netns_id(netns))?;
+        let holder = Holder::new(network, attachment, netns_id(netns)?)?;
         let addresses = lease::take(&node, &node_name, &asks, &holder)?;
 
         let mut result = AddResult::default();
@@ -62,22 +65,27 @@ impl Plugin for Ipam {
         Ok(result)
     }
 
-    /// Needs the key alone: pools, store and even the node's name may have changed since ADD.
-    fn del(&self, network: &Network, attachment: &Attachment, _netns: Option<&Path>) -> Result<()> {
+    /// Needs the key alone: pools, store and even the node's name may have changed since ADD. Where nothing is
+    /// found, it must have been looked for in the right place: success would leave the lease to nobody.
+    fn del(&self, network: &Network, attachment: &Attachment, netns: Option<&Path>) -> Result<()> {
         let node = Node::load_lenient()?;
         node.start_log(network);
-        lease::release(&node, &network.name, attachment)
+        match lease::release(&node, &network.name, attachment)? {
+            true => Ok(()),
+            false => node.check_place(netns),
+        }
     }
 
     fn check(
         &self,
         network: &Network,
         attachment: &Attachment,
-        _netns: &Path,
+        netns: &Path,
         previous: &AddResult,
     ) -> Result<()> {
         let node = Node::load()?;
         node.start_log(network);
+        node.check_place(Some(netns))?;
         let config = Config::parse(network)?;
         let node_name = node_name(&node)?;
         let mut differences = Vec::new();
@@ -108,6 +116,7 @@ impl Plugin for Ipam {
     fn gc(&self, network: &Network, keep: &[Attachment]) -> Result<()> {
         let node = Node::load()?;
         node.start_log(network);
+        node.check_place(None)?;
         let keep: HashSet<String> = keep.iter().map(|one| lease::key(&network.name, one)).collect();
         lease::collect(&node, &network.name, &keep)
     }
@@ -128,10 +137,10 @@ pub fn is_name(name: &str) -> bool {
 }
 
 /// Which namespace the address goes to. It is looked at and never opened: an IPAM has no business there.
-fn netns_id(netns: &Path) -> Option<NetnsId> {
-    NetnsId::of(netns).unwrap_or_else(|error| {
-        log::warn!("cannot look at CNI_NETNS {}: {error}: the lease ends with DEL only", netns.display());
-        None
+fn netns_id(netns: &Path) -> Result<Option<NetnsId>> {
+    NetnsId::of(netns).map_err(|error| {
+        let shown = netns.display();
+        failure!(InvalidNetns, "CNI_NETNS {shown}: {error}: nobody could tell when the lease ends")
     })
 }
 
@@ -183,6 +192,7 @@ fn compare(
 
 /// Would an ADD be served?
 fn serves(node: &Node, config: &Config) -> Result<()> {
+    node.check_place(None)?;
     let node_name = node_name(node)?;
     // The store may be read-only: ADD does not write to it.
     let allocations = config.allocations(node, &node_name)?;

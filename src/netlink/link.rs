@@ -4,20 +4,18 @@ use std::num::NonZeroU32;
 use std::os::fd::{AsFd, AsRawFd as _};
 
 use anyhow::{Context as _, Result};
-use netlink_packet_core::{
-    NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, NlaBuffer, NlasIterator, parse_string, parse_u32,
-};
+use netlink_packet_core::{DefaultNla, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, parse_string, parse_u32};
 use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkFlags, LinkHeader, LinkMessage, Prop};
 use nix::errno::Errno;
 use nix::libc::{
     IFLA_ADDRESS, IFLA_ALT_IFNAME, IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINK, IFLA_LINK_NETNSID, IFLA_LINKINFO,
     IFLA_MASTER, IFLA_MAX_MTU, IFLA_MIN_MTU, IFLA_MTU, IFLA_PARENT_DEV_NAME, IFLA_PERM_ADDRESS,
-    IFLA_PROP_LIST, RTM_DELLINK, RTM_GETLINK, RTM_SETLINK,
+    IFLA_PROP_LIST, IFLA_XDP, RTM_DELLINK, RTM_GETLINK, RTM_SETLINK,
 };
 use rtnetlink::LinkUnspec;
 use serde::{Deserialize, Serialize};
 
-use super::{Message, Socket};
+use super::{Error, Message, Socket, attributes};
 
 /// Index of a link in its namespace. Never 0: a request with index 0 and a name acts on the link of that
 /// name, so a move "to net1" would take the host's own net1.
@@ -26,6 +24,9 @@ pub type Index = NonZeroU32;
 // include/uapi/linux/rtnetlink.h; libc does not have them.
 const RTM_NEWLINKPROP: u16 = 108;
 const RTM_DELLINKPROP: u16 = 109;
+/// A name with the zero behind it, and an altname.
+const IFNAMSIZ: usize = 16;
+const ALTIFNAMSIZ: usize = 128;
 /// sizeof(struct ifinfomsg).
 pub const HEADER_LEN: usize = 16;
 
@@ -64,26 +65,62 @@ pub struct Link {
     pub parent: Option<String>,
     /// The loopback device.
     pub loopback: bool,
+    /// An XDP program is attached.
+    #[serde(default)]
+    pub xdp: bool,
+}
+
+impl Link {
+    /// Is it lost when its namespace dies? The kernel sends home what is no virtual device, and of those that are
+    /// the kinds with `netns_refund` (default_device_exit_net): they stand for hardware.
+    pub fn dies_with_namespace(&self) -> bool {
+        const REFUNDED: [&str; 3] = ["ipoib", "dsa", "can"];
+        self.kind.as_deref().is_some_and(|kind| !REFUNDED.contains(&kind))
+    }
 }
 
 /// The link called `name`, or that has it as a short altname.
 pub fn by_name(socket: &mut Socket, name: &str) -> Result<Option<Link>> {
     let mut message = request();
     message.attributes.push(LinkAttribute::IfName(name.to_owned()));
-    get(socket, message, &format!("cannot look up the link {name}"))
+    get(socket, message, &[Errno::ENODEV], &format!("cannot look up the link {name}"))
+}
+
+/// The link that has `name` as its name or as one of its altnames, which may be longer than a name.
+pub fn by_any_name(socket: &mut Socket, name: &str) -> Result<Option<Link>> {
+    if name.len() < IFNAMSIZ {
+        return by_name(socket, name);
+    }
+    if name.len() >= ALTIFNAMSIZ {
+        return Ok(None);
+    }
+    let mut message = request();
+    let value = [name.as_bytes(), &[0]].concat();
+    message.attributes.push(LinkAttribute::Other(DefaultNla::new(IFLA_ALT_IFNAME, value)));
+    // A kernel before 5.5 has no altnames.
+    let absent = [Errno::ENODEV, Errno::EINVAL, Errno::EOPNOTSUPP];
+    get(socket, message, &absent, &format!("cannot look up the link {name}"))
 }
 
 /// The link with this index.
 pub fn by_index(socket: &mut Socket, index: Index) -> Result<Option<Link>> {
     let mut message = request();
     message.header.index = index.get();
-    get(socket, message, &format!("cannot look up the link with index {index}"))
+    get(socket, message, &[Errno::ENODEV], &format!("cannot look up the link with index {index}"))
 }
 
 /// All links of the namespace.
 pub fn all(socket: &mut Socket) -> Result<Vec<Link>> {
     let message = Message::new(RTM_GETLINK, &request());
     let replies = socket.dump(&message, &[], "cannot list links")?;
+    Ok(replies.iter().filter_map(parse).collect())
+}
+
+/// The links of a namespace that a pod may be changing all the time: none that stays is left out but by a kernel
+/// that loses count.
+pub fn seen(socket: &mut Socket) -> Result<Vec<Link>> {
+    let message = Message::new(RTM_GETLINK, &request());
+    let replies = socket.glance(&message, &[], "cannot list links")?;
     Ok(replies.iter().filter_map(parse).collect())
 }
 
@@ -94,8 +131,8 @@ fn request() -> LinkMessage {
     message
 }
 
-fn get(socket: &mut Socket, message: LinkMessage, what: &str) -> Result<Option<Link>> {
-    let reply = socket.get(Message::new(RTM_GETLINK, &message), &[Errno::ENODEV], what)?;
+fn get(socket: &mut Socket, message: LinkMessage, absent: &[Errno], what: &str) -> Result<Option<Link>> {
+    let reply = socket.get(Message::new(RTM_GETLINK, &message), absent, what)?;
     reply.map(|reply| parse(&reply).with_context(|| format!("{what}: the answer cannot be read"))).transpose()
 }
 
@@ -119,6 +156,7 @@ fn parse(reply: &Message) -> Option<Link> {
         kind: None,
         parent: None,
         loopback: header.flags.contains(LinkFlags::Loopback),
+        xdp: false,
     };
     let mut is_elsewhere = false;
     for attribute in attributes(reply.payload.get(HEADER_LEN..)?) {
@@ -134,6 +172,7 @@ fn parse(reply: &Message) -> Option<Link> {
             IFLA_LINK_NETNSID => is_elsewhere = true,
             IFLA_MASTER => link.master = parse_u32(value).ok(),
             IFLA_PARENT_DEV_NAME => link.parent = parse_string(value).ok(),
+            IFLA_XDP => link.xdp = has_xdp(value),
             IFLA_PROP_LIST => {
                 let names = attributes(value).filter(|prop| prop.kind() == IFLA_ALT_IFNAME);
                 link.altnames.extend(names.filter_map(|prop| parse_string(prop.value()).ok()));
@@ -149,8 +188,11 @@ fn parse(reply: &Message) -> Option<Link> {
     Some(link)
 }
 
-fn attributes(bytes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
-    NlasIterator::new(bytes).filter_map(Result::ok)
+/// Is an XDP program attached, by IFLA_XDP? Its modes: 0 is none, the others tell who runs it.
+fn has_xdp(value: &[u8]) -> bool {
+    const IFLA_XDP_ATTACHED: u16 = 2;
+    attributes(value)
+        .any(|one| one.kind() == IFLA_XDP_ATTACHED && one.value().first().is_some_and(|mode| *mode != 0))
 }
 
 /// `02:00:00:00:00:01`; 20 bytes on InfiniBand.
@@ -218,44 +260,63 @@ pub fn set_down(socket: &mut Socket, link: &Link) -> Result<()> {
 /// Renames a link. It must be down: kernels before 6.2 refuse it while up.
 pub fn set_name(socket: &mut Socket, link: &Link, name: &str) -> Result<()> {
     let message = LinkUnspec::new_with_index(link.index.get()).name(name.to_owned()).build();
-    set(socket, message, || format!("cannot rename {} to {name}", link.name))
+    let set = set(socket, message, || format!("cannot rename {} to {name}", link.name));
+    unless(set, socket, link, &|now| now.name == name)
 }
 
 /// Sets the MTU, in bytes.
 pub fn set_mtu(socket: &mut Socket, link: &Link, mtu: u32) -> Result<()> {
     let message = LinkUnspec::new_with_index(link.index.get()).mtu(mtu).build();
-    set(socket, message, || format!("cannot set the MTU of {} to {mtu}", link.name))
+    let set = set(socket, message, || format!("cannot set the MTU of {} to {mtu}", link.name));
+    unless(set, socket, link, &|now| now.mtu == mtu)
 }
 
 /// Sets the hardware address.
 pub fn set_mac(socket: &mut Socket, link: &Link, mac: &[u8]) -> Result<()> {
+    let wanted = format_mac(mac);
     let message = LinkUnspec::new_with_index(link.index.get()).address(mac.to_vec()).build();
-    set(socket, message, || format!("cannot set the MAC of {} to {}", link.name, format_mac(mac)))
+    let set = set(socket, message, || format!("cannot set the MAC of {} to {wanted}", link.name));
+    unless(set, socket, link, &|now| now.mac == wanted)
 }
 
 fn set(socket: &mut Socket, message: LinkMessage, what: impl FnOnce() -> String) -> Result<()> {
     socket.change(Message::new(RTM_SETLINK, &message), 0, what)
 }
 
-/// Removes a virtual link.
+/// What was refused, unless the link is as it was to be: udev and others set names at the same time.
+fn unless(
+    changed: Result<()>,
+    socket: &mut Socket,
+    link: &Link,
+    is_so: &dyn Fn(&Link) -> bool,
+) -> Result<()> {
+    let Err(error) = changed else { return Ok(()) };
+    if by_index(socket, link.index)?.is_some_and(|now| is_so(&now)) { Ok(()) } else { Err(error) }
+}
+
+/// Removes a virtual link; one that is gone is no error.
 pub fn remove(socket: &mut Socket, link: &Link) -> Result<()> {
     let message = LinkUnspec::new_with_index(link.index.get()).build();
-    socket.change(Message::new(RTM_DELLINK, &message), 0, || format!("cannot remove {}", link.name))
+    let removed =
+        socket.change(Message::new(RTM_DELLINK, &message), 0, || format!("cannot remove {}", link.name));
+    removed.or_else(|error| if Error::is(&error, Errno::ENODEV) { Ok(()) } else { Err(error) })
 }
 
-/// Gives a link a further name.
+/// Gives a link a further name, unless it has it.
 pub fn add_altname(socket: &mut Socket, link: &Link, name: &str) -> Result<()> {
     let flags = NLM_F_CREATE | NLM_F_EXCL | NLM_F_APPEND;
-    socket.change(Message::new(RTM_NEWLINKPROP, &altname_message(link, name)), flags, || {
+    let added = socket.change(Message::new(RTM_NEWLINKPROP, &altname_message(link, name)), flags, || {
         format!("cannot give {} the altname {name}", link.name)
-    })
+    });
+    unless(added, socket, link, &|now| now.altnames.iter().any(|altname| altname == name))
 }
 
-/// Takes a further name from a link.
+/// Takes a further name from a link, if it has it.
 pub fn remove_altname(socket: &mut Socket, link: &Link, name: &str) -> Result<()> {
-    socket.change(Message::new(RTM_DELLINKPROP, &altname_message(link, name)), 0, || {
+    let removed = socket.change(Message::new(RTM_DELLINKPROP, &altname_message(link, name)), 0, || {
         format!("cannot remove the altname {name} of {}", link.name)
-    })
+    });
+    unless(removed, socket, link, &|now| now.altnames.iter().all(|altname| altname != name))
 }
 
 fn altname_message(link: &Link, name: &str) -> LinkMessage {

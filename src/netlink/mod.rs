@@ -5,31 +5,72 @@
 //! one on the host and one in the pod and needs no further setns.
 
 pub mod address;
+pub mod ethtool;
+pub mod filter;
 pub mod link;
 pub mod neighbour;
 pub mod rdma;
 pub mod route;
 pub mod rule;
+pub mod stacked;
+pub mod tunables;
 pub mod vf;
 
 use std::fmt;
 use std::io;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use netlink_packet_core::{
-    DecodeError, Emitable, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST,
-    NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable, NlasIterator,
+    DecodeError, DefaultNla, Emitable, NLA_F_NESTED, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_DUMP, NLM_F_DUMP_INTR,
+    NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
+    NlaBuffer, NlasIterator,
 };
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket as RawSocket, SocketAddr};
 use nix::errno::Errno;
+use nix::libc::MSG_TRUNC;
 use nix::sys::socket::{setsockopt, sockopt::ReceiveTimeout};
 use nix::sys::time::{TimeVal, TimeValLike as _};
 
+/// More than any message has: one attribute, as the list of a PF's VFs, can have 64 KiB. A dump comes in datagrams as
+/// large as there is room for, up to 32 KiB (netlink_dump), and fewer are less often interrupted.
+const ROOM: usize = 96 << 10;
 /// The kernel answers within microseconds, or after whoever holds the RTNL lock.
 const PATIENCE_SECONDS: i64 = 30;
-/// A dump is taken again when something changed meanwhile; IPv6 DAD alone does that.
-const MAX_DUMPS: u32 = 5;
+/// How long a change is tried that the kernel has no time for now: a driver answers so while it resets (iavf after
+/// VLAN, MAC or trust), or while other changes to the PF are under way.
+const BUSY_PATIENCE: Duration = Duration::from_secs(5);
+const BUSY: [Errno; 4] = [Errno::EBUSY, Errno::EAGAIN, Errno::EINTR, Errno::ENOBUFS];
+/// How long a dump is taken again because something changed meanwhile; IPv6 DAD alone does that.
+const DUMP_PATIENCE: Duration = Duration::from_secs(5);
+/// The same for a dump of which a part is better than nothing: a pod can make and remove links without end.
+const GLANCE_PATIENCE: Duration = Duration::from_millis(100);
+/// Between two tries: first soon, then twice as late each time.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+
+/// The time between tries, and the one deadline of all of them.
+struct Tries {
+    deadline: Instant,
+    pause: Duration,
+}
+
+impl Tries {
+    fn within(patience: Duration) -> Tries {
+        Tries { deadline: Instant::now() + patience, pause: SHORTEST_PAUSE }
+    }
+
+    /// Waits for the next try; `false` when the time is up.
+    fn wait(&mut self) -> bool {
+        if Instant::now() + self.pause > self.deadline {
+            return false;
+        }
+        std::thread::sleep(self.pause);
+        self.pause = LONGEST_PAUSE.min(self.pause * 2);
+        true
+    }
+}
 
 /// What the kernel said no with.
 #[derive(Debug)]
@@ -77,6 +118,14 @@ impl Message {
         Message { kind, payload }
     }
 
+    /// A request of `kind` for which no crate has words: a header and attributes.
+    fn raw(kind: u16, header: &[u8], attributes: &[DefaultNla]) -> Message {
+        let mut payload = header.to_vec();
+        payload.resize(header.len() + attributes.buffer_len(), 0);
+        attributes.emit(&mut payload[header.len()..]);
+        Message { kind, payload }
+    }
+
     /// Reads the payload of a reply; one that is not understood is passed over, with a line in the log.
     fn decode<T>(&self, parse: impl Fn(&[u8]) -> Result<T, DecodeError>) -> Option<T> {
         let parsed = parse(&self.payload);
@@ -110,7 +159,10 @@ impl NetlinkDeserializable for Message {
 #[derive(Debug)]
 pub struct Socket {
     raw: RawSocket,
-    sequence: u32,
+    /// The last datagram.
+    buffer: Vec<u8>,
+    /// The numbers of the last requests.
+    awaited: std::ops::Range<u32>,
 }
 
 impl Socket {
@@ -131,66 +183,152 @@ impl Socket {
             setsockopt(&raw, ReceiveTimeout, &TimeVal::seconds(PATIENCE_SECONDS))?;
             Ok(raw)
         };
-        Ok(Socket { raw: open().context("cannot open a netlink socket")?, sequence: 0 })
+        let raw = open().context("cannot open a netlink socket")?;
+        Ok(Socket { raw, buffer: Vec::with_capacity(ROOM), awaited: 1..1 })
     }
 
     /// A change: returns when the kernel has made it. `what` begins the error.
     fn change(&mut self, message: Message, flags: u16, what: impl FnOnce() -> String) -> Result<()> {
-        self.send(message, NLM_F_REQUEST | NLM_F_ACK | flags)?;
-        match self.receive()? {
-            Answer::Ended(None) => Ok(()),
-            Answer::Ended(Some((errno, extended))) => {
-                Err(anyhow::Error::new(Error { errno, what: what(), extended }))
+        // There is one of these for each caller, so it is small.
+        match self.change_patiently(&message, flags)? {
+            None => Ok(()),
+            Some(refusal) => Err(refused(what(), refusal)),
+        }
+    }
+
+    /// The same, but asked once: where EBUSY means no.
+    fn change_once(&mut self, message: &Message, what: impl FnOnce() -> String) -> Result<()> {
+        match self.try_change(message, 0)? {
+            Answer::Ended(Some(refusal)) => Err(refused(what(), refusal)),
+            Answer::Lost => Err(refused(what(), LOST)),
+            Answer::Ended(None) | Answer::Replies(_) => Ok(()),
+        }
+    }
+
+    /// `None`: made.
+    fn change_patiently(&mut self, message: &Message, flags: u16) -> Result<Option<Refusal>> {
+        let mut tries = Tries::within(BUSY_PATIENCE);
+        let (mut is_lost, mut busy) = (false, None);
+        loop {
+            match self.try_change(message, flags)? {
+                Answer::Lost if tries.wait() => is_lost = true,
+                Answer::Lost => return Ok(Some(LOST)),
+                Answer::Ended(Some(refusal)) if BUSY.contains(&refusal.0) && tries.wait() => {
+                    busy = Some(refusal)
+                }
+                // A move is made in parts: the link has left, and it was a later part that was refused.
+                Answer::Ended(Some((Errno::ENODEV, _))) if busy.is_some() => return Ok(busy),
+                // It was made, but the answer was lost.
+                Answer::Ended(Some((Errno::EEXIST, _))) if is_lost => return Ok(None),
+                Answer::Ended(refusal) => return Ok(refusal),
+                Answer::Replies(_) => return Ok(None),
             }
-            Answer::Replies(_) => anyhow::bail!("{}: the kernel sent data instead of an answer", what()),
+        }
+    }
+
+    fn try_change(&mut self, message: &Message, flags: u16) -> Result<Answer> {
+        self.send(std::slice::from_ref(message), NLM_F_REQUEST | NLM_F_ACK | flags)?;
+        match self.receive()? {
+            Answer::Replies(_) => anyhow::bail!("the kernel sent data instead of an answer"),
+            answer => Ok(answer),
         }
     }
 
     /// One object; `None` when the kernel knows none such (`absent` are its numbers for that).
     fn get(&mut self, message: Message, absent: &[Errno], what: &str) -> Result<Option<Message>> {
-        self.send(message, NLM_F_REQUEST)?;
-        match self.receive()? {
-            Answer::Replies(replies) => Ok(replies.into_iter().next()),
-            Answer::Ended(Some((errno, _))) if absent.contains(&errno) => Ok(None),
-            Answer::Ended(Some((errno, extended))) => {
-                Err(anyhow::Error::new(Error { errno, what: what.to_owned(), extended }))
+        let mut tries = Tries::within(BUSY_PATIENCE);
+        loop {
+            self.send(std::slice::from_ref(&message), NLM_F_REQUEST)?;
+            match self.receive()? {
+                Answer::Replies(replies) => return Ok(replies.into_iter().next()),
+                Answer::Ended(Some((errno, _))) if absent.contains(&errno) => return Ok(None),
+                Answer::Ended(Some((errno, _))) if BUSY.contains(&errno) && tries.wait() => (),
+                Answer::Lost if tries.wait() => (),
+                Answer::Ended(Some(refusal)) => return Err(refused(what.to_owned(), refusal)),
+                Answer::Ended(None) => return Ok(None),
+                Answer::Lost => return Err(refused(what.to_owned(), LOST)),
             }
-            Answer::Ended(None) => Ok(None),
         }
+    }
+
+    /// One object for each of the requests, which go to the kernel in one datagram; `None` for those that it
+    /// refuses.
+    fn get_each(&mut self, messages: &[Message]) -> Result<Vec<Option<Message>>> {
+        self.send(messages, NLM_F_REQUEST)?;
+        let first = self.awaited.start;
+        let mut answers: Vec<Option<Message>> = vec![None; messages.len()];
+        let mut missing = messages.len();
+        while missing > 0 {
+            // A request that has no memory left for its answer gets none.
+            let Some(received) = self.datagram()? else { break };
+            for (header, payload) in received {
+                let number = usize::try_from(header.sequence_number.wrapping_sub(first))?;
+                if let (NetlinkPayload::InnerMessage(reply), Some(answer)) =
+                    (payload, answers.get_mut(number))
+                {
+                    *answer = Some(reply);
+                }
+                missing = missing.saturating_sub(1);
+            }
+        }
+        Ok(answers)
     }
 
     /// All objects that match.
     fn dump(&mut self, message: &Message, absent: &[Errno], what: &str) -> Result<Vec<Message>> {
-        for _ in 0..MAX_DUMPS {
-            self.send(message.clone(), NLM_F_REQUEST | NLM_F_DUMP)?;
-            let mut all = Vec::new();
-            loop {
-                match self.receive_dump(&mut all)? {
-                    Dump::Continues => (),
-                    Dump::Ended => return Ok(all),
-                    Dump::Interrupted => break,
-                    Dump::Failed(errno, _) if absent.contains(&errno) => return Ok(all),
-                    Dump::Failed(errno, extended) => {
-                        return Err(anyhow::Error::new(Error { errno, what: what.to_owned(), extended }));
-                    }
-                }
-            }
+        match self.dump_within(DUMP_PATIENCE, message, absent, what)? {
+            (all, Seen::All) => Ok(all),
+            (_, Seen::Part) => anyhow::bail!("{what}: they kept changing while they were read"),
         }
-        anyhow::bail!("{what}: changed {MAX_DUMPS} times while it was read")
     }
 
-    fn send(&mut self, message: Message, flags: u16) -> Result<()> {
-        self.sequence += 1;
-        let mut header = NetlinkHeader::default();
-        (header.flags, header.sequence_number) = (flags, self.sequence);
-        let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
-        message.finalize();
-        let mut bytes = vec![0; message.buffer_len()];
-        message.serialize(&mut bytes);
+    /// All objects that match, or those that were seen while others came and went: for callers that somebody
+    /// may want to hold up.
+    fn glance(&mut self, message: &Message, absent: &[Errno], what: &str) -> Result<Vec<Message>> {
+        self.dump_within(GLANCE_PATIENCE, message, absent, what).map(|(seen, _)| seen)
+    }
+
+    fn dump_within(
+        &mut self,
+        patience: Duration,
+        message: &Message,
+        absent: &[Errno],
+        what: &str,
+    ) -> Result<(Vec<Message>, Seen)> {
+        let mut tries = Tries::within(patience);
+        loop {
+            self.send(std::slice::from_ref(message), NLM_F_REQUEST | NLM_F_DUMP)?;
+            let mut all = Vec::new();
+            match self.receive_dump(&mut all)? {
+                Dump::Ended => return Ok((all, Seen::All)),
+                Dump::Interrupted if tries.wait() => (),
+                Dump::Interrupted => return Ok((all, Seen::Part)),
+                Dump::Failed((errno, _)) if absent.contains(&errno) => return Ok((all, Seen::All)),
+                Dump::Failed((errno, _)) if BUSY.contains(&errno) && tries.wait() => (),
+                Dump::Failed(refusal) => return Err(refused(what.to_owned(), refusal)),
+            }
+        }
+    }
+
+    /// Sends the requests as one datagram.
+    fn send(&mut self, messages: &[Message], flags: u16) -> Result<()> {
+        let first = self.awaited.end;
+        let mut bytes = Vec::new();
+        for (number, message) in (first..).zip(messages) {
+            let mut header = NetlinkHeader::default();
+            (header.flags, header.sequence_number) = (flags, number);
+            let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message.clone()));
+            message.finalize();
+            let start = bytes.len();
+            bytes.resize(start + message.buffer_len().next_multiple_of(4), 0);
+            message.serialize(&mut bytes[start..]);
+        }
+        self.awaited = first..first.wrapping_add(u32::try_from(messages.len())?);
+        let mut tries = Tries::within(BUSY_PATIENCE);
         loop {
             match self.raw.send(&bytes, 0) {
                 Ok(_) => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
+                Err(error) if is_busy(&error) && tries.wait() => (),
                 Err(error) => return Err(error).context("cannot send to netlink"),
             }
         }
@@ -199,7 +337,8 @@ impl Socket {
     fn receive(&mut self) -> Result<Answer> {
         loop {
             let mut replies = Vec::new();
-            for (header, payload) in self.datagram()? {
+            let Some(received) = self.datagram()? else { return Ok(Answer::Lost) };
+            for (header, payload) in received {
                 match payload {
                     NetlinkPayload::InnerMessage(reply) => replies.push(reply),
                     NetlinkPayload::Error(error) => {
@@ -219,73 +358,98 @@ impl Socket {
         }
     }
 
+    /// Reads a dump to its end, also one that is to be taken again: its rest would be taken for the next one's.
     fn receive_dump(&mut self, all: &mut Vec<Message>) -> Result<Dump> {
         let mut interrupted = false;
-        for (header, payload) in self.datagram()? {
-            interrupted |= header.flags & NLM_F_DUMP_INTR != 0;
-            match payload {
-                NetlinkPayload::InnerMessage(reply) => all.push(reply),
-                NetlinkPayload::Done(_) if interrupted => return Ok(Dump::Interrupted),
+        loop {
+            // What had no room is missing from this dump.
+            let Some(received) = self.datagram()? else {
+                interrupted = true;
+                continue;
+            };
+            for (header, payload) in received {
+                interrupted |= header.flags & NLM_F_DUMP_INTR != 0;
                 // The error of a dump is in its last message, where libraries forget to look.
-                NetlinkPayload::Done(done) => {
-                    let failed = errno_of(done.code);
-                    return Ok(failed.map_or(Dump::Ended, |errno| {
-                        Dump::Failed(errno, extended_text(&done.extended_ack))
-                    }));
-                }
-                NetlinkPayload::Error(error) => {
-                    return Ok(
-                        errno_of(error.raw_code()).map_or(Dump::Ended, |errno| Dump::Failed(errno, None))
-                    );
-                }
-                _ => (),
+                let (code, extended) = match payload {
+                    NetlinkPayload::InnerMessage(reply) => {
+                        all.push(reply);
+                        continue;
+                    }
+                    NetlinkPayload::Done(done) => (done.code, extended_text(&done.extended_ack)),
+                    NetlinkPayload::Error(error) => (error.raw_code(), None),
+                    _ => continue,
+                };
+                return Ok(match errno_of(code) {
+                    Some(errno) => Dump::Failed((errno, extended)),
+                    None if interrupted => Dump::Interrupted,
+                    None => Dump::Ended,
+                });
             }
         }
-        if interrupted {
-            // The rest of this dump must be read, or it would be taken for the next one's.
-            while !matches!(
-                self.receive_dump(&mut Vec::new())?,
-                Dump::Ended | Dump::Interrupted | Dump::Failed(..)
-            ) {}
-            return Ok(Dump::Interrupted);
-        }
-        Ok(Dump::Continues)
     }
 
-    /// The messages of one datagram that answer the last request.
-    fn datagram(&mut self) -> Result<Vec<(NetlinkHeader, NetlinkPayload<Message>)>> {
-        let bytes = loop {
-            match self.raw.recv_from_full() {
-                Ok((bytes, _)) => break bytes,
+    /// The messages of one datagram that answer the last requests; `None` when the kernel lost one (netlink_overrun).
+    fn datagram(&mut self) -> Result<Option<Vec<Received>>> {
+        loop {
+            self.buffer.clear();
+            match self.raw.recv(&mut self.buffer, MSG_TRUNC) {
+                Ok(length) if length > self.buffer.len() => {
+                    anyhow::bail!("netlink sent {length} bytes, more than there is room for")
+                }
+                Ok(_) => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
+                Err(error) if error.raw_os_error() == Some(Errno::ENOBUFS as i32) => return Ok(None),
                 Err(error) => return Err(error).context("no answer from netlink"),
             }
-        };
+        }
         let mut messages = Vec::new();
-        let mut rest = &bytes[..];
+        let mut rest = &self.buffer[..];
         while rest.len() >= 16 {
             let message = NetlinkMessage::<Message>::deserialize(rest).context("netlink sent no message")?;
             let length = usize::try_from(message.header.length)?.max(16);
             rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-            if message.header.sequence_number == self.sequence {
+            if self.awaited.contains(&message.header.sequence_number) {
                 messages.push(message.into_parts());
             }
         }
-        Ok(messages)
+        Ok(Some(messages))
     }
 }
 
+type Received = (NetlinkHeader, NetlinkPayload<Message>);
+
+/// The kernel's number and, where it has one, its sentence.
+type Refusal = (Errno, Option<String>);
+
 enum Answer {
     /// Made, or refused.
-    Ended(Option<(Errno, Option<String>)>),
+    Ended(Option<Refusal>),
     Replies(Vec<Message>),
+    /// There was no memory for it, or no room in the socket.
+    Lost,
+}
+
+/// Nobody knows whether it was made.
+const LOST: Refusal = (Errno::ENOBUFS, None);
+
+fn refused(what: String, (errno, extended): Refusal) -> anyhow::Error {
+    anyhow::Error::new(Error { errno, what, extended })
 }
 
 enum Dump {
-    Continues,
     Ended,
     Interrupted,
-    Failed(Errno, Option<String>),
+    Failed(Refusal),
+}
+
+/// How much of what there is a dump has.
+enum Seen {
+    All,
+    Part,
+}
+
+fn is_busy(error: &io::Error) -> bool {
+    error.raw_os_error().is_some_and(|number| BUSY.contains(&Errno::from_raw(number)))
 }
 
 /// Netlink's codes are negative error numbers.
@@ -299,4 +463,14 @@ fn extended_text(attributes: &[u8]) -> Option<String> {
     let mut all = NlasIterator::new(attributes).filter_map(Result::ok);
     let message = all.find(|attribute| attribute.kind() == NLMSGERR_ATTR_MSG)?;
     Some(String::from_utf8_lossy(message.value()).trim_end_matches('\0').to_owned())
+}
+
+fn attributes(bytes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
+    NlasIterator::new(bytes).filter_map(Result::ok)
+}
+
+fn nest(kind: u16, attributes: &[DefaultNla]) -> DefaultNla {
+    let mut value = vec![0; attributes.buffer_len()];
+    attributes.emit(&mut value);
+    DefaultNla::new(kind | NLA_F_NESTED, value)
 }

@@ -6,7 +6,7 @@
 use std::os::fd::{AsFd, AsRawFd as _};
 
 use anyhow::Result;
-use netlink_packet_core::{DefaultNla, Emitable, NlasIterator};
+use netlink_packet_core::{DefaultNla, NlasIterator};
 use netlink_sys::protocols::NETLINK_RDMA;
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,8 @@ const ATTR_DEV_INDEX: u16 = 1;
 const ATTR_DEV_NAME: u16 = 2;
 const ATTR_SYS_NETNS_MODE: u16 = 66;
 const ATTR_NET_NS_FD: u16 = 68;
+/// How often the list is compared with the one before.
+const MAX_DUMPS: u32 = 5;
 
 /// An RDMA device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,19 +32,6 @@ pub struct Device {
     pub index: u32,
     /// `mlx5_3`.
     pub name: String,
-}
-
-/// A message of attributes alone.
-struct Nldev(Vec<DefaultNla>);
-
-impl Emitable for Nldev {
-    fn buffer_len(&self) -> usize {
-        self.0.as_slice().buffer_len()
-    }
-
-    fn emit(&self, buffer: &mut [u8]) {
-        self.0.as_slice().emit(buffer);
-    }
 }
 
 /// Opens a socket to the RDMA subsystem in the namespace of this thread; `None` where the kernel has none.
@@ -60,37 +49,69 @@ pub fn open() -> Result<Option<Socket>> {
 pub fn is_exclusive(socket: &mut Socket) -> Result<bool> {
     // A kernel before 5.2 does not know the request, nor the exclusive mode.
     let absent = [Errno::EINVAL, Errno::EOPNOTSUPP];
-    let reply =
-        socket.get(Message::new(CMD_SYS_GET, &Nldev(Vec::new())), &absent, "cannot read the RDMA mode")?;
+    let reply = socket.get(Message::raw(CMD_SYS_GET, &[], &[]), &absent, "cannot read the RDMA mode")?;
     let mode = reply.as_ref().and_then(|reply| value(&reply.payload, ATTR_SYS_NETNS_MODE));
     // 0: exclusive, 1: shared.
     Ok(mode.is_some_and(|mode| mode.first() == Some(&0)))
 }
 
-/// The RDMA devices that the socket's namespace sees.
+/// The RDMA devices that the socket's namespace sees. The kernel's dump goes on by count (nldev_get_dumpit): it
+/// leaves one out when another one leaves meanwhile. So it is taken until two are the same.
 pub fn devices(socket: &mut Socket) -> Result<Vec<Device>> {
-    let replies = socket.dump(&Message::new(CMD_GET, &Nldev(Vec::new())), &[], "cannot list RDMA devices")?;
-    let parse = |reply: &Message| {
-        let index = value(&reply.payload, ATTR_DEV_INDEX)?.get(..4)?.try_into().ok()?;
-        let name = String::from_utf8_lossy(value(&reply.payload, ATTR_DEV_NAME)?);
-        Some(Device { index: u32::from_ne_bytes(index), name: name.trim_end_matches('\0').to_owned() })
-    };
+    let mut seen = dump(socket)?;
+    for _ in 0..MAX_DUMPS {
+        let again = dump(socket)?;
+        if again == seen {
+            break;
+        }
+        seen = again;
+    }
+    Ok(seen)
+}
+
+fn dump(socket: &mut Socket) -> Result<Vec<Device>> {
+    let replies = socket.dump(&Message::raw(CMD_GET, &[], &[]), &[], "cannot list RDMA devices")?;
     Ok(replies.iter().filter_map(parse).collect())
 }
 
-/// Moves a device that the socket's namespace has to the namespace `to`.
+fn parse(reply: &Message) -> Option<Device> {
+    let index = value(&reply.payload, ATTR_DEV_INDEX)?.get(..4)?.try_into().ok()?;
+    let name = String::from_utf8_lossy(value(&reply.payload, ATTR_DEV_NAME)?);
+    Some(Device { index: u32::from_ne_bytes(index), name: name.trim_end_matches('\0').to_owned() })
+}
+
+/// Moves a device that the socket's namespace has to the namespace `to`. The kernel compares with the namespace of
+/// the calling thread, not with the socket's (ib_device_set_netns_put): out of a pod it moves only inside of
+/// [`crate::netns::Netns::run`].
 pub fn move_to(socket: &mut Socket, device: &Device, to: &impl AsFd) -> Result<()> {
     socket.change(move_message(device, to), 0, || {
         format!("cannot move the RDMA device {} to the other namespace", device.name)
     })
 }
 
+/// The device with this index, if the socket's namespace has it.
+pub fn by_index(socket: &mut Socket, index: u32) -> Result<Option<Device>> {
+    // nldev_get_doit says so of what is not in this namespace.
+    let absent = [Errno::EINVAL];
+    let request = Message::raw(CMD_GET, &[], &[word(ATTR_DEV_INDEX, index)]);
+    let reply = socket.get(request, &absent, "cannot look at an RDMA device")?;
+    Ok(reply.as_ref().and_then(parse))
+}
+
+/// Gives a device that the socket's namespace has the name of `device`, which is told by its index.
+pub fn rename(socket: &mut Socket, device: &Device) -> Result<()> {
+    let name = DefaultNla::new(ATTR_DEV_NAME, [device.name.as_bytes(), b"\0"].concat());
+    let message = Message::raw(CMD_SET, &[], &[word(ATTR_DEV_INDEX, device.index), name]);
+    socket.change(message, 0, || format!("cannot name an RDMA device {}", device.name))
+}
+
 fn move_message(device: &Device, to: &impl AsFd) -> Message {
-    let fd = to.as_fd().as_raw_fd();
-    let word = |kind, bytes: [u8; 4]| DefaultNla::new(kind, bytes.to_vec());
-    let attributes =
-        vec![word(ATTR_DEV_INDEX, device.index.to_ne_bytes()), word(ATTR_NET_NS_FD, fd.to_ne_bytes())];
-    Message::new(CMD_SET, &Nldev(attributes))
+    let fd = to.as_fd().as_raw_fd().cast_unsigned();
+    Message::raw(CMD_SET, &[], &[word(ATTR_DEV_INDEX, device.index), word(ATTR_NET_NS_FD, fd)])
+}
+
+fn word(kind: u16, value: u32) -> DefaultNla {
+    DefaultNla::new(kind, value.to_ne_bytes().to_vec())
 }
 
 fn value(payload: &[u8], kind: u16) -> Option<&[u8]> {

@@ -30,10 +30,11 @@ impl std::fmt::Display for Rule {
     }
 }
 
-/// Adds `rule`; an equal one is an error (EEXIST).
+/// Adds `rule`, unless there is an equal one: it can only be left of an attachment whose record was lost.
 pub fn add(socket: &mut Socket, rule: &Rule) -> Result<()> {
     let message = Message::new(RTM_NEWRULE, &message(rule));
-    socket.change(message, NLM_F_CREATE | NLM_F_EXCL, || format!("cannot add the rule {rule}"))
+    let added = socket.change(message, NLM_F_CREATE | NLM_F_EXCL, || format!("cannot add the rule {rule}"));
+    added.or_else(|error| if Error::is(&error, Errno::EEXIST) { Ok(()) } else { Err(error) })
 }
 
 /// Removes `rule`; one that is not there is no error.

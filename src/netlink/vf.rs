@@ -1,7 +1,7 @@
 //! The VFs of a PF as the PF's driver keeps them: `vf N` lines of `ip link show`.
 
 use anyhow::Result;
-use netlink_packet_core::{NlaBuffer, NlasIterator};
+use netlink_packet_core::NlaBuffer;
 use netlink_packet_route::link::{
     LinkAttribute, LinkExtentMask, LinkMessage, LinkVfInfo, VfInfo, VfInfoGuid, VfInfoLinkState, VfInfoMac,
     VfInfoRate, VfInfoSpoofCheck, VfInfoTrust, VfLinkState, VfVlan, VfVlanInfo, VlanProtocol,
@@ -12,7 +12,7 @@ use rtnetlink::LinkUnspec;
 use serde::{Deserialize, Serialize};
 
 use super::link::{HEADER_LEN, Index, format_mac, parse_mac};
-use super::{Error, Message, Socket};
+use super::{Error, Message, Socket, attributes};
 
 // include/uapi/linux/if_link.h; libc does not have them.
 const IFLA_VF_INFO: u16 = 1;
@@ -29,9 +29,6 @@ const IFLA_VF_VLAN_INFO: u16 = 1;
 /// ETH_P_8021Q and ETH_P_8021AD.
 const DOT1Q: u16 = 0x8100;
 const DOT1AD: u16 = 0x88a8;
-/// Other changes to the PF are under way: NICs with many VFs answer so.
-const BUSY_TRIES: u32 = 20;
-const BUSY_PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
 
 /// Settings of a VF. `None`: not asked for, or not reported by the driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,6 +100,40 @@ impl VfState {
         each.into_iter().filter(|(_, one)| *one != none()).collect()
     }
 
+    /// What is set here, and else what `other` has.
+    #[must_use]
+    pub fn over(&self, other: &VfState) -> VfState {
+        VfState {
+            mac: self.mac.clone().or_else(|| other.mac.clone()),
+            vlan: self.vlan.or(other.vlan),
+            rate: self.rate.or(other.rate),
+            spoofchk: self.spoofchk.or(other.spoofchk),
+            trust: self.trust.or(other.trust),
+            link_state: self.link_state.or(other.link_state),
+            node_guid: self.node_guid.or(other.node_guid),
+            port_guid: self.port_guid.or(other.port_guid),
+        }
+    }
+
+    /// As `ip link set PF vf N` takes it.
+    pub fn as_arguments(&self) -> String {
+        let on = |on: bool| if on { "on" } else { "off" };
+        let vlan = self.vlan.map(|vlan| {
+            let proto = if vlan.is_dot1ad { " proto 802.1ad" } else { "" };
+            format!("vlan {} qos {}{proto}", vlan.id, vlan.qos)
+        });
+        let parts = [
+            self.mac.as_ref().map(|mac| format!("mac {mac}")),
+            vlan,
+            self.rate.map(|(min, max)| format!("min_tx_rate {min} max_tx_rate {max}")),
+            self.spoofchk.map(|value| format!("spoofchk {}", on(value))),
+            self.trust.map(|value| format!("trust {}", on(value))),
+            self.node_guid.map(|guid| format!("node_guid {}", format_mac(&guid.to_be_bytes()))),
+            self.port_guid.map(|guid| format!("port_guid {}", format_mac(&guid.to_be_bytes()))),
+        ];
+        parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
+    }
+
     /// What is set both here and in `mask`.
     #[must_use]
     pub fn masked_by(&self, mask: &VfState) -> VfState {
@@ -148,21 +179,45 @@ impl std::fmt::Display for VfState {
     }
 }
 
-/// What the PF with this index says of its VF `number`; `None` when it has no such VF. The reply has all VFs of
-/// the PF, some 300 bytes each, and is read whole however large it is.
-pub fn state(socket: &mut Socket, pf: Index, number: u32) -> Result<Option<VfState>> {
+/// What a PF says of one of its VFs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// Its settings.
+    Known(VfState),
+    /// The PF has no such VF.
+    NoSuchVf,
+    /// The list of all its VFs does not fit a message (sriov-network-operator#1021, drivers for InfiniBand):
+    /// settings can be made but not be read.
+    TooLong,
+}
+
+impl Report {
+    /// The settings, if they are known.
+    pub fn known(self) -> Option<VfState> {
+        match self {
+            Report::Known(state) => Some(state),
+            Report::NoSuchVf | Report::TooLong => None,
+        }
+    }
+}
+
+/// What the PF with this index says of its VF `number`. The reply has all VFs of the PF, some 300 bytes each, and
+/// is read whole however large it is.
+pub fn state(socket: &mut Socket, pf: Index, number: u32) -> Result<Report> {
     let mut message = LinkMessage::default();
     message.header.index = pf.get();
     let mask = vec![LinkExtentMask::Vf, LinkExtentMask::SkipStats];
     message.attributes.push(LinkAttribute::ExtMask(mask));
     let message = Message::new(RTM_GETLINK, &message);
-    let reply = socket.get(message, &[Errno::ENODEV], "cannot read the VFs of the PF")?;
-    let Some(payload) = reply.as_ref().and_then(|reply| reply.payload.get(HEADER_LEN..)) else {
-        return Ok(None);
+    let reply = match socket.get(message, &[Errno::ENODEV], "cannot read the VFs of the PF") {
+        // rtnl_fill_ifinfo: one attribute, the list, has 64 KiB at most.
+        Err(error) if Error::is(&error, Errno::EMSGSIZE) => return Ok(Report::TooLong),
+        reply => reply?,
     };
+    let payload = reply.as_ref().and_then(|reply| reply.payload.get(HEADER_LEN..)).unwrap_or_default();
     let list = attributes(payload).filter(|attribute| kind(attribute) == IFLA_VFINFO_LIST);
-    let vfs: Vec<_> = list.flat_map(|list| infos(list.value())).collect();
-    Ok(vfs.into_iter().find(|(vf, _)| *vf == number).map(|(_, state)| state))
+    let state = list.flat_map(|list| infos(list.value())).find(|(vf, _)| *vf == number);
+    Ok(state.map_or(Report::NoSuchVf, |(_, state)| Report::Known(state)))
 }
 
 fn infos(list: &[u8]) -> Vec<(u32, VfState)> {
@@ -230,10 +285,6 @@ fn vlan(id: u32, qos: u32, proto: u16) -> Option<Vlan> {
     Some(Vlan { id: id.try_into().ok()?, qos: qos.try_into().ok()?, is_dot1ad })
 }
 
-fn attributes(bytes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
-    NlasIterator::new(bytes).filter_map(Result::ok)
-}
-
 fn kind(attribute: &NlaBuffer<&[u8]>) -> u16 {
     attribute.kind()
 }
@@ -241,18 +292,8 @@ fn kind(attribute: &NlaBuffer<&[u8]>) -> u16 {
 /// Sets what `wanted` has on VF `number` of the PF, one attribute per request, so that an error names it.
 pub fn set(socket: &mut Socket, pf: Index, pf_name: &str, number: u32, wanted: &VfState) -> Result<()> {
     for (key, one) in wanted.settings() {
-        let mut attempt = 1;
-        loop {
-            let message = Message::new(RTM_SETLINK, &message(pf, number, &one));
-            let what = || format!("{key}: the PF {pf_name} refuses {one} for its VF {number}");
-            match socket.change(message, 0, what) {
-                Err(error) if Error::is(&error, Errno::EBUSY) && attempt < BUSY_TRIES => {
-                    std::thread::sleep(BUSY_PAUSE);
-                    attempt += 1;
-                }
-                done => break done?,
-            }
-        }
+        let message = Message::new(RTM_SETLINK, &message(pf, number, &one));
+        socket.change(message, 0, || format!("{key}: the PF {pf_name} refuses {one} for its VF {number}"))?;
     }
     Ok(())
 }

@@ -128,12 +128,15 @@ rename_back() {
     ip link set "$2" address "$3"
 }
 
-# A PF is a device too, as long as none of its VFs is away.
+# A PF is a device too, if the policy says so and none of its VFs is away.
 a_pf_is_attached_and_given_back() {
     pod pod1
     local name=ens7f0 before
     ip link set "$name" down
     before=$(device "$name")
+    refused "it has VFs" ADD pod1 net1 "$(conf 7 "$(pf 7)")"
+    jq '.policy.pfsWithVfs = true' /etc/rail-cni/node.json >/run/node.json
+    export RAIL_CNI_NODE_CONFIG=/run/node.json
     add pod1 net1 "$(conf 7 "$(pf 7)")"
     same "the PF in the pod" "$(pf 7)" "$(jq -r '.interfaces[0].pciID' <<<"$output")"
     same "the PF on the host" "" "$(ip -br link show "$name" 2>/dev/null || true)"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# An RDMA device on a VF, in a system whose RDMA namespaces are exclusive. rdma_rxe is the only such device without
-# hardware, and refuses to be moved: what is seen here is the refusal, and that nothing is left of it.
+# An RDMA device on a VF, in a system whose RDMA namespaces are exclusive. The kernel's own rdma_rxe refuses to be
+# moved: what is seen here is the refusal, and that nothing is left of it. rdma-move.sh has devices that move.
 # Runs in the machine: scripts/lab --rails 1 --vfs 2 tests/lab/rdma.sh
 # lab: --rails 1 --vfs 2
 set -euo pipefail

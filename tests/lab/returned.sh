@@ -121,6 +121,26 @@ rail_of() {
     state_files
 }
 
+# The pod has put its VF into a namespace below its own: neither in the pod nor on the host. It is on record until it is
+# back, and then whoever comes next puts it right.
+a_vf_in_a_namespace_below_the_pods_comes_back_with_its_end() {
+    local config
+    config=$(conf 0 "$(vf 0)")
+    pod podA && pod podB && pod podX
+    add podA net1 "$config"
+    ip -n podA link set net1 down netns podX
+    ip -n podX link set net1 name mine mtu 68 address 02:00:00:00:00:66
+    del podA net1 "$config"
+    refused "is attached to pod lab/podA" ADD podB net1 "$config"
+    kill_pod podA
+    refused "has not come back" ADD podB net1 "$config"
+    kill_pod podX
+    add podB net1 "$config"
+    in_pod podB ping -q -c 2 -W 5 172.16.0.1 >/dev/null || fail "the next pod has no rail"
+    del podB net1 "$config"
+    same "leases and records" "" "$(state_files)"
+}
+
 # sriov_numvfs is set to 0 under a pod: there is no device, and DEL must still end.
 del_ends_when_the_vf_has_vanished() {
     local config numvfs macs=() number
@@ -190,7 +210,27 @@ a_lost_record_does_not_lose_the_vf() {
     ip link set "$found" name ens0f0v0
 }
 
+# The leaf knows the first VF's MAC for the address, and an entry that it believes lives for 15 s and more. The carrier of
+# a VF comes after ADD, and what the kernel announces when the link comes up is lost then.
+a_leaf_learns_which_vf_has_the_address_now() {
+    local number mac
+    ip -n leaf neigh flush dev leaf0
+    for number in 0 1 0; do
+        mac=$(mac_of "ens0f0v$number")
+        pod "pod$number"
+        add "pod$number" net1 "$(conf 0 "$(vf 0 "$number")")"
+        # The leaf asks nobody; it is the pod that says something, of itself.
+        in_leaf ping -q -c 3 -W 1 172.16.0.0 >/dev/null || fail "VF $number is not reached"
+        same "MAC that the leaf has" "$mac" "$(ip -n leaf -json neigh show 172.16.0.0 | jq -r '.[0].lladdr')"
+        del "pod$number" net1 "$(conf 0 "$(vf 0 "$number")")"
+        ip netns del "pod$number"
+    done
+}
+
+in_leaf() { ip netns exec leaf "$@"; }
+
 run_cases del_puts_right_what_two_dead_pods_left del_without_a_device_in_its_configuration_puts_right_too \
     the_next_add_puts_right_what_two_dead_pods_left reap_puts_right_what_two_dead_pods_left \
-    a_late_del_leaves_the_new_owner_alone del_ends_when_the_vf_has_vanished del_ends_when_the_driver_was_unbound \
-    a_lost_record_does_not_lose_the_vf
+    a_late_del_leaves_the_new_owner_alone a_vf_in_a_namespace_below_the_pods_comes_back_with_its_end \
+    del_ends_when_the_vf_has_vanished del_ends_when_the_driver_was_unbound a_lost_record_does_not_lose_the_vf \
+    a_leaf_learns_which_vf_has_the_address_now

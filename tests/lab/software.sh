@@ -103,5 +103,6 @@ a_vf_with_an_rdma_device_is_attached_in_shared_mode() {
 }
 
 make_ports
+allow_netdevsim
 run_cases a_port_is_attached_and_goes_back ports_of_two_dead_pods_are_put_right a_late_del_leaves_the_new_owner_alone \
     del_ends_when_the_port_has_vanished a_vf_with_an_rdma_device_is_attached_in_shared_mode

@@ -62,6 +62,7 @@ fn a_pf_is_not_attached_while_a_pod_has_its_vf() {
     let Some(host) = Host::new("attach::pf") else { return };
     host.add_rail(0);
     host.make_vf(0, "mlx5_core");
+    host.set_node(json!({"policy": {"pfsWithVfs": true}}));
     host.ip("link add pf0 type veth peer name pf0-peer");
     host.ip("link set pf0 mtu 9000");
     let before = host.snapshot();

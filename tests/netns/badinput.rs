@@ -192,6 +192,11 @@ fn rail_cni_names_the_key_and_the_value_that_is_wrong() {
         (json!({"rdma": "required"}), 2, "rdma", "required"),
         (json!({"gatewayProbe": 7}), 7, "gatewayProbe", "7"),
         (json!({"gatewayProbe": "maybe"}), 7, "gatewayProbe", "\"maybe\""),
+        (json!({"resetOnDel": "on"}), 7, "resetOnDel", "\"on\""),
+        (json!({"resetOnDel": true}), 7, "resetOnDel", "true"),
+        (json!({"Vlan": 4095}), 7, "vlan", "4095"),
+        (json!({"Routes": [{"Dst": "ten"}]}), 7, "routes[0].dst", "invalid"),
+        (json!({"SYSCTL": {"net.ipv4.conf.IFNAME.ARP_FILTER": "1"}}), 7, "sysctl", "ARP_FILTER"),
         (json!({"ipam": 7}), 7, "ipam", "7"),
         (json!({"ipam": "rail-ipam"}), 7, "ipam", "rail-ipam"),
         (json!({"ipam": {"type": 7}}), 7, "ipam.type", "7"),
@@ -343,6 +348,7 @@ fn a_wrong_node_json_is_named_with_its_key() {
         (changed(json!({"rails": [{"rail": -1, "pf": "x"}]})), "rails[0].rail"),
         (changed(json!({"log": {"level": "loud"}})), "log.level"),
         (changed(json!({"log": {"levle": "info"}})), "levle"),
+        (changed(json!({"log": {"dir": "log"}})), "log.dir"),
         (changed(json!({"policy": {"vfsOnly": "yes"}})), "policy.vfsOnly"),
         (changed(json!({"policy": {"vfOnly": true}})), "vfOnly"),
     ];
@@ -567,6 +573,8 @@ fn records_and_leases_of_any_content_are_answered() {
             *content.pointer_mut(&all[which.index(all.len())]).unwrap() = value;
             let lock = bench.host.path(&format!("run/locks/device-{}", vf_address(0)));
             for verb in ["CHECK", "GC", "DEL", "ADD"] {
+                // The folder of a pool goes with its last lease.
+                fs::create_dir_all(file.parent().unwrap()).unwrap();
                 fs::write(&file, content.to_string()).unwrap();
                 if is_record {
                     fs::write(&lock, content.to_string()).unwrap();

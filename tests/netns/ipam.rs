@@ -191,6 +191,139 @@ fn excluded_addresses_are_given_to_nobody() {
     pool.call("STATUS", "").run(&network("full")).error(50);
 }
 
+/// Issue 8, part 2: a network, which a tenant may have written, takes nothing of what was planned.
+#[test]
+fn a_pool_in_a_network_takes_neither_name_nor_addresses_of_the_plan() {
+    let Some(pool) = Pool::new("ipam::beside") else { return };
+    let route = json!([{"dst": "172.16.0.0/12"}]);
+    pool.allocate("rail-0", json!({"prefix": "10.0.0.60/31", "gateway": "10.0.0.61", "routes": route}));
+    pool.allocate("rail-0-v6", json!({"prefix": "fd00:10::/127", "gateway": "fd00:10::1"}));
+    let of = |cidr: &str, prefix: &str, gateway: &str| inline(cidr, prefix, gateway, json!({}));
+    let free = of("10.9.0.0/16", "10.9.0.0/31", "10.9.0.1");
+    let mut named = free.clone();
+    named["ipam"]["pool"] = json!("rail-0");
+    let refused: [(&Value, &[&str]); 6] = [
+        (&named, &["pool rail-0 is planned"]),
+        (
+            &of("10.0.0.0/16", "10.0.0.60/31", "10.0.0.61"),
+            &["pool net: 10.0.0.60/31 overlaps 10.0.0.60/31", "pool rail-0:"],
+        ),
+        (
+            &of("10.0.0.0/16", "10.0.0.0/24", "10.0.0.1"),
+            &["10.0.0.0/24 overlaps 10.0.0.60/31", "pool rail-0:"],
+        ),
+        (
+            &of("172.20.0.0/16", "172.20.0.0/31", "172.20.0.1"),
+            &["overlaps 172.16.0.0/12, the fabric", "pool rail-0:"],
+        ),
+        (
+            &of("172.0.0.0/7", "172.0.0.0/8", "172.0.0.1"),
+            &["overlaps 172.16.0.0/12, the fabric", "pool rail-0:"],
+        ),
+        (&of("fd00:10::/64", "fd00:10::/120", "fd00:10::9"), &["overlaps fd00:10::/127", "pool rail-0-v6:"]),
+    ];
+    for (config, told) in refused {
+        told.iter().for_each(|told| pool.refused(config, 7, told));
+        pool.call("STATUS", "").run(config).error(50);
+    }
+    assert_eq!(pool.add("c1", &free), ["10.9.0.0/31"]);
+    // DEL asks neither plan nor policy.
+    pool.allocate("later", json!({"prefix": "10.9.0.0/24", "gateway": "10.9.0.1"}));
+    pool.refused(&free, 7, "planned pool later");
+    pool.del("c1", &free);
+    // Another node's plan is none of ours.
+    pool.host.set_node(json!({"nodeName": "node-2"}));
+    let text = free.to_string().replace("node-1", "node-2");
+    assert_eq!(pool.add("c1", &serde_json::from_str(&text).unwrap()), ["10.9.0.0/31"]);
+    pool.host.set_node(json!({"nodeName": "node-2", "policy": {"inlinePools": false}}));
+    pool.del("c1", &free);
+    assert!(pool.host.leases().is_empty());
+}
+
+/// Issue 8, part 2: whether there are such pools at all is the operator's choice.
+#[test]
+fn pools_in_networks_can_be_forbidden() {
+    let Some(pool) = Pool::new("ipam::forbidden") else { return };
+    let config = inline("10.9.0.0/16", "10.9.0.0/31", "10.9.0.1", json!({}));
+    pool.allocate("p", json!({"prefix": "172.16.0.0/31", "gateway": "172.16.0.1"}));
+    pool.add("c1", &config);
+    pool.host.set_node(json!({"policy": {"inlinePools": false}}));
+    pool.refused(&config, 7, "policy.inlinePools");
+    pool.call("STATUS", "").run(&config).error(50);
+    pool.add("planned", &network("p"));
+    pool.del("c1", &config);
+    pool.host.set_node(json!({"policy": {"inlinePools": true}}));
+    pool.add("c1", &config);
+}
+
+/// Issue 8, part 2: a DEL looks into every pool's folder, so none stays without a lease.
+#[test]
+fn the_folder_of_a_pool_goes_with_its_last_lease() {
+    let Some(pool) = Pool::new("ipam::folders") else { return };
+    pool.allocate("wide", json!({"prefix": "10.0.0.0/24", "gateway": "10.0.0.1"}));
+    pool.allocate("p", json!({"prefix": "172.16.0.0/31", "gateway": "172.16.0.1"}));
+    let leases = pool.host.path("run/leases");
+    let folders = || -> Vec<String> {
+        let names = fs::read_dir(leases.join("node-1")).into_iter().flatten();
+        let mut names: Vec<_> =
+            names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    pool.add("c1", &network("wide"));
+    pool.add("c2", &network("wide"));
+    pool.add("c3", &network("p"));
+    pool.del("c1", &network("wide"));
+    assert_eq!(folders(), ["p", "wide"]);
+    pool.del("c2", &network("wide"));
+    assert_eq!(folders(), ["p"]);
+    pool.del("c3", &network("p"));
+    assert!(leases.exists() && !leases.join("node-1").exists());
+    // What 0.1.0 left goes with any of these, whoever's it was.
+    for tidy in ["DEL", "GC", "release"] {
+        let old = leases.join("old-node/old");
+        fs::create_dir_all(&old).unwrap();
+        fs::write(old.join("lock"), "").unwrap();
+        pool.add("c1", &network("p"));
+        match tidy {
+            "DEL" => pool.del("c9", &network("p")),
+            "GC" => drop(pool.call("GC", "").var("CNI_NETNS", "").run(&network("p")).ok()),
+            _ => drop(pool.call("", "").args(&["release", "--dead"]).run(&network("p")).ok()),
+        }
+        assert!(!leases.join("old-node").exists(), "{tidy}");
+        assert_eq!(folders(), ["p"]);
+        pool.del("c1", &network("p"));
+    }
+}
+
+/// Items 117, 121: an ADD that finds its folder just removed makes it again.
+#[test]
+fn adds_and_dels_of_the_last_lease_at_the_same_time_all_succeed() {
+    let Some(pool) = Pool::new("ipam::churn") else { return };
+    let pools = ["a", "b", "c", "d"];
+    for (n, name) in pools.iter().enumerate() {
+        pool.allocate(
+            name,
+            json!({"prefix": format!("172.16.{n}.0/31"), "gateway": format!("172.16.{n}.1")}),
+        );
+    }
+    let life = |name: &str, mut adds: Vec<Call>| {
+        for call in adds.iter_mut() {
+            let config = network(name);
+            call.run(&config).ok();
+            call.clone().var("CNI_COMMAND", "DEL").run(&config).ok();
+        }
+    };
+    std::thread::scope(|scope| {
+        for name in pools {
+            let calls = (0..40).map(|n| pool.call("ADD", &format!("{name}{n}"))).collect();
+            scope.spawn(move || life(name, calls));
+        }
+    });
+    assert!(pool.host.leases().is_empty());
+    assert!(!pool.host.path("run/leases/node-1").exists());
+}
+
 /// Item 119: runtimeConfig.ips over args.cni.ips over CNI_ARGS IP; with or without a prefix.
 #[test]
 fn the_requested_address_of_the_highest_source_is_given() {
@@ -528,7 +661,8 @@ fn a_pool_may_be_named_in_every_way() {
         assert_eq!(pool.add("c1", &config), ["172.16.0.0/31"], "{ipam}");
         pool.del("c1", &config);
     }
-    let config = inline("172.20.0.0/15", "172.20.0.6/31", "172.20.0.7", json!({"gatewayIndex": 1}));
+    let config =
+        inline("172.20.0.0/15", "172.20.0.6/31", "172.20.0.7", json!({"gatewayIndex": 1, "pool": "inline"}));
     assert_eq!(pool.add("c1", &config), ["172.20.0.6/31"]);
     pool.del("c1", &config);
     pool.host.set_node(json!({"nodeName": "node-2"}));

@@ -3,4 +3,5 @@
 
 mod device;
 mod handback;
+mod refused;
 mod routing;

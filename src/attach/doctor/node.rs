@@ -128,6 +128,9 @@ fn version_of(program: &Path) -> Result<String> {
 /// The folders of node.json. Nothing is made: a fresh node has no run folder before its first pod.
 pub fn folders(node: &Node, found: &mut Findings) {
     let (run, store) = (&node.run_dir, &node.store_dir);
+    if let Err(error) = node.check_place(None) {
+        found.add(Check::fail("run", format!("{error:#}"), "every call is refused"));
+    }
     if let Err(error) = node.run_is_writable() {
         found.add(Check::fail("run", format!("{error:#}"), "mount it writable: every ADD is refused"));
     }
@@ -187,8 +190,29 @@ fn check_owner(name: &'static str, folder: &Path, found: &mut Findings) {
     }
 }
 
+/// Before it netlink does not tell which function a netdev belongs to (IFLA_PARENT_DEV_NAME), by which a device is
+/// known in a pod.
+const OLDEST_KERNEL: (u32, u32) = (5, 14);
+
+fn kernel(found: &mut Findings) {
+    let release = nix::sys::utsname::uname().map(|name| name.release().to_string_lossy().into_owned());
+    let release = release.unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse().ok());
+    let (oldest, text) = (OLDEST_KERNEL, format!("Linux {release}"));
+    found.add(match (numbers.next(), numbers.next()) {
+        (Some(major), Some(minor)) if (major, minor) < oldest => Check::fail(
+            "kernel",
+            format!("{text} does not tell which NIC a netdev of a pod is"),
+            format!("Linux {}.{} or newer", oldest.0, oldest.1),
+        ),
+        (Some(_), Some(_)) => Check::ok("kernel", text),
+        _ => Check::skip("kernel", format!("{text}: which version is that?")),
+    });
+}
+
 /// Who we are and where, and what the host's kernel is set to.
 pub fn host(found: &mut Findings) {
+    kernel(found);
     if !nix::unistd::geteuid().is_root() {
         found.add(Check::fail(
             "root",

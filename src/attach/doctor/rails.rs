@@ -35,6 +35,7 @@ pub fn check(node: &Node, inventory: &Inventory, found: &mut Findings) {
     }
     leftovers(&rails, inventory, found);
     records(inventory, found);
+    debts(inventory, found);
 }
 
 fn pf(node: &Node, rail: &Rail, inventory: &Inventory, found: &mut Findings) {
@@ -266,7 +267,8 @@ fn leftovers(rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
         })
         .collect();
     for (rail, link, id) in devices {
-        let recorded = inventory.attachments.iter().any(|one| one.record.device.id == id);
+        let on_record = inventory.attachments.iter().map(|one| &one.record);
+        let recorded = on_record.chain(&inventory.debts).any(|record| record.device.is_of(id));
         if is_handed_back(&link.name) && !recorded {
             let text =
                 format!("{id} is {} on the host, as a pod's that is gone; no record has its name", link.name);
@@ -278,6 +280,21 @@ fn leftovers(rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
 }
 
 /// Attachments of which only the record is left.
+/// What pods that are gone still owe. It is in nobody's way, unless the device is not as it was.
+fn debts(inventory: &Inventory, found: &mut Findings) {
+    for record in inventory.debts.iter().filter(|record| record.is_owed_in_vain()) {
+        for owed in record.owed() {
+            let text = format!("owed by {}: {}: {}", record.holder(), owed.what.as_str(), owed.why);
+            let remedy = format!(
+                "mend that, then `rail-cni reap`; or `rail-cni reap --forget {}`",
+                record.container_id
+            );
+            found.add(Check::warn("debts", text, remedy));
+        }
+    }
+    found.ok_unless_told("debts", "nothing is owed by pods that are gone");
+}
+
 fn records(inventory: &Inventory, found: &mut Findings) {
     const NAMED: usize = 3;
     let name = "records";
@@ -307,7 +324,8 @@ fn records(inventory: &Inventory, found: &mut Findings) {
         }
     }
     for file in &inventory.unreadable {
-        found.add(Check::warn(name, format!("{file} cannot be read"), "`rail-cni reap` removes it"));
+        let remedy = format!("if no pod has its device, `rail-cni reap --forget {file}`");
+        found.add(Check::warn(name, format!("{file} cannot be read"), remedy));
     }
     let live = inventory.attachments.iter().filter(|one| one.state == State::Live).count();
     found.ok_unless_told(name, format!("{}, none of a pod that is gone", count(live, "attachment")));
@@ -339,7 +357,7 @@ mod tests {
             vfs: vec![Vf { function: function(&format!("0000:0{rail}:00.1")), link: None }],
         });
         let (rails, attachments, unreadable) = (rails.collect(), Vec::new(), Vec::new());
-        let inventory = Inventory { rdma: mode, rails, attachments, unreadable };
+        let inventory = Inventory { rdma: mode, rails, attachments, debts: Vec::new(), unreadable };
         let mut found = Findings::default();
         rdma(&inventory.rails.iter().collect::<Vec<_>>(), &inventory, &mut found);
         found.0.into_iter().map(|check| (check.verdict, check.text)).collect()

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use super::config;
 use crate::cni::{VERSIONS, Version};
 use crate::document::{self, Document, Fault, Part, Place};
+use crate::ipam;
 use crate::nearest::nearest;
 use crate::output::{self, Output};
 
@@ -442,7 +443,10 @@ impl Lint {
         if let Some((_, instead)) = in_one.filter(|_| beside_ours) {
             self.warning(plugin, name, format!("type: {kind}: {instead}"));
         }
-        if plugin.get("ipam").is_some() {
+        if plugin.text("ipam.type") == Some(OUR_IPAM) {
+            let spelt = self.spelt(plugin, name, &ipam::config::NETWORK);
+            self.ipam(spelt.root(), context, version);
+        } else if plugin.get("ipam").is_some() {
             self.ipam(plugin, context, version);
         }
     }

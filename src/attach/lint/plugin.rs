@@ -1,12 +1,15 @@
 //! One plugin's configuration: what ADD refuses, and what ADD takes and nobody means.
 
+use std::collections::BTreeSet;
+
 use anyhow::Result;
 use serde_json::{Map, Value, json};
 
 use super::{Context, Lint, OUR_IPAM, OURS, RESOURCE, Rail};
 use crate::attach::config::{self, NetConf};
-use crate::cni::{Args, Attachment, Dns, Network, Route, Version};
-use crate::document::Part;
+use crate::cni::keys::{TWICE, below};
+use crate::cni::{Args, Attachment, Dns, Keys, Network, Route, Version};
+use crate::document::{Document, Part};
 use crate::ipam;
 use crate::nearest::nearest;
 use crate::node::Node;
@@ -23,6 +26,9 @@ impl Lint {
     pub(super) fn plugin(&mut self, plugin: Part, context: &Context, version: Version) {
         let Context { name, nad, resource, in_list, .. } = context;
         let name = name.as_str();
+        let ours = self.spelt(plugin, name, &config::NETWORK);
+        let both = self.spelt(ours.root(), name, &ipam::config::NETWORK);
+        let plugin = both.root();
         self.keys(plugin, name, "", config::is_known, &config::KNOWN);
         self.keys_at(plugin, name, "dns", &Dns::KEYS);
         self.keys_at(plugin, name, "args.cni", &config::ARGS);
@@ -42,7 +48,8 @@ impl Lint {
             }
         }
         if plugin.text("logFile").is_some_and(|file| !file.is_empty()) {
-            let message = "logFile: counts only in the folder of log.file in the node's node.json";
+            let message =
+                "logFile: counts only where the node's node.json has it: as log.file, or in log.dir";
             self.warning(plugin, name, message.to_owned());
         }
 
@@ -75,6 +82,23 @@ impl Lint {
             pools,
             resource: resource.map(str::to_owned),
         });
+    }
+
+    /// The same with the keys spelt as they are known. Go's plugins, and ours, take any letter case; people and
+    /// their tools do not see that it is the same key.
+    pub(super) fn spelt(&mut self, plugin: Part, name: &str, keys: &'static Keys) -> Document {
+        let mut seen = BTreeSet::new();
+        plugin.respelt(&mut |part, path, key| {
+            let known = keys.at(path).spelt(key);
+            let (given, spelt) = (below(path, key), below(path, known.unwrap_or(key)));
+            if given != spelt {
+                self.warning(part, name, format!("{given}: is written {}", known.unwrap_or(key)));
+            }
+            if !part.value.is_null() && !seen.insert(spelt.clone()) {
+                self.error(part, name, format!("{spelt}: {TWICE}"));
+            }
+            known.unwrap_or(key).to_owned()
+        })
     }
 
     /// All that ADD refuses, by ADD's own parser: what it refuses first is taken away, and it is asked again.
@@ -163,6 +187,8 @@ impl Lint {
         let kind = plugin.text("ipam.type").filter(|kind| !kind.is_empty())?;
         if kind != OUR_IPAM {
             match nearest(kind, [OUR_IPAM, OURS]) {
+                // Told as what ADD refuses.
+                _ if config::NO_IPAM.contains(&kind) => (),
                 Some(_) => {
                     self.error(plugin, name, format!("ipam.type: {kind:?}: did you mean {OUR_IPAM}?"));
                 }
@@ -239,7 +265,8 @@ impl Lint {
 
 /// As a plugin reads what it is handed.
 pub fn parse(map: &Map<String, Value>) -> Result<Network> {
-    Network::parse(json!(map).to_string().into(), Args::default(), vec![], false)
+    static KEYS: Keys = Keys { names: &[], inside: &[] };
+    Network::parse(json!(map).to_string().into(), Args::default(), vec![], &KEYS, false)
 }
 
 /// A plugin's configuration as a runtime hands it over.

@@ -82,7 +82,16 @@ const FINDINGS: &str = r#"
 # keys
 "mtu": 9000, => "mtu": 9000, "maxTxRate": 1, => 16: error: rail-3: maxTxRate: unknown key: did you mean max_tx_rate?
 "mtu": 9000, => "mtu": 9000, "colour": 1, => 16: error: rail-3: colour: unknown key
-"mtu": 9000, => "MTU": 9000, "mtu": 9000, => 16: error: rail-3: MTU: unknown key: did you mean mtu?
+"mtu": 9000, => "MTU": 9000, => 16: warning: rail-3: MTU: is written mtu
+"mtu": 9000, => "MTU": 9000, "mtu": 9000, => 16: error: rail-3: mtu: the key stands twice
+"mtu": 9000, => "mtu": 9000, "Routes": [{"dst": "10.0.0.0/8"},\n      {"Dst": "10.1.0.0/33"}], => 17: warning: rail-3: routes[1].Dst: is written dst
+"mtu": 9000, => "mtu": 9000, "Routes": [{"dst": "10.0.0.0/8"},\n      {"Dst": "10.1.0.0/33"}], => 17: error: rail-3: routes[1].dst: invalid IP
+"mtu": 9000, => "mtu": 9000, "Args": {"CNI": {"Mac": "x"}}, => 16: warning: rail-3: args.cni.Mac: is written mac
+"mtu": 9000, => "mtu": 9000, "args": {"cni": {"mac": "", "MAC": ""}}, => 16: error: rail-3: args.cni.mac: the key stands twice
+"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.IFNAME.X": "1"}, => 16: error: rail-3: sysctl: "net.ipv4.conf.IFNAME.X" is no key
+"pool": "rail-3" => "Pool": "rail-3" => 18: warning: rail-3: ipam.Pool: is written pool
+"type": "rail-ipam", "pool" => "Type": "rail-ipam", "Pool" => 18: warning: rail-3: ipam.Type: is written type
+"pool": "rail-3" => "pool": "rail-3", "Pool": "rail-3" => 18: error: rail-3: ipam.pool: the key stands twice
 "mtu": 9000, => "mtu": 9000, "routes": [{"dst": "10.0.0.0/8", "via": "10.0.0.1"}], => 16: error: rail-3: routes[0].via: unknown key
 "mtu": 9000, => "mtu": 9000, "dns": {"server": []}, => 16: error: rail-3: dns.server: unknown key
 "mtu": 9000, => "mtu": 9000, "args": {"cni": {"macs": ""}}, => 16: error: rail-3: args.cni.macs: unknown key: did you mean mac?
@@ -105,6 +114,9 @@ const FINDINGS: &str = r#"
 "pool": "rail-3" => "poolType": "ippool" => 18: error: rail-3: ipam.poolType "ippool": only pools of type cidrpool are served
 "pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 9 => 18: error: rail-3: ipam.gatewayIndex: 9: gateway index is outside
 "pool": "rail-3" => "cidr": "172.16.0.0/15" => 18: error: rail-3: ipam: missing field `perNodeNetworkPrefix`
+"rail-ipam" => "rail-cni" => 18: error: rail-3: ipam.type: rail-cni is no IPAM plugin
+"rail-ipam" => "macvlan" => 18: error: rail-3: ipam.type: macvlan is no IPAM plugin
+"mtu": 9000, => "mtu": 9000, "resetOnDel": "vfr", => 16: error: rail-3: resetOnDel: "vfr" is not one of off, flr
 "rail-ipam" => "dhcp" => 18: error: rail-3: ipam.type: dhcp
 "name": "rail-3" => "name": "rail 3" => 12: error: rail 3: name: invalid characters
 "mtu": 9000, => "mtu": 9000, "deviceID": "x", => 16: error: rail-3: deviceID: "x" is neither a PCI address
@@ -138,7 +150,7 @@ v1\nkind => v2\nkind => 2: error: rail-3: apiVersion: is not k8s.cni.cncf.io/v1
 "mtu": 9000, =>  => 13: warning: rail-3: mtu: is missing
 "mtu": 9000, => "mtu": 900, => 16: warning: rail-3: mtu: 900 is less than any Ethernet has
 "mtu": 9000, => "mtu": 90000, => 16: warning: rail-3: mtu: 90000 is more than most switches carry
-"mtu": 9000, => "mtu": 9000, "logFile": "/tmp/x", => 16: warning: rail-3: logFile: counts only in the folder
+"mtu": 9000, => "mtu": 9000, "logFile": "/tmp/x", => 16: warning: rail-3: logFile: counts only where the node's node.json has it
 "mtu": 9000, => "mtu": 9000, "runtimeConfig": {}, => 16: warning: rail-3: runtimeConfig: is for the runtime to write
 "mtu": 9000, => "mtu": 9000, "name": "x", => 16: warning: rail-3: name: is not looked at in a plugin
 "mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.net3.arp_ignore": "1"}, => 16: warning: rail-3: sysctl: names net3: IFNAME fits any pod
@@ -308,7 +320,7 @@ proptest! {
     ) {
         let mut config = json!({"cniVersion": "1.1.0", "name": "a", "type": "rail-cni", "deviceID": "0000:3b:00.2"});
         config[key] = serde_json::from_str(value).unwrap();
-        let is_refused = Network::parse(config.to_string().into(), Args::default(), vec![], false)
+        let is_refused = Network::parse(config.to_string().into(), Args::default(), vec![], &config::NETWORK, false)
             .and_then(|network| {
                 let attachment = Attachment { container_id: "c".into(), ifname: "net1".into() };
                 NetConf::parse(&network, &attachment, &Node::default())

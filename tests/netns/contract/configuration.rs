@@ -139,6 +139,105 @@ fn runtime_config_is_read_in_any_letter_case_and_null_is_absent() {
     }
 }
 
+/// Item 36: Go's plugins take any letter case everywhere. Of `"Vlan"` that is ignored nobody would hear.
+#[test]
+fn keys_in_another_letter_case_mean_the_same() {
+    for_both("configuration::keys", |bench| {
+        let in_capitals = |config: &Value| -> Value {
+            let upper = |map: &Value| -> Value {
+                let map = map.as_object().unwrap().iter();
+                map.map(|(key, value)| (key.to_uppercase(), value.clone())).collect()
+            };
+            with(upper(config), json!({"IPAM": upper(&config["ipam"])}))
+        };
+        let before = bench.host.snapshot();
+        let config = with(config(), json!({"mtu": 1400, "routes": []}));
+        let added = bench.call("ADD").run(&in_capitals(&config)).ok().json();
+        assert_eq!(added["ips"][0]["address"], "172.16.0.0/31", "{added}");
+        if bench.program == "rail-cni" {
+            assert_eq!(
+                (&added["cniVersion"], &added["interfaces"][0]["mtu"]),
+                (&json!("1.1.0"), &json!(1400))
+            );
+        }
+        let checked = in_capitals(&with(config.clone(), json!({ "prevResult": added })));
+        bench.call("CHECK").run(&checked).ok();
+        let lives = json!({"CNI.dev/Valid-Attachments": [{"containerID": "c1", "ifname": "net1"}]});
+        bench.call("GC").run(&with(checked.clone(), lives)).ok();
+        bench.call("CHECK").run(&checked).ok();
+        bench.call("STATUS").run(&checked).ok();
+        bench.call("DEL").run(&checked).ok();
+        assert_eq!(bench.host.snapshot(), before);
+    });
+}
+
+/// Which one was meant nobody can say. DEL has to do something, and does what Go's plugins do.
+#[test]
+fn a_key_that_stands_twice_is_refused_and_del_takes_the_last() {
+    for_both("configuration::twice", |bench| {
+        let before = bench.host.snapshot();
+        let added = json!({"cniVersion": "1.1.0", "ips": []});
+        let with_text = |text: &str| {
+            let whole = with(config(), json!({ "prevResult": added })).to_string();
+            format!("{}, {text}}}", &whole[..whole.len() - 1])
+        };
+        let ipam = r#""type": "rail-ipam", "pool": "rail-0""#;
+        let mut twice = vec![
+            (r#""name": "rail-0""#.to_owned(), "name"),
+            (r#""unheard": 1, "unheard": 1"#.to_owned(), "unheard"),
+            (r#""CNIVersion": "1.1.0""#.to_owned(), "cniVersion"),
+            (r#""args": {"cni": {"ips": [], "IPs": []}}"#.to_owned(), "args.cni.ips"),
+        ];
+        if bench.program == "rail-cni" {
+            twice.push((r#""MTU": 9000"#.to_owned(), "mtu"));
+            twice.push((
+                r#""routes": [{"dst": "10.0.0.0/8", "DST": "10.0.0.0/8"}]"#.to_owned(),
+                "routes[0].dst",
+            ));
+            twice.push((r#""sysctl": {"a": "1", "a": "1"}"#.to_owned(), "sysctl.a"));
+        } else {
+            twice.push((format!(r#""Ipam": {{{ipam}}}"#), "ipam"));
+        }
+        for (text, key) in twice {
+            for verb in ["ADD", "CHECK", "STATUS", "GC"] {
+                let error = bench.call(verb).run_with(with_text(&text).as_bytes()).error(7);
+                let msg = error["msg"].as_str().unwrap();
+                assert!(msg.contains(&format!("{key}: the key stands twice")), "{verb} {text}: {msg}");
+            }
+            assert_eq!(bench.host.snapshot(), before, "{text}");
+            bench.call("ADD").run(&config()).ok();
+            bench.call("DEL").run_with(with_text(&text).as_bytes()).ok();
+            assert_eq!(bench.host.snapshot(), before, "{text}");
+        }
+        // The network is the last name.
+        bench.call("ADD").run(&config()).ok();
+        let other_first = format!(r#"{{"name": "other", {}"#, &config().to_string()[1..]);
+        bench.call("DEL").run_with(other_first.as_bytes()).ok();
+        assert_eq!(bench.host.snapshot(), before);
+    });
+}
+
+/// serde_json stops at 128 levels. Whatever is deeper is named by its key, and DEL does without it.
+#[test]
+fn depth_is_refused_with_its_key_and_del_does_not_care() {
+    for_both("configuration::depth", |bench| {
+        let before = bench.host.snapshot();
+        for key in ["unheard", "args", "runtimeConfig", "prevResult", "ipam", "dns", "routes", "mtu"] {
+            let deep = with(config(), json!({ key: "DEEP" })).to_string();
+            let deep = deep.replace("\"DEEP\"", &format!("{}{}", "[".repeat(5000), "]".repeat(5000)));
+            for verb in ["ADD", "CHECK", "STATUS", "GC"] {
+                let error = bench.call(verb).run_with(deep.as_bytes()).error(7);
+                assert!(error["msg"].as_str().unwrap().contains(&format!("{key}: ")), "{verb}: {error}");
+                assert_eq!(error["cniVersion"], "1.1.0");
+            }
+            bench.call("DEL").run_with(deep.as_bytes()).ok();
+            bench.call("ADD").run(&config()).ok();
+            bench.call("DEL").run_with(deep.as_bytes()).ok();
+            assert_eq!(bench.host.snapshot(), before, "{key}");
+        }
+    });
+}
+
 /// Item 39: a name, not a path. DEL gives back all the same.
 #[test]
 fn the_type_of_the_ipam_is_no_path() {

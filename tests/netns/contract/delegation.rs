@@ -205,6 +205,55 @@ fn the_ipam_is_searched_in_cni_path_alone() {
     assert_eq!(result["ips"][0]["address"], "10.0.0.2/24");
 }
 
+/// One that makes interfaces would change the pod, or ask for an address itself, by asking us.
+#[test]
+fn a_plugin_that_gives_no_addresses_is_no_ipam() {
+    let Some(bench) = Bench::cni("delegation::main") else { return };
+    let before = bench.host.snapshot();
+    for name in ["rail-cni", "macvlan", "tuning", "multus-shim"] {
+        bench.host.add_plugin(name, "touch $0.called");
+        let path = format!("{}:{}", bench.host.path("bin").display(), bench.host.cni_path());
+        let call = |verb: &str| bench.call(verb).var("CNI_PATH", &path);
+        let previous = json!({"cniVersion": "1.1.0", "ips": []});
+        let wrong = with(config(), json!({"ipam": {"type": name}, "prevResult": previous}));
+        for verb in ["ADD", "CHECK", "STATUS", "GC"] {
+            let error = call(verb).run(&wrong).error(7);
+            assert!(error["msg"].as_str().unwrap().contains(&format!("ipam.type: {name}")), "{error}");
+        }
+        let deleted = call("DEL").run(&wrong).ok();
+        assert!(deleted.stderr.contains(&format!("ipam.type: {name}")), "{deleted:?}");
+        call("ADD").run(&config()).ok();
+        call("DEL").run(&wrong).ok();
+        assert_eq!(bench.host.snapshot(), before, "{name}");
+        assert!(!bench.host.path(&format!("bin/{name}.called")).exists());
+    }
+}
+
+/// Whatever it is called, and whoever is in between: what it waits for is what its caller holds.
+#[test]
+fn no_call_waits_for_a_lock_that_its_own_caller_holds() {
+    let Some(bench) = Bench::cni("delegation::itself") else { return };
+    let ours = env!("CARGO_BIN_EXE_rail-cni");
+    bench.host.add_plugin("between", &format!("exec {ours}"));
+    fs::copy(ours, bench.host.path("bin/copy")).unwrap();
+    symlink(ours, bench.host.path("bin/link")).unwrap();
+    let before = bench.host.snapshot();
+    for name in ["between", "copy", "link"] {
+        let inner = json!({"type": name, "pool": "rail-0"});
+        let itself = with(config(), json!({"ipam": inner, "prevResult": {"cniVersion": "1.1.0", "ips": []}}));
+        for verb in ["ADD", "STATUS", "GC"] {
+            let error = bench.call(verb).run(&itself).error(7);
+            assert!(error["msg"].as_str().unwrap().contains("check ipam.type"), "{name}: {error}");
+        }
+        assert_eq!(bench.host.snapshot(), before, "{name}");
+        bench.call("DEL").run(&itself).ok();
+        bench.call("ADD").run(&config()).ok();
+        bench.call("CHECK").run(&itself).error(7);
+        bench.call("DEL").run(&itself).ok();
+        assert_eq!(bench.host.snapshot(), before, "{name}");
+    }
+}
+
 /// Item 106: a file that cannot be run.
 #[test]
 fn an_ipam_that_cannot_be_run_is_an_error_before_anything_moved() {

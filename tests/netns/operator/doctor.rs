@@ -165,8 +165,8 @@ fn faults_of_records_and_leases() {
     let content = fs::read_to_string(&lease).unwrap();
 
     fs::write(host.path("run/attachments/x:net1:y.json"), "{").unwrap();
-    finds(&host, "records", "warn", "x:net1:y.json cannot be read");
-    run(&host, &["reap"]).ok();
+    finds(&host, "records", "warn", "`rail-cni reap --forget x:net1:y.json`");
+    run(&host, &["reap", "--forget", "x:net1:y.json"]).ok();
 
     fs::write(&lease, "{").unwrap();
     finds(&host, "leases", "fail", "rail-ipam release --address 172.16.0.0");

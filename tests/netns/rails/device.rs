@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::harness::{Host, Ran, pf_address, rail, vf_address, with};
+use crate::harness::{Call, Host, Ran, pf_address, rail, vf_address, with};
 
 /// A host with rail 0 and a pod.
-fn host(test: &str) -> Option<(Host, PathBuf)> {
+pub fn host(test: &str) -> Option<(Host, PathBuf)> {
     let host = Host::new(test)?;
     host.add_rail(0);
     let pod = host.add_netns("pod");
@@ -17,13 +17,13 @@ fn host(test: &str) -> Option<(Host, PathBuf)> {
 }
 
 /// Rail 0 without a device.
-fn no_device() -> Value {
+pub fn no_device() -> Value {
     with(rail(0), json!({ "device": null }))
 }
 
 /// ADD must be refused with this code and text, and nothing be changed.
 #[track_caller]
-fn refused(host: &Host, pod: &Path, config: &Value, code: u32, text: &str) {
+pub fn refused(host: &Host, pod: &Path, config: &Value, code: u32, text: &str) {
     let before = host.snapshot();
     let error = host.cni("ADD", "refused", pod, config).error(code);
     assert!(error["msg"].as_str().unwrap().contains(text), "no {text:?} in {error}");
@@ -32,7 +32,7 @@ fn refused(host: &Host, pod: &Path, config: &Value, code: u32, text: &str) {
 
 /// ADD and DEL must work with these keys, on vf0.
 #[track_caller]
-fn taken(host: &Host, pod: &Path, more: &Value) -> Value {
+pub fn taken(host: &Host, pod: &Path, more: &Value) -> Value {
     let config = with(no_device(), more.clone());
     let before = host.snapshot();
     let result = host.cni("ADD", "c1", pod, &config).ok().json();
@@ -374,7 +374,7 @@ fn the_device_info_file_is_written_replaced_and_removed() {
     let config = with(rail(0), json!({"runtimeConfig": {"CNIDeviceInfoFile": file}}));
     let expected = json!({"type": "pci", "version": "1.1.0", "pci": {
         "pci-address": vf_address(0), "pf-pci-address": pf_address(0), "rdma-device": "mlx5_4",
-    }});
+    }, "rail-cni": {"containerID": "c1", "ifname": "net1"}});
     let before = host.snapshot();
     for stale in [None, Some("a stale one, of Multus"), Some("another")] {
         if let Some(text) = stale {
@@ -415,12 +415,105 @@ fn the_device_info_file_is_written_replaced_and_removed() {
         7,
         "CNIDeviceInfoFile",
     );
+    for name in ["x".repeat(241), "x".repeat(300), "a\nb".to_owned()] {
+        let long = json!({"CNIDeviceInfoFile": host.path("devinfo").join(name)});
+        refused(&host, &pod, &with(rail(0), json!({ "runtimeConfig": long })), 7, "CNIDeviceInfoFile");
+    }
     // A link in its place is replaced, not followed.
     symlink(host.path("victim"), &file).unwrap();
     fs::write(host.path("victim"), "untouched").unwrap();
     host.cni("ADD", "c1", &pod, &config).ok();
     assert_eq!(fs::read_to_string(host.path("victim")).unwrap(), "untouched");
     assert!(fs::symlink_metadata(&file).unwrap().is_file());
+    // Whoever puts a link there meanwhile keeps it.
+    fs::remove_file(&file).unwrap();
+    symlink(host.path("victim"), &file).unwrap();
+    host.cni("DEL", "c1", &pod, &config).ok();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "untouched");
+    assert_eq!(host.snapshot(), before);
+}
+
+/// 0.1.0 took a name that no file can have, and could then neither end that pod nor start the next one.
+#[test]
+fn a_record_with_an_impossible_device_info_file_ends() {
+    let Some((host, pod)) = host("device::info_name") else { return };
+    host.make_vf(0, "mlx5_core");
+    let file = host.path("devinfo/short");
+    let config = with(rail(0), json!({"runtimeConfig": {"CNIDeviceInfoFile": file}}));
+    let before = host.snapshot();
+    host.cni("ADD", "c1", &pod, &config).ok();
+    let copy = host.path(&format!("run/locks/device-{}", vf_address(0)));
+    for path in host.records().into_iter().chain([copy]) {
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains("devinfo/short"), "{text}");
+        fs::write(&path, text.replace("devinfo/short", &format!("devinfo/{}", "x".repeat(300)))).unwrap();
+    }
+    host.cni("DEL", "c1", &pod, &rail(0)).ok();
+    assert_eq!(host.snapshot(), before);
+}
+
+/// Multus puts the device plugin's file there before ADD, and takes it away with DEL: a file that is there
+/// says nothing, only what is in it does.
+#[test]
+fn a_device_info_file_of_another_pod_is_neither_overwritten_nor_removed() {
+    let Some((host, pod)) = host("device::info_owner") else { return };
+    host.make_vf(0, "mlx5_core");
+    host.add_rail(1);
+    host.make_vf(1, "mlx5_core");
+    let file = host.path("devinfo/one");
+    let info = |at: u8| with(rail(at), json!({"runtimeConfig": {"CNIDeviceInfoFile": file}}));
+
+    // The device plugin's own, of this device, is ours to replace.
+    fs::create_dir_all(host.path("devinfo")).unwrap();
+    let unowned = |at: u8| json!({"type": "pci", "version": "1.1.0", "pci": {"pci-address": vf_address(at)}});
+    fs::write(&file, unowned(0).to_string()).unwrap();
+    host.cni("ADD", "c1", &pod, &info(0)).ok();
+    let first = fs::read_to_string(&file).unwrap();
+    assert!(first.contains("\"containerID\":\"c1\""), "{first}");
+
+    // The second interface, and another pod.
+    let attached = host.snapshot();
+    let other = host.add_netns("other");
+    let refused = |call: Call| {
+        let error = call.run(&info(1)).error(7);
+        assert!(error["msg"].as_str().unwrap().contains("net1 of container c1"), "{error}");
+        assert_eq!(host.snapshot(), attached);
+        assert_eq!(fs::read_to_string(&file).unwrap(), first);
+    };
+    refused(host.call("ADD", "c1", &pod).ifname("net2"));
+    refused(host.call("ADD", "c2", &other));
+    host.call("DEL", "c2", &other).run(&info(1)).ok();
+    assert_eq!(fs::read_to_string(&file).unwrap(), first);
+
+    // Somebody has written another's there while the pod ran: DEL ends the pod, and leaves it.
+    host.cni("ADD", "c9", &other, &rail(1)).ok();
+    let with_other = host.snapshot();
+    let before = {
+        host.cni("DEL", "c1", &pod, &info(0)).ok();
+        host.snapshot()
+    };
+    host.cni("ADD", "c1", &pod, &info(0)).ok();
+    assert_eq!(host.snapshot()["records"], with_other["records"]);
+    for others in [first.replace("\"c1\"", "\"c9\""), unowned(1).to_string()] {
+        fs::write(&file, &others).unwrap();
+        host.cni("DEL", "c1", &pod, &info(0)).ok();
+        assert_eq!(host.snapshot(), before);
+        assert_eq!(fs::read_to_string(&file).unwrap(), others);
+        host.cni("ADD", "c1", &pod, &info(0)).error(7);
+        assert_eq!(host.snapshot(), before);
+        fs::remove_file(&file).unwrap();
+        host.cni("ADD", "c1", &pod, &info(0)).ok();
+    }
+    host.cni("DEL", "c1", &pod, &info(0)).ok();
+    assert!(!file.exists());
+
+    // One whose owner is not on record any more is stale.
+    host.cni("DEL", "c9", &other, &rail(1)).ok();
+    fs::write(&file, first.replace("\"c1\"", "\"c9\"")).unwrap();
+    host.cni("ADD", "c1", &pod, &info(0)).ok();
+    assert_eq!(fs::read_to_string(&file).unwrap(), first);
+    host.cni("DEL", "c1", &pod, &info(0)).ok();
+    assert!(!file.exists());
 }
 
 /// host-device and sriov-cni have no such key: the next pod inherits whatever there was (sriov-cni#123).

@@ -350,6 +350,28 @@ fn routes_have_the_keys_that_were_asked_for() {
 }
 
 /// A host address has no neighbours by its prefix: its gateway is on the link all the same.
+/// The pool of a rail has its routes, and a network written before it had them names them too.
+#[test]
+fn a_route_of_pool_and_network_is_one_route_and_the_networks_word_counts() {
+    let Some(host) = Host::new("routing::twice") else { return };
+    host.add_rail(0);
+    let pod = host.add_netns("pod");
+    let before = host.snapshot();
+    let routes = json!([{"dst": "172.16.0.0/12"}, {"dst": "172.16.0.0/15", "mtu": 4200},
+        {"dst": "172.16.0.0/12", "gw": "172.16.0.1"}]);
+    let config = with(rail(0), json!({"routes": routes}));
+    let added = host.cni("ADD", "c1", &pod, &config).ok().json();
+    host.cni("CHECK", "c1", &pod, &with(config.clone(), json!({ "prevResult": added }))).ok();
+    for table in ["main", "100"] {
+        let shown = host.ip_in(&pod, &format!("-4 route show table {table} proto static"));
+        assert_eq!(shown.matches("172.16.0.0/12 via 172.16.0.1").count(), 1, "{shown}");
+        assert_eq!(shown.matches("172.16.0.0/15 via 172.16.0.1").count(), 1, "{shown}");
+        assert!(shown.contains("mtu 4200"), "{shown}");
+    }
+    host.cni("DEL", "c1", &pod, &config).ok();
+    assert_eq!(host.snapshot(), before);
+}
+
 #[test]
 fn a_host_address_reaches_its_gateway_on_the_link() {
     let Some(host) = fabric("routing::onlink", 1) else { return };

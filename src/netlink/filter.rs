@@ -1,0 +1,48 @@
+//! Filters of tc that see every frame of a link: the data path of a CNI, as Cilium's.
+
+use anyhow::Result;
+use netlink_packet_core::parse_string;
+use nix::errno::Errno;
+use nix::libc::RTM_GETTFILTER;
+
+use super::attributes;
+use super::link::Index;
+use super::{Message, Socket};
+
+// include/uapi/linux/pkt_sched.h and rtnetlink.h: TC_H_CLSACT with TC_H_MIN_INGRESS and TC_H_MIN_EGRESS. The older
+// qdisc `ingress` answers to the first too.
+const HOOKS: [(u32, &str); 2] = [(0xffff_fff2, "ingress"), (0xffff_fff3, "egress")];
+const TCA_KIND: u16 = 1;
+/// sizeof(struct tcmsg).
+const HEADER_LEN: usize = 20;
+
+/// A filter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Filter {
+    /// `bpf`, `flower`.
+    pub kind: String,
+    /// `ingress` or `egress`.
+    pub hook: &'static str,
+}
+
+/// One of the filters on the link with this index.
+pub fn on(socket: &mut Socket, index: Index) -> Result<Option<Filter>> {
+    for (parent, hook) in HOOKS {
+        // A kernel without filters answers with EOPNOTSUPP.
+        let absent = [Errno::ENODEV, Errno::EOPNOTSUPP, Errno::EINVAL];
+        let replies = socket.dump(&message(index, parent), &absent, "cannot list filters")?;
+        if let Some(reply) = replies.first() {
+            let all = reply.payload.get(HEADER_LEN..).unwrap_or_default();
+            let kind = attributes(all).find(|one| one.kind() == TCA_KIND);
+            let kind = kind.and_then(|kind| parse_string(kind.value()).ok()).unwrap_or_default();
+            return Ok(Some(Filter { kind, hook }));
+        }
+    }
+    Ok(None)
+}
+
+/// struct tcmsg: family and padding, ifindex, handle, parent, info.
+fn message(index: Index, parent: u32) -> Message {
+    let payload = [0, index.get(), 0, parent, 0].map(u32::to_ne_bytes).concat();
+    Message { kind: RTM_GETTFILTER, payload }
+}

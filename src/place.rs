@@ -1,0 +1,91 @@
+//! Is the run folder the host's? Leases and records in a container's own /run are seen by nobody else: an
+//! address would be given twice, and a DEL would find nothing.
+
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, statfs};
+
+use crate::netns::is_init_the_hosts;
+use crate::node::Node;
+use crate::{fail, failure};
+
+/// Where an operator gets by default, and where namespaces are.
+const RUN: [&str; 2] = ["/run", "/var/run"];
+const INIT_ROOT: &str = "/proc/1/root";
+
+impl Node {
+    /// Fails where the run folder is a container's own, as far as that can be told. A run folder that is not
+    /// below /run was chosen by the operator. `netns` is CNI_NETNS.
+    pub fn check_place(&self, netns: Option<&Path>) -> Result<()> {
+        if !is_below_run(&self.run_dir) {
+            return Ok(());
+        }
+        let nearest = self.run_dir.ancestors().find_map(|path| path.canonicalize().ok());
+        let nearest = nearest.unwrap_or_else(|| PathBuf::from("/"));
+        self.check_folder(&nearest, netns).map_err(|error| {
+            failure!(
+                Io,
+                "{error:#}: this process must see the host's {}, {} and, with the mount propagation \
+                 HostToContainer, /run/netns: mount them, or run on the host",
+                self.run_dir.display(),
+                self.store_dir.display()
+            )
+        })
+    }
+
+    fn check_folder(&self, nearest: &Path, netns: Option<&Path>) -> Result<()> {
+        let (run_dir, shown) = (self.run_dir.display(), nearest.display());
+        let look = || format!("cannot look at {shown}");
+        let ours = nearest.metadata().with_context(look)?;
+        if Path::new(INIT_ROOT).metadata().is_ok() {
+            // Without links, which would lead out of the other root.
+            let theirs = Path::new(INIT_ROOT).join(nearest.strip_prefix("/").unwrap_or(nearest)).metadata();
+            let is_theirs = match &theirs {
+                Ok(theirs) => (theirs.dev(), theirs.ino()) == (ours.dev(), ours.ino()),
+                Err(error) => !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory),
+            };
+            if !is_theirs {
+                fail!(Io, "runDir {run_dir}: {shown} is another folder here than for process 1");
+            }
+            if theirs.is_ok() && is_init_the_hosts() {
+                return Ok(());
+            }
+        }
+        if statfs(nearest).with_context(look)?.filesystem_type() == OVERLAYFS_SUPER_MAGIC {
+            fail!(Io, "runDir {run_dir}: {shown} is on an overlay, the files of a container");
+        }
+        let Some(folder) = netns.and_then(folder_of).filter(|folder| is_below_run(folder)) else {
+            return Ok(());
+        };
+        if folder.metadata().is_ok_and(|folder| folder.dev() != ours.dev()) {
+            fail!(Io, "runDir {run_dir}: {shown} is on another file system than {}", folder.display());
+        }
+        Ok(())
+    }
+}
+
+fn is_below_run(path: &Path) -> bool {
+    RUN.iter().any(|run| path.starts_with(run))
+}
+
+/// Where a namespace is bound to a file. The namespace itself is on a file system of its own.
+fn folder_of(netns: &Path) -> Option<PathBuf> {
+    let real = netns.canonicalize().ok();
+    let folder = real.as_deref().and_then(Path::parent).map(Path::to_owned);
+    folder.or_else(|| netns.parent()?.canonicalize().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_folder_elsewhere_was_chosen() {
+        let mut node = Node::default();
+        node.run_dir = "/nonexistent/rail-cni".into();
+        assert!(node.check_place(Some(Path::new("/proc/self/ns/net"))).is_ok());
+    }
+}

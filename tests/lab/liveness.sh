@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Who can tell what lives: the host, whose first process can be asked here, and not a debug pod or a container.
+# Runs in the machine: scripts/lab --rails 1 tests/lab/liveness.sh
+# lab: --rails 1 --vfs 1
+set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,3s/^# //p' "$0" && exit ;; esac
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+# ipam COMMAND POD [WRAPPER...]: rail-ipam alone; sets $output and $status.
+ipam() {
+    local command=$1 pod=$2
+    shift 2
+    status=0
+    output=$(CNI_COMMAND=$command CNI_CONTAINERID=$pod CNI_NETNS=/run/netns/$pod CNI_IFNAME=net1 CNI_PATH=$bin \
+        "$@" "$bin/rail-ipam" <<<"$(conf 0 unused)") || status=$?
+}
+
+# What rail-cni 0.1.0 did not write is taken out of every lease.
+make_old() {
+    # Not by jq, which rounds the time of the namespace.
+    sed -i 's/,"folder":\[[0-9,]*\]//' /run/rail-cni/leases/*/*/*.json
+    ! grep -q folder /run/rail-cni/leases/*/*/*.json || fail "the lease is not as 0.1.0 wrote it"
+}
+
+a_lease_of_0_1_0_is_taken_over_from_the_dead_alone() {
+    pod pod1 && pod pod2
+    ipam ADD pod1 && same "status of ADD" 0 $status
+    make_old
+    ipam ADD pod2
+    contains "the second ADD" "is held by net1 of container pod1" "$output"
+    kill_pod pod1
+    # In another mount namespace it cannot be told.
+    ipam ADD pod2 unshare --mount
+    contains "ADD elsewhere" "cannot be told" "$output"
+    ipam ADD pod2 && same "status of ADD" 0 $status
+    ipam DEL pod2 && same "status of DEL" 0 $status
+}
+
+a_container_with_its_own_run_is_refused() {
+    local own='mount -t tmpfs tmpfs /run; mkdir /run/netns; exec "$@"'
+    pod pod1
+    ipam ADD pod1 unshare --mount sh -c "$own" sh
+    contains ADD "another folder here than for process 1" "$output"
+    ipam DEL pod1 unshare --mount sh -c "$own" sh
+    contains DEL "HostToContainer" "$output"
+    # kubens: other mounts, the same /run.
+    ipam ADD pod1 unshare --mount && same "status of ADD" 0 $status
+    ipam DEL pod1 unshare --mount && same "status of DEL" 0 $status
+    same "what is left" '' "$(state_files)"
+}
+
+a_debug_pod_frees_nothing() {
+    pod pod1
+    ipam ADD pod1 && same "status of ADD" 0 $status
+    status=0
+    output=$(unshare --mount sh -c 'mount -t tmpfs tmpfs /run/netns; exec "$@"' sh "$bin/rail-ipam" release --dead 2>&1) ||
+        status=$?
+    same "status of release" 1 $status
+    contains release "cannot be told" "$output"
+    ipam DEL pod1 && same "status of DEL" 0 $status
+}
+
+run_cases a_lease_of_0_1_0_is_taken_over_from_the_dead_alone a_container_with_its_own_run_is_refused \
+    a_debug_pod_frees_nothing

@@ -1,0 +1,152 @@
+#!/usr/bin/env bash
+# What is not handed out of real NICs, with what the host or another pod uses it for.
+# Runs in the machine: scripts/lab --rails 2 --vfs 2 --iommu --netdevsim tests/lab/refused.sh
+# lab: --rails 2 --vfs 2 --iommu --netdevsim
+set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,4s/^# //p' "$0" && exit ;; esac
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+# refused_as TEXT KEYS: an ADD of VF 0 of rail 0, or of what KEYS say; nothing is changed.
+refused_as() {
+    local before
+    before=$(snapshot)
+    refused "$1" ADD pod1 net1 "${2:-$(conf 0 "$(vf 0)")}"
+    same "the node after a refused ADD" "$before" "$(snapshot)"
+}
+
+# by_name DEVICE: without an id, without a rail.
+by_name() {
+    conf 0 x | jq -c --arg device "$1" 'del(.deviceID, .pciBusID, .runtimeConfig, .rail, .ipam) + {device: $device}'
+}
+
+# In a namespace that has a name, in one that a pod made for itself, and the pods' own devices beside them.
+links_of_other_namespaces_on_a_vf_are_seen() {
+    local kind held=0
+    pod pod1 && pod pod2
+    modprobe -a macvlan ipvlan 8021q macsec
+    for kind in macvlan ipvlan macsec "vlan id 5"; do
+        ip link add link ens0f0v0 name upper netns pod2 type $kind || continue
+        refused_as "upper (${kind%% *}) is stacked on it, in the namespace /run/netns/pod2"
+        ip -n pod2 link del upper
+        held=$((held + 1))
+    done
+    ((held == 4)) || fail "$held of 4 kinds could be tried"
+    add pod1 net1 "$(conf 0 "$(vf 0)")"
+    # What a pod has stacked on its own device is no matter of the host's.
+    ip -n pod1 link add link net1 name upper type vlan id 7
+    del pod1 net1 "$(conf 0 "$(vf 0)")"
+}
+
+a_vlan_in_a_namespace_without_a_name_is_seen_on_a_vf_that_is_up() {
+    local process
+    pod pod1
+    unshare --net sleep 60 &
+    process=$!
+    while [[ $(readlink "/proc/$process/ns/net") == $(readlink /proc/self/ns/net) ]]; do sleep 0.01; done
+    ip link set ens0f0v0 up
+    ip link add link ens0f0v0 name upper netns "$process" type vlan id 5
+    refused_as "upper (vlan) is stacked on it, in the namespace /proc/$process/ns/net"
+    kill "$process"
+    wait "$process" || true
+    wait_for_quiet
+    add pod1 net1 "$(conf 0 "$(vf 0)")"
+    del pod1 net1 "$(conf 0 "$(vf 0)")"
+    # It was up, and is so again.
+    ip link set ens0f0v0 down
+}
+
+a_pf_with_vfs_is_refused() {
+    pod pod1
+    refused_as "it has VFs (2): take one of them, or allow this with policy.pfsWithVfs" "$(conf 0 "$(pf 0)")"
+}
+
+# What clang makes of `SEC("xdp") int pass(struct xdp_md *ctx) { return XDP_PASS; }`, without debug data.
+xdp_object() {
+    base64 -d <<'END' | gunzip
+H4sIAAAAAAACA6t39XFjYmRkgAFGhu8MCB4CXEBiO0BJNgZWhu1AFhMQT4XKuQf4MOADILOFkGwQgNJsQCwINgkCWGCMgsTiYob4
+nMzk1LziVCC/IqWAAcbTK67MLUlMAtIlRSCaCoARitnQxB3Q3AsDHGh8Vqh+ZjTxAHR/IdmHDHih4YkOIqC0B5I5jEj2S0BpUSx2
+g8ACKM1PwH5c+jdAaVkC+gFEBLQvUAIAAA==
+END
+}
+
+a_vf_with_an_xdp_program_is_refused() {
+    pod pod1
+    xdp_object >/run/pass.o
+    ip link set ens0f0v0 xdpgeneric obj /run/pass.o sec xdp || skip "ip or this kernel loads no XDP program"
+    refused_as "it has an XDP program"
+    ip link set ens0f0v0 xdpgeneric off
+}
+
+a_vf_with_a_filter_is_refused() {
+    pod pod1
+    modprobe -a sch_ingress cls_u32 || skip "no tc filters in this kernel"
+    tc qdisc add dev ens0f0v0 clsact
+    tc filter add dev ens0f0v0 ingress u32 match u32 0 0
+    refused_as "it has a tc filter (u32)"
+    tc qdisc del dev ens0f0v0 clsact
+}
+
+# A port of netdevsim has a bus, and is no function of a NIC.
+other_kinds_of_netdev_need_a_policy() {
+    local port
+    pod pod1
+    echo "7 1" >/sys/bus/netdevsim/new_device
+    port=(/sys/bus/netdevsim/devices/netdevsim7/net/*)
+    port=${port[0]##*/}
+    jq '.rails = []' /etc/rail-cni/node.json >/run/node.json
+    export RAIL_CNI_NODE_CONFIG=/run/node.json
+    refused_as "netdev $port is no function of a bus but of kind netdevsim" "$(by_name "$port")"
+    allow_netdevsim
+    add pod1 net1 "$(by_name "$port")"
+    del pod1 net1 "$(by_name "$port")"
+    # Where rails are listed, a port is on none.
+    jq '.policy.kinds = ["netdevsim"]' /etc/rail-cni/node.json >/run/node.json
+    export RAIL_CNI_NODE_CONFIG=/run/node.json
+    refused_as "netdev $port (no PF) is on no rail of node.json" "$(by_name "$port")"
+    echo 7 >/sys/bus/netdevsim/del_device
+}
+
+the_rail_of_a_network_without_one_is_that_of_the_vf() {
+    pod pod1
+    add pod1 net1 "$(conf 1 "$(vf 1)" | jq -c 'del(.rail)')"
+    contains "the rules" "lookup 101" "$(ip -n pod1 rule)"
+    del pod1 net1 "$(conf 1 "$(vf 1)")"
+}
+
+# As a virtual machine does: whoever has the group open has the VF.
+a_vf_whose_group_somebody_holds_is_refused() {
+    local group vf
+    vf=$(vf 1 1)
+    [[ -e /sys/kernel/iommu_groups/0 ]] || skip "no IOMMU"
+    echo "$vf" >"/sys/bus/pci/devices/$vf/driver/unbind"
+    echo vfio-pci >"/sys/bus/pci/devices/$vf/driver_override"
+    echo "$vf" >/sys/bus/pci/drivers_probe
+    group=$(readlink "/sys/bus/pci/devices/$vf/iommu_group")
+    group=/dev/vfio/${group##*/}
+    pod pod1
+    exec {held}<>"$group"
+    refused_as "is held by process $BASHPID (" "$(conf 1 "$vf")"
+    refused_as "which has $group open: end that first" "$(conf 1 "$vf")"
+    exec {held}>&-
+    add pod1 net1 "$(conf 1 "$vf")"
+    # Its own program opens it then; that the pod has it is said first.
+    exec {held}<>"$group"
+    pod pod2
+    refused "attached to" ADD pod2 net1 "$(conf 1 "$vf")"
+    del pod1 net1 "$(conf 1 "$vf")"
+    exec {held}>&-
+    # Home again.
+    local mac found
+    mac=$(grep '^\["ens1f0v1",' <<<"$pristine" | jq -r '.[2]')
+    echo "$vf" >/sys/bus/pci/drivers/vfio-pci/unbind
+    echo >"/sys/bus/pci/devices/$vf/driver_override"
+    echo "$vf" >/sys/bus/pci/drivers_probe
+    found=("/sys/bus/pci/devices/$vf/net/"*)
+    [[ ${found[0]##*/} == ens1f0v1 ]] || ip link set "${found[0]##*/}" name ens1f0v1
+    [[ $(mac_of ens1f0v1) == "$mac" ]] || ip link set ens1f0v1 address "$mac"
+}
+
+run_cases links_of_other_namespaces_on_a_vf_are_seen \
+    a_vlan_in_a_namespace_without_a_name_is_seen_on_a_vf_that_is_up a_pf_with_vfs_is_refused \
+    a_vf_with_an_xdp_program_is_refused a_vf_with_a_filter_is_refused other_kinds_of_netdev_need_a_policy \
+    the_rail_of_a_network_without_one_is_that_of_the_vf a_vf_whose_group_somebody_holds_is_refused

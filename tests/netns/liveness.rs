@@ -1,0 +1,199 @@
+//! DESIGN section 5, "Alive, dead, or cannot tell": what cannot be judged from here is not taken, by nobody. The
+//! callers are in mount namespaces of their own, as debug pods and containers are.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::harness::{Call, Host, Ran, skip, with};
+
+/// A node with one address, which the pod `old` holds.
+struct Held {
+    host: Host,
+    old: PathBuf,
+    new: PathBuf,
+}
+
+fn network() -> Value {
+    json!({"cniVersion": "1.1.0", "name": "rail-0", "type": "any", "ipam": {"type": "rail-ipam", "pool": "rail-0"}})
+}
+
+impl Held {
+    fn new(test: &str) -> Option<Held> {
+        let host = Host::new(test)?;
+        let (old, new) = (host.add_netns("old"), host.add_netns("new"));
+        let held = Held { host, old, new };
+        held.host.plan("rail-0", "172.16.0.0/31", "172.16.0.1", &[]);
+        held.call("ADD", "old").run(&network()).ok();
+        Some(held)
+    }
+
+    fn call(&self, verb: &str, container: &str) -> Call {
+        let netns = if container == "old" { &self.old } else { &self.new };
+        self.host.call(verb, container, netns).ipam()
+    }
+
+    /// The same call after `change`, in a mount namespace of its own.
+    fn elsewhere(&self, call: Call, change: &str) -> Call {
+        let old = self.old.display();
+        let script = format!("set -e; netns={old}; {change}; exec \"$@\"");
+        call.under(&["unshare", "--mount", "--propagation", "private", "sh", "-c", &script, "sh"])
+    }
+
+    fn is_held(&self) -> bool {
+        self.host
+            .leases()
+            .iter()
+            .any(|lease| fs::read_to_string(lease).unwrap().contains(r#""containerID":"old""#))
+    }
+
+    /// Nobody takes the address while `change` hides whether its holder lives, and all say why.
+    #[track_caller]
+    fn is_not_judged(&self, change: &str, why: &str) {
+        let run = |call: Call| self.elsewhere(call, change).run(&network());
+        let told = |ran: &Ran| {
+            let text = format!("{}{}", ran.stdout, ran.stderr);
+            assert!(text.contains("cannot be told") && text.contains(why), "no {why:?} in {ran:?}");
+        };
+        let added = run(self.call("ADD", "new"));
+        added.error(11);
+        told(&added);
+        told(&run(self.call("GC", "").var("CNI_NETNS", "")).ok());
+        let released = run(self.call("", "").args(&["release", "--dead"]));
+        assert_eq!(released.status, 1, "{released:?}");
+        told(&released);
+        let shown = run(self.call("", "").args(&["show", "--output", "json"])).ok();
+        let lease = &shown.json()["pools"][0]["leases"][0];
+        assert_eq!(lease["state"], "unknown", "{shown:?}");
+        assert!(lease["error"].as_str().unwrap().contains(why), "{lease}");
+        assert!(self.is_held());
+    }
+
+    /// With the pod gone and everything in sight, each of the three frees the address.
+    fn is_judged_dead(&self) {
+        let dead = self.host.leases()[0].clone();
+        let lease = fs::read(&dead).unwrap();
+        for free in ["GC", "release", "ADD"] {
+            fs::create_dir_all(dead.parent().unwrap()).unwrap();
+            fs::write(&dead, &lease).unwrap();
+            let ran = match free {
+                "GC" => self.call("GC", "").var("CNI_NETNS", "").run(&network()),
+                "release" => self.call("", "").args(&["release", "--dead"]).run(&network()),
+                _ => self.call("ADD", "new").run(&network()),
+            };
+            ran.ok();
+            assert!(!self.is_held(), "{free}");
+        }
+        self.call("DEL", "new").run(&network()).ok();
+    }
+}
+
+/// A debug pod's or a container's own /run/netns.
+#[test]
+fn who_has_another_folder_of_namespaces_takes_nothing() {
+    let Some(held) = Held::new("liveness::folder") else { return };
+    held.is_not_judged("mount -t tmpfs tmpfs /run/netns", "another folder than at ADD");
+    // Not the death of the pod either.
+    held.host.delete_netns(&held.old);
+    held.is_not_judged("mount -t tmpfs tmpfs /run/netns", "another folder than at ADD");
+    held.is_judged_dead();
+}
+
+/// Without mount propagation the file is seen, and not the namespace that is bound to it.
+#[test]
+fn who_sees_the_file_below_a_namespace_takes_nothing() {
+    let Some(held) = Held::new("liveness::file") else { return };
+    held.is_not_judged("umount -l $netns", "is no namespace here");
+    held.host.delete_netns(&held.old);
+    held.is_judged_dead();
+}
+
+/// A namespace of a process, seen from a PID namespace that has other processes.
+#[test]
+fn who_has_another_proc_takes_nothing() {
+    let Some(mut held) = Held::new("liveness::proc") else { return };
+    held.call("DEL", "old").run(&network()).ok();
+    let process = crate::harness::Sleeper::new(Some(&held.old));
+    held.old = process.netns();
+    held.call("ADD", "old").run(&network()).ok();
+    let wrapper = ["unshare", "--mount", "--pid", "--fork", "--mount-proc"];
+    let probe = std::process::Command::new(wrapper[0]).args(&wrapper[1..]).arg("true").status();
+    if probe.is_ok_and(|status| status.success()) {
+        let added = held.call("ADD", "new").under(&wrapper).run(&network());
+        let msg = added.error(11)["msg"].to_string();
+        assert!(msg.contains("/proc is another folder than at ADD"), "{msg}");
+    } else {
+        skip("liveness::proc", "no PID namespace with a /proc of its own here");
+    }
+    drop(process);
+    held.is_judged_dead();
+}
+
+/// Item 101, trap 13: of a lease without a namespace nothing but GC's list can tell.
+#[test]
+fn a_lease_without_a_namespace_goes_by_the_list_alone() {
+    let Some(held) = Held::new("liveness::none") else { return };
+    held.call("DEL", "old").run(&network()).ok();
+    held.host.call("ADD", "old", Path::new("/nonexistent/netns")).ipam().run(&network()).ok();
+    held.call("ADD", "new").run(&network()).error(11);
+    assert_eq!(held.call("", "").args(&["release", "--dead"]).run(&network()).status, 1);
+    let gc = |list: Value| {
+        held.call("GC", "")
+            .var("CNI_NETNS", "")
+            .run(&with(network(), json!({"cni.dev/valid-attachments": list})))
+            .ok()
+    };
+    gc(json!([{"containerID": "old", "ifname": "net1"}]));
+    assert!(held.is_held());
+    gc(json!([]));
+    assert!(!held.is_held());
+}
+
+/// An upgrade with running pods: a lease to the byte as rail-ipam 0.1.0 wrote it.
+#[test]
+fn leases_of_0_1_0_are_honoured() {
+    let Some(held) = Held::new("liveness::upgrade") else { return };
+    held.call("DEL", "old").run(&network()).ok();
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let (path, id) = (held.old.display(), fs::metadata(&held.old).unwrap());
+    let created = id.ctime() * 1_000_000_000 + id.ctime_nsec();
+    let (dev, ino) = (id.dev(), id.ino());
+    let lease = format!(
+        r#"{{"version":1,"bootId":"{}","network":"rail-0","containerID":"c1","ifname":"net1","netns":{{"path":"{path}","dev":{dev},"ino":{ino},"created":{created}}},"pod":"default/pod","address":"172.16.0.0","since":"2026-11-21T21:43:35Z"}}"#,
+        boot.trim()
+    );
+    let file = held.host.path("run/leases/node-1/rail-0/172.16.0.0@311e8e978c8167328f92976d9aaed11c.json");
+    let is_there = || file.exists();
+    let put = || {
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file.with_file_name("lock"), "").unwrap();
+        fs::write(&file, &lease).unwrap();
+    };
+    let gc = || held.call("GC", "").var("CNI_NETNS", "").run(&network()).ok();
+
+    put();
+    let msg = held.call("ADD", "new").run(&network()).error(11)["msg"].to_string();
+    assert!(msg.contains("default/pod (container c1) since 2026-11-21") && !msg.contains("told"), "{msg}");
+    assert!(gc().stderr.contains("is alive") && is_there());
+    held.call("DEL", "c1").run(&network()).ok();
+    assert!(!is_there());
+
+    // Of the dead, it takes the mount namespace of the host's first process to tell.
+    put();
+    held.host.delete_netns(&held.old);
+    let msg = held.call("ADD", "new").run(&network()).error(11)["msg"].to_string();
+    assert!(msg.contains("0.1.0") && is_there(), "{msg}");
+    assert!(gc().stderr.contains("cannot be told") && is_there());
+    let of_init = ["nsenter", "--mount=/proc/1/ns/mnt"];
+    if std::process::Command::new(of_init[0]).args([of_init[1], "true"]).status().is_ok_and(|s| s.success()) {
+        let netns = Path::new("/proc/self/ns/uts");
+        held.host.call("ADD", "new", netns).ipam().under(&of_init).run(&network()).ok();
+        assert!(!is_there());
+    } else {
+        skip("liveness::upgrade", "the mount namespace of process 1 cannot be entered");
+        held.call("DEL", "c1").run(&network()).ok();
+        held.call("ADD", "new").run(&network()).ok();
+    }
+}

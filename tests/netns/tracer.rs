@@ -1,0 +1,221 @@
+//! Stops a process, and whatever it starts, right before each system call, and decides what becomes of the call.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::os::unix::fs::FileExt as _;
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::ptrace::{self, Options};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+/// Not swept: calls on the process's own memory, threads and signals, and those that only look. The state of
+/// the node before such a call is that before the next one of the same thread, which is swept.
+const HARMLESS: [i64; 33] = [
+    libc::SYS_mmap,
+    libc::SYS_mprotect,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_brk,
+    libc::SYS_madvise,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_sigaltstack,
+    libc::SYS_prlimit64,
+    libc::SYS_rseq,
+    libc::SYS_set_robust_list,
+    libc::SYS_set_tid_address,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_gettid,
+    libc::SYS_getrandom,
+    libc::SYS_futex,
+    libc::SYS_fcntl,
+    libc::SYS_lseek,
+    libc::SYS_pread64,
+    libc::SYS_fstat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_fstatfs,
+    libc::SYS_readlinkat,
+    libc::SYS_faccessat,
+    libc::SYS_getdents64,
+    libc::SYS_getsockname,
+    libc::SYS_getcwd,
+    libc::SYS_poll,
+    libc::SYS_readlink,
+    libc::SYS_recvfrom,
+    // A kill closes all files.
+    libc::SYS_close,
+];
+
+/// Threads of this name only look, at as many namespaces as other tests have made: their calls are not swept.
+const LOOKER: &str = "looker";
+
+/// A system call that is about to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct Point {
+    /// How many there were, with this one.
+    pub count: usize,
+    /// Which one: SYS_*.
+    pub number: i64,
+    /// Who makes it.
+    pub pid: Pid,
+    arguments: [u64; 3],
+}
+
+/// What becomes of a system call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It is made.
+    Made,
+    /// Who would make it is killed.
+    Deadly,
+    /// It is not made, and fails so.
+    Fails(Errno),
+}
+
+impl Point {
+    /// What a `sendto` sends.
+    pub fn sent(&self) -> Option<Vec<u8>> {
+        let [_, at, length] = self.arguments;
+        (self.number == libc::SYS_sendto).then(|| self.memory(at, length))?
+    }
+
+    /// The name that an `unlinkat` removes.
+    pub fn unlinked(&self) -> Option<String> {
+        let name = (self.number == libc::SYS_unlinkat).then(|| self.memory(self.arguments[1], 256))??;
+        let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+        Some(String::from_utf8_lossy(&name[..end]).into_owned())
+    }
+
+    fn memory(&self, at: u64, length: u64) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; usize::try_from(length).ok()?.min(1 << 16)];
+        let memory = fs::File::open(format!("/proc/{}/mem", self.pid)).ok()?;
+        let read = memory.read_at(&mut bytes, at).ok()?;
+        bytes.truncate(read);
+        Some(bytes)
+    }
+}
+
+/// How a process ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its exit status.
+    pub status: i32,
+    /// System calls that were made, of those that are swept.
+    pub calls: usize,
+    /// Who was killed before what.
+    pub killed: Option<String>,
+}
+
+/// What runs a command that waits to be traced, so that no call is missed.
+pub const WAITING: [&str; 3] = ["sh", "-c", "kill -STOP $$; exec \"$0\" \"$@\""];
+
+/// Lets a process go on that was started with [`WAITING`], and decides before each of its system calls what becomes of
+/// it. Returns when it and everything that it started have ended: orphans are waited for. So the calling thread must
+/// have no other children.
+pub fn follow(first: Pid, mut fate: impl FnMut(Point) -> Fate) -> Ended {
+    waitpid(first, Some(WaitPidFlag::WUNTRACED)).unwrap();
+    let options = Options::PTRACE_O_TRACESYSGOOD
+        | Options::PTRACE_O_TRACECLONE
+        | Options::PTRACE_O_TRACEFORK
+        | Options::PTRACE_O_TRACEVFORK
+        | Options::PTRACE_O_TRACEEXEC
+        | Options::PTRACE_O_EXITKILL;
+    ptrace::seize(first, options).unwrap();
+    kill(first, Signal::SIGCONT).unwrap();
+
+    let (mut calls, mut killed, mut started, mut status) = (0, None, false, 0);
+    let harmless: HashSet<i64> = HARMLESS.into();
+    let mut failing: HashMap<Pid, Errno> = HashMap::new();
+    // Only this thread's children: other tests have theirs.
+    let flags = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD;
+    loop {
+        let (pid, signal) = match waitpid(None, Some(flags)) {
+            Err(Errno::ECHILD) => break,
+            Err(errno) => panic!("waitpid: {errno}"),
+            Ok(WaitStatus::Exited(pid, code)) => {
+                status = if pid == first { code } else { status };
+                continue;
+            }
+            Ok(WaitStatus::Signaled(pid, signal, _)) => {
+                status = if pid == first { 128 + signal as i32 } else { status };
+                continue;
+            }
+            Ok(WaitStatus::Stopped(pid, signal)) => (pid, Some(signal)),
+            Ok(WaitStatus::PtraceEvent(pid, _, event)) => {
+                started |= event == libc::PTRACE_EVENT_EXEC;
+                (pid, None)
+            }
+            Ok(WaitStatus::PtraceSyscall(pid)) => {
+                let point = entered(pid)
+                    .filter(|point| started && !harmless.contains(&point.number) && comm(pid) != LOOKER);
+                if let Some(errno) = failing.remove(&pid) {
+                    answer(pid, errno);
+                } else if let Some(point) = point {
+                    calls += 1;
+                    match fate(Point { count: calls, ..point }) {
+                        Fate::Made => (),
+                        Fate::Deadly => {
+                            killed = Some(format!("{} before its call {}", comm(pid), point.number));
+                            // The call is not made: the kernel looks for a deadly signal first.
+                            kill(pid, Signal::SIGKILL).unwrap();
+                        }
+                        Fate::Fails(errno) => {
+                            skip_call(pid);
+                            failing.insert(pid, errno);
+                        }
+                    }
+                }
+                (pid, None)
+            }
+            Ok(other) => panic!("{other:?}"),
+        };
+        // It may have been killed meanwhile, with its process.
+        let _ = ptrace::syscall(pid, signal);
+    }
+    Ended { status, calls, killed }
+}
+
+/// The name of a thread.
+fn comm(pid: Pid) -> String {
+    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
+}
+
+/// The system call that `pid` is about to make, if it is not on its way back from one.
+fn entered(pid: Pid) -> Option<Point> {
+    let info = ptrace::syscall_info(pid).ok()?;
+    if info.op != libc::PTRACE_SYSCALL_INFO_ENTRY {
+        return None;
+    }
+    let text = fs::read_to_string(format!("/proc/{pid}/syscall")).ok()?;
+    let mut words = text.split(' ');
+    let number = words.next()?.parse().ok()?;
+    let mut argument = || u64::from_str_radix(words.next()?.trim_start_matches("0x"), 16).ok();
+    let arguments = [argument()?, argument()?, argument()?];
+    Some(Point { count: 0, number, pid, arguments })
+}
+
+/// The kernel makes no call of this number.
+#[cfg(target_arch = "x86_64")]
+fn skip_call(pid: Pid) {
+    let mut registers = ptrace::getregs(pid).unwrap();
+    registers.orig_rax = u64::MAX;
+    ptrace::setregs(pid, registers).unwrap();
+}
+
+/// On the way back from it.
+#[cfg(target_arch = "x86_64")]
+fn answer(pid: Pid, errno: Errno) {
+    let mut registers = ptrace::getregs(pid).unwrap();
+    registers.rax = i64::from(-(errno as i32)).cast_unsigned();
+    ptrace::setregs(pid, registers).unwrap();
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn skip_call(_: Pid) {}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn answer(_: Pid, _: Errno) {}
