@@ -25,9 +25,8 @@
 //! | `attach::vf` | settings that a PF makes for its VF |
 //! | `attach::probe` | does the gateway answer? |
 //! | `attach::rdma` | RDMA devices that go with the netdev |
-//! | `attach::settings` | what a pod can change on a netdev: taken down at ADD, put back at DEL |
 //! | `attach::giveback` | the way home: for DEL, rollback, GC, `reap` and the next ADD alike |
-//! | `attach::settings` | what else a pod can set on a netdev: taken down at ADD, put back here |
+//! | `attach::settings` | what else a pod can set on a netdev: taken down at ADD, put back there |
 //! | `attach::check` | what CHECK compares |
 //! | `attach::devinfo` | the device-info file |
 //! | `attach::lint`, `attach::lint::plugin` | `rail-cni lint`: networks together, and one plugin's configuration |

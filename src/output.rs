@@ -8,10 +8,11 @@ use clap::{Parser, ValueEnum};
 use serde_json::Value;
 
 /// `--output`.
-#[allow(missing_docs, reason = "clap would print them at length in each help")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
+    /// For people.
     Table,
+    /// For programs.
     Json,
 }
 

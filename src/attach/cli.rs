@@ -29,7 +29,7 @@ Exit status: 0 done, 1 failed or something is left to do, 2 wrong usage."
 struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// For people, or for programs
+    /// What is printed
     #[arg(long, global = true, value_enum, default_value = "table", value_name = "FORM")]
     output: Output,
 }

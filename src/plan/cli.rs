@@ -79,23 +79,33 @@ pub struct PlanArgs {
     pool_name: Option<String>,
 }
 
-#[allow(missing_docs, reason = "clap would print them at length in each help")]
+/// What a plan can be read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
+    /// topology.json of spcx-gen or of NVIDIA AIR.
     Topology,
+    /// A fabric in a page of YAML.
     Fabric,
+    /// Manifests of CIDRPools.
     Cidrpool,
+    /// Netplan files of hosts.
     Netplan,
 }
 
-#[allow(missing_docs, reason = "clap would print them at length in each help")]
+/// What a plan can be written as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Target {
+    /// Allocations, for rail-ipam.
     Store,
+    /// Manifests of CIDRPools.
     Cidrpool,
+    /// NetworkAttachmentDefinitions of the rails.
     Nads,
+    /// A netplan file for each host.
     Netplan,
+    /// NVUE commands for each leaf.
     Nvue,
+    /// A line for each cable, for the network team.
     Csv,
 }
 
