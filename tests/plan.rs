@@ -1,4 +1,4 @@
-//! Issue 4, "Plan": the real `rail-ipam plan`, from files to files and stores.
+//! The real `rail-ipam plan`, from files to files and stores.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeMap;
@@ -106,7 +106,7 @@ fn the_published_deployment_comes_out_as_it_was_published() {
     assert_eq!(pool.matches("nodeName").count(), 64);
 }
 
-/// Issue 4: netplan -> plan -> netplan is exact, and the pools are those of the fabric that the hosts were given.
+/// netplan -> plan -> netplan is exact, and the pools are those of the fabric that the hosts were given.
 #[test]
 fn hosts_tell_the_plan_that_they_were_given() {
     let place = Place::new();
@@ -163,7 +163,7 @@ fn networks_of_a_plan_are_clean() {
     }
 }
 
-/// DESIGN 7: the same input gives byte-identical output.
+/// The same input gives the same bytes: who keeps the output in git sees only what changed.
 #[test]
 fn every_target_is_the_same_each_time() {
     let place = Place::new();
@@ -242,7 +242,7 @@ fn topology(hosts: &[&str]) -> String {
     serde_json::to_string_pretty(&serde_json::json!({"nodes": nodes, "links": links})).unwrap()
 }
 
-/// peers-ipam.md, section 4: in the spcx-gen form the order of the file decides addresses, so that a file which
+/// In the spcx-gen form the order of the file decides addresses, so that a file which
 /// was sorted would renumber the fabric without a word.
 #[test]
 fn a_topology_in_another_order_is_caught() {

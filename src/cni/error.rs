@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(code_of(&anyhow::anyhow!("x")), 999);
     }
 
-    /// Item 82, trap 2.
+    /// go-cni takes an error with `not found` for a success (docs/cni-contract.md, item 82, trap 2).
     #[test]
     fn no_del_error_reads_like_a_success_to_go_cni() {
         let error = anyhow::anyhow!("link Not Found: No such file or directory (os error 2)");

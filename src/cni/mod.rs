@@ -147,7 +147,7 @@ impl Network {
     }
 
     /// The attachments that GC keeps: `cni.dev/valid-attachments`, or what the text of 1.1.0 first called it.
-    /// Absent, null and empty mean the same: none (contract, trap 13).
+    /// Absent, null and empty mean the same, none: cnitool sends no list, CRI-O `null` for a node without pods.
     fn valid_attachments(&self) -> Result<Vec<Attachment>> {
         let list = GC_KEYS.iter().find_map(|key| self.get(&[key]).map(|value| (*key, value)));
         let Some((key, list)) = list else { return Ok(Vec::new()) };

@@ -228,7 +228,7 @@ mod tests {
         node
     }
 
-    /// Issue 4: live leases outside the new plan are named and nothing is written without `--force`.
+    /// Live leases outside the new plan are named and nothing is written without `--force`.
     #[test]
     fn what_a_running_pod_would_lose_is_named_and_not_written() {
         let temp = tempfile::tempdir().unwrap();

@@ -325,7 +325,7 @@ impl Tidy {
 }
 
 /// Gives back what `network` holds beside `keep`, but nothing whose namespace is alive or cannot be judged:
-/// runtimes list what they know of, which is not all that there is (contract, trap 13). Of a lease without a
+/// CRI-O lists what it knows of, which leaves out what Multus attached under the same name. Of a lease without a
 /// namespace the list is all that can be known.
 pub fn collect(node: &Node, network: &str, keep: &HashSet<String>) -> Result<()> {
     let mut tidy = Tidy::default();

@@ -523,7 +523,7 @@ mod tests {
         rows.map(|row| format!("{} {} {}", row.node_name, row.prefix, row.gateway)).collect()
     }
 
-    /// The deployment that the project came from (peers-ipam.md, section 4: seed004).
+    /// The deployment that the project came from: 64 nodes, two SUs of 32, eight rails.
     #[test]
     fn the_example_is_the_deployment() {
         let plan = plan_of(include_str!("../../conf/fabric.yaml")).unwrap();

@@ -494,7 +494,7 @@ mod tests {
         format!("{name} {} {} {prefix} {gateway}", spec.cidr, routes.join(","))
     }
 
-    /// peers-ipam.md, section 4, and the deployment that the project came from.
+    /// The corners of each row of the table above, as `addressing.go` computes them.
     #[test]
     fn the_formulas_are_nvidias() {
         let three = Scheme { tiers: Tiers::Three, first_octet: 10, ..TWO };

@@ -938,7 +938,8 @@ mod tests {
         assert!(faults[0].contains("names the place of worker-su01-rack09-h01"), "{faults:?}");
     }
 
-    /// peers-ipam.md, section 4: the order of a spcx-gen file decides addresses. So `plan --check` must see it.
+    /// In a spcx-gen file the index of a host is its place among the links (`air_topology.go` has it in the name): the
+    /// order decides addresses. So `plan --check` must see it.
     #[test]
     fn the_order_of_links_decides_addresses_in_spcx_gen_only() {
         let both = |make: fn(Size, Tiers) -> Value, list: &str| {

@@ -1,5 +1,5 @@
-//! Input of any shape ends in one error object with a code of the specification, and changes nothing
-//! (DESIGN section 9). Environment, versions and names are in contract/.
+//! Input of any shape ends in one error object with a code of the specification, and changes nothing: a tenant
+//! writes it, and root reads it. Environment, versions and names are in contract/.
 
 use std::fs;
 use std::path::PathBuf;

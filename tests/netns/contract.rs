@@ -1,4 +1,4 @@
-//! The CNI contract, `reference/cni-contract.md`: each test names the items that it holds to.
+//! The CNI contract, `docs/cni-contract.md`: each test names the items and traps that it holds to.
 //!
 //! | items | what | where |
 //! | --- | --- | --- |

@@ -719,8 +719,7 @@ fn other_rail_is_well(rig: &Rig, record: &Path, content: &[u8]) {
     assert_eq!(rig.links(1), ["lo", "net1"]);
 }
 
-/// DESIGN section 5: DEL ends with the device on the host whatever became of the record, for the lock of the
-/// device carries a copy.
+/// DEL ends with the device on the host whatever became of the record, for the lock of the device carries a copy.
 #[test]
 fn del_needs_no_readable_record() {
     let Some(rig) = Rig::new("damaged_record") else { return };
@@ -844,7 +843,7 @@ fn a_record_of_another_boot_claims_nothing() {
     }
 }
 
-/// Tenants do not write there, but nothing is followed all the same (DESIGN section 9).
+/// Tenants do not write there, but nothing is followed all the same: what is below /run outlives who made it.
 #[test]
 fn links_in_the_run_folder_are_not_followed() {
     let Some(mut rig) = Rig::new("links") else { return };

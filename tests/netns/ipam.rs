@@ -1,4 +1,4 @@
-//! Items 115 to 120, DESIGN section 4: rail-ipam alone, and as the IPAM of other plugins.
+//! docs/cni-contract.md, items 115 to 120: rail-ipam alone, and as the IPAM of other plugins.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -72,7 +72,7 @@ fn addresses(added: &Ran) -> Vec<String> {
     json["ips"].as_array().unwrap().iter().map(|ip| ip["address"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Item 116, DESIGN section 4: the lowest free host address, never the gateway; then error 11 and STATUS 50.
+/// Items 116, 120: the lowest free host address, never the gateway; then error 11.
 #[test]
 fn prefixes_of_every_length_give_their_host_addresses_in_order() {
     let shapes: [(&str, Option<&str>, &[&str]); 11] = [
@@ -160,7 +160,7 @@ fn the_routes_of_the_pool_lead_through_its_gateway() {
     assert!(ran.stderr.contains("warn"), "{ran:?}");
 }
 
-/// DESIGN section 4: excluded addresses, in the store and inline, of the pool and of each node.
+/// Excluded addresses, in the store and inline, of the pool and of each node.
 #[test]
 fn excluded_addresses_are_given_to_nobody() {
     let Some(pool) = Pool::new("ipam::exclusions") else { return };
@@ -191,7 +191,7 @@ fn excluded_addresses_are_given_to_nobody() {
     pool.call("STATUS", "").run(&network("full")).error(50);
 }
 
-/// Issue 8, part 2: a network, which a tenant may have written, takes nothing of what was planned.
+/// A network, which a tenant may have written, takes nothing of what was planned.
 #[test]
 fn a_pool_in_a_network_takes_neither_name_nor_addresses_of_the_plan() {
     let Some(pool) = Pool::new("ipam::beside") else { return };
@@ -240,7 +240,7 @@ fn a_pool_in_a_network_takes_neither_name_nor_addresses_of_the_plan() {
     assert!(pool.host.leases().is_empty());
 }
 
-/// Issue 8, part 2: whether there are such pools at all is the operator's choice.
+/// Whether there are such pools at all is the operator's choice.
 #[test]
 fn pools_in_networks_can_be_forbidden() {
     let Some(pool) = Pool::new("ipam::forbidden") else { return };
@@ -256,7 +256,7 @@ fn pools_in_networks_can_be_forbidden() {
     pool.add("c1", &config);
 }
 
-/// Issue 8, part 2: a DEL looks into every pool's folder, so none stays without a lease.
+/// A DEL looks into every pool's folder, so none stays without a lease.
 #[test]
 fn the_folder_of_a_pool_goes_with_its_last_lease() {
     let Some(pool) = Pool::new("ipam::folders") else { return };
@@ -373,7 +373,7 @@ fn the_requested_address_of_the_highest_source_is_given() {
     );
 }
 
-/// DESIGN section 4: both or none.
+/// Both or none: half an address would be a rail that works in one family.
 #[test]
 fn two_pools_give_both_or_nothing() {
     let Some(pool) = Pool::new("ipam::two") else { return };
@@ -394,7 +394,7 @@ fn two_pools_give_both_or_nothing() {
     assert!(pool.host.leases().is_empty());
 }
 
-/// DESIGN section 4: nothing is invented; what may be meant is told.
+/// Nothing is invented, for no leaf would answer for it; what may be meant is told.
 #[test]
 fn a_node_without_an_allocation_gets_none() {
     let Some(pool) = Pool::new("ipam::none") else { return };
@@ -420,7 +420,7 @@ fn a_node_without_an_allocation_gets_none() {
     }
 }
 
-/// Issue 4: one wrong row in a NAD, and a job hangs without a message.
+/// One wrong row in a NAD, and a job hangs without a message.
 #[test]
 fn the_pool_of_another_rail_is_refused() {
     let Some(pool) = Pool::new("ipam::rail") else { return };
@@ -457,7 +457,7 @@ fn of_64_for_one_address_one_wins_and_the_others_learn_who() {
     }
 }
 
-/// DESIGN section 4: an address of the dead is taken over, one of the living is not.
+/// An address of the dead is taken over, for DEL may never have come; one of the living is not.
 #[test]
 fn an_address_is_taken_over_from_the_dead_only() {
     let Some(pool) = Pool::new("ipam::takeover") else { return };
@@ -573,7 +573,7 @@ fn del_gives_back_a_lease_that_cannot_be_read() {
     }
 }
 
-/// Items 118, DESIGN section 4: prevResult, lease and allocation agree, or CHECK says how not.
+/// Item 118: prevResult, lease and allocation agree, or CHECK says how not.
 #[test]
 fn check_compares_result_lease_and_allocation() {
     let Some(pool) = Pool::new("ipam::check") else { return };
@@ -606,7 +606,7 @@ fn check_compares_result_lease_and_allocation() {
     check(&result).error(100);
 }
 
-/// Item 120, DESIGN section 4: STATUS.
+/// Items 96, 120, but for an exhausted pool (docs/design-notes.md, departures).
 #[test]
 fn status_fails_with_50_where_no_add_could_be_served() {
     let Some(pool) = Pool::new("ipam::status") else { return };
@@ -624,7 +624,7 @@ fn status_fails_with_50_where_no_add_could_be_served() {
     assert!(!pool.host.path("run").exists(), "STATUS writes nothing");
 }
 
-/// Issue 4, "Serve": STATUS says when this node is missing from a pool, and whom the plan may have meant.
+/// STATUS says when this node is missing from a pool, and whom the plan may have meant.
 #[test]
 fn status_names_near_misses_of_a_node_that_is_missing() {
     let Some(pool) = Pool::new("ipam::near") else { return };
@@ -706,7 +706,7 @@ fn upstreams_plugins_take_our_addresses() {
     }
 }
 
-/// The CIDRPool of the seeds: worker-gpu-62 has 172.16.1.60/31, the leaf .61, and routes to rail and fabric.
+/// A row of the deployment that the project came from: worker-gpu-62 has 172.16.1.60/31, the leaf .61, and routes to rail and fabric.
 #[test]
 fn the_pool_of_the_seeds_is_imported() {
     let Some(pool) = Pool::new("ipam::import") else { return };

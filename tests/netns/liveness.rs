@@ -1,5 +1,4 @@
-//! DESIGN section 5, "Alive, dead, or cannot tell": what cannot be judged from here is not taken, by nobody. The
-//! callers are in mount namespaces of their own, as debug pods and containers are.
+//! Alive, dead, or cannot tell: what cannot be judged from here is not taken, by nobody. The callers are in mount namespaces of their own, as debug pods and containers are.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;

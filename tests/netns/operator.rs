@@ -1,4 +1,4 @@
-//! `rail-cni status` and `doctor` (DESIGN section 8, issue 4).
+//! `rail-cni status` and `doctor`, as docs/operations.md shows them.
 
 use std::fs;
 use std::path::Path;

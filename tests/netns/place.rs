@@ -1,4 +1,4 @@
-//! DESIGN section 5, "Alive, dead, or cannot tell": leases in a container's own /run are seen by nobody else. The
+//! Leases in a container's own /run are seen by nobody else, and the address is had twice. The
 //! places that must work are those of thick Multus, OpenShift's kubens and services with PrivateTmp.
 
 use std::fs;

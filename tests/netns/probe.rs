@@ -1,4 +1,4 @@
-//! `gatewayProbe` (DESIGN section 3, issue 4): a rail in the wrong leaf port fails the pod at its start, or is
+//! `gatewayProbe` (docs/configuration.md): a rail in the wrong leaf port fails the pod at its start, or is
 //! told of.
 
 use std::path::Path;

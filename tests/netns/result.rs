@@ -1,4 +1,4 @@
-//! Items 60 to 72: what is printed, for every version of the specification, as golden JSON.
+//! docs/cni-contract.md, items 60 to 72: what is printed, for every version of the specification, as golden JSON.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Issue 4, "Serve": the store, written by `rail-ipam import` while pods come and go.
+//! The store, written by `rail-ipam import` while pods come and go.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -99,7 +99,7 @@ fn network() -> Value {
         "ipam": {"type": "rail-ipam", "pool": "rail-0,rail-0-v6"}})
 }
 
-/// Issue 4: live leases outside the new plan are named and nothing is written without `--force`.
+/// Live leases outside the new plan are named and nothing is written without `--force`.
 #[test]
 fn a_plan_without_room_for_a_running_pod_is_not_written() {
     let Some(store) = Store::new("store::live") else { return };
@@ -168,7 +168,7 @@ fn of<'a>(files: &'a BTreeMap<String, String>, node: &str) -> Vec<(&'a String, &
     files.iter().filter(|(name, _)| name.starts_with(&format!("{node}/"))).collect()
 }
 
-/// Issue 4: a store is replaced atomically. After a kill at any system call each node has its whole old plan or
+/// A store is replaced atomically. After a kill at any system call each node has its whole old plan or
 /// its whole new one, and the next import leaves no rubbish.
 #[test]
 fn an_import_killed_at_any_call_leaves_every_node_old_or_new() {
@@ -207,7 +207,7 @@ fn an_import_killed_at_any_call_leaves_every_node_old_or_new() {
     assert!(seen.iter().all(|count| *count > 10), "{seen:?}");
 }
 
-/// Issue 4: an ADD during an import sees the old store or the new one, in both of its pools. The import comes
+/// An ADD during an import sees the old store or the new one, in both of its pools. The import comes
 /// whole before each of the ADD's system calls.
 #[test]
 fn an_add_sees_one_plan_whenever_another_is_written() {
@@ -376,7 +376,7 @@ fn other_files_of_a_node_stay() {
     assert_eq!(store.files(), before);
 }
 
-/// Issue 4: long work shows a progress bar on a terminal, nothing when piped.
+/// Long work shows a progress bar on a terminal, nothing when piped.
 #[test]
 fn a_terminal_gets_a_bar_and_a_pipe_none() {
     const TEST: &str = "store::progress";

@@ -312,7 +312,7 @@ const VALUES: [&str; 20] = [
 ];
 
 proptest! {
-    /// Whatever ADD refuses is an error here: DESIGN section 8.
+    /// Whatever ADD refuses is an error here: who lints his networks is not surprised by a pod.
     #[test]
     fn lint_and_add_agree(
         key in prop::sample::select(config::KNOWN.to_vec()),

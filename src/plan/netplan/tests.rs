@@ -71,7 +71,8 @@ fn host(ethernets: &[(&str, &str, &str, &[&str])]) -> String {
 const V4: &[&str] = &["172.16.0.0/15", "172.16.0.0/12"];
 const V4_1: &[&str] = &["172.18.0.0/15", "172.16.0.0/12"];
 
-/// The deployment of the seeds: what its conversion script made of the hosts' files, rail-1 of its pools.
+/// The deployment that the project came from: what its conversion script made of the hosts' files, rail-1 of its
+/// pools.
 #[test]
 fn the_deployment_comes_out_as_its_pool() {
     let files: Vec<(String, String)> = (0..64)

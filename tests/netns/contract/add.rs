@@ -1,4 +1,4 @@
-//! Items 45 to 50: ADD.
+//! docs/cni-contract.md, items 45 to 50: ADD.
 
 use std::path::Path;
 
@@ -148,7 +148,7 @@ fn an_add_that_fails_leaves_nothing() {
     bench.call("ADD").run(&config()).ok();
 }
 
-/// Item 50, and peers-attach 2: the failed ADD of one rail leaves the others of the pod alone.
+/// Item 50: the failed ADD of one rail leaves the others of the pod alone, for Multus sends DEL for each by itself.
 #[test]
 fn a_failed_add_leaves_the_other_rails_of_the_pod() {
     let Some(bench) = Bench::cni("add::other") else { return };

@@ -1,4 +1,4 @@
-//! Items 73 to 82, 84, 85: DEL, whatever became of the attachment.
+//! docs/cni-contract.md, items 73 to 82, 84, 85: DEL, whatever became of the attachment.
 
 use std::fs;
 
@@ -310,8 +310,8 @@ fn del_without_any_state_succeeds() {
     }
 }
 
-/// Items 80, 110: the device first, both always. Not item 81, an error of ours for the IPAM's: what it was not told is
-/// on file, and a pod must not be kept from ending for it.
+/// Items 80, 81, 110: the device first, both always. Its error is not ours (docs/design-notes.md, departures): what it
+/// was not told is on file, and a pod must not be kept from ending for it.
 #[test]
 fn an_ipam_that_fails_keeps_no_device_and_can_be_asked_again() {
     let Some(bench) = Bench::cni("del::ipam_fails") else { return };

@@ -1,4 +1,4 @@
-//! Items 106 to 114: the IPAM plugin, with stand-ins.
+//! docs/cni-contract.md, items 106 to 114: the IPAM plugin, with stand-ins.
 
 use std::fs;
 use std::os::unix::fs::symlink;

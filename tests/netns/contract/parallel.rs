@@ -1,4 +1,4 @@
-//! Items 121 to 123: calls at the same time.
+//! docs/cni-contract.md, items 121 to 123: calls at the same time.
 
 use serde_json::json;
 

@@ -194,7 +194,7 @@ fn faults_of_records_and_leases() {
     finds(&host, "leases", "fail", "has no lease of its address");
 }
 
-/// Issue 4, "Serve": this node is missing from a pool, with near misses.
+/// This node is missing from a pool, with near misses.
 #[test]
 fn faults_of_the_plan() {
     let Some(host) = two_rails("doctor::plan") else { return };

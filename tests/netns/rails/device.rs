@@ -134,7 +134,7 @@ fn selectors_that_contradict_or_mean_nothing_are_refused() {
     }
 }
 
-/// DESIGN section 5: a device of another rail's PF, with both named.
+/// A device of another rail's PF would have an address that its leaf does not route: refused, with both named.
 #[test]
 fn a_device_of_another_rail_is_refused() {
     let Some((host, pod)) = host("device::rail") else { return };
@@ -164,7 +164,7 @@ fn a_device_of_another_rail_is_refused() {
     refused(&host, &pod, &with(rail(0), json!({"device": "vf2"})), 7, "rail 0");
 }
 
-/// DESIGN section 9.
+/// Who writes networks need not be who runs the node.
 #[test]
 fn the_policy_of_the_node_narrows_what_networks_may_do() {
     let Some((host, pod)) = host("device::policy") else { return };
@@ -197,7 +197,7 @@ fn the_policy_of_the_node_narrows_what_networks_may_do() {
     refused(&host, &pod, &rail(0), 7, "pf");
 }
 
-/// DESIGN section 9: a tenant must not take the node off the network.
+/// A tenant must not take the node off the network.
 #[test]
 fn what_the_host_needs_is_refused() {
     let uses: [(&str, &[&str], &[&str]); 7] = [
@@ -243,7 +243,7 @@ fn a_device_that_is_attached_is_refused_with_its_holder() {
     host.cni("CHECK", "c1", &pod, &with(rail(0), json!({ "prevResult": added }))).ok();
 }
 
-/// DESIGN section 5: nothing is moved, the address is leased and not applied.
+/// There is no netdev: nothing is moved, the address is leased and not applied.
 #[test]
 fn a_device_of_a_userspace_driver_stays_and_its_address_is_leased() {
     let Some((host, pod)) = host("device::vfio") else { return };

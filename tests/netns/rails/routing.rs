@@ -1,4 +1,4 @@
-//! DESIGN section 6: addresses, routes, rules and sysctls of several rails in one pod.
+//! Addresses, routes, rules and sysctls of several rails in one pod, as docs/routing.md has them.
 
 use std::path::Path;
 
@@ -177,7 +177,7 @@ fn both_families_work_alone_and_together() {
     }
 }
 
-/// DESIGN section 6: duplicate detection takes a second or two, in which the address must work, though the
+/// Duplicate detection takes a second or two, in which the address must work, though the
 /// carrier comes late. Without a route in the table `local` it hears nobody.
 #[test]
 fn an_ipv6_address_is_heard_when_the_carrier_comes() {
@@ -217,7 +217,7 @@ fn destination_based_routing_makes_neither_rules_nor_tables() {
     assert_eq!(host.json(Some(&pod), "route get 172.18.5.5")[0]["dev"], "net2");
 }
 
-/// Item 59, DESIGN section 6: from the configuration, from the IPAM, in both families and spellings.
+/// Item 59: from the configuration, from the IPAM, in both families and spellings.
 #[test]
 fn a_rail_never_has_the_default_route() {
     let Some(host) = fabric("routing::default", 1) else { return };
@@ -275,7 +275,7 @@ fn an_address_whose_network_is_everything_is_refused() {
     }
 }
 
-/// peers-attach: of two host-device rails the last one wins, and nobody notices.
+/// Eight equal IPv4 routes coexist in the main table and the last one wins: with host-device nobody notices.
 #[test]
 fn two_rails_keep_their_own_routes_when_one_comes_or_goes() {
     let Some(host) = fabric("routing::two", 2) else { return };
@@ -394,7 +394,7 @@ fn a_host_address_reaches_its_gateway_on_the_link() {
     }
 }
 
-/// DESIGN section 6: without `rail`, a free table.
+/// Without `rail`, a free table.
 #[test]
 fn networks_without_rail_get_tables_of_their_own() {
     let Some(host) = fabric("routing::tables", 4) else { return };
@@ -419,7 +419,7 @@ fn networks_without_rail_get_tables_of_their_own() {
     assert_eq!((table(3), table(1)), (first, second));
 }
 
-/// DESIGN section 6: of the interface alone.
+/// Of the interface alone: those of `all` would be the other rails' and eth0's.
 #[test]
 fn sysctls_are_set_for_the_interface_only() {
     let Some(host) = fabric("routing::sysctls", 1) else { return };
@@ -466,7 +466,7 @@ fn sysctls_are_set_for_the_interface_only() {
     host.cni("DEL", "c1", &pod, &config).ok();
 }
 
-/// DESIGN section 9.
+/// A network could else turn the pod into a router, or change what is not its own.
 #[test]
 fn sysctls_of_anything_else_are_refused() {
     let Some(host) = fabric("routing::foreign", 1) else { return };
