@@ -268,8 +268,14 @@ fn reap_one(records: &Records, of: &Record, node: &Node, args: &ReapArgs, reaped
 }
 
 fn describe(record: &Record) -> String {
-    let name = record.device.link.as_ref().map_or("no netdev", |link| link.name.as_str());
-    format!("{} ({name}) of {}", record.device.id, record.holder())
+    let device = &record.device;
+    let name = match &device.link {
+        // A device without a PCI address is known by its name alone.
+        Some(link) if link.name == device.id => String::new(),
+        Some(link) => format!(" ({})", link.name),
+        None => " (no netdev)".to_owned(),
+    };
+    format!("{}{name} of {}", device.id, record.holder())
 }
 
 fn json(record: &Record, error: Option<&str>) -> Value {
