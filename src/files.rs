@@ -22,13 +22,27 @@ use nix::sys::stat::{FileStat, Mode, fstat, fstatat, mkdirat};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, linkat, unlinkat};
 
-use crate::fail;
+use crate::{fail, watchdog};
 
 /// Larger than any file that the project writes on ADD; a store of many nodes has a file per node.
 const MAX_FILE: u64 = 16 << 20;
 
 /// What a name must start with to be a file half-written.
 const TEMPORARY: &str = ".tmp.";
+
+/// The content of a regular file that an operator named, perhaps by a link. On anything else, as a FIFO, a call
+/// would wait, or read without end.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let flags = OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+    let file = File::options().read(true).custom_flags(flags.bits()).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let mut content = Vec::new();
+    file.take(MAX_FILE).read_to_end(&mut content)?;
+    Ok(content)
+}
 
 /// An open folder.
 #[derive(Debug)]
@@ -312,6 +326,7 @@ impl Dir {
             if let Some(lock) = self.try_lock(name)? {
                 return Ok(lock);
             }
+            watchdog::step(|| format!("waiting for the lock {}", self.path.join(name).display()));
             let pause = PAUSE + Duration::from_nanos((since_boot().subsec_nanos() % JITTER).into());
             if Instant::now() + pause > deadline {
                 let path = self.path.join(name);

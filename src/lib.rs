@@ -69,6 +69,7 @@
 //! | [`nearest`] | what a mistyped key may have meant |
 //! | [`output`] | what the commands print: tables, JSON, exit status |
 //! | [`log`] | stderr and a file |
+//! | `watchdog` | ends a call that hangs |
 //! | [`progress`] | a bar on a terminal |
 //!
 //! # An ADD
@@ -124,3 +125,4 @@ mod place;
 pub mod plan;
 pub mod progress;
 pub mod sysfs;
+mod watchdog;

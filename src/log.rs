@@ -1,24 +1,76 @@
 //! The log: stderr, and a file where node.json names one. Never stdout, which belongs to the answer.
+//!
+//! A line says when, how grave, who did what for whom, and then the message. As text its columns are always there, `-`
+//! for what is not known or does not apply:
+//!
+//! ```text
+//! TIME LEVEL PLUGIN VERB NETWORK POD INTERFACE ADDRESS: MESSAGE
+//! ```
 
 use std::fs::File;
 use std::io::{self, Write as _};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
-use log::{LevelFilter, Log, Metadata, Record};
+use log::{Level, LevelFilter, Log, Metadata, Record};
 use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde::Deserialize;
+use serde_json::{Map, Value};
 
+use crate::watchdog;
+
+/// How lines are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    /// Columns, for people.
+    #[default]
+    Text,
+    /// An object a line; a key whose value is not known is absent.
+    Json,
+    /// On stderr without the time and with the level as journald reads it, `<4>` (sd-daemon(3)); the file has text.
+    Journal,
+}
+
+/// What the lines are about.
+#[derive(Clone, Debug, Default)]
+pub struct Call {
+    /// Name of the executable.
+    pub plugin: &'static str,
+    /// `ADD`, or the command that a person typed.
+    pub verb: String,
+    /// Name of the network.
+    pub network: String,
+    /// `namespace/name`.
+    pub pod: Option<String>,
+    /// CNI_CONTAINERID.
+    pub container: Option<String>,
+    /// CNI_IFNAME.
+    pub interface: Option<String>,
+}
+
+#[derive(Default)]
 struct Sink {
-    /// What is going on: put before every line.
-    what: Mutex<String>,
+    state: Mutex<State>,
     file: Mutex<Option<File>>,
+    stderr: Mutex<Stderr>,
+}
+
+#[derive(Clone, Default)]
+struct State {
+    call: Call,
+    addresses: String,
+    format: Format,
 }
 
 static SINK: OnceLock<Sink> = OnceLock::new();
 
 fn sink() -> &'static Sink {
-    SINK.get_or_init(|| Sink { what: Mutex::default(), file: Mutex::default() })
+    SINK.get_or_init(Sink::default)
 }
 
 impl Log for Sink {
@@ -27,37 +79,158 @@ impl Log for Sink {
     }
 
     fn log(&self, record: &Record<'_>) {
-        let what = self.what.lock().map(|what| what.clone()).unwrap_or_default();
-        let level = record.level().as_str().to_ascii_lowercase();
-        let now = humantime::format_rfc3339_millis(std::time::SystemTime::now());
-        let line = line(&format!("{now} {level:<5} {what}{}", record.args()));
+        let state = self.state.lock().map(|state| state.clone()).unwrap_or_default();
+        let now = humantime::format_rfc3339_millis(std::time::SystemTime::now()).to_string();
+        let message = record.args().to_string();
         // A log that cannot be written must not fail a pod.
         if let Ok(mut file) = self.file.lock()
             && let Some(file) = file.as_mut()
         {
-            let _ = file.write_all(line.as_bytes());
+            let _ = file.write_all(state.for_file(&now, record.level(), &message).as_bytes());
         }
-        let _ = io::stderr().lock().write_all(line.as_bytes());
+        if let Ok(mut stderr) = self.stderr.lock() {
+            stderr.write(&state.for_stderr(&now, record.level(), &message));
+        }
     }
 
     fn flush(&self) {}
 }
 
+impl State {
+    fn for_file(&self, now: &str, level: Level, message: &str) -> String {
+        match self.format {
+            Format::Json => self.json(now, level, message),
+            Format::Text | Format::Journal => {
+                line(&format!("{now} {:<5} {}: {message}", named(level), self.columns()))
+            }
+        }
+    }
+
+    fn for_stderr(&self, now: &str, level: Level, message: &str) -> String {
+        // Of syslog(3).
+        let priority = match level {
+            Level::Error => 3,
+            Level::Warn => 4,
+            Level::Info => 6,
+            Level::Debug | Level::Trace => 7,
+        };
+        match self.format {
+            Format::Journal => line(&format!("<{priority}>{}: {message}", self.columns())),
+            Format::Text | Format::Json => self.for_file(now, level, message),
+        }
+    }
+
+    fn columns(&self) -> String {
+        let Call { plugin, verb, network, pod, container, interface } = &self.call;
+        let pod = pod.as_ref().or(container.as_ref()).map_or("", String::as_str);
+        let interface = interface.as_deref().unwrap_or_default();
+        let columns = [plugin, verb.as_str(), network, pod, interface, &self.addresses];
+        // CNI_ARGS may hold anything: no name makes two columns.
+        let columns = columns.map(|column| column.replace(char::is_whitespace, "_"));
+        columns.map(|column| if column.is_empty() { "-".to_owned() } else { column }).join(" ")
+    }
+
+    fn json(&self, now: &str, level: Level, message: &str) -> String {
+        let Call { plugin, verb, network, pod, container, interface } = &self.call;
+        let known = [
+            ("time", now),
+            ("level", named(level)),
+            ("plugin", plugin),
+            ("verb", verb),
+            ("network", network),
+            ("pod", pod.as_deref().unwrap_or_default()),
+            ("container", container.as_deref().unwrap_or_default()),
+            ("interface", interface.as_deref().unwrap_or_default()),
+            ("address", &self.addresses),
+            ("message", message),
+        ];
+        let known = known.into_iter().filter(|(_, value)| !value.is_empty());
+        let object: Map<_, _> = known.map(|(key, value)| (key.to_owned(), Value::from(value))).collect();
+        let mut line = String::new();
+        for letter in Value::Object(object).to_string().chars() {
+            // What is unprintable is within text, and JSON escapes only the first of it. All have four digits.
+            match u32::from(letter) {
+                code if is_unprintable(letter) => line += &format!("\\u{code:04x}"),
+                _ => line.push(letter),
+            }
+        }
+        line + "\n"
+    }
+}
+
+/// As in node.json.
+fn named(level: Level) -> &'static str {
+    match level {
+        Level::Error => "error",
+        Level::Warn => "warn",
+        Level::Info => "info",
+        Level::Debug | Level::Trace => "debug",
+    }
+}
+
+/// stderr, which may be a pipe that nobody reads.
+#[derive(Default)]
+struct Stderr {
+    waited: Duration,
+}
+
+impl Stderr {
+    /// How long all lines of this process may have to wait together.
+    const PATIENCE: Duration = Duration::from_secs(1);
+    /// A pipe that can be written to has room for this much (PIPE_BUF in pipe(7)).
+    const ROOM: usize = 4096;
+
+    /// What nobody reads is dropped: no pod waits for it.
+    fn write(&mut self, text: &str) {
+        let mut stderr = io::stderr().lock();
+        for part in text.as_bytes().chunks(Stderr::ROOM) {
+            let left = Stderr::PATIENCE.saturating_sub(self.waited);
+            let began = Instant::now();
+            let ready = {
+                let mut fds = [PollFd::new(stderr.as_fd(), PollFlags::POLLOUT)];
+                let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
+                poll(&mut fds, left).is_ok_and(|ready| ready > 0)
+            };
+            self.waited += began.elapsed();
+            if !ready || stderr.write_all(part).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// The same for a command that a person typed.
+pub fn describe_command(plugin: &'static str, command: &str) {
+    describe(Call { plugin, verb: command.to_owned(), ..Call::default() });
+}
+
 /// Says what the following lines are about, and starts the log.
-pub fn describe(plugin: &str, verb: &str, network: &str) {
+pub fn describe(call: Call) {
     let sink = sink();
-    if let Ok(mut what) = sink.what.lock() {
-        *what = format!("{plugin} {verb} {network}: ");
+    if let Ok(mut state) = sink.state.lock() {
+        state.call = call;
     }
     if log::set_logger(sink).is_ok() {
         log::set_max_level(LevelFilter::Warn);
     }
 }
 
-/// Sets level and file. The file is opened for appending, one write a line, so that processes can share it.
-pub fn configure(level: LevelFilter, file: Option<&Path>) {
+/// The following lines are about these addresses.
+pub fn addresses(addresses: impl IntoIterator<Item = std::net::IpAddr>) {
+    let addresses: Vec<_> = addresses.into_iter().map(|address| address.to_string()).collect();
+    if let Ok(mut state) = sink().state.lock() {
+        state.addresses = addresses.join(",");
+    }
+}
+
+/// Sets level, format and file. The file is opened for appending, one write a line, so that processes can share it.
+pub fn configure(level: LevelFilter, format: Format, file: Option<&Path>) {
     log::set_max_level(level);
+    if let Ok(mut state) = sink().state.lock() {
+        state.format = format;
+    }
     let Some(path) = file else { return };
+    watchdog::step(|| format!("opening the log {}", path.display()));
     match open(path) {
         Ok(opened) => {
             if let Ok(mut file) = sink().file.lock() {
@@ -80,7 +253,9 @@ fn open(path: &Path) -> io::Result<File> {
 
 /// Writes a line of another plugin's log to ours.
 pub fn relay(text: &[u8]) {
-    let _ = io::stderr().lock().write_all(line(&String::from_utf8_lossy(text)).as_bytes());
+    if let Ok(mut stderr) = sink().stderr.lock() {
+        stderr.write(&line(&String::from_utf8_lossy(text)));
+    }
 }
 
 /// `text` as one line, whoever wrote it: nothing in it ends the line or steers a terminal.
@@ -127,6 +302,45 @@ mod tests {
         assert_eq!(line(text), told);
     }
 
+    fn state(format: Format) -> State {
+        let call = Call {
+            plugin: "rail-cni",
+            verb: "ADD".into(),
+            network: "rail-0".into(),
+            pod: Some("ai/trainer 0".into()),
+            container: Some("c1".into()),
+            interface: Some("net1".into()),
+        };
+        State { call, addresses: "172.16.0.2".into(), format }
+    }
+
+    #[test]
+    fn a_line_has_what_when_and_for_whom() {
+        let told = |format| {
+            let state = state(format);
+            [state.for_file("T", Level::Warn, "a\nb"), state.for_stderr("T", Level::Warn, "a\nb")]
+        };
+        let text = "T warn  rail-cni ADD rail-0 ai/trainer_0 net1 172.16.0.2: a\\nb\n";
+        assert_eq!(told(Format::Text), [text, text]);
+        let journal = "<4>rail-cni ADD rail-0 ai/trainer_0 net1 172.16.0.2: a\\nb\n";
+        assert_eq!(told(Format::Journal), [text, journal]);
+        for line in told(Format::Json) {
+            let value: Value = serde_json::from_str(&line).unwrap();
+            let expected = serde_json::json!({"time": "T", "level": "warn", "plugin": "rail-cni", "verb": "ADD",
+                "network": "rail-0", "pod": "ai/trainer 0", "container": "c1", "interface": "net1",
+                "address": "172.16.0.2", "message": "a\nb"});
+            assert_eq!(value, expected);
+        }
+        let nobodys = State {
+            call: Call { plugin: "rail-ipam", verb: "GC".into(), ..Call::default() },
+            ..State::default()
+        };
+        assert_eq!(nobodys.for_file("T", Level::Info, "m"), "T info  rail-ipam GC - - - -: m\n");
+        let json = serde_json::json!({"time": "T", "level": "info", "plugin": "rail-ipam", "verb": "GC", "message": "m"});
+        let nobodys = State { format: Format::Json, ..nobodys };
+        assert_eq!(serde_json::from_str::<Value>(&nobodys.for_file("T", Level::Info, "m")).unwrap(), json);
+    }
+
     /// A FIFO waits for its reader, and a link or a device may be anything.
     #[test]
     fn only_a_regular_file_takes_a_log() {
@@ -151,6 +365,14 @@ mod tests {
             let line = line(&text);
             prop_assert_eq!(line.chars().filter(|letter| letter.is_control()).count(), 1);
             prop_assert!(line.ends_with('\n'));
+        }
+
+        #[test]
+        fn a_line_of_json_is_a_line_and_says_the_same(text: String) {
+            let line = state(Format::Json).for_file("T", Level::Info, &text);
+            prop_assert_eq!(line.chars().filter(|letter| is_unprintable(*letter)).count(), 1);
+            let value: Value = serde_json::from_str(&line).unwrap();
+            prop_assert_eq!(value.get("message").and_then(Value::as_str).unwrap_or_default(), text);
         }
     }
 }

@@ -3,12 +3,13 @@
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result};
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{FsType, fstatfs};
 use serde::{Deserialize, Serialize};
@@ -31,7 +32,9 @@ impl Netns {
     /// Opens what CNI_NETNS names; code 8 when it is no network namespace.
     pub fn open(path: &Path) -> Result<Netns> {
         let shown = path.display();
-        let file = File::open(path).map_err(|error| failure!(InvalidNetns, "CNI_NETNS {shown}: {error}"))?;
+        // A FIFO would wait for who writes to it.
+        let file = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path);
+        let file = file.map_err(|error| failure!(InvalidNetns, "CNI_NETNS {shown}: {error}"))?;
         match fstatfs(&file) {
             Ok(fs) if fs.filesystem_type() == NSFS_MAGIC => Ok(Netns { file, path: path.to_owned() }),
             Ok(_) => fail!(

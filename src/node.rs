@@ -2,6 +2,7 @@
 //! here; a network configuration, which a tenant may have written, names none.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use log::LevelFilter;
@@ -10,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::files::{self, Dir};
 use crate::nearest::nearest;
-use crate::{cni, fail, failure};
+use crate::{cni, fail, failure, watchdog};
 
 /// Environment variable that names another file: for tests and unusual hosts.
 pub const VARIABLE: &str = "RAIL_CNI_NODE_CONFIG";
@@ -33,6 +34,8 @@ pub struct Node {
     /// configuration can name.
     pub device_info_dir: PathBuf,
     log: LogConfig,
+    /// How long a call of a runtime may take, in seconds, 1 to 3600; see [`crate::watchdog`].
+    call_timeout: u16,
     /// What networks may do on this node.
     pub policy: Policy,
 }
@@ -55,6 +58,7 @@ struct LogConfig {
     file: Option<PathBuf>,
     /// Where networks may have files of their own.
     dir: Option<PathBuf>,
+    format: crate::log::Format,
 }
 
 impl LogConfig {
@@ -123,6 +127,7 @@ impl Default for Node {
             sysfs_root: "/sys".into(),
             device_info_dir: "/var/run/k8s.cni.cncf.io/devinfo/cni".into(),
             log: LogConfig::default(),
+            call_timeout: watchdog::LIMIT.as_secs().try_into().unwrap_or(u16::MAX),
             policy: Policy::default(),
         }
     }
@@ -195,7 +200,9 @@ impl Node {
         let level = text("logLevel").and_then(crate::log::parse_level).or(self.log.level);
         let asked = text("logFile").map(Path::new);
         let allowed = asked.filter(|asked| self.log.allows(asked));
-        crate::log::configure(level.unwrap_or(LevelFilter::Info), allowed.or(self.log.file.as_deref()));
+        watchdog::allow(Duration::from_secs(self.call_timeout.into()));
+        let file = allowed.or(self.log.file.as_deref());
+        crate::log::configure(level.unwrap_or(LevelFilter::Info), self.log.format, file);
         if let Some(asked) = asked.filter(|_| allowed.is_none()) {
             log::warn!(
                 "logFile {asked:?} is neither node.json's log.file nor a file in its log.dir: ignored"
@@ -210,7 +217,7 @@ pub fn path() -> PathBuf {
 }
 
 fn read(path: &Path) -> Result<Option<Map<String, Value>>> {
-    let text = match std::fs::read(path) {
+    let text = match files::read(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && path == Path::new(PATH) => {
             return Ok(None);
@@ -248,6 +255,10 @@ fn parse(path: &Path, value: &Value) -> Result<Node> {
         if !dir.is_absolute() {
             fail!(InvalidConfig, "{}: {key}: {} is not an absolute path", path.display(), dir.display());
         }
+    }
+    if !(1..=3600).contains(&node.call_timeout) {
+        let (path, seconds) = (path.display(), node.call_timeout);
+        fail!(InvalidConfig, "{path}: callTimeout: {seconds} is not 1 to 3600 seconds");
     }
     if let Some(name) = node.node_name.as_ref().filter(|name| !cni::is_identifier(name)) {
         fail!(InvalidConfig, "{}: nodeName: {name:?} is no name of a node", path.display());

@@ -121,7 +121,7 @@ pub fn run() -> ExitCode {
 }
 
 fn start(command: &str) -> Result<Node> {
-    crate::log::describe(PROGRAM, command, "");
+    crate::log::describe_command(PROGRAM, command);
     Node::load()
 }
 

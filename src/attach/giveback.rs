@@ -15,7 +15,7 @@ use crate::netlink::{Socket, address, rule};
 use crate::netns::{Netns, NetnsId};
 use crate::node::Node;
 use crate::sysfs::{self, DeviceId, Function};
-use crate::{fail, files};
+use crate::{fail, files, watchdog};
 
 /// A namespace is taken apart after its last user is gone; its NICs are back some moments later. A driver that
 /// makes its netdev anew takes as long.
@@ -33,6 +33,7 @@ pub enum Outcome {
 /// Takes the device of `record` home and puts back what it was. Every step is tried. An error means that the
 /// device is still in the pod.
 pub fn give_back(record: &Record, records: &Records, node: &Node) -> Result<Outcome> {
+    watchdog::step(|| format!("taking {} home", record.device.id));
     let mut host = Socket::open()?;
     let mut owed = Vec::new();
     let is_of_this_boot = record.boot_id == files::boot_id()?;

@@ -33,7 +33,7 @@ use crate::netlink::link::{self, Link, Move};
 use crate::netns::{Netns, NetnsId};
 use crate::node::Node;
 use crate::sysfs::DeviceId;
-use crate::{fail, failure, files};
+use crate::{fail, failure, files, watchdog};
 use config::NetConf;
 use device::Device;
 use record::{Phase, Record, Records};
@@ -61,6 +61,7 @@ impl Plugin for Attach {
         let mut pod = netns.run(Socket::open)?;
         let mut host = Socket::open()?;
 
+        watchdog::step(|| "finding the device".to_owned());
         let records = Records::open(&node)?;
         let mut lock = records.lock(attachment)?;
         lock.refuse_if_deleted()?;
@@ -98,11 +99,13 @@ impl Plugin for Attach {
         let _table = conf.rail.is_none().then(|| records.lock_netns(&record.netns)).transpose()?;
         let attached = (|| {
             let leased = lease(network, stdin, &mut record, &records, &node)?;
+            crate::log::addresses(leased.ips.iter().map(|ip| ip.address.addr()));
             if let Some(home) = &device.home.link {
                 record.applied = pod::plan(&conf, home, &leased, &mut pod)?;
                 record.probe = probe::plan(&conf, &record.applied, &leased)?;
             }
             records.write(&record, &mut claim)?;
+            watchdog::step(|| format!("setting what the PF sets for {}", device.home.id));
             if let Some(vf) = &vf {
                 vf::apply(vf, &records, &node, &mut host).map_err(of_rail)?;
                 if let Some(home) = &device.home.link {
@@ -110,6 +113,7 @@ impl Plugin for Attach {
                 }
             }
             // Before the netdev: a driver may refuse, and IPoIB makes its netdev anew where the RDMA device is.
+            watchdog::step(|| format!("moving {}", device.home.id));
             rdma::move_in(&record.rdma, &netns).map_err(of_rail)?;
             let is_changed = vf.as_ref().is_some_and(vf::Plan::is_something) || !record.rdma.is_empty();
             let link = match look_again(&record, &device, is_changed, &node, &mut host).map_err(of_rail)? {
@@ -122,6 +126,7 @@ impl Plugin for Attach {
                     None
                 }
             };
+            watchdog::step(|| "asking the gateway".to_owned());
             match &link {
                 Some(link) if record.probe.is_some() => {
                     probe::run(&mut pod, &netns, link, &record).or_else(|error| conf.or_warn(error))?;
@@ -159,7 +164,11 @@ impl Plugin for Attach {
         let (lock, record) = claim::lock_and_find(records.as_ref(), attachment)?;
         let done = match (&records, &record) {
             (Some(records), Some(record)) => {
+                crate::log::addresses(record.applied.addresses.iter().map(ipnet::IpNet::addr));
                 let done = claim::settle(records, record, &node);
+                if done.is_ok() {
+                    log::info!("{}", what_became_of(record));
+                }
                 // The configuration may name another IPAM by now than the one that ADD used: that is told too.
                 if record.ipam.as_ref().map(|of_add| of_add.r#type.as_str()) != ipam {
                     let told = delegate.map_or(Ok(()), |delegate| delegate?.run("DEL"));
@@ -170,6 +179,7 @@ impl Plugin for Attach {
             _ => {
                 // What was never added succeeds, whatever its configuration holds.
                 let done = give_back_unrecorded(network, attachment, path);
+                log::info!("nothing is on record of it");
                 let told = delegate.map_or(Ok(()), |delegate| delegate?.run("DEL"));
                 told.unwrap_or_else(|error| log::warn!("{error:#}: nothing is on record of {attachment}"));
                 let removed = records.as_ref().map_or(Ok(()), |records| {
@@ -261,6 +271,16 @@ impl Plugin for Attach {
         }
         cni::all_of(done)
     }
+}
+
+/// What DEL did, for the log.
+fn what_became_of(record: &Record) -> String {
+    let Record { device, applied, since, .. } = record;
+    let name = device.link.as_ref().map_or(String::new(), |link| format!(" as {}", link.name));
+    let addresses: Vec<_> = applied.addresses.iter().map(ToString::to_string).collect();
+    let addresses =
+        if addresses.is_empty() { String::new() } else { format!(", {}", addresses.join(" and ")) };
+    format!("{} went back to the host{name}{addresses}; attached since {since}", device.id)
 }
 
 /// DEL without a record: the device is known by its PCI address, if the runtime still knows that.

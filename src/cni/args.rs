@@ -42,6 +42,16 @@ impl Command {
             Command::Unknown(name) => name,
         }
     }
+
+    /// Whom the call is for; STATUS and GC are for the node.
+    pub fn attachment(&self) -> Option<&Attachment> {
+        match self {
+            Command::Add(attachment, _) | Command::Del(attachment, _) | Command::Check(attachment, _) => {
+                Some(attachment)
+            }
+            Command::Status | Command::Gc | Command::Version | Command::Unknown(_) => None,
+        }
+    }
 }
 
 /// One device in one container under one name.

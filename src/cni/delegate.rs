@@ -17,7 +17,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::{AddResult, Attachment, Code, ErrorJson, Failure, Version, find_plugin};
-use crate::failure;
+use crate::{failure, watchdog};
 
 /// An IPAM gets this long. Runtimes give a pod's start minutes, for all its networks together.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -108,10 +108,12 @@ impl<'a> Delegate<'a> {
     }
 
     fn call(&self, verb: &str) -> Result<Vec<u8>> {
+        watchdog::step(|| format!("waiting for the IPAM plugin {}: {verb}", self.name));
         let mut child = self
             .spawn(verb)
             .with_context(|| NotRun(format!("cannot run the IPAM plugin {}", self.program.display())))?;
         let group = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));
+        let _ends_with_us = watchdog::child(group);
         let talk = Talk::new(&mut child, self.stdin, Instant::now() + self.patience);
         let ended = talk.and_then(|mut talk| talk.until_exit(&mut child));
         let (status, output) = match ended {

@@ -11,7 +11,7 @@ use std::io::{IsTerminal as _, Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use anyhow::{Context as _, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -23,7 +23,8 @@ pub use error::{Code, ErrorJson, Failure, all_of, code_of};
 pub use keys::Keys;
 pub use result::{AddResult, Dns, Interface, Ip, Route, VERSIONS, Version};
 
-use crate::{fail, failure, netns};
+use crate::log::Call;
+use crate::{fail, failure, netns, watchdog};
 
 /// What a plugin does for each verb. Everything that is the same for both plugins has been checked before.
 pub trait Plugin {
@@ -195,6 +196,9 @@ pub fn main<P: Plugin>(plugin: &P, cli: impl FnOnce() -> ExitCode) -> ExitCode {
     }
 }
 
+/// What errors are reported in, once stdin was read: for who reports from another thread.
+static ANSWER_VERSION: OnceLock<&str> = OnceLock::new();
+
 /// One verb from stdin to the answer.
 fn serve<P: Plugin>(plugin: &P, environment: Environment) -> ExitCode {
     let Environment { command, args, path } = environment;
@@ -202,14 +206,25 @@ fn serve<P: Plugin>(plugin: &P, environment: Environment) -> ExitCode {
         return version();
     }
     let is_del = matches!(command, Command::Del(..));
+    watchdog::start(move |why: String| give_up(&why, is_del));
+    watchdog::step(|| "reading the network configuration on stdin".to_owned());
     let mut stdin = Vec::new();
     if let Err(error) = std::io::stdin().lock().read_to_end(&mut stdin) {
         return report(error_version(None), &anyhow::Error::new(error).context("cannot read stdin"), is_del);
     }
-    let answer_version = error_version(Some(&stdin));
+    watchdog::allow(watchdog::LIMIT);
+    let answer_version = *ANSWER_VERSION.get_or_init(|| error_version(Some(&stdin)));
     let verb = command.name().to_owned();
     let done = Network::parse(stdin, args, path, P::KEYS, is_del).and_then(|network| {
-        crate::log::describe(P::NAME, &verb, &network.name);
+        let attachment = command.attachment();
+        crate::log::describe(Call {
+            plugin: P::NAME,
+            verb,
+            network: network.name.clone(),
+            pod: network.args.pod(),
+            container: attachment.map(|attachment| attachment.container_id.clone()),
+            interface: attachment.map(|attachment| attachment.ifname.clone()),
+        });
         run(plugin, &network, command)
     });
     match done {
@@ -336,8 +351,21 @@ fn report(version: &str, error: &anyhow::Error, is_del: bool) -> ExitCode {
     ExitCode::FAILURE
 }
 
+/// The answer of a call that does not come to its end. What it was doing is in the answer and, if that can be
+/// written, in the log; what it had begun is on record, and the DEL that follows undoes it.
+fn give_up(why: &str, is_del: bool) {
+    let error = failure!(TryAgain, "{why}");
+    let version = ANSWER_VERSION.get().copied().unwrap_or(Version::V110.as_str());
+    let json = ErrorJson::new(version, &error);
+    let json = if is_del { json.safe_for_del() } else { json };
+    let line = serde_json::to_string(&json).unwrap_or_default() + "\n";
+    let _ = std::io::stdout().lock().write_all(line.as_bytes());
+    log::error!("{why}");
+}
+
 /// One write, no `println!`: that panics on a closed pipe.
 fn print(json: &Value) -> std::io::Result<()> {
+    watchdog::answer();
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(format!("{json}\n").as_bytes())?;
     stdout.flush()

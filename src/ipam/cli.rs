@@ -148,7 +148,7 @@ pub fn run() -> ExitCode {
     let done = match command {
         Command::Import(args) => run_import(&args, output),
         Command::Plan(args) => {
-            crate::log::describe(PROGRAM, "plan", "");
+            crate::log::describe_command(PROGRAM, "plan");
             plan::run(&args, output)
         }
         Command::Show(args) => run_show(&args, output),
@@ -440,7 +440,7 @@ fn lease_json(entry: &Entry, lease: &Result<Lease, String>, state: &State) -> Va
 }
 
 fn start(command: &str) -> Result<Node> {
-    crate::log::describe(PROGRAM, command, "");
+    crate::log::describe_command(PROGRAM, command);
     Node::load()
 }
 

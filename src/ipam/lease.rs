@@ -274,7 +274,8 @@ pub fn release(node: &Node, network: &str, attachment: &Attachment) -> Result<bo
             if is_to_be_given_back(folder, &entry, network, attachment) {
                 folder.remove(&entry)?;
                 held_any = true;
-                log::info!("pool {}: {attachment} gave {} back", folder.pool, entry.address);
+                crate::log::addresses([entry.address]);
+                log::info!("pool {}: {} is free again", folder.pool, entry.address);
             } else {
                 others += 1;
             }

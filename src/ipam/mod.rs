@@ -50,6 +50,7 @@ impl Plugin for Ipam {
 
         let holder = Holder::new(network, attachment, netns_id(netns)?)?;
         let addresses = lease::take(&node, &node_name, &asks, &holder)?;
+        crate::log::addresses(addresses.iter().copied());
 
         let mut result = AddResult::default();
         for (Ask { allocation, .. }, address) in asks.iter().zip(addresses) {
@@ -72,7 +73,10 @@ impl Plugin for Ipam {
         node.start_log(network);
         match lease::release(&node, &network.name, attachment)? {
             true => Ok(()),
-            false => node.check_place(netns),
+            false => {
+                log::info!("it holds nothing");
+                node.check_place(netns)
+            }
         }
     }
 

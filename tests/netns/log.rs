@@ -125,3 +125,66 @@ fn nothing_that_a_tenant_wrote_makes_a_line_of_its_own() {
     );
     assert!(written.contains("x\\n1970") && written.lines().all(|line| line.starts_with("20")), "{written}");
 }
+
+/// Whoever looks for a pod, an address or a rail finds all lines about it, and what became of it.
+#[test]
+fn every_line_says_for_whom_it_is_and_del_says_what_it_did() {
+    let Some((host, pod)) = host("columns") else { return };
+    let file = host.path("log");
+    let cycle = |format: &str| {
+        fs::write(&file, "").unwrap();
+        host.set_node(json!({"log": {"file": file, "level": "debug", "format": format}}));
+        let call = |verb: &str| {
+            let call = host.call(verb, "c1", &pod);
+            call.var("CNI_ARGS", "K8S_POD_NAMESPACE=ai;K8S_POD_NAME=trainer-0").run(&rail(0))
+        };
+        let mut stderr = call("ADD").ok().stderr;
+        for verb in ["DEL", "DEL", "GC"] {
+            stderr += &call(verb).ok().stderr;
+        }
+        (fs::read_to_string(&file).unwrap(), stderr)
+    };
+
+    let (text, stderr) = cycle("text");
+    assert_eq!(text, stderr);
+    let of_pod = |line: &&str| line.contains(" rail-0 ai/trainer-0 net1 ");
+    let (ours, others): (Vec<_>, Vec<_>) = text.lines().partition(of_pod);
+    assert!(others.iter().all(|line| line.contains(" GC rail-0 - - -: ")), "{others:?}");
+    let has = |what: &str| ours.iter().any(|line| line.contains(what));
+    assert!(has(" info  rail-cni ADD rail-0 ai/trainer-0 net1 172.16.0.0: "), "{text}");
+    assert!(
+        has(
+            " info  rail-cni DEL rail-0 ai/trainer-0 net1 172.16.0.0: vf0 went back to the host as vf0, 172.16.0.0/31"
+        ),
+        "{text}"
+    );
+    assert!(
+        has(
+            " info  rail-ipam DEL rail-0 ai/trainer-0 net1 172.16.0.0: pool rail-0: 172.16.0.0 is free again"
+        ),
+        "{text}"
+    );
+    assert!(has(" info  rail-cni DEL rail-0 ai/trainer-0 net1 -: nothing is on record of it"), "{text}");
+
+    let (json, stderr) = cycle("json");
+    assert_eq!(json, stderr);
+    for line in json.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
+        assert_eq!(line["network"], "rail-0", "{line}");
+        assert!(
+            line["verb"] == "GC" || (line["pod"] == "ai/trainer-0" && line["interface"] == "net1"),
+            "{line}"
+        );
+    }
+    assert!(json.contains(r#""address":"172.16.0.0""#) && json.contains(r#""container":"c1""#), "{json}");
+
+    let (text, journal) = cycle("journal");
+    assert_eq!(text.lines().count(), journal.lines().count());
+    for (line, told) in text.lines().zip(journal.lines()) {
+        let (priority, told) = told.split_once('>').unwrap();
+        assert!(["<3", "<4", "<6", "<7"].contains(&priority), "{priority}");
+        assert!(line.starts_with("20") && line.ends_with(told), "{line} {told}");
+    }
+    host.set_node(json!({"log": {"format": "xml"}}));
+    let msg = host.cni("ADD", "c1", &pod, &rail(0)).msg();
+    assert!(msg.contains("log.format") && msg.contains("journal"), "{msg}");
+}

@@ -23,3 +23,4 @@ mod tenant;
 mod trace;
 mod tracer;
 mod upgrade;
+mod watchdog;
