@@ -17,6 +17,7 @@
 //! | `attach::config` | the network configuration, checked as far as it can be by itself |
 //! | `attach::record` | what is on file of an attachment, and the locks |
 //! | `attach::claim` | who has a device; what a lost DEL left is undone here |
+//! | `attach::lost` | what a pod has of which nothing is on record |
 //! | `attach::debt` | what is still owed of attachments whose device is home |
 //! | `attach::device` | which device is meant, and whether it may be taken |
 //! | `attach::stacked` | who in another namespace uses it |
@@ -38,6 +39,7 @@
 //! | `ipam::config` | the `ipam` section |
 //! | `ipam::allocation` | a node's prefix in a pool, and which of its addresses pods can have |
 //! | `ipam::lease` | leases: taking, taking over from the dead, giving back |
+//! | `ipam::living` | addresses of pods whose leases somebody removed |
 //! | `ipam::store` | allocations on disk |
 //! | `ipam::cidrpool`, `ipam::import` | what NVIDIA's CIDRPool gives to each node; manifests into the store |
 //! | `ipam::change` | a plan beside the store: what changes, which live leases stop it, and writing it |
@@ -63,6 +65,7 @@
 //! | `netlink::vf` | the VFs of a PF |
 //! | `netlink::rdma` | RDMA devices, which have a protocol of their own |
 //! | [`netns`] | namespaces: opening, entering, telling one from another |
+//! | `namespaces` | all there are on the node, one after the other |
 //! | [`sysfs`] | PCI functions, PFs and VFs, auxiliary devices |
 //! | [`document`] | files that people write, YAML or JSON, with the line of everything |
 //! | [`files`] | folders without links, atomic writes, locks with a deadline |
@@ -116,6 +119,7 @@ pub mod document;
 pub mod files;
 pub mod ipam;
 pub mod log;
+mod namespaces;
 pub mod nearest;
 pub mod netlink;
 pub mod netns;

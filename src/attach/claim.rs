@@ -7,6 +7,7 @@ use super::config::NetConf;
 use super::debt;
 use super::device::{self, Device};
 use super::giveback::{self, Outcome};
+use super::lost;
 use super::record::{AttachmentLock, DeviceLock, Phase, Record, Records};
 use crate::cni::{self, Attachment, Code, all_of};
 use crate::fail;
@@ -125,6 +126,7 @@ fn settle_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<()> {
     if claims.peek().is_none() {
         let mut debts = records.debts()?.into_iter().map(|debt| debt.record);
         let Some(debtor) = debts.find(|record| is_meant(&record) && record.owes_device()) else {
+            selector.id.as_ref().map_or(Ok(()), |id| lost::refuse(id, node))?;
             fail!(InvalidConfig, "the host has no device {selector}");
         };
         // Under another name, perhaps, which may be free by now.

@@ -9,9 +9,12 @@ use serde_json::{Value, json};
 use super::claim::{Holding, holding, settle};
 use super::debt;
 use super::doctor::doctor;
+use super::inventory::Inventory;
 use super::lint::lint;
+use super::lost::Lost;
 use super::record::{DebtFile, Record, Records};
 use super::status::status;
+use crate::netlink::Socket;
 use crate::node::Node;
 use crate::output::{self, Output};
 
@@ -87,6 +90,9 @@ struct ReapArgs {
     /// Drop what is still owed after this try, and named records that cannot be read
     #[arg(long)]
     forget: bool,
+    /// First put on record what pods have though nothing is on record of it: after /run/rail-cni was emptied
+    #[arg(long)]
+    rebuild: bool,
     /// Also where it cannot be told whether the pod lives: for who knows that it is gone
     #[arg(long, requires = "which")]
     force: bool,
@@ -128,6 +134,10 @@ fn start(command: &str) -> Result<Node> {
 /// What became of attachments.
 #[derive(Default)]
 struct Reaped {
+    /// Records that were made anew.
+    rebuilt: Vec<Record>,
+    /// In a dry run.
+    not_rebuilt: Vec<Lost>,
     given_back: Vec<Record>,
     /// With what went wrong; with nothing in a dry run.
     left: Vec<(Record, Option<String>)>,
@@ -144,6 +154,9 @@ fn reap(args: &ReapArgs, output: Output) -> Result<ExitCode> {
     let node = start("reap")?;
     node.check_place(None)?;
     let mut reaped = Reaped::default();
+    if args.rebuild {
+        rebuild(args, &node, &mut reaped)?;
+    }
     if let Some(records) = Records::open_existing(&node)? {
         // Those first: what is owed of the others has been tried once when it is filed below.
         for debt in records.debts()?.into_iter().filter(|debt| !args.dry_run && args.means(&debt.record)) {
@@ -187,14 +200,18 @@ impl Reaped {
         let left: Vec<_> = self.left.iter().map(|(record, error)| json(record, error.as_deref())).collect();
         let debts =
             |debts: &[DebtFile]| debts.iter().map(|debt| debt::json(&debt.record)).collect::<Vec<_>>();
-        json!({"dryRun": dry_run, "givenBack": given_back, "left": left, "inUse": self.in_use,
+        let rebuilt: Vec<_> = self.rebuilt.iter().map(|record| json(record, None)).collect();
+        let lost: Vec<_> = self.not_rebuilt.iter().map(Lost::json).collect();
+        json!({"dryRun": dry_run, "rebuilt": rebuilt, "lost": lost, "givenBack": given_back, "left": left, "inUse": self.in_use,
             "paid": debts(&self.paid), "owed": debts(&self.owed), "forgotten": debts(&self.forgotten),
             "unreadable": self.unreadable, "dropped": self.dropped})
     }
 
     fn text(&self, dry_run: bool) -> String {
         let mut lines: Vec<_> =
-            self.given_back.iter().map(|record| format!("gave back {}", describe(record))).collect();
+            self.rebuilt.iter().map(|record| format!("put on record {}", describe(record))).collect();
+        lines.extend(self.not_rebuilt.iter().map(|lost| format!("would put on record: {}", lost.told())));
+        lines.extend(self.given_back.iter().map(|record| format!("gave back {}", describe(record))));
         lines.extend(self.left.iter().map(|(record, error)| match error {
             Some(error) => format!("cannot give back {}: {error}", describe(record)),
             None => format!("would give back {}", describe(record)),
@@ -228,6 +245,19 @@ impl Reaped {
         lines.push(sum);
         lines.iter().map(|line| output::printable(line) + "\n").collect()
     }
+}
+
+fn rebuild(args: &ReapArgs, node: &Node, reaped: &mut Reaped) -> Result<()> {
+    let lost = Inventory::take(node)?.lost;
+    let meant = lost.into_iter().filter(|lost| args.which.is_empty() || args.which.contains(&lost.id));
+    for lost in meant {
+        if args.dry_run {
+            reaped.not_rebuilt.push(lost);
+            continue;
+        }
+        reaped.rebuilt.push(lost.rebuild(&Records::open(node)?, node, &mut Socket::open()?)?);
+    }
+    Ok(())
 }
 
 fn reap_debt(records: &Records, mut debt: DebtFile, node: &Node, reaped: &mut Reaped) -> Result<()> {

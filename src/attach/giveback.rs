@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 use super::record::{Home, Owed, Record, Records, What};
-use super::{rdma, stacked, vf};
+use super::{lost, rdma, stacked, vf};
 use crate::cni::all_of;
 use crate::netlink::link::{self, Link, Move, parse_mac};
 use crate::netlink::{Socket, address, rule};
@@ -386,13 +386,16 @@ fn rename(link: &Link, was: &Link, host: &mut Socket) -> Result<()> {
 }
 
 /// A device in a living pod of which nothing is on record, known by its PCI address alone: it goes back under
-/// the name that the kernel would give it. For DELs after somebody emptied /run, or after another plugin's ADD.
-pub fn give_back_unrecorded(netns: &Netns, id: &DeviceId, ifname: &str) -> Result<bool> {
+/// the name that is usual for it, or else a free one. For DELs after somebody emptied /run, or after another
+/// plugin's ADD.
+pub fn give_back_unrecorded(netns: &Netns, id: &DeviceId, ifname: &str, node: &Node) -> Result<bool> {
     let mut pod = netns.run(Socket::open)?;
     let ours = |link: &Link| link.parent.as_deref() == Some(id.as_str());
     let Some(link) = link::by_name(&mut pod, ifname)?.filter(ours) else { return Ok(false) };
     let mut host = Socket::open()?;
-    let name = free_name(&mut host, &link)?;
+    let usual = lost::usual_name(id, &link, node)?;
+    let is_free = usual != link.name && link::by_name(&mut host, &usual)?.is_none();
+    let name = if is_free { usual } else { free_name(&mut host, &link)? };
     for altname in clashing(&link, &mut host)? {
         link::remove_altname(&mut pod, &link, &altname)?;
     }

@@ -1,12 +1,15 @@
 //! What this node has now: rails, PFs and VFs, and which pod has which. For `status` and `doctor`: it looks, and
 //! changes nothing.
 
+use std::collections::HashSet;
+
 use anyhow::Result;
 
 use super::giveback;
+use super::lost::{self, Lost};
 use super::record::{Phase, Record, Records};
 use crate::files;
-use crate::ipam::lease;
+use crate::ipam::{lease, living};
 use crate::netlink::link::{self, Link};
 use crate::netlink::{Socket, address, rdma};
 use crate::netns::{Life, Netns};
@@ -26,6 +29,10 @@ pub struct Inventory {
     pub debts: Vec<Record>,
     /// Names of records that cannot be read.
     pub unreadable: Vec<String>,
+    /// PFs and VFs of the rails that are in other namespaces, and on no record.
+    pub lost: Vec<Lost>,
+    /// Was the run folder emptied in this boot, and no ADD has come since?
+    pub is_emptied: bool,
 }
 
 /// `rdma system show`.
@@ -195,7 +202,35 @@ impl Inventory {
             key(one).cmp(&key(other))
         });
         let rails = rails(node, &attachments, &links)?;
-        Ok(Inventory { rdma, rails, attachments, debts, unreadable })
+        let mut inventory = Inventory {
+            rdma,
+            rails,
+            attachments,
+            debts,
+            unreadable,
+            lost: Vec::new(),
+            is_emptied: living::is_emptied(node)?,
+        };
+        inventory.lost = inventory.find_lost()?;
+        Ok(inventory)
+    }
+
+    fn find_lost(&self) -> Result<Vec<Lost>> {
+        let mut away = HashSet::new();
+        for rail in &self.rails {
+            let vfs = rail.vfs.iter().map(|vf| &vf.function);
+            for function in rail.function.iter().chain(vfs) {
+                if self.holder(function).is_none() && lost::is_away(function)? {
+                    away.insert(function.id.clone());
+                }
+            }
+        }
+        lost::find(&away)
+    }
+
+    /// Where the device is, of which no record tells.
+    pub fn lost(&self, device: &Function) -> Option<&Lost> {
+        self.lost.iter().find(|lost| lost.id == device.id)
     }
 
     /// Who has the device, or had it last.

@@ -11,6 +11,7 @@ mod doctor;
 mod giveback;
 mod inventory;
 mod lint;
+mod lost;
 mod pod;
 mod probe;
 mod rdma;
@@ -162,6 +163,7 @@ impl Plugin for Attach {
 
         let records = Records::open_for_del(&node)?;
         let (lock, record) = claim::lock_and_find(records.as_ref(), attachment)?;
+        let (_rebuilt, record) = lost::or_rebuilt(records.as_ref(), record, attachment, path)?;
         let done = match (&records, &record) {
             (Some(records), Some(record)) => {
                 crate::log::addresses(record.applied.addresses.iter().map(ipnet::IpNet::addr));
@@ -178,7 +180,7 @@ impl Plugin for Attach {
             }
             _ => {
                 // What was never added succeeds, whatever its configuration holds.
-                let done = give_back_unrecorded(network, attachment, path);
+                let done = give_back_unrecorded(network, attachment, path, &node);
                 log::info!("nothing is on record of it");
                 let told = delegate.map_or(Ok(()), |delegate| delegate?.run("DEL"));
                 told.unwrap_or_else(|error| log::warn!("{error:#}: nothing is on record of {attachment}"));
@@ -284,7 +286,12 @@ fn what_became_of(record: &Record) -> String {
 }
 
 /// DEL without a record: the device is known by its PCI address, if the runtime still knows that.
-fn give_back_unrecorded(network: &Network, attachment: &Attachment, path: Option<&Path>) -> Result<()> {
+fn give_back_unrecorded(
+    network: &Network,
+    attachment: &Attachment,
+    path: Option<&Path>,
+    node: &Node,
+) -> Result<()> {
     let Some(netns) = path.and_then(|path| Netns::open(path).ok()) else { return Ok(()) };
     let text =
         |path: &[&str]| network.get(path).and_then(serde_json::Value::as_str).and_then(DeviceId::parse);
@@ -299,7 +306,7 @@ fn give_back_unrecorded(network: &Network, attachment: &Attachment, path: Option
         .or_else(|| said.and_then(DeviceId::parse));
     match id {
         Some(id) if !netns.is(&Netns::current()?)? => {
-            giveback::give_back_unrecorded(&netns, &id, &attachment.ifname).map(drop)
+            giveback::give_back_unrecorded(&netns, &id, &attachment.ifname, node).map(drop)
         }
         _ => Ok(()),
     }

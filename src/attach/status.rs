@@ -7,6 +7,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::inventory::{Attached, Inventory, Rail, RdmaMode, State, link_state};
+use super::lost::Lost;
 use crate::node::Node;
 use crate::output::{self, Output};
 
@@ -26,17 +27,19 @@ struct Count {
     enabled: usize,
     attached: usize,
     dead: usize,
+    lost: usize,
 }
 
 impl Count {
     fn of(rail: &Rail, inventory: &Inventory) -> Count {
         let holders: Vec<_> = rail.vfs.iter().filter_map(|vf| inventory.holder(&vf.function)).collect();
         let dead = holders.iter().filter(|holder| holder.state.is_left_over()).count();
-        Count { enabled: rail.vfs.len(), attached: holders.len() - dead, dead }
+        let lost = rail.vfs.iter().filter(|vf| inventory.lost(&vf.function).is_some()).count();
+        Count { enabled: rail.vfs.len(), attached: holders.len() - dead, dead, lost }
     }
 
     fn free(&self) -> usize {
-        self.enabled - self.attached - self.dead
+        self.enabled - self.attached - self.dead - self.lost
     }
 }
 
@@ -79,6 +82,15 @@ fn todo(inventory: &Inventory) -> Vec<String> {
             }
             _ => (),
         }
+    }
+    if inventory.is_emptied {
+        todo.push(
+            "the run folder was emptied: pods that were there are on no record; `rail-cni reap --rebuild`"
+                .to_owned(),
+        );
+    }
+    for lost in &inventory.lost {
+        todo.push(format!("{}: `rail-cni reap --rebuild` puts it on record", lost.told()));
     }
     let left = inventory.attachments.iter().filter(|one| one.state.is_left_over()).count();
     if left > 0 {
@@ -205,7 +217,7 @@ fn json(node_name: &str, inventory: &Inventory, todo: &[String]) -> Value {
                 "driver": pf.and_then(|pf| pf.driver()), "link": pf_link(rail, inventory),
                 "mtu": rail.link.as_ref().map(|link| link.mtu), "rdma": rail.rdma},
             "vfs": {"max": pf.map_or(0, |pf| pf.max_vf_count()), "enabled": count.enabled,
-                "attached": count.attached, "dead": count.dead, "free": count.free()},
+                "attached": count.attached, "dead": count.dead, "lost": count.lost, "free": count.free()},
         })
     });
     let attachments = inventory.attachments.iter().map(|one| {
@@ -221,7 +233,8 @@ fn json(node_name: &str, inventory: &Inventory, todo: &[String]) -> Value {
     });
     let debts: Vec<_> = inventory.debts.iter().map(super::debt::json).collect();
     json!({"node": node_name, "rdma": rdma, "rails": rails.collect::<Vec<_>>(),
-        "attachments": attachments.collect::<Vec<_>>(), "debts": debts, "unreadable": inventory.unreadable, "todo": todo})
+        "attachments": attachments.collect::<Vec<_>>(), "debts": debts, "unreadable": inventory.unreadable,
+        "lost": inventory.lost.iter().map(Lost::json).collect::<Vec<_>>(), "todo": todo})
 }
 
 #[cfg(test)]

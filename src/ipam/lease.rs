@@ -13,13 +13,15 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
 use super::allocation::Allocation;
+use super::living::{self, Living};
 use crate::cni::{Attachment, Network};
 use crate::files::{self, Dir, Lock};
 use crate::netns::{Life, NetnsId};
 use crate::node::Node;
 use crate::{fail, failure};
 
-const FOLDER: &str = "leases";
+/// In the run folder.
+pub const FOLDER: &str = "leases";
 const LOCK: &str = "lock";
 /// An ADD holds the lock for less than a millisecond.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -194,10 +196,12 @@ fn parts(name: &str) -> Option<(IpAddr, &str)> {
 
 /// Leases for all of `asks`, or none: with the addresses in the order of the asks.
 pub fn take(node: &Node, node_name: &str, asks: &[Ask], holder: &Holder) -> Result<Vec<IpAddr>> {
+    let prefixes: Vec<_> = asks.iter().map(|ask| ask.allocation.prefix).collect();
+    let living = living::within(node, &prefixes)?;
     let (folders, _locks) = lock_all(node, node_name, asks)?;
     let mut choices = Vec::new();
     for (folder, ask) in folders.iter().zip(asks) {
-        choices.push(folder.choose(ask, holder)?);
+        choices.push(folder.choose(ask, holder, &living)?);
     }
 
     let boot_id = files::boot_id()?.to_owned();
@@ -523,8 +527,8 @@ impl Folder {
         self.dir.write(&lease.file_name(), &serde_json::to_vec(lease)?, false)
     }
 
-    /// The address that `holder` can have. The folder is locked.
-    fn choose(&self, ask: &Ask, holder: &Holder) -> Result<Choice> {
+    /// The address that `holder` can have; none of those that are `living`. The folder is locked.
+    fn choose(&self, ask: &Ask, holder: &Holder, living: &[Living]) -> Result<Choice> {
         let Folder { pool, .. } = self;
         let key = holder.key();
         // Of the others the addresses are enough, as long as one is free.
@@ -555,8 +559,8 @@ impl Folder {
             }
         }
         let mut choice = match ask.requested {
-            None => self.any_address(&ask.allocation, held, others)?,
-            Some(address) => match self.dead_holders(address, &others()?)? {
+            None => self.any_address(&ask.allocation, held, others, living)?,
+            Some(address) => match self.dead_holders(address, &others()?, living)? {
                 Ok(dead) => Choice { address, dead },
                 Err(alive) => fail!(TryAgain, "pool {pool}: requested address {alive}"),
             },
@@ -571,8 +575,10 @@ impl Folder {
         allocation: &Allocation,
         mut held: Vec<IpAddr>,
         others: impl FnOnce() -> Result<Vec<Entry>>,
+        living: &[Living],
     ) -> Result<Choice> {
         let Folder { pool, .. } = self;
+        held.extend(living.iter().map(|living| living.address));
         held.sort_unstable();
         if let Some(address) = allocation.first_free(|address| held.binary_search(&address).is_ok()) {
             return Ok(Choice { address, dead: Vec::new() });
@@ -582,7 +588,7 @@ impl Folder {
         held.retain(|address| allocation.check_host(*address).is_ok());
         let mut first = None;
         for address in &held {
-            match self.dead_holders(*address, &entries)? {
+            match self.dead_holders(*address, &entries, living)? {
                 Ok(dead) => return Ok(Choice { address: *address, dead }),
                 Err(alive) => first = first.or(Some(alive)),
             }
@@ -600,6 +606,7 @@ impl Folder {
         &self,
         address: IpAddr,
         entries: &[Entry],
+        living: &[Living],
     ) -> Result<Result<Vec<(Entry, Lease)>, String>> {
         let mut dead = Vec::new();
         for entry in entries.iter().filter(|entry| entry.address == address) {
@@ -622,6 +629,11 @@ impl Folder {
                 }
                 Err(why) => return Ok(Err(format!("{address} is held: {why}"))),
             }
+        }
+        if let Some(living) = living.iter().find(|living| living.address == address) {
+            return Ok(Err(format!(
+                "{living}, and its lease was lost when the run folder was emptied: delete that pod"
+            )));
         }
         Ok(Ok(dead))
     }

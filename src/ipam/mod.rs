@@ -10,6 +10,7 @@ pub mod cli;
 pub mod config;
 mod import;
 pub mod lease;
+pub mod living;
 pub mod report;
 pub mod store;
 

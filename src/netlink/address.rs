@@ -1,6 +1,7 @@
 //! Addresses of a link.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use anyhow::Result;
 use ipnet::IpNet;
@@ -75,6 +76,15 @@ pub fn all(socket: &mut Socket, index: Index) -> Result<Vec<Address>> {
     // Kernels before 4.20 know no filter.
     let messages = messages.filter(|message| message.header.index == index.get());
     Ok(messages.filter_map(|message| parse(&message)).collect())
+}
+
+/// All addresses of the namespace, or those that are seen at once: who adds and removes them all the time in a
+/// namespace of his own must not keep us.
+pub fn in_namespace(socket: &mut Socket) -> Result<Vec<(Index, Address)>> {
+    let message = Message::new(RTM_GETADDR, &AddressMessage::default());
+    let (replies, _) = socket.dump_within(Duration::ZERO, &message, &[], "cannot list addresses")?;
+    let messages = replies.iter().filter_map(|reply| reply.decode(AddressMessage::parse));
+    Ok(messages.filter_map(|message| Some((Index::new(message.header.index)?, parse(&message)?))).collect())
 }
 
 fn parse(message: &AddressMessage) -> Option<Address> {

@@ -5,6 +5,7 @@
 mod attach;
 mod badinput;
 mod contract;
+mod emptied;
 mod failures;
 mod harness;
 mod inherit;

@@ -33,9 +33,35 @@ pub fn check(node: &Node, inventory: &Inventory, found: &mut Findings) {
         rdma(&rails, inventory, found);
         managers(&rails, found);
     }
+    lost(&rails, inventory, found);
     leftovers(&rails, inventory, found);
     records(inventory, found);
     debts(inventory, found);
+}
+
+/// What a pod has of which nothing is on record: its next pod is refused, and nobody will give it back.
+fn lost(rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
+    let name = "lost";
+    if inventory.is_emptied {
+        let text = "the run folder was emptied in this boot: pods that were there are on no record";
+        found.add(Check::warn(
+            name,
+            text,
+            "`rail-cni reap --rebuild`; their addresses are kept by themselves",
+        ));
+    }
+    for lost in &inventory.lost {
+        let has = |rail: &&&Rail| {
+            let functions = rail.function.iter().chain(rail.vfs.iter().map(|vf| &vf.function));
+            functions.into_iter().any(|function| function.id == lost.id)
+        };
+        let check = Check::fail(name, lost.told(), "`rail-cni reap --rebuild`, or end that pod");
+        found.add(match rails.iter().find(has) {
+            Some(rail) => check.on(rail),
+            None => check,
+        });
+    }
+    found.ok_unless_told(name, "no device is in a pod without a record".to_owned());
 }
 
 fn pf(node: &Node, rail: &Rail, inventory: &Inventory, found: &mut Findings) {
@@ -357,7 +383,15 @@ mod tests {
             vfs: vec![Vf { function: function(&format!("0000:0{rail}:00.1")), link: None }],
         });
         let (rails, attachments, unreadable) = (rails.collect(), Vec::new(), Vec::new());
-        let inventory = Inventory { rdma: mode, rails, attachments, debts: Vec::new(), unreadable };
+        let inventory = Inventory {
+            rdma: mode,
+            rails,
+            attachments,
+            debts: Vec::new(),
+            unreadable,
+            lost: Vec::new(),
+            is_emptied: false,
+        };
         let mut found = Findings::default();
         rdma(&inventory.rails.iter().collect::<Vec<_>>(), &inventory, &mut found);
         found.0.into_iter().map(|check| (check.verdict, check.text)).collect()

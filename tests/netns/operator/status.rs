@@ -24,11 +24,11 @@ fn status_shows_rails_and_who_has_them() {
         shown["rails"][0],
         json!({"rail": 0, "pf": {"name": pf_address(0), "pciID": pf_address(0), "netdev": "pf0",
             "driver": "mlx5_core", "link": "up", "mtu": 9216, "rdma": []},
-            "vfs": {"max": 8, "enabled": 1, "attached": 0, "dead": 0, "free": 1}})
+            "vfs": {"max": 8, "enabled": 1, "attached": 0, "dead": 0, "lost": 0, "free": 1}})
     );
     assert_eq!(
         shown["rails"][1]["vfs"],
-        json!({"max": 8, "enabled": 1, "attached": 1, "dead": 0, "free": 0})
+        json!({"max": 8, "enabled": 1, "attached": 1, "dead": 0, "lost": 0, "free": 0})
     );
     let one = &shown["attachments"][0];
     assert_eq!(shown["attachments"].as_array().unwrap().len(), 1);

@@ -1,0 +1,192 @@
+//! Devices that a pod has though nothing is on record of it: somebody emptied the run folder while the pod lived, or
+//! another plugin attached them. The kernel still knows: the namespaces are asked.
+
+use std::collections::HashSet;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+
+use super::record::{self, Applied, AttachmentLock, Home, Phase, Record, Records};
+use crate::cni::Attachment;
+use crate::namespaces::{self, Seen, Which};
+use crate::netlink::link::{self, Link};
+use crate::netlink::{Socket, address};
+use crate::netns::NetnsId;
+use crate::node::Node;
+use crate::sysfs::{DeviceId, Function};
+use crate::{fail, files};
+
+/// For namespaces of which there are only processes.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// What the container of a record is called that was made anew; the number of its namespace follows. Its runtime
+/// calls it otherwise.
+const CONTAINER: &str = "rebuilt-";
+
+/// A device in somebody's namespace.
+#[derive(Clone, Debug)]
+pub struct Lost {
+    /// PCI address or auxiliary name.
+    pub id: String,
+    /// The netdev there.
+    pub link: Link,
+    /// Its addresses there, without link-local ones.
+    pub addresses: Vec<ipnet::IpNet>,
+    /// How the namespace can be reached.
+    pub netns: PathBuf,
+}
+
+/// Where the netdevs of these functions are, of those that are in a namespace which can be seen from here.
+pub fn find(functions: &HashSet<String>) -> Result<Vec<Lost>> {
+    let mut found = Vec::new();
+    if functions.is_empty() {
+        return Ok(found);
+    }
+    let seen = namespaces::visit(Which::All, Instant::now() + PATIENCE, |socket, netns| {
+        for link in link::seen(socket)? {
+            let Some(id) = link.parent.clone().filter(|id| functions.contains(id)) else { continue };
+            // A VLAN's parent is none; a representor's is its PF's function, which the host has.
+            let addresses = addresses(socket, &link)?;
+            found.push(Lost { id, link, addresses, netns: netns.to_owned() });
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    if seen == Seen::Part {
+        log::warn!("there was no time to look into every namespace for devices");
+    }
+    Ok(found)
+}
+
+fn addresses(socket: &mut Socket, link: &Link) -> Result<Vec<ipnet::IpNet>> {
+    let all = address::all(socket, link.index)?;
+    Ok(all.into_iter().filter(|one| !one.is_link_local()).map(|one| one.net).collect())
+}
+
+/// Has the function a netdev that is not on the host? For one that no record tells of.
+pub fn is_away(function: &Function) -> Result<bool> {
+    Ok(function.driver().is_some() && !function.is_userspace() && function.netdevs()?.is_empty())
+}
+
+/// Fails when a pod has the device, saying where.
+pub fn refuse(id: &DeviceId, node: &Node) -> Result<()> {
+    let Some(function) = Function::find(&node.sysfs_root, id)? else { return Ok(()) };
+    if !is_away(&function)? {
+        return Ok(());
+    }
+    match find(&HashSet::from([function.id.clone()]))?.first() {
+        Some(lost) => {
+            fail!(TryAgain, "{}: end that pod; `rail-cni reap --rebuild` puts it on record", lost.told())
+        }
+        None => fail!(
+            InvalidConfig,
+            "the driver of {} has made no netdev, on the host or in any namespace that can be seen from here",
+            function.id
+        ),
+    }
+}
+
+impl Lost {
+    /// Where it is, for people.
+    pub fn told(&self) -> String {
+        let Lost { id, link, netns, .. } = self;
+        format!("{id} is {} in the namespace {}, and nothing is on record of it", link.name, netns.display())
+    }
+
+    /// The same for programs.
+    pub fn json(&self) -> Value {
+        let Lost { id, link, addresses, netns } = self;
+        json!({"device": id, "interface": link.name, "addresses": addresses, "netns": netns})
+    }
+
+    /// Puts on record what can be seen. What the device was before cannot: its MTU and MAC stay, its name will be
+    /// the one that is usual for it.
+    pub fn rebuild(&self, records: &Records, node: &Node, host: &mut Socket) -> Result<Record> {
+        let id =
+            DeviceId::parse(&self.id).with_context(|| format!("{} is no address of a device", self.id))?;
+        let function = Function::find(&node.sysfs_root, &id)?;
+        let function = function.with_context(|| format!("the host has no device {}", self.id))?;
+        let pf = function.pf(&node.sysfs_root)?;
+        let mut was = self.link.clone();
+        was.name = usual_name(&id, &self.link, node)?;
+        was.up = false;
+        let netns = NetnsId::of(&self.netns).ok().flatten();
+        let netns = netns.with_context(|| format!("{} vanished", self.netns.display()))?;
+        let rail = node.rails.iter().find(|one| {
+            let address = pf.as_ref().map(|pf| &pf.address);
+            let by_name = link::by_name(host, &one.pf).ok().flatten().and_then(|link| link.parent);
+            Some(&one.pf) == address || (by_name.is_some() && by_name.as_ref() == address)
+        });
+        let record = Record {
+            version: record::VERSION,
+            boot_id: files::boot_id()?.to_owned(),
+            phase: Phase::Attached,
+            network: String::new(),
+            container_id: format!("{CONTAINER}{}", netns.ino),
+            ifname: self.link.name.clone(),
+            pod: None,
+            netns,
+            since: files::now(),
+            rail: rail.map(|one| one.rail),
+            device: Home {
+                id: self.id.clone(),
+                pci_id: Some(self.id.clone()),
+                pf: pf.map(|pf| pf.address),
+                port: None,
+                siblings: false,
+                link: Some(was),
+            },
+            applied: Applied {
+                index: self.link.index.get(),
+                mtu: Some(self.link.mtu),
+                mac: self.link.mac.clone(),
+                addresses: self.addresses.clone(),
+                ..Applied::default()
+            },
+            ipam: None,
+            settings: None,
+            vf: None,
+            rdma: Vec::new(),
+            probe: None,
+            device_info: None,
+            reset: false,
+            debt: None,
+        };
+        let mut lock = records.lock_device(&self.id)?;
+        records.write(&record, &mut lock)?;
+        Ok(record)
+    }
+}
+
+/// Of a VF what udev calls it, by its PF and its number; of another device an altname, for they go with it; or else
+/// the name that it has.
+pub fn usual_name(id: &DeviceId, link: &Link, node: &Node) -> Result<String> {
+    /// IFNAMSIZ without the zero at its end (linux/if.h).
+    const LONGEST: usize = 15;
+    let function = Function::find(&node.sysfs_root, id)?;
+    let pf = function.as_ref().map(|function| function.pf(&node.sysfs_root)).transpose()?.flatten();
+    let number = function.as_ref().and_then(Function::vf_number);
+    let of_vf = number.zip(pf.and_then(|pf| pf.netdev)).map(|(number, pf)| format!("{pf}v{number}"));
+    let mut names = of_vf.into_iter().chain(link.altnames.iter().cloned());
+    Ok(names.find(|name| name.len() <= LONGEST).unwrap_or_else(|| link.name.clone()))
+}
+
+/// `record`, or the one that was made anew of what `attachment` has in the namespace at `netns`, with its lock.
+pub fn or_rebuilt(
+    records: Option<&Records>,
+    record: Option<Record>,
+    attachment: &Attachment,
+    netns: Option<&Path>,
+) -> Result<(Option<AttachmentLock>, Option<Record>)> {
+    let (None, Some(records), Some(netns)) = (&record, records, netns) else { return Ok((None, record)) };
+    let Some(id) = NetnsId::of(netns).ok().flatten() else { return Ok((None, None)) };
+    let container_id = format!("{CONTAINER}{}", id.ino);
+    let rebuilt = Attachment { container_id, ifname: attachment.ifname.clone() };
+    if records.on_file(&rebuilt)?.is_none() {
+        return Ok((None, None));
+    }
+    let lock = records.lock(&rebuilt)?;
+    let record = records.on_file(&rebuilt)?;
+    Ok((Some(lock), record.filter(|record| (record.netns.dev, record.netns.ino) == (id.dev, id.ino))))
+}

@@ -1,0 +1,148 @@
+//! A run folder that somebody emptied while pods live: no lease tells of their addresses any more, so their namespaces
+//! are asked. Never is an address given twice.
+//!
+//! That it was emptied is told by two marks. The folder of leases has one inside, made with its first use, that goes
+//! with whatever empties it; the other is beside the run folder, and stays until the next boot. After a boot neither
+//! is there, and nobody lives: then no namespace is looked at, for what pods say of their addresses is not to be
+//! believed without need. A pod may say that it has any.
+
+use std::net::IpAddr;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use super::lease::FOLDER;
+use crate::files::{self, Dir};
+use crate::namespaces::{self, Seen, Which};
+use crate::netlink::{address, link};
+use crate::node::Node;
+
+/// In the folder of leases, a folder: 0.1.0 takes it for a node without pools. No name of a node begins so, and no
+/// `*` of a shell passes it over.
+pub const BEGUN: &str = "_begun";
+/// In the run folder: what was found when the leases were gone.
+const LIST: &str = "living.json";
+const LOCK: &str = "living.lock";
+const PATIENCE: Duration = Duration::from_secs(10);
+/// For namespaces of which there are only processes.
+const LOOK: Duration = Duration::from_secs(5);
+/// A pod can give itself addresses without end.
+const MOST: usize = 4096;
+
+/// An address that a pod has, though perhaps no lease says so.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Living {
+    /// It.
+    pub address: IpAddr,
+    /// Name of the interface.
+    pub ifname: String,
+    /// How its namespace can be reached.
+    pub netns: PathBuf,
+}
+
+impl std::fmt::Display for Living {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Living { address, ifname, netns } = self;
+        write!(f, "{address} is used by {ifname} in the namespace {}", netns.display())
+    }
+}
+
+/// What lives in `prefixes` and was there when the leases were found gone. Empty, but for the first calls after that,
+/// without a look at any namespace. To be called before a lease is chosen.
+pub fn within(node: &Node, prefixes: &[IpNet]) -> Result<Vec<Living>> {
+    let run = Dir::create(&node.run_dir)?;
+    let leases = run.create_sub(FOLDER)?;
+    let is_asked = |living: &Living| prefixes.iter().any(|prefix| prefix.contains(&living.address));
+    let is_known = |list: Option<Vec<Living>>| list.is_some_and(|list| !list.iter().any(is_asked));
+    if leases.sub(BEGUN)?.is_some() && is_known(read(&run)?) {
+        return Ok(Vec::new());
+    }
+    let _lock = run.lock(LOCK, PATIENCE)?;
+    let is_begun = leases.sub(BEGUN)?.is_some();
+    if !is_begun && !was_used(&node.run_dir)? {
+        mark_used(&node.run_dir)?;
+        leases.create_sub(BEGUN)?;
+        return Ok(Vec::new());
+    }
+    // Those of the list may have ended since.
+    let (living, seen) = look()?;
+    if !is_begun {
+        log::warn!(
+            "{} was emptied while pods may live: their namespaces have {} addresses, which are not given again",
+            leases.path().display(),
+            living.len()
+        );
+    }
+    run.write(LIST, &serde_json::to_vec(&living)?, false)?;
+    match seen {
+        Seen::All => drop(leases.create_sub(BEGUN)?),
+        // Looked at again by the next call.
+        Seen::Part => log::warn!("there was no time to look into every namespace for addresses of pods"),
+    }
+    Ok(living.into_iter().filter(is_asked).collect())
+}
+
+/// What is on the list, for `status` and `doctor`: without leases, it may be, and perhaps gone by now.
+pub fn known(node: &Node) -> Result<Vec<Living>> {
+    let Some(run) = node.existing_run_dir()? else { return Ok(Vec::new()) };
+    Ok(read(&run)?.unwrap_or_default())
+}
+
+/// Was the run folder emptied, and no ADD has come since?
+pub fn is_emptied(node: &Node) -> Result<bool> {
+    let leases = node.existing_run(FOLDER)?;
+    let begun = leases.map_or(Ok(None), |leases| leases.sub(BEGUN))?;
+    Ok(begun.is_none() && was_used(&node.run_dir)?)
+}
+
+/// The list; `None` where it cannot be believed. There is none while nothing was found gone.
+fn read(run: &Dir) -> Result<Option<Vec<Living>>> {
+    let Some(list) = run.read(LIST)? else { return Ok(Some(Vec::new())) };
+    Ok(serde_json::from_slice(&list).ok())
+}
+
+/// `/run/rail-cni.begun`.
+fn mark(run_dir: &Path) -> PathBuf {
+    let mut name = run_dir.file_name().unwrap_or_default().to_owned();
+    name.push(".begun");
+    run_dir.with_file_name(name)
+}
+
+/// Was the run folder used in this boot?
+fn was_used(run_dir: &Path) -> Result<bool> {
+    let boot_id = files::boot_id()?;
+    Ok(files::read(&mark(run_dir)).is_ok_and(|mark| mark == boot_id.as_bytes()))
+}
+
+fn mark_used(run_dir: &Path) -> Result<()> {
+    let path = mark(run_dir);
+    let (folder, name) = (path.parent().unwrap_or(Path::new("/")), path.file_name().unwrap_or_default());
+    let write = || Dir::open(folder)?.write(&name.to_string_lossy(), files::boot_id()?.as_bytes(), false);
+    // A container may have no more than the run folder from the host.
+    write().or_else(|error: anyhow::Error| {
+        log::debug!("{error:#}: it will not be seen if {} is emptied", run_dir.display());
+        Ok(())
+    })
+}
+
+/// The addresses of every namespace but ours.
+fn look() -> Result<(Vec<Living>, Seen)> {
+    let mut found = Vec::new();
+    let seen = namespaces::visit(Which::All, Instant::now() + LOOK, |socket, netns| {
+        let addresses = address::in_namespace(socket)
+            .inspect_err(|error| log::warn!("{} cannot be asked: {error:#}", netns.display()))
+            .unwrap_or_default();
+        let addresses =
+            addresses.into_iter().filter(|(_, one)| !one.is_link_local() && !one.net.addr().is_loopback());
+        for (index, one) in addresses.take(MOST) {
+            let ifname = link::by_index(socket, index)?.map_or_else(|| index.to_string(), |link| link.name);
+            found.push(Living { address: one.net.addr(), ifname, netns: netns.to_owned() });
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    Ok((found, seen))
+}

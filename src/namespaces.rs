@@ -1,0 +1,142 @@
+//! The network namespaces of the node: no call asks the kernel for all of them, so those that are mounted and those
+//! of processes are entered one after the other.
+
+use std::collections::HashSet;
+use std::fs;
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use nix::sched::{CloneFlags, setns};
+
+use crate::fail;
+use crate::netlink::Socket;
+use crate::netns::Netns;
+
+/// Which of them are visited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// Those that a runtime has mounted.
+    Mounted,
+    /// Those too of which there are only processes; costs a look at every process of the node.
+    All,
+}
+
+/// How much of the node was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// Everything that could be entered, or as much as the visitor wanted.
+    All,
+    /// There was no time for the rest.
+    Part,
+}
+
+/// Shows every namespace but ours, with a path that leads to it, until the visitor has seen enough or the time is
+/// over: whoever may make namespaces can make them without end. Those that are mounted come first, and all of them:
+/// only runtimes mount. What cannot be entered, of a user namespace above ours, is passed over.
+///
+/// The visitor runs on a thread of its own, which goes from namespace to namespace.
+pub fn visit(
+    which: Which,
+    deadline: Instant,
+    mut visitor: impl FnMut(&mut Socket, &Path) -> Result<ControlFlow<Seen>> + Send,
+) -> Result<Seen> {
+    let mut walk = || -> Result<Seen> {
+        let mut seen: HashSet<String> = number(Path::new("/proc/self/ns/net")).into_iter().collect();
+        let mountinfo = fs::read("/proc/self/mountinfo").context("cannot read /proc/self/mountinfo")?;
+        let processes = if which == Which::All { processes()? } else { Vec::new() };
+        let of_processes = processes.into_iter().map(|process| process.join("ns/net"));
+        let of_processes = of_processes.filter_map(|path| Some((number(&path)?, path, Which::All)));
+        let mounted = mounted(&mountinfo).into_iter().map(|(number, path)| (number, path, Which::Mounted));
+        for (number, path, kind) in mounted.chain(of_processes) {
+            if !seen.insert(number) {
+                continue;
+            }
+            if kind == Which::All && Instant::now() > deadline {
+                return Ok(Seen::Part);
+            }
+            // Gone meanwhile, perhaps.
+            let Some(mut socket) = enter(&path) else { continue };
+            if let ControlFlow::Break(seen) = visitor(&mut socket, &path)? {
+                return Ok(seen);
+            }
+        }
+        Ok(Seen::All)
+    };
+    let ended = thread::scope(|scope| {
+        let looker = thread::Builder::new().name("looker".to_owned());
+        looker.spawn_scoped(scope, &mut walk).map(thread::ScopedJoinHandle::join)
+    });
+    match ended.context("cannot start a thread")? {
+        Ok(done) => done,
+        Err(_) => fail!(Internal, "the look at other namespaces panicked"),
+    }
+}
+
+fn enter(path: &Path) -> Option<Socket> {
+    let entered = Netns::open(path).and_then(|netns| {
+        setns(netns, CloneFlags::CLONE_NEWNET)?;
+        Socket::open()
+    });
+    entered.inspect_err(|error| log::debug!("{} cannot be entered: {error:#}", path.display())).ok()
+}
+
+/// `net:[4026532281]`: which namespace it is.
+fn number(path: &Path) -> Option<String> {
+    Some(fs::read_link(path).ok()?.to_str()?.to_owned())
+}
+
+/// The network namespaces that are mounted, with their numbers: proc_pid_mountinfo(5). Their own file system is
+/// nsfs, its root `net:[4026532281]`.
+fn mounted(mountinfo: &[u8]) -> Vec<(String, PathBuf)> {
+    let lines = mountinfo.split(|byte| *byte == b'\n');
+    let found = lines.filter_map(|line| {
+        let mut words = line.split(|byte| *byte == b' ').skip(3);
+        let number = std::str::from_utf8(words.next()?).ok().filter(|root| root.starts_with("net:["))?;
+        Some((number.to_owned(), unescaped(words.next()?)))
+    });
+    found.collect()
+}
+
+/// Space, tab, line feed and backslash are `\040` and so on.
+fn unescaped(word: &[u8]) -> PathBuf {
+    let mut bytes = Vec::new();
+    let mut rest = word;
+    while let Some((first, after)) = rest.split_first() {
+        let digits =
+            after.get(..3).filter(|_| *first == b'\\').and_then(|text| std::str::from_utf8(text).ok());
+        let byte = digits.and_then(|text| u8::from_str_radix(text, 8).ok());
+        bytes.push(byte.unwrap_or(*first));
+        rest = if byte.is_some() { &after[3..] } else { after };
+    }
+    std::ffi::OsString::from_vec(bytes).into()
+}
+
+/// Their folders in /proc.
+pub fn processes() -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir("/proc").context("cannot list /proc")?;
+    let names = entries.filter_map(|entry| Some(entry.ok()?.file_name().to_str()?.to_owned()));
+    let processes = names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
+    Ok(processes.map(|process| Path::new("/proc").join(process)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mounted_network_namespaces_are_found_under_any_name() {
+        let text = br"24 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
+411 30 0:4 net:[4026532281] /run/netns/cni-1 rw shared:210 - nsfs nsfs rw
+412 30 0:4 mnt:[4026532282] /run/docker/mnt rw - nsfs nsfs rw
+413 30 0:4 net:[4026532283] /run/a\040b\134c rw - nsfs nsfs rw
+broken line
+";
+        let expected = [("net:[4026532281]", "/run/netns/cni-1"), ("net:[4026532283]", "/run/a b\\c")];
+        let expected = expected.map(|(number, path)| (number.to_owned(), PathBuf::from(path)));
+        assert_eq!(mounted(text), expected);
+    }
+}

@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# /run/rail-cni is emptied while pods have VFs: nothing is on record of them, and the namespaces tell.
+# Runs in the machine: scripts/lab --rails 2 --vfs 2 tests/lab/emptied.sh
+# lab: --rails 2 --vfs 2
+set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,4s/^# //p' "$0" && exit ;; esac
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+# A pod has a VF, and no record tells of it.
+forgotten_pod() {
+    pod podA
+    add podA net1 "$(conf 0 "$(vf 0)")"
+    rm -rf /run/rail-cni
+}
+
+tells_where() { contains "$1" "$(vf 0) is net1 in the namespace /run/netns/podA" "$2"; }
+
+# status_of FILTER: its exit status says that there is something to do.
+status_of() { { "$bin/rail-cni" status --output json || true; } | jq -r "$1"; }
+
+# What ADD could not have known is as the pod left it.
+as_before() { ip link set ens0f0v0 mtu 1500; }
+
+every_command_says_which_namespace_has_the_vf() {
+    local said
+    forgotten_pod
+    said=$("$bin/rail-cni" status || true)
+    tells_where "status" "$said"
+    same "free VFs" "2 1 1" "$(status_of '.rails[0].vfs | "\(.enabled) \(.lost) \(.free)"')"
+    said=$("$bin/rail-cni" doctor || true)
+    tells_where "doctor" "$said"
+    contains "doctor" FAIL "$(grep "podA" <<<"$said")"
+    pod podB
+    refused "$(vf 0) is net1 in the namespace /run/netns/podA" ADD podB net1 "$(conf 0 "$(vf 0)")"
+    # Nor is its address given with another VF.
+    refused "172.16.0.0 is used by net1 in the namespace /run/netns/podA" ADD podB net1 "$(conf 0 "$(vf 0 1)")"
+    in_pod podA ping -q -c 2 -W 5 172.16.0.1 >/dev/null || fail "the living pod has lost its rail"
+    del podA net1 "$(conf 0 "$(vf 0)")"
+    as_before
+}
+
+reap_rebuild_puts_it_on_record_and_its_end_is_as_any_other() {
+    local config how
+    config=$(conf 0 "$(vf 0)")
+    for how in del death; do
+        forgotten_pod
+        contains "dry run" "would put on record" "$("$bin/rail-cni" reap --rebuild --dry-run)"
+        same "records" "" "$(state_files)"
+        contains "reap" "put on record $(vf 0) (ens0f0v0)" "$("$bin/rail-cni" reap --rebuild)"
+        same "records" 1 "$(find /run/rail-cni/attachments -type f | wc -l)"
+        contains "again" "0 given back, 0 left, 1 in use" "$("$bin/rail-cni" reap --rebuild)"
+        same "state" "live 172.16.0.0/31 0" "$(status_of '.attachments[0] | "\(.state) \(.addresses[0]) \(.rail)"')"
+        pod podB
+        refused "is attached to container rebuilt-" ADD podB net1 "$config"
+        if [[ $how == del ]]; then
+            del podA net1 "$config"
+        else
+            kill_pod podA
+        fi
+        add podB net1 "$config"
+        in_pod podB ping -q -c 2 -W 5 172.16.0.1 >/dev/null || fail "the next pod has no rail"
+        del podB net1 "$config"
+        same "the VF" "ens0f0v0 $(mac_of ens0f0v0) down" "$(device ens0f0v0 | cut -d' ' -f1,3-)"
+        as_before
+        tidy
+        same "the node" "$pristine" "$(snapshot)"
+    done
+}
+
+# A pod that is at home in no mounted namespace, with the interface renamed.
+a_vf_of_a_process_is_found() {
+    local pid
+    forgotten_pod
+    ip -n podA link set net1 down name mine
+    ip netns exec podA sleep 60 &
+    pid=$!
+    until [[ $(readlink "/proc/$pid/ns/net") != "$(readlink /proc/self/ns/net)" ]]; do sleep 0.01; done
+    ip netns del podA
+    contains "status" "$(vf 0) is mine in the namespace /proc/$pid/ns/net" "$("$bin/rail-cni" status || true)"
+    "$bin/rail-cni" reap --rebuild >/dev/null
+    kill "$pid"
+    wait "$pid" || true
+    wait_for_quiet
+    contains "reap" "gave back $(vf 0)" "$("$bin/rail-cni" reap)"
+    as_before
+}
+
+run_cases every_command_says_which_namespace_has_the_vf reap_rebuild_puts_it_on_record_and_its_end_is_as_any_other \
+    a_vf_of_a_process_is_found
