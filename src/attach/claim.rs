@@ -51,11 +51,14 @@ pub fn claim(
         let Some(now) = now.filter(|now| now.home.id == id) else { continue };
         let claims = records.claims_on(&id, &mut lock, Some(attachment))?;
         if claims.is_empty() {
-            let left = debt::take_over(records, &id, node, host)?;
+            let left = match debt::take_over(records, &id, node, host)? {
+                debt::Found::Untouched => return Ok(Claim { device: now, lock, left: None }),
+                debt::Found::PutRight => None,
+                debt::Found::Left(left) => Some(*left),
+            };
             // Its name may be another now, and its index.
-            let again = left.is_some().then(|| device::find(&conf.selector, node, host)).transpose()?;
-            let Some(device) = again.unwrap_or(Some(now)) else { continue };
-            return Ok(Claim { device, lock, left: left.flatten() });
+            let Some(device) = device::find(&conf.selector, node, host)? else { continue };
+            return Ok(Claim { device, lock, left });
         }
         drop(lock);
         for claim in claims {
@@ -132,7 +135,7 @@ fn settle_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<()> {
         // Under another name, perhaps, which may be free by now.
         let id = &debtor.device.id;
         let _lock = records.lock_device(id)?;
-        if let Some(Some(left)) = debt::take_over(records, id, node, &mut Socket::open()?)? {
+        if let debt::Found::Left(left) = debt::take_over(records, id, node, &mut Socket::open()?)? {
             let why = left.owed().into_iter().find(|owed| owed.what.is_of_device()).map(|owed| owed.why);
             fail!(
                 TryAgain,

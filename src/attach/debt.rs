@@ -94,16 +94,21 @@ pub fn note(mut debt: DebtFile, faults: Vec<Owed>, records: &Records) -> Result<
     records.update(&debt)
 }
 
-/// Tries what is owed of the device `id`, whose lock is held and which nobody claims, once more. `None`: nothing was.
-/// `Some(None)`: it is as it was. Else the attachment that found it in its first state: who takes the device takes
-/// that over, and says so with [`taken_over`] when it is on record.
-pub fn take_over(
-    records: &Records,
-    id: &str,
-    node: &Node,
-    host: &mut Socket,
-) -> Result<Option<Option<Record>>> {
-    let mut first = None;
+/// What a device is like whose last attachments may owe something of it.
+#[derive(Debug)]
+pub enum Found {
+    /// Nothing was owed.
+    Untouched,
+    /// It is as it was: what was owed is done.
+    PutRight,
+    /// It could not be put right. The attachment found it in its first state: who takes the device takes that over,
+    /// and says so with [`taken_over`] when it is on record.
+    Left(Box<Record>),
+}
+
+/// Tries what is owed of the device `id`, whose lock is held and which nobody claims, once more.
+pub fn take_over(records: &Records, id: &str, node: &Node, host: &mut Socket) -> Result<Found> {
+    let mut found = Found::Untouched;
     for mut debt in records.debts_of(id)?.into_iter().filter(|debt| debt.record.owes_device()) {
         let mut left = match giveback::put_right(&debt.record, records, node, host) {
             Ok(left) => left.unwrap_or_default(),
@@ -116,10 +121,13 @@ pub fn take_over(
         debt.record.debt = Some(now);
         records.update(&debt)?;
         // The oldest has the first state.
-        let older = first.take().flatten().filter(|older: &Record| older.since <= debt.record.since);
-        first = Some(older.or_else(|| is_left.then(|| debt.record.clone())));
+        found = match found {
+            Found::Left(older) if older.since <= debt.record.since => Found::Left(older),
+            _ if is_left => Found::Left(Box::new(debt.record)),
+            _ => Found::PutRight,
+        };
     }
-    Ok(first)
+    Ok(found)
 }
 
 /// The first state of the device `id` is in a new record now.
@@ -239,7 +247,7 @@ pub fn pay_due(records: &Records, node: &Node) -> Result<()> {
 /// Tries what an earlier attachment of the same key owes, whose lock is held: DEL is asked again, or ADD, whose IPAM
 /// would take the new one for the old.
 pub fn pay_own(records: &Records, node: &Node, attachment: &Attachment, patience: Duration) -> Result<()> {
-    records.debts_by(attachment)?.iter_mut().try_for_each(|debt| pay(debt, records, node, patience))
+    all_of(records.debts_by(attachment)?.iter_mut().map(|debt| pay(debt, records, node, patience)))
 }
 
 /// Tries the addresses that an IPAM plugin was not told to free: its ADD has just found none. Tells whether one is
@@ -255,15 +263,16 @@ pub fn pay_addresses(records: &Records, node: &Node, ipam: &str, but: &Attachmen
 }
 
 fn pay_aside(debts: impl Iterator<Item = DebtFile>, records: &Records, node: &Node) -> Result<usize> {
-    let (start, mut paid) = (Instant::now(), 0);
+    let (start, mut paid, mut errors) = (Instant::now(), 0, Vec::new());
     for mut debt in debts {
         let Some(patience) = ASIDE.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) else { break };
         // Its own ADD or DEL is at work.
         let Some(_lock) = records.try_lock(&debt.record.attachment())? else { continue };
-        pay(&mut debt, records, node, patience)?;
+        // One that cannot be put on file does not keep the others.
+        errors.push(pay(&mut debt, records, node, patience));
         paid += usize::from(debt.is_paid());
     }
-    Ok(paid)
+    all_of(errors).map(|()| paid)
 }
 
 /// A network's configuration is its author's, and stands in each of its pods' debts: it must not fill /run.

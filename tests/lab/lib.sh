@@ -153,6 +153,18 @@ restore_node() {
     pristine=$(snapshot)
 }
 
+# home_from_vfio VF NAME: back to its driver, with the name and MAC that it had.
+home_from_vfio() {
+    local vf=$1 name=$2 mac found
+    mac=$(grep "^\[\"$name\"," <<<"$pristine" | jq -r '.[2]')
+    echo "$vf" >/sys/bus/pci/drivers/vfio-pci/unbind
+    echo >"/sys/bus/pci/devices/$vf/driver_override"
+    echo "$vf" >/sys/bus/pci/drivers_probe
+    found=("/sys/bus/pci/devices/$vf/net/"*)
+    [[ ${found[0]##*/} == "$name" ]] || ip link set "${found[0]##*/}" name "$name"
+    [[ $(mac_of "$name") == "$mac" ]] || ip link set "$name" address "$mac"
+}
+
 pod() {
     ip netns add "$1"
     ip -n "$1" link set lo up

@@ -135,15 +135,7 @@ a_vf_whose_group_somebody_holds_is_refused() {
     refused "attached to" ADD pod2 net1 "$(conf 1 "$vf")"
     del pod1 net1 "$(conf 1 "$vf")"
     exec {held}>&-
-    # Home again.
-    local mac found
-    mac=$(grep '^\["ens1f0v1",' <<<"$pristine" | jq -r '.[2]')
-    echo "$vf" >/sys/bus/pci/drivers/vfio-pci/unbind
-    echo >"/sys/bus/pci/devices/$vf/driver_override"
-    echo "$vf" >/sys/bus/pci/drivers_probe
-    found=("/sys/bus/pci/devices/$vf/net/"*)
-    [[ ${found[0]##*/} == ens1f0v1 ]] || ip link set "${found[0]##*/}" name ens1f0v1
-    [[ $(mac_of ens1f0v1) == "$mac" ]] || ip link set ens1f0v1 address "$mac"
+    home_from_vfio "$vf" ens1f0v1
 }
 
 run_cases links_of_other_namespaces_on_a_vf_are_seen \

@@ -190,15 +190,7 @@ a_vf_for_user_space_gets_its_settings_too() {
     check pod1 net1 "$config" "$output"
     del pod1 net1 "$config"
     same "after DEL" "$before" "$(snapshot)"
-    # Home again, for the other cases.
-    local mac found
-    mac=$(grep '^\["ens1f0v1",' <<<"$pristine" | jq -r '.[2]')
-    echo "$vf" >/sys/bus/pci/drivers/vfio-pci/unbind
-    echo >"/sys/bus/pci/devices/$vf/driver_override"
-    echo "$vf" >/sys/bus/pci/drivers_probe
-    found=("/sys/bus/pci/devices/$vf/net/"*)
-    [[ ${found[0]##*/} == ens1f0v1 ]] || ip link set "${found[0]##*/}" name ens1f0v1
-    [[ $(mac_of ens1f0v1) == "$mac" ]] || ip link set ens1f0v1 address "$mac"
+    home_from_vfio "$vf" ens1f0v1
 }
 
 # --- netdevsim -------------------------------------------------------------------------------------------------
