@@ -86,6 +86,7 @@ impl Log for Sink {
         if let Ok(mut file) = self.file.lock()
             && let Some(file) = file.as_mut()
         {
+            let _step = watchdog::during("writing the log");
             let _ = file.write_all(state.for_file(&now, record.level(), &message).as_bytes());
         }
         if let Ok(mut stderr) = self.stderr.lock() {

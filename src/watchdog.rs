@@ -119,6 +119,27 @@ pub fn step(what: impl FnOnce() -> String) {
     watch.step = what();
 }
 
+/// What is done while the result is kept, in the middle of another step; also by who reports the end.
+pub fn during(what: &str) -> During {
+    let mut watch = watch();
+    let before = (!watch.is_over).then(|| std::mem::replace(&mut watch.step, what.to_owned()));
+    During { before }
+}
+
+/// A step within a step.
+#[derive(Debug)]
+pub struct During {
+    before: Option<String>,
+}
+
+impl Drop for During {
+    fn drop(&mut self) {
+        if let Some(before) = self.before.take() {
+            watch().step = before;
+        }
+    }
+}
+
 /// The process ends meanwhile.
 fn never(watch: MutexGuard<'_, Watch>) -> ! {
     drop(watch);
