@@ -54,7 +54,8 @@
 //! | `plan::manifest` | CIDRPool manifests, read and written |
 //! | `plan::netplan` | netplan files of hosts, written, and read: |
 //! | `plan::netplan::files`, `plan::netplan::host`, `plan::netplan::pools` | whose they are; what in them is a rail; what rail it is |
-//! | `plan::nads`, `plan::nvue`, `plan::csv` | what is written for Kubernetes, for leaves, for people |
+//! | `plan::nads`, `plan::nics`, `plan::nvue`, `plan::csv` | what is written for Kubernetes, for those who hand out devices, for leaves, for people |
+//! | `plan::out` | a folder of such files, and what an earlier plan left there |
 //! | `plan::yaml` | YAML in one form |
 //! | [`netlink`] | a synchronous socket that always ends in an answer or an error |
 //! | `netlink::link` | netdevs, and the move between namespaces |
@@ -104,7 +105,7 @@
 //! | path | owner |
 //! | --- | --- |
 //! | `/etc/rail-cni/node.json` | the operator; read by [`node`] |
-//! | `/var/lib/rail-cni/store/NODE/POOL.json` | `ipam::store`; written by `rail-ipam import` and `plan` |
+//! | `/var/lib/rail-cni/store/NODE/POOL.json`, `leaf-ports` | `ipam::store`; written by `rail-ipam import` and `plan` |
 //! | `/run/rail-cni/leases/NODE/POOL/ADDRESS@KEY.json`, `lock` | `ipam::lease` |
 //! | `/run/rail-cni/attachments/CONTAINER:IFNAME:DEVICE.json` | `attach::record` |
 //! | `/run/rail-cni/debts/`, the same names | `attach::record`, `attach::debt`: records whose device is home |

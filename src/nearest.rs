@@ -9,6 +9,13 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, one)| one)
 }
 
+/// All words, those that differ least from `word` first, and else as people count.
+pub fn by_distance<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut known: Vec<_> = known.into_iter().collect();
+    known.sort_by_cached_key(|one| (distance(word, one), one.len(), *one));
+    known
+}
+
 /// How many letters to insert, remove, replace or swap with their neighbour (Damerau, Levenshtein).
 fn distance(one: &str, other: &str) -> usize {
     let one: Vec<char> = one.to_lowercase().chars().collect();

@@ -52,7 +52,9 @@ pub fn differences(
             // One that is down asks nobody.
             if link.up {
                 found.extend(
-                    probe::run(&mut pod, &pod_netns, &link, record).err().map(|error| format!("{error:#}")),
+                    probe::run(&mut pod, &pod_netns, &link, record, node)
+                        .err()
+                        .map(|error| format!("{error:#}")),
                 );
             }
         }

@@ -130,7 +130,8 @@ impl Plugin for Attach {
             watchdog::step(|| "asking the gateway".to_owned());
             match &link {
                 Some(link) if record.probe.is_some() => {
-                    probe::run(&mut pod, &netns, link, &record).or_else(|error| conf.or_warn(error))?;
+                    probe::run(&mut pod, &netns, link, &record, &node)
+                        .or_else(|error| conf.or_warn(error))?;
                 }
                 Some(link) => probe::announce(&mut pod, &netns, link, &record, &leased),
                 None => (),

@@ -15,10 +15,12 @@ use super::config::NetConf;
 use super::device::Device;
 use super::record::{Applied, Probe, Record};
 use crate::cni::AddResult;
+use crate::ipam::store;
 use crate::netlink::Socket;
 use crate::netlink::link::{self, Link};
 use crate::netlink::neighbour::{self, State};
 use crate::netns::Netns;
+use crate::node::Node;
 use crate::{fail, failure};
 
 /// When a gateway is asked again: first soon, for a carrier that is just coming, then twice as late each time. The
@@ -60,8 +62,9 @@ pub fn plan(conf: &NetConf, applied: &Applied, leased: &AddResult) -> Result<Opt
     Ok(Some(Probe { gateways, timeout: wanted.timeout }))
 }
 
-/// Asks all gateways of the record through `link`, the rail in the pod. An error names who kept silent.
-pub fn run(pod: &mut Socket, netns: &Netns, link: &Link, record: &Record) -> Result<()> {
+/// Asks all gateways of the record through `link`, the rail in the pod. An error names who kept silent, with the leaf
+/// port that the plan put there.
+pub fn run(pod: &mut Socket, netns: &Netns, link: &Link, record: &Record, node: &Node) -> Result<()> {
     let Some(probe) = &record.probe else { return Ok(()) };
     let gateways = probe.gateways.iter().map(|gateway| Gateway::new(*gateway, netns, link, record));
     let silent = wait(pod, link, gateways.collect(), probe.timeout)?;
@@ -71,22 +74,29 @@ pub fn run(pod: &mut Socket, netns: &Netns, link: &Link, record: &Record) -> Res
     let now = link::by_index(pod, link.index)?.context("the rail vanished from the pod")?;
     let pf = record.device.pf.as_ref().map_or_else(String::new, |pf| format!(" of PF {pf}"));
     let (place, timeout) = (format!("{} ({}{pf})", now.name, record.device.id), probe.timeout);
-    let all = |each: fn(&IpAddr) -> String| silent.iter().map(each).collect::<Vec<_>>().join(" and ");
+    let named: Vec<_> = silent
+        .iter()
+        .map(|gateway| match store::peer_of(node, *gateway) {
+            Some(port) => (gateway, format!("{gateway} ({port})")),
+            None => (gateway, gateway.to_string()),
+        })
+        .collect();
     if !now.carrier {
         fail!(
             GatewaySilent,
             "{place} has no carrier within {timeout:?}, so gateway {} cannot be asked: is the cable plugged in, and the \
              leaf port up?",
-            all(IpAddr::to_string)
+            named.iter().map(|(_, name)| name.as_str()).collect::<Vec<_>>().join(" and ")
         );
     }
+    let told = named.iter().map(|(gateway, name)| {
+        let how = if gateway.is_ipv4() { "ARP" } else { "ND" };
+        format!("gateway {name} did not answer {how}")
+    });
     fail!(
         GatewaySilent,
         "{} on {place} within {timeout:?}: is the cable in the leaf port that has this address?",
-        all(|gateway| {
-            let how = if gateway.is_ipv4() { "ARP" } else { "ND" };
-            format!("gateway {gateway} did not answer {how}")
-        })
+        told.collect::<Vec<_>>().join(" and ")
     )
 }
 

@@ -1,5 +1,6 @@
 //! What a pool gives to a node, and which of its addresses pods can have.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::Result;
@@ -31,6 +32,35 @@ pub struct Allocation {
     /// Addresses that no pod gets.
     #[serde(default)]
     pub exclusions: Vec<Range>,
+    /// Where the cable ends: one, or with `hwplb` one on each plane. It is for messages alone and stands in a file
+    /// of its own: rail-ipam 0.1.0 refuses a key that it does not know.
+    #[serde(skip)]
+    pub leaf_ports: Vec<LeafPort>,
+}
+
+/// A port of a leaf, as the plan names it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeafPort {
+    /// Name of the leaf.
+    pub leaf: String,
+    /// Its port, if the plan says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<String>,
+}
+
+/// Several, as people and manifests have them: `leaf-1 swp2, leaf-2 swp2`.
+pub fn join(ports: &[LeafPort]) -> String {
+    ports.iter().map(LeafPort::to_string).collect::<Vec<_>>().join(", ")
+}
+
+impl fmt::Display for LeafPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LeafPort { leaf, port } = self;
+        match port {
+            Some(port) => write!(f, "{leaf} {port}"),
+            None => f.write_str(leaf),
+        }
+    }
 }
 
 /// Destination of a route.
@@ -86,6 +116,13 @@ impl Allocation {
             }
         }
         Ok(())
+    }
+
+    /// Manifests do not say where cables end: what the plan before said of the same link holds.
+    pub fn keep_leaf_ports_of(&mut self, before: &Allocation) {
+        if self.leaf_ports.is_empty() && self.gateway == before.gateway {
+            self.leaf_ports.clone_from(&before.leaf_ports);
+        }
     }
 
     /// Of which family?
@@ -189,6 +226,7 @@ pub mod tests {
             rail: None,
             routes: vec![],
             exclusions: exclusions.iter().map(range).collect(),
+            leaf_ports: vec![],
         }
     }
 
@@ -238,7 +276,7 @@ pub mod tests {
             };
             let allocation = Allocation {
                 version: VERSION, prefix, gateway: gateway.map(at), rail: None, routes: vec![],
-                exclusions: excluded.iter().map(range).collect(),
+                exclusions: excluded.iter().map(range).collect(), leaf_ports: vec![],
             };
             let held: BTreeSet<IpAddr> = held.into_iter().map(at).collect();
             let naive = (0..size).map(|index| address(first + index, is_v4)).find(|address| {

@@ -353,6 +353,7 @@ impl Shape {
             rail: None,
             routes: self.routes.clone(),
             exclusions: self.exclusions_in(prefix),
+            leaf_ports: Vec::new(),
         };
         if let Err(why) = allocation.check() {
             faults.push(format!("{path}.{why}"));
@@ -396,9 +397,21 @@ fn unusable(path: &str, allocation: &Allocation) -> Option<String> {
     })
 }
 
+/// Ten lines tell a mistake as well as ten thousand.
+pub const SHOWN: usize = 10;
+
+/// The first ones, and how many more there are.
+pub fn few(mut warnings: Vec<String>) -> Vec<String> {
+    if warnings.len() > SHOWN {
+        let more = warnings.len() - SHOWN;
+        warnings.truncate(SHOWN);
+        warnings.push(format!("and {more} more of these"));
+    }
+    warnings
+}
+
 /// Faults for one message: the first ones, and how many there are.
 pub fn some_of(faults: &[String]) -> String {
-    const SHOWN: usize = 10;
     let shown = faults.iter().take(SHOWN).cloned().collect::<Vec<_>>().join("; ");
     match faults.len().checked_sub(SHOWN) {
         None | Some(0) => shown,

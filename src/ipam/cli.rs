@@ -9,10 +9,10 @@ use clap::{Args, Parser, Subcommand};
 use serde_json::{Value, json};
 
 use super::allocation::Allocation;
-use super::change::{self, Nodes};
+use super::change::{self, Nodes, Terms};
 use super::lease::{self, Entry, Folder, Lease, Tidy};
-use super::report::{columns, show_changes};
-use super::store::{self, Store};
+use super::report::{columns, show_changes, tell};
+use super::store::Store;
 use super::{import, is_name, node_name};
 use crate::fail;
 use crate::netns::Life;
@@ -62,8 +62,9 @@ enum Command {
     #[command(after_help = "Each file is a CIDRPool, several as YAML documents, a list, or what \
 `kubectl get cidrpools -A -o yaml` prints; - is standard input. Static allocations count, and those in \
 status.allocations that nv-ipam's controller chose. All files are checked first: if anything is wrong, \
-nothing is written. A node that a pool does not name gets nothing, and loses what an earlier import gave it; \
-where a running pod would lose its address that way, it is named and nothing is written without --force.")]
+nothing is written. A node that no manifest names keeps what an earlier import gave it, until --prune; one that takes \
+its place needs --replaces. Where a running pod would lose its address, it is named and nothing is written without \
+--force.")]
     Import(ImportArgs),
     /// Plan a fabric: check it, show it, compare it, write it
     #[command(after_help = PLAN_HELP)]
@@ -98,6 +99,12 @@ struct ImportArgs {
     /// Write the folder of this node instead of our own
     #[arg(long, value_name = "NAME")]
     node: Option<String>,
+    /// Take nodes out of these pools that the manifests do not name
+    #[arg(long)]
+    prune: bool,
+    /// NEW takes the place of OLD, which goes
+    #[arg(long, value_name = "NEW=OLD", value_parser = Terms::parse_replaces)]
+    replaces: Vec<(String, String)>,
     /// Check and show, write nothing
     #[arg(long)]
     dry_run: bool,
@@ -163,11 +170,12 @@ fn run_import(args: &ImportArgs, output: Output) -> Result<ExitCode> {
         _ if args.all_nodes => Nodes::All,
         Some(name) if is_name(name) => Nodes::One(name.clone()),
         Some(name) => fail!(InvalidConfig, "--node {name:?} is no name of a node"),
-        None => Nodes::One(node_name(&node)?),
+        None => Nodes::Own(node_name(&node)?),
     };
-    let import = import::plan(&node, &args.files, &nodes)?;
-    import.warnings.iter().for_each(|warning| output::say(PROGRAM, warning));
-    import.outside.iter().for_each(|lease| output::say(PROGRAM, &lease.to_string()));
+    let replaces = args.replaces.iter().cloned().collect();
+    let terms = Terms { prune: args.prune, is_whole: false, replaces };
+    let import = import::plan(&node, &args.files, &nodes, &terms)?;
+    tell(&import);
     if !args.dry_run {
         change::write(&node, &import, args.force)?;
     }
@@ -201,9 +209,7 @@ fn run_show(args: &ShowArgs, output: Output) -> Result<ExitCode> {
     let mut progress = Progress::new("reading nodes", node_names.len());
     for node_name in node_names {
         progress.step();
-        let pools = store.pools(&node_name)?;
-        let found = store.find(&node_name, &pools)?;
-        for (pool, found) in pools.into_iter().zip(found) {
+        for (pool, found) in store.everything(&node_name)? {
             let (allocation, damage) = match found {
                 Ok(allocation) => (allocation, None),
                 Err(error) => (None, Some(format!("{error:#}"))),
@@ -265,7 +271,7 @@ fn run_show(args: &ShowArgs, output: Output) -> Result<ExitCode> {
         }
     }
     if let (true, Some(name)) = (shown.is_empty(), &wanted) {
-        output::say(PROGRAM, &format!("node {name} has no allocation{}", store::hint(&store.near(name))));
+        output::say(PROGRAM, &format!("node {name} has no allocation{}", store.hint(name)));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -310,7 +316,7 @@ impl Shown {
         json!({"node": node, "pool": pool, "prefix": allocation.map(|a| a.prefix),
             "gateway": allocation.and_then(|a| a.gateway), "rail": allocation.and_then(|a| a.rail),
             "routes": allocation.map(|a| &a.routes), "exclusions": allocation.map(|a| &a.exclusions),
-            "leases": leases, "free": self.free(), "error": self.damage})
+            "leafPorts": allocation.map(|a| &a.leaf_ports), "leases": leases, "free": self.free(), "error": self.damage})
     }
 }
 

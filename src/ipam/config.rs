@@ -102,7 +102,7 @@ impl Config {
             None => fail!(
                 InvalidConfig,
                 "node {node_name:?} has no prefix in ipam.staticAllocations of pool {pool}{}",
-                store::hint(&store::near_misses(node_name, plan.allocations.keys().map(String::as_str)))
+                store::near_hint(node_name, plan.allocations.keys().map(String::as_str), "the pool")
             ),
         }
     }

@@ -2,13 +2,13 @@
 
 use anyhow::{Context as _, Result};
 
-use super::change::{self, Import, Nodes};
+use super::change::{self, Import, Nodes, Terms};
 use crate::node::Node;
 use crate::plan::{Pools, manifest};
 use crate::{document, plan};
 
 /// Reads and checks all files, compares them with the store, and changes nothing.
-pub fn plan(node: &Node, files: &[String], nodes: &Nodes) -> Result<Import> {
+pub fn plan(node: &Node, files: &[String], nodes: &Nodes, terms: &Terms) -> Result<Import> {
     let read = || -> Result<(Pools, Vec<String>)> {
         let documents = document::read_all(files)?;
         let mut plan = manifest::read(&documents)?;
@@ -17,7 +17,7 @@ pub fn plan(node: &Node, files: &[String], nodes: &Nodes) -> Result<Import> {
         Ok((pools, plan.warnings))
     };
     let (pools, mut warnings) = read().context("nothing was imported")?;
-    let mut import = change::changes(node, &pools, nodes)?;
+    let mut import = change::changes(node, &pools, nodes, terms)?;
     warnings.append(&mut import.warnings);
     Ok(Import { warnings, ..import })
 }
@@ -39,7 +39,7 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let file = temp.path().join("pools");
         std::fs::write(&file, text).unwrap();
-        plan(&node(temp.path()), &[file.display().to_string()], nodes)
+        plan(&node(temp.path()), &[file.display().to_string()], nodes, &Terms::default())
     }
 
     fn pool(name: &str, rows: &str) -> String {
@@ -53,7 +53,7 @@ mod tests {
     fn the_examples_give_each_node_its_side_of_every_rail() {
         let temp = tempfile::tempdir().unwrap();
         let node = node(temp.path());
-        let import = plan(&node, &EXAMPLES.map(str::to_owned), &Nodes::All).unwrap();
+        let import = plan(&node, &EXAMPLES.map(str::to_owned), &Nodes::All, &Terms::default()).unwrap();
         write(&node, &import, false).unwrap();
         let load = |name: &str, pool: &str| {
             store::load(&node, name, &[pool.to_owned()]).map(|mut all| all.remove(0))
@@ -72,26 +72,29 @@ mod tests {
         }
         let error = load("Worker-GPU-62.example.com", "rail-0").unwrap_err().to_string();
         assert!(error.contains("did the plan mean it with worker-gpu-62?"), "{error}");
-        let again = plan(&node, &EXAMPLES.map(str::to_owned), &Nodes::All).unwrap();
+        let again = plan(&node, &EXAMPLES.map(str::to_owned), &Nodes::All, &Terms::default()).unwrap();
         assert!(again.lines.iter().all(|line| line.change() == "same"));
     }
 
     #[test]
-    fn a_row_that_left_the_pool_leaves_the_store() {
+    fn a_row_that_left_the_pool_leaves_the_store_when_it_is_pruned() {
         let temp = tempfile::tempdir().unwrap();
         let node = node(temp.path());
         let file = temp.path().join("p.yaml");
         let files = [file.display().to_string()];
         let one = "{nodeName: a, prefix: 172.16.0.0/31, gateway: 172.16.0.1}";
         std::fs::write(&file, pool("r", &format!("{one}, {{nodeName: b, prefix: 172.16.0.2/31}}"))).unwrap();
-        write(&node, &plan(&node, &files, &Nodes::All).unwrap(), false).unwrap();
+        write(&node, &plan(&node, &files, &Nodes::All, &Terms::default()).unwrap(), false).unwrap();
         std::fs::write(&file, pool("r", one)).unwrap();
-        let import = plan(&node, &files, &Nodes::One("b".into())).unwrap();
+        let import = plan(&node, &files, &Nodes::One("b".into()), &Terms::default()).unwrap();
+        assert!(import.lines.is_empty() && import.warnings.len() == 2, "{:?}", import.warnings);
+        let prune = Terms { prune: true, ..Terms::default() };
+        let import = plan(&node, &files, &Nodes::One("b".into()), &prune).unwrap();
         assert_eq!(import.lines[0].change(), "removed");
         write(&node, &import, false).unwrap();
         assert!(store::load(&node, "b", &["r".to_owned()]).is_err());
         assert!(store::load(&node, "a", &["r".to_owned()]).is_ok());
-        assert!(plan(&node, &files, &Nodes::One("b".into())).is_err());
+        assert!(plan(&node, &files, &Nodes::One("b".into()), &prune).is_err());
     }
 
     #[test]

@@ -25,8 +25,8 @@ use crate::netns::NetnsId;
 use crate::node::Node;
 use crate::{fail, failure};
 
-pub use allocation::{Allocation, To};
-pub use change::{Import, Line, Nodes, Outside, changes, write};
+pub use allocation::{Allocation, LeafPort, To};
+pub use change::{Import, Line, Nodes, Outside, Terms, changes, write};
 use config::Config;
 use lease::{Ask, Folder, Holder};
 
@@ -141,6 +141,14 @@ pub fn is_name(name: &str) -> bool {
     cni::is_identifier(name) && name.len() <= 200
 }
 
+/// `rail-3`, `rail3-v6`: what the name of a pool says, where the plan does not.
+pub fn rail_in(pool: &str) -> Option<u8> {
+    let lower = pool.to_ascii_lowercase();
+    let (_, after) = lower.split_once("rail")?;
+    let after = after.trim_start_matches(['-', '_', '.']);
+    after.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
 /// Which namespace the address goes to. It is looked at and never opened: an IPAM has no business there.
 fn netns_id(netns: &Path) -> Result<Option<NetnsId>> {
     NetnsId::of(netns).map_err(|error| {
@@ -210,4 +218,22 @@ fn serves(node: &Node, config: &Config) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_pools_may_tell_the_rail() {
+        for (pool, rail) in [
+            ("rail-3", Some(3)),
+            ("rail3-v6", Some(3)),
+            ("su1_Rail_12", Some(12)),
+            ("pool-3", None),
+            ("rail", None),
+        ] {
+            assert_eq!(rail_in(pool), rail, "{pool}");
+        }
+    }
 }

@@ -7,10 +7,20 @@ use serde_json::{Value, json};
 
 use super::allocation::Allocation;
 use super::change::{Import, Line};
-use crate::output::{Output, pretty, print, table};
+use super::cidrpool::few;
+use crate::output::{self, Output, pretty, print, table};
 
 /// More lines than this nobody reads.
 const MOST_LINES: usize = 200;
+
+/// What is to be said before anything is written.
+pub fn tell(import: &Import) {
+    let say = |text: &str| output::say("rail-ipam", text);
+    import.warnings.iter().for_each(|warning| say(warning));
+    import.outside.iter().for_each(|lease| say(&lease.to_string()));
+    let taken = import.taken.iter().map(|taken| taken.to_string());
+    few(taken.collect()).iter().for_each(|taken| say(taken));
+}
 
 /// What a plan changes in the store; of a change, what was there before.
 pub fn show_changes(import: &Import, is_dry_run: bool, output: Output) -> Result<()> {
@@ -24,9 +34,9 @@ pub fn show_changes(import: &Import, is_dry_run: bool, output: Output) -> Result
                 .lines
                 .iter()
                 .map(|line| {
-                    let Line { before, after, .. } = line;
+                    let Line { before, after, takes_place_of, .. } = line;
                     json!({"node": line.node_name, "pool": line.pool, "change": line.change(), "before": before,
-                        "after": after})
+                        "after": after, "takesPlaceOf": takes_place_of})
                 })
                 .collect();
             let outside: Vec<Value> = import
@@ -37,8 +47,16 @@ pub fn show_changes(import: &Import, is_dry_run: bool, output: Output) -> Result
                         "holder": lease.holder, "why": lease.why})
                 })
                 .collect();
+            let taken: Vec<Value> = import
+                .taken
+                .iter()
+                .map(|taken| {
+                    json!({"node": taken.node_name, "owner": taken.owner, "pool": taken.pool,
+                        "prefix": taken.prefix, "count": taken.count})
+                })
+                .collect();
             print(&pretty(&json!({"dryRun": is_dry_run, "allocations": lines, "counts": counts,
-                "outside": outside})))
+                "outside": outside, "taken": taken})))
         }
         Output::Table => {
             let table =
@@ -51,7 +69,8 @@ pub fn show_changes(import: &Import, is_dry_run: bool, output: Output) -> Result
 }
 
 fn table_of_nodes(import: &Import) -> String {
-    let rows = import.lines.iter().map(|Line { node_name, pool, before, after }| {
+    let rows = import.lines.iter().map(|line| {
+        let Line { node_name, pool, before, after, takes_place_of } = line;
         let side = |side: &Option<Allocation>| side.as_ref().map(columns);
         let cells = match (side(before), side(after)) {
             (Some(before), Some(after)) => std::array::from_fn(|cell| {
@@ -61,7 +80,11 @@ fn table_of_nodes(import: &Import) -> String {
             (before, after) => after.or(before).unwrap_or_default(),
         };
         let [prefix, gateway, routes] = cells;
-        vec![node_name.clone(), pool.clone(), prefix, gateway, routes, changed(before, after)]
+        let mut change = changed(before, after);
+        if let Some(other) = takes_place_of {
+            change.push_str(&format!(", in the place of {other}"));
+        }
+        vec![node_name.clone(), pool.clone(), prefix, gateway, routes, change]
     });
     table(&["NODE", "POOL", "PREFIX", "GATEWAY", "ROUTES", "CHANGE"], rows)
 }
@@ -87,8 +110,11 @@ fn changed(before: &Option<Allocation>, after: &Option<Allocation>) -> String {
         (None, Some(_)) => "new".to_owned(),
         (Some(before), Some(after)) if before == after => "same".to_owned(),
         (Some(before), Some(after)) => {
-            let unseen =
-                [("rail", before.rail != after.rail), ("exclusions", before.exclusions != after.exclusions)];
+            let unseen = [
+                ("rail", before.rail != after.rail),
+                ("exclusions", before.exclusions != after.exclusions),
+                ("leaf port", before.leaf_ports != after.leaf_ports),
+            ];
             let unseen: Vec<_> = unseen.iter().filter(|(_, differs)| *differs).map(|(key, _)| *key).collect();
             if unseen.is_empty() { "changed".to_owned() } else { format!("changed ({})", unseen.join(", ")) }
         }

@@ -1,25 +1,34 @@
 //! The store, `NODE/POOL.json` below storeDir: one small file for each node in
 //! each pool, so that an ADD costs the same however many nodes are planned.
+//! Beside them, in `NODE/leaf-ports`, stands in which ports the cables end, if the
+//! plan knows: an older rail-ipam passes over that file, and so does ADD.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
 
-use super::allocation::{self, Allocation};
+use super::allocation::{self, Allocation, LeafPort};
 use crate::failure;
 use crate::files::Dir;
+use crate::nearest::by_distance;
 use crate::node::Node;
 use crate::progress::Progress;
 
 const LOCK: &str = ".lock";
+/// Without `.json`, by which an older rail-ipam knows pools.
+const LEAF_PORTS: &str = "leaf-ports";
 /// A file that is there while somebody writes, or when he was killed.
 const UNFINISHED: &str = ".unfinished";
 /// What a name begins with that is not a node's yet, or not any more.
 const NEW: &str = ".new.";
+/// Nodes of a large store that are looked at for a message.
+const MOST_LISTED: usize = 10_000;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The allocations of `node_name` in `pools`, all of one plan; there being none is an error that helps.
@@ -28,6 +37,15 @@ pub fn load(node: &Node, node_name: &str, pools: &[String]) -> Result<Vec<Alloca
     let found = store.find(node_name, pools)?;
     let or_missing = |(pool, found): (&String, Found)| found?.ok_or_else(|| store.missing(node_name, pool));
     pools.iter().zip(found).map(or_missing).collect()
+}
+
+/// The leaf ports behind `gateway`, a neighbour of this node: `leaf-su0-r0 swp2`. Where the plan knows none, or
+/// the store cannot be read, nothing: it is asked for an error that has another cause.
+pub fn peer_of(node: &Node, gateway: IpAddr) -> Option<String> {
+    let all = Store::open(node).ok()?.everything(&super::node_name(node).ok()?).ok()?;
+    let of_gateway = |one: &Allocation| one.gateway == Some(gateway) && !one.leaf_ports.is_empty();
+    let allocation = all.into_values().flatten().flatten().find(of_gateway)?;
+    Some(allocation::join(&allocation.leaf_ports))
 }
 
 /// What a file says, if it is there.
@@ -93,6 +111,25 @@ impl Store {
         Ok(found)
     }
 
+    /// All that `node_name` has, by pool, with the leaf ports.
+    pub fn everything(&self, node_name: &str) -> Result<BTreeMap<String, Found>> {
+        let Some(folder) = self.folder(node_name)? else { return Ok(BTreeMap::new()) };
+        let names = folder.names()?;
+        let has_leaf_ports = names.iter().any(|name| name == LEAF_PORTS);
+        let mut leaf_ports = if has_leaf_ports { read_leaf_ports(&folder) } else { BTreeMap::new() };
+        let mut all = BTreeMap::new();
+        for pool in names.iter().filter_map(|name| name.strip_suffix(".json")) {
+            let mut found = read(&folder, pool);
+            if let (Ok(Some(allocation)), Some(of_pool)) = (&mut found, leaf_ports.remove(pool))
+                && allocation.gateway == of_pool.gateway
+            {
+                allocation.leaf_ports = of_pool.ports;
+            }
+            all.insert(pool.to_owned(), found);
+        }
+        Ok(all)
+    }
+
     fn folder(&self, node_name: &str) -> Result<Option<Dir>> {
         Ok(self.root.as_ref().map(|root| root.sub(node_name)).transpose()?.flatten())
     }
@@ -104,7 +141,7 @@ impl Store {
                 pools.truncate(20);
                 format!(": it has one in {}", pools.join(", "))
             }
-            _ => hint(&self.near(node_name)),
+            _ => self.hint(node_name),
         };
         let file = self.path.join(node_name).join(file_name(pool));
         failure!(
@@ -114,14 +151,30 @@ impl Store {
         )
     }
 
-    /// Nodes that may be meant by `wanted`. Of a large store only a part is listed; it tells which domains there
-    /// are, and the likely names are looked up.
+    /// What to do about a node that has nothing here.
+    pub fn hint(&self, wanted: &str) -> String {
+        near_hint(wanted, self.likely(wanted).iter().map(String::as_str), "the store")
+    }
+
+    /// Nodes that may be meant by `wanted`.
     pub fn near(&self, wanted: &str) -> Vec<String> {
-        let listed = self.some_nodes(10_000);
+        near_misses(wanted, self.likely(wanted).iter().map(String::as_str))
+    }
+
+    /// Nodes that there are, those with a name like `wanted` first.
+    pub fn some_names(&self, wanted: &str) -> Option<String> {
+        some_names(wanted, self.likely(wanted).iter().map(String::as_str))
+    }
+
+    /// Of a large store only a part is listed; it tells which domains there are, and the likely names are looked
+    /// up.
+    fn likely(&self, wanted: &str) -> BTreeSet<String> {
+        let mut listed = self.some_nodes(MOST_LISTED);
+        // A folder that went empty between two calls, or that somebody made.
+        listed.retain(|name| name != wanted);
         let likely = likely_names(wanted, listed.iter().map(String::as_str));
         let is_there = |name: &String| super::is_name(name) && self.path.join(name).is_dir();
-        let there: BTreeSet<String> = listed.into_iter().chain(likely.into_iter().filter(is_there)).collect();
-        near_misses(wanted, there.iter().map(String::as_str))
+        listed.into_iter().chain(likely.into_iter().filter(is_there)).collect()
     }
 }
 
@@ -227,13 +280,32 @@ fn prepare(root: &Dir, changes: &[Change<'_>]) -> Result<Step> {
     let old = root.sub(name)?;
     let mut kept = old.as_ref().map(Dir::names).transpose()?.unwrap_or_default();
     let files: Vec<_> = changes.iter().map(|change| file_name(change.pool)).collect();
-    let is_one_file = kept == files;
-    kept.retain(|name| !files.contains(name));
-    let put = files.iter().zip(changes).filter_map(|(file, change)| Some((file, change.allocation?)));
-    let has_new = !kept.is_empty() || put.clone().next().is_some();
+    let only = match kept.as_slice() {
+        [only] => Some(only.clone()),
+        _ => None,
+    };
+    kept.retain(|name| name != LEAF_PORTS && !files.contains(name));
+    let mut leaf_ports = old.as_ref().map(read_leaf_ports).unwrap_or_default();
+    leaf_ports.retain(|pool, _| kept.contains(&file_name(pool)));
+    let mut put = Vec::new();
+    for (file, change) in files.into_iter().zip(changes) {
+        let Some(allocation) = change.allocation else { continue };
+        put.push((file, content(allocation)?));
+        let Allocation { gateway, leaf_ports: ports, .. } = allocation;
+        if !ports.is_empty() {
+            let of_pool = OfPool { gateway: *gateway, ports: ports.clone() };
+            leaf_ports.insert(change.pool.to_owned(), of_pool);
+        }
+    }
+    if !leaf_ports.is_empty() {
+        put.push((LEAF_PORTS.to_owned(), content(&leaf_ports)?));
+    }
+    let has_new = !kept.is_empty() || !put.is_empty();
     let hidden = hidden(name);
-    if let (true, [file], Some((_, allocation))) = (is_one_file, files.as_slice(), put.clone().next()) {
-        root.write_new(&hidden, &content(allocation)?)?;
+    if let (Some(only), true, [(file, content)]) = (only, kept.is_empty(), put.as_slice())
+        && only == *file
+    {
+        root.write_new(&hidden, content)?;
         return Ok(Step::ExchangeFile(format!("{name}/{file}")));
     }
     let step = match (&old, has_new) {
@@ -245,8 +317,8 @@ fn prepare(root: &Dir, changes: &[Change<'_>]) -> Result<Step> {
     if has_new {
         root.make(&hidden)?;
     }
-    for (file, allocation) in put {
-        root.write_new(&format!("{hidden}/{file}"), &content(allocation)?)?;
+    for (file, content) in put {
+        root.write_new(&format!("{hidden}/{file}"), &content)?;
     }
     if let (Some(old), false) = (old, kept.is_empty()) {
         let new = root.create_sub(&hidden)?;
@@ -255,10 +327,24 @@ fn prepare(root: &Dir, changes: &[Change<'_>]) -> Result<Step> {
     Ok(step)
 }
 
-fn content(allocation: &Allocation) -> Result<Vec<u8>> {
-    let mut content = serde_json::to_vec(allocation)?;
+fn content(of_file: &impl Serialize) -> Result<Vec<u8>> {
+    let mut content = serde_json::to_vec(of_file)?;
     content.push(b'\n');
     Ok(content)
+}
+
+/// The leaf ports of a node, by pool. The gateway tells whether they are of the same plan as the allocation, which
+/// an older rail-ipam writes alone.
+#[derive(Debug, Serialize, Deserialize)]
+struct OfPool {
+    gateway: Option<IpAddr>,
+    ports: Vec<LeafPort>,
+}
+
+/// Damage costs a message two words, and the next plan writes the file again.
+fn read_leaf_ports(folder: &Dir) -> BTreeMap<String, OfPool> {
+    let content = folder.read(LEAF_PORTS).ok().flatten().unwrap_or_default();
+    serde_json::from_slice(&content).unwrap_or_default()
 }
 
 impl Step {
@@ -415,14 +501,35 @@ pub fn near_misses<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Ve
     near
 }
 
-/// What to do about a node that is not there.
-pub fn hint(near: &[String]) -> String {
-    match near {
-        [] => ": `rail-ipam plan` or `import` must give it one, for nothing is ever invented".to_owned(),
+/// What to do about a node that is not there: one that is near in letter case or domain is meant, or else one of
+/// those that `whose` ("the plan") has.
+pub fn near_hint<'a>(wanted: &str, names: impl Iterator<Item = &'a str> + Clone, whose: &str) -> String {
+    match near_misses(wanted, names.clone()).as_slice() {
+        [] => {
+            let given = "`rail-ipam plan` or `import` must give it one, for nothing is ever invented";
+            match some_names(wanted, names) {
+                None => format!(": {given}"),
+                Some(some) => format!(": {whose} has {some}; {given}, or nodeName in node.json is wrong"),
+            }
+        }
         near => format!(
             ": did the plan mean it with {}? Names are exact: correct the plan, or nodeName in node.json",
             near.join(", ")
         ),
+    }
+}
+
+/// The names that differ least from `wanted`, and how many more there are.
+fn some_names<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Option<String> {
+    const SHOWN: usize = 10;
+    let all = by_distance(wanted, names);
+    let some = all.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", ");
+    match all.len().checked_sub(SHOWN) {
+        _ if all.is_empty() => None,
+        None | Some(0) => Some(some),
+        // No more are looked at.
+        Some(_) if all.len() >= MOST_LISTED => Some(format!("{some} and thousands more")),
+        Some(more) => Some(format!("{some} and {more} more")),
     }
 }
 
@@ -436,6 +543,48 @@ mod tests {
         let text = r#"{"version":1,"prefix":"172.16.1.60/31","gateway":"172.16.1.61","rail":0,"routes":[{"dst":"172.16.0.0/15"}],"exclusions":[{"startIP":"172.16.1.61","endIP":"172.16.1.61"}]}"#;
         let read = parse(text.as_bytes()).unwrap();
         assert_eq!(serde_json::to_string(&read).unwrap(), text);
+    }
+
+    /// rail-ipam 0.1.0 reads the store with `parse`, which refuses keys that it does not know, and lists pools by
+    /// their `.json`.
+    #[test]
+    fn a_gateway_tells_its_leaf_port_and_the_allocation_is_as_before() {
+        let temp = tempfile::tempdir().unwrap();
+        let dirs = serde_json::json!({"nodeName": "n", "storeDir": temp.path().join("store")});
+        let node: Node = serde_json::from_value(dirs).unwrap();
+        let port = |leaf: &str, port: &str| LeafPort { leaf: leaf.into(), port: Some(port.into()) };
+        let (gateway, file) = ("172.16.0.3".parse().unwrap(), temp.path().join("store/n/rail-0.json"));
+        assert_eq!(peer_of(&node, gateway), None);
+        let mut ours = allocation::tests::allocation("172.16.0.2/31", Some("172.16.0.3"), &[]);
+        let write = |allocation: Option<&Allocation>| {
+            apply(&node, &[Change { node_name: "n", pool: "rail-0", allocation }]).unwrap();
+        };
+        write(Some(&ours));
+        let before = std::fs::read(&file).unwrap();
+        assert_eq!(peer_of(&node, gateway), None);
+        for (ports, told) in [
+            (vec![port("leaf-su0-r0", "swp2")], Some("leaf-su0-r0 swp2")),
+            (vec![port("p0", "swp2"), port("p1", "swp2")], Some("p0 swp2, p1 swp2")),
+            (vec![LeafPort { leaf: "leaf".into(), port: None }], Some("leaf")),
+            (vec![], None),
+            (vec![port("leaf-su0-r0", "swp2")], Some("leaf-su0-r0 swp2")),
+        ] {
+            ours.leaf_ports = ports;
+            write(Some(&ours));
+            assert_eq!(peer_of(&node, gateway).as_deref(), told);
+            assert_eq!(std::fs::read(&file).unwrap(), before, "an older rail-ipam reads this");
+            assert_eq!(Store::open(&node).unwrap().pools("n").unwrap(), ["rail-0"]);
+        }
+        assert_eq!(peer_of(&node, "172.16.0.1".parse().unwrap()), None);
+        // An older rail-ipam writes another allocation and leaves the file beside it.
+        let moved = allocation::tests::allocation("172.16.0.2/31", Some("172.16.0.2"), &[]);
+        std::fs::write(&file, content(&moved).unwrap()).unwrap();
+        assert_eq!(peer_of(&node, "172.16.0.2".parse().unwrap()), None);
+        std::fs::write(file.with_file_name(LEAF_PORTS), "{").unwrap();
+        write(Some(&ours));
+        assert_eq!(peer_of(&node, gateway).as_deref(), Some("leaf-su0-r0 swp2"));
+        write(None);
+        assert!(!temp.path().join("store/n").exists());
     }
 
     #[test]
@@ -468,6 +617,25 @@ mod tests {
         assert_eq!(near_misses("Worker-1", names.into_iter()), ["WORKER-1.example.com", "worker-1"]);
         assert!(near_misses("worker-2", names.into_iter()).is_empty());
         assert_eq!(near_misses("worker-1", ["worker-1", "Worker-1"].into_iter()), ["Worker-1"]);
+    }
+
+    #[test]
+    fn who_mistypes_a_name_sees_those_that_there_are() {
+        let names: Vec<_> = (0..64).map(|node| format!("worker-gpu-{node}")).collect();
+        let hint = |wanted: &str, count: usize| {
+            near_hint(wanted, names.iter().take(count).map(String::as_str), "the store")
+        };
+        let told = hint("worker-gpu-64", 64);
+        assert!(
+            told.starts_with(
+                ": the store has worker-gpu-4, worker-gpu-6, worker-gpu-14, worker-gpu-24, worker-gpu-34, worker-gpu-44, \
+                 worker-gpu-46, worker-gpu-54, worker-gpu-60, worker-gpu-61 and 54 more; "
+            ),
+            "{told}"
+        );
+        assert!(hint("gpu-9", 2).starts_with(": the store has worker-gpu-0, worker-gpu-1; "));
+        assert!(hint("WORKER-gpu-1", 2).starts_with(": did the plan mean it with worker-gpu-1?"));
+        assert!(hint("x", 0).starts_with(": `rail-ipam plan` or `import` must"));
     }
 
     /// Of a store with more nodes than are listed.

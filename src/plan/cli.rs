@@ -1,24 +1,21 @@
 //! `rail-ipam plan`.
 
 use std::collections::BTreeMap;
-use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
-use imara_diff::{Algorithm, BasicLineDiffPrinter, Diff, InternedInput, UnifiedDiffConfig};
 use serde_json::{Value, json};
 
+use super::out::{self, Out};
 use super::pattern::Pattern;
 use super::scheme::{Family, Mode, Polarity, Scheme, Tiers};
-use super::{File, Plan, Pool, Pools, csv, fabric, manifest, nads, netplan, nvue, refused, topology};
+use super::{File, Plan, Pool, Pools, csv, fabric, manifest, nads, netplan, nics, nvue, refused, topology};
 use crate::document;
 use crate::fail;
-use crate::ipam::report::show_changes;
-use crate::ipam::store::Store;
-use crate::ipam::{self, Import, Line, Nodes};
+use crate::ipam::report::{show_changes, tell};
+use crate::ipam::{self, Import, Line, Nodes, Terms};
 use crate::node::Node;
 use crate::output::{self, Output, pretty, print, table};
 
@@ -53,9 +50,12 @@ pub struct PlanArgs {
     /// The store of every node of the plan
     #[arg(long)]
     all_nodes: bool,
-    /// Take pools out of the store that the plan does not name: those of an old name
+    /// Take out what the plan does not name: pools and nodes of the store, files of an earlier plan in the folder
     #[arg(long)]
     prune: bool,
+    /// NEW takes the place of OLD in the store, which goes
+    #[arg(long, value_name = "NEW=OLD", value_parser = Terms::parse_replaces)]
+    replaces: Vec<(String, String)>,
     /// Also while pods use addresses that they would lose
     #[arg(long)]
     force: bool,
@@ -107,6 +107,10 @@ pub enum Target {
     Nvue,
     /// A line for each cable, for the network team.
     Csv,
+    /// A node.json for each host: which NIC is which rail.
+    NodeJson,
+    /// Resources of the SR-IOV device plugin.
+    DevicePlugin,
 }
 
 /// Reads, checks, and then writes, compares or shows.
@@ -114,16 +118,22 @@ pub fn run(args: &PlanArgs, output: Output) -> Result<ExitCode> {
     if args.out.is_some() && args.to == Some(Target::Store) {
         fail!(InvalidConfig, "--out is for files: node.json says where the store is");
     }
-    if !args.is_of_the_store() && (args.force || args.prune || args.node.is_some() || args.all_nodes) {
-        fail!(InvalidConfig, "--node, --all-nodes, --prune and --force are for the store");
+    let of_the_store = args.force || args.node.is_some() || args.all_nodes || !args.replaces.is_empty();
+    if !args.is_of_the_store() && of_the_store {
+        fail!(InvalidConfig, "--node, --all-nodes, --replaces and --force are for the store");
+    }
+    if !args.is_of_the_store() && args.out.is_none() && args.prune {
+        fail!(InvalidConfig, "--prune is for the store, or --out with what is there");
     }
     let (mut plan, pools) = args.read()?;
     let files = match args.to {
         Some(Target::Cidrpool) => manifest::write(&mut plan)?,
-        Some(Target::Nads) => nads::write(&plan)?,
+        Some(Target::Nads) => nads::write(&mut plan)?,
         Some(Target::Netplan) => netplan::write(&plan)?,
         Some(Target::Nvue) => nvue::write(&plan)?,
         Some(Target::Csv) => csv::write(&plan)?,
+        Some(Target::NodeJson) => nics::node_json(&mut plan)?,
+        Some(Target::DevicePlugin) => nics::device_plugin(&mut plan)?,
         Some(Target::Store) | None => Vec::new(),
     };
     plan.warnings.iter().for_each(|warning| say(warning));
@@ -134,12 +144,24 @@ pub fn run(args: &PlanArgs, output: Output) -> Result<ExitCode> {
         (Some(target), Some(dir)) => {
             // netplan warns of files that others may read; manifests and switch configuration are shared.
             let mode = if target == Target::Netplan { 0o600 } else { 0o666 };
-            write_files(dir, &files, mode, args.diff, output)
+            let is_alone = matches!(target, Target::Netplan | Target::Nvue);
+            let (prune, is_diff) = (args.prune, args.diff);
+            let name =
+                target.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+            out::write(&Out { dir, target: &name, mode, is_alone, prune, is_diff }, &files, output)
         }
         (Some(_), None) if args.diff => {
             fail!(InvalidConfig, "--diff needs the store, or --out with what is there")
         }
         (Some(target), None) => {
+            // JSON knows no comments.
+            if files.len() > 1 && target == Target::NodeJson && output == Output::Table {
+                fail!(
+                    InvalidConfig,
+                    "{} files: --out says where they go, --output json prints them",
+                    files.len()
+                );
+            }
             let are_documents = !matches!(target, Target::Nvue | Target::Csv);
             print_files(&files, are_documents, output)
         }
@@ -244,7 +266,7 @@ impl PlanArgs {
             _ if self.all_nodes => Nodes::All,
             Some(name) if ipam::is_name(name) => Nodes::One(name.clone()),
             Some(name) => fail!(InvalidConfig, "--node {name:?} is no name of a node"),
-            None => Nodes::One(ipam::node_name(node)?),
+            None => Nodes::Own(ipam::node_name(node)?),
         })
     }
 }
@@ -315,7 +337,7 @@ fn store(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<
     let node = Node::load()?;
     let nodes = args.nodes(&node)?;
     let import = changes(args, &node, plan, pools, &nodes)?;
-    warn(&import);
+    tell(&import);
     if !args.diff {
         ipam::write(&node, &import, args.force)?;
     }
@@ -332,7 +354,14 @@ fn check(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<
     } else {
         Import { lines: differences(&args.read_other()?, pools), ..Import::default() }
     };
-    warn(&import);
+    tell(&import);
+    for line in &mut import.lines {
+        // Manifests and a store of rail-ipam 0.1.0 know none, which is no difference in addresses.
+        if let (Some(before), Some(after)) = (&mut line.before, &mut line.after) {
+            before.keep_leaf_ports_of(after);
+            after.keep_leaf_ports_of(before);
+        }
+    }
     let all = import.lines.len();
     import.lines.retain(|line| line.before != line.after);
     if import.lines.is_empty() && output == Output::Table {
@@ -354,6 +383,7 @@ fn differences(before: &Pools, after: &Pools) -> Vec<Line> {
                     pool: pool.clone(),
                     before: None,
                     after: None,
+                    takes_place_of: None,
                 });
                 let side = if is_after { &mut line.after } else { &mut line.before };
                 *side = Some(allocation.clone());
@@ -363,43 +393,17 @@ fn differences(before: &Pools, after: &Pools) -> Vec<Line> {
     lines.into_values().collect()
 }
 
-fn warn(import: &Import) {
-    import.warnings.iter().for_each(|warning| say(warning));
-    import.outside.iter().for_each(|lease| say(&lease.to_string()));
-}
-
-/// What the plan changes in the store. A pool that it does not name stays as it is, perhaps of another plan, and is
-/// told; or with `--prune` it goes, perhaps of an old name.
 fn changes(args: &PlanArgs, node: &Node, plan: &Plan, pools: &Pools, nodes: &Nodes) -> Result<Import> {
-    let store = Store::open(node)?;
-    let names = match nodes {
-        Nodes::One(name) => vec![name.clone()],
-        Nodes::All => store.nodes()?,
-    };
-    let mut others: BTreeMap<String, usize> = BTreeMap::new();
-    for name in &names {
-        for pool in store.pools(name)?.into_iter().filter(|pool| !pools.contains_key(pool)) {
-            *others.entry(pool).or_default() += 1;
+    let mut replaces = plan.replaces.clone();
+    for (new, old) in &args.replaces {
+        match replaces.insert(new.clone(), old.clone()) {
+            Some(other) if other != *old => {
+                fail!(InvalidConfig, "--replaces {new}={old}: in the plan it replaces {other}")
+            }
+            _ => (),
         }
     }
-    if !args.prune {
-        for (pool, count) in others {
-            say(&format!(
-                "pool {pool} is in the store ({count} nodes) and not in the plan: it stays (--prune: it goes)"
-            ));
-        }
-        return ipam::changes(node, pools, nodes);
-    }
-    // A node that is not in the plan at all has most likely another name there, and would lose everything.
-    if let Nodes::One(name) = nodes
-        && !plan.nodes().contains(name.as_str())
-    {
-        let near = ipam::store::near_misses(name, plan.nodes().into_iter());
-        fail!(InvalidConfig, "--prune: node {name} is not in the plan{}", ipam::store::hint(&near));
-    }
-    let mut pools = pools.clone();
-    pools.extend(others.into_keys().map(|pool| (pool, BTreeMap::new())));
-    ipam::changes(node, &pools, nodes)
+    ipam::changes(node, pools, nodes, &Terms { prune: args.prune, is_whole: true, replaces })
 }
 
 /// Several files are told from each other by a comment that each of the formats knows; manifests make one file for
@@ -416,66 +420,6 @@ fn print_files(files: &[File], are_documents: bool, output: Output) -> Result<Ex
             print(&format!("{separator}# {}\n", file.name))?;
         }
         print(&file.text)?;
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Files in a folder, each written beside and renamed. Others in it are left.
-fn write_files(dir: &Path, files: &[File], mode: u32, is_diff: bool, output: Output) -> Result<ExitCode> {
-    let mut changes = Vec::new();
-    for file in files {
-        let path = dir.join(&file.name);
-        let before = match std::fs::read(&path) {
-            Ok(before) => Some(before),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
-        };
-        let change = match &before {
-            None => "new",
-            Some(before) if before == file.text.as_bytes() => "same",
-            Some(_) => "changed",
-        };
-        if is_diff && change == "changed" && output == Output::Table {
-            let before = String::from_utf8_lossy(before.as_deref().unwrap_or_default()).into_owned();
-            let name = path.display().to_string();
-            let input = InternedInput::new(before.as_str(), file.text.as_str());
-            let mut diff = Diff::compute(Algorithm::Histogram, &input);
-            diff.postprocess_lines(&input);
-            let printer = BasicLineDiffPrinter(&input.interner);
-            let diff = diff.unified_diff(&printer, UnifiedDiffConfig::default(), &input).to_string();
-            let lines = diff.lines().map(|line| output::printable(line) + "\n");
-            print(&format!("--- {name}\n+++ the plan\n{}", lines.collect::<String>()))?;
-        }
-        changes.push((path, change));
-    }
-    if !is_diff {
-        std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        for (file, (path, change)) in files.iter().zip(&changes) {
-            if *change != "same" {
-                let beside = dir.join(format!(".{}.new", file.name));
-                let mut options = std::fs::File::options();
-                // Never through a link that somebody else put there; what is left of a run that was killed goes.
-                options.write(true).create_new(true).mode(mode);
-                let _ = std::fs::remove_file(&beside);
-                let opened = options.open(&beside);
-                opened
-                    .and_then(|mut opened| opened.write_all(file.text.as_bytes()))
-                    .and_then(|()| std::fs::rename(&beside, path))
-                    .with_context(|| format!("cannot write {}", path.display()))?;
-            }
-        }
-    }
-    match output {
-        Output::Json => {
-            let files: Vec<_> =
-                changes.iter().map(|(path, change)| json!({"file": path, "change": change})).collect();
-            print(&pretty(&json!({"dryRun": is_diff, "files": files})))?;
-        }
-        Output::Table => {
-            let rows =
-                changes.iter().map(|(path, change)| vec![path.display().to_string(), (*change).to_owned()]);
-            print(&table(&["FILE", "CHANGE"], rows))?;
-        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -4,7 +4,7 @@
 //! [`is_fabric`] knows such a file by its content, [`read`] makes the plan of it. Nodes are made while they are
 //! read, so that a page that stands for a million of them takes no more memory than their plan.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use anyhow::Result;
 use serde::de::DeserializeOwned;
@@ -37,7 +37,7 @@ const KEYS: [&str; 17] = [
     "leafPort",
     "mtu",
 ];
-const NODE_KEYS: [&str; 4] = ["name", "pod", "su", "host"];
+const NODE_KEYS: [&str; 5] = ["name", "pod", "su", "host", "replaces"];
 
 /// What `nodeName` may use, `hostInterface`, and the names of leaves and ports.
 const OF_NODE: [&str; 4] = ["node", "pod", "su", "host"];
@@ -67,6 +67,7 @@ fn plan(document: Part<'_>) -> Result<Plan, Vec<String>> {
     };
     let mut plan = fabric.scheme.plan(fabric.links(&off_pattern), &place)?;
     plan.warnings.extend(warnings);
+    plan.replaces = fabric.replaces;
     Ok(plan)
 }
 
@@ -94,6 +95,8 @@ struct Fabric {
     planes: u64,
     grid: Option<Grid>,
     nodes: Vec<(String, Place)>,
+    /// Nodes that took the place of another one.
+    replaces: BTreeMap<String, String>,
     /// One for all rails, or one for each.
     interfaces: Vec<Pattern<2>>,
     leaf: Option<Pattern<5>>,
@@ -165,7 +168,7 @@ impl Fabric {
             sus: keys.needed("sus", last.su + 1),
             hosts: keys.needed("hostsPerSU", last.host + 1),
         });
-        let nodes = keys.nodes(&scheme);
+        let (nodes, replaces) = keys.nodes(&scheme, grid.as_ref());
         if keys.lacks("nodeName") {
             for key in ["pods", "sus", "hostsPerSU"] {
                 if !keys.lacks(key) {
@@ -190,6 +193,7 @@ impl Fabric {
             planes,
             grid,
             nodes,
+            replaces,
             interfaces,
             leaf: keys.pattern("leafName", "leafName", &OF_LEAF),
             port: keys.pattern("leafPort", "leafPort", &OF_LEAF),
@@ -441,19 +445,23 @@ impl Keys<'_> {
         patterns
     }
 
-    /// Nodes that do not follow the pattern, or all of them.
-    fn nodes(&mut self, scheme: &Scheme) -> Vec<(String, Place)> {
+    /// Nodes that do not follow the pattern, or all of them; and whose place each of them took.
+    fn nodes(
+        &mut self,
+        scheme: &Scheme,
+        grid: Option<&Grid>,
+    ) -> (Vec<(String, Place)>, BTreeMap<String, String>) {
+        let (mut nodes, mut replaces) = (Vec::new(), BTreeMap::new());
         let list = match self.document.get("nodes").map(|part| part.value) {
-            None | Some(Value::Null) => return Vec::new(),
+            None | Some(Value::Null) => return (nodes, replaces),
             Some(Value::Array(list)) => list,
             Some(_) => {
                 self.fault("nodes", "is not a list");
-                return Vec::new();
+                return (nodes, replaces);
             }
         };
         let last = scheme.last();
         let (mut names, mut places) = (HashMap::new(), HashMap::new());
-        let mut nodes = Vec::new();
         for (index, value) in list.iter().enumerate() {
             let path = format!("nodes[{index}]");
             if !value.is_object() {
@@ -462,6 +470,11 @@ impl Keys<'_> {
             }
             self.unknown(&path, &NODE_KEYS);
             let before = self.faults.len();
+            let old = self.get::<String>(&format!("{path}.replaces"));
+            let place_of_old = match &old {
+                Some(old) => self.place_of(old, &path, grid),
+                None => None,
+            };
             let mut number = |key: &str, last: u64, default: Option<u64>| {
                 let path = format!("{path}.{key}");
                 if self.lacks(&path) {
@@ -476,8 +489,14 @@ impl Keys<'_> {
                 }
                 number
             };
-            let pod = number("pod", last.pod, (scheme.tiers == Tiers::Two).then_some(0));
-            let place = Place { pod, su: number("su", last.su, None), host: number("host", last.host, None) };
+            let place = match place_of_old {
+                Some(place) => place,
+                None => Place {
+                    pod: number("pod", last.pod, (scheme.tiers == Tiers::Two).then_some(0)),
+                    su: number("su", last.su, None),
+                    host: number("host", last.host, None),
+                },
+            };
             let path_of_name = format!("{path}.name");
             let name = self.get::<String>(&path_of_name);
             match &name {
@@ -494,9 +513,30 @@ impl Keys<'_> {
             if let Some(other) = places.insert(place, index) {
                 self.fault(&path, &format!("{} is also the place of nodes[{other}]", shown(place)));
             }
+            if let Some(old) = old {
+                replaces.insert(name.clone(), old);
+            }
             nodes.push((name, place));
         }
-        nodes
+        (nodes, replaces)
+    }
+
+    /// Where the node that `path` replaces stood, unless the entry says it itself.
+    fn place_of(&mut self, old: &str, path: &str, grid: Option<&Grid>) -> Option<Place> {
+        if !is_name(old) {
+            self.fault(&format!("{path}.replaces"), &format!("{old:?} is no name of a node"));
+        }
+        if ["pod", "su", "host"].iter().any(|key| !self.lacks(&format!("{path}.{key}"))) {
+            return None;
+        }
+        let number = grid
+            .and_then(|grid| (0..grid.len()).find(|node| grid.name(*node) == old).map(|node| (grid, node)));
+        if number.is_none() {
+            let why = format!("{old} is not by nodeName: say su and host, where it stood");
+            self.fault(&format!("{path}.replaces"), &why);
+        }
+        // Beside a fault any place will do.
+        Some(number.map_or(Place { pod: 0, su: 0, host: 0 }, |(grid, node)| grid.place(node)))
     }
 }
 

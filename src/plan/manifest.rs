@@ -1,15 +1,16 @@
 //! CIDRPool manifests: read as people and kubectl write them, written for nv-ipam and for `rail-ipam import`.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use anyhow::Result;
 use serde_json::Value;
 
 use super::yaml::scalar;
-use super::{File, Plan, Pool, refused};
+use super::{Cable, File, Plan, Pool, is_object_name, leaf_ports, refused};
 use crate::document::{Document, Fault, Part};
-use crate::ipam::cidrpool::{Row, Spec};
-use crate::ipam::is_name;
+use crate::fail;
+use crate::ipam::cidrpool::{Row, Spec, some_of};
+use crate::ipam::{allocation, is_name};
 
 const API_VERSION: &str = "nv-ipam.nvidia.com/v1alpha1";
 /// nv-ipam reads the pools of its own namespace; this is where NVIDIA's network operator puts it.
@@ -18,6 +19,10 @@ const NAMESPACE: &str = "nvidia-network-operator";
 /// `rail-1`.
 const RAIL: &str = "rail-cni/rail";
 const PLANE: &str = "rail-cni/plane";
+/// Where the cables end: a line for each node, `NODE: LEAF PORT`, and behind a comma those of other planes.
+const LEAF_PORTS: &str = "rail-cni/leaf-ports";
+/// What the annotations of an object have room for; `kubectl apply` keeps the whole object in one of them.
+const MAX_ANNOTATIONS: usize = 256 << 10;
 /// etcd takes requests of 1.5 MiB at most (its default, `--max-request-bytes`).
 const MAX_OBJECT: usize = 3 << 19;
 
@@ -51,6 +56,10 @@ pub fn read(documents: &[Document]) -> Result<Plan> {
     if !faults.is_empty() {
         return Err(refused(&faults));
     }
+    if let Some(names) = not_of_nodes(&plan) {
+        plan.warnings
+            .push(format!("{names}: they get their addresses only if nodeName in node.json says so"));
+    }
     plan.pools.sort_by_cached_key(|pool| (pool.rail, pool.plane, pool.name.clone()));
     Ok(plan)
 }
@@ -61,6 +70,7 @@ struct Manifest<'a> {
     name: &'a str,
     rail: Option<u8>,
     plane: Option<u8>,
+    cables: HashMap<String, Vec<Cable>>,
     spec: Spec,
     status: Vec<Row>,
 }
@@ -80,15 +90,16 @@ impl Manifest<'_> {
         spec.static_allocations.extend(chosen);
         let prefix = |row: &Row| row.prefix.parse::<ipnet::IpNet>().ok();
         spec.static_allocations.sort_by_cached_key(prefix);
+        let mut of_node = self.cables;
+        let cables = match of_node.is_empty() {
+            true => Vec::new(),
+            false => {
+                let rows = spec.static_allocations.iter();
+                rows.map(|row| of_node.remove(&row.node_name).unwrap_or_default()).collect()
+            }
+        };
         let namespace = self.part.text("metadata.namespace").map(str::to_owned);
-        Pool {
-            name: self.name.to_owned(),
-            rail: self.rail,
-            plane: self.plane,
-            namespace,
-            spec,
-            cables: Vec::new(),
-        }
+        Pool { name: self.name.to_owned(), rail: self.rail, plane: self.plane, namespace, spec, cables }
     }
 }
 
@@ -140,17 +151,66 @@ fn manifest(part: Part<'_>) -> Result<Manifest<'_>, Fault> {
             .ok_or_else(|| within(wrong(format!("{path}: {} is no number in quotes", given.value))))
     };
     let (rail, plane) = (number(RAIL)?, number(PLANE)?);
+    let path = format!("metadata.annotations.{LEAF_PORTS}");
+    let cables = cables(part.text(&path).unwrap_or_default())
+        .map_err(|why| within(part.fault(format!("{path}: {why}"))))?;
     let spec = part.decode("spec").map_err(within)?;
     let status: Option<Vec<Row>> = part.decode("status.allocations").map_err(within)?;
-    Ok(Manifest { part, name, rail, plane, spec, status: status.unwrap_or_default() })
+    Ok(Manifest { part, name, rail, plane, cables, spec, status: status.unwrap_or_default() })
+}
+
+/// What [`LEAF_PORTS`] says, by node.
+fn cables(text: &str) -> Result<HashMap<String, Vec<Cable>>, String> {
+    let mut found = HashMap::new();
+    for line in text.lines().filter(|line| !line.trim().is_empty()) {
+        let wrong = |why: &str| format!("{line:?}: {why}");
+        let Some((node_name, ends)) = line.split_once(": ") else {
+            return Err(wrong("is not NODE: LEAF PORT"));
+        };
+        let mut cables = Vec::new();
+        for end in ends.split(", ") {
+            let (leaf, port) = end.split_once(' ').map_or((end, None), |(leaf, port)| (leaf, Some(port)));
+            let cable = Cable { leaf: Some(leaf.into()), port: port.map(str::to_owned), ..Cable::default() };
+            if let Some(fault) = cable.faults().into_iter().flatten().next() {
+                return Err(wrong(&fault));
+            }
+            cables.push(cable);
+        }
+        if found.insert(node_name.trim().to_owned(), cables).is_some() {
+            return Err(wrong("this node is there twice"));
+        }
+    }
+    Ok(found)
+}
+
+/// Names that no node of a cluster can have, if there are any.
+fn not_of_nodes(plan: &Plan) -> Option<String> {
+    let names: Vec<_> =
+        plan.nodes().into_iter().filter(|name| !is_object_name(name)).map(str::to_owned).collect();
+    (!names.is_empty()).then(|| {
+        format!("no node of Kubernetes can be called {} (small letters, digits, - and .)", some_of(&names))
+    })
 }
 
 /// A file for each pool.
 pub fn write(plan: &mut Plan) -> Result<Vec<File>> {
     let mut files = Vec::new();
+    if let Some(names) = not_of_nodes(plan) {
+        fail!(InvalidConfig, "{names}, and nv-ipam looks for the node's name there: correct the plan");
+    }
     for pool in &plan.pools {
         pool.check_object_name()?;
-        let text = text(pool);
+        let (ports, mut text) = (ports(pool), text(pool, ""));
+        if ports.len() + text.len() + ports.len() > MAX_ANNOTATIONS {
+            plan.warnings.push(format!(
+                "pool {}: the annotation {LEAF_PORTS} is left out: with it, annotations would have more than {} KiB, \
+                 and Kubernetes takes no more",
+                pool.name,
+                MAX_ANNOTATIONS >> 10
+            ));
+        } else if !ports.is_empty() {
+            text = self::text(pool, &ports);
+        }
         if text.len() > MAX_OBJECT {
             plan.warnings.push(format!(
                 "pool {}: {} nodes make {} KiB, and etcd takes 1536: the Kubernetes API will refuse it, `rail-ipam \
@@ -165,7 +225,14 @@ pub fn write(plan: &mut Plan) -> Result<Vec<File>> {
     Ok(files)
 }
 
-fn text(pool: &Pool) -> String {
+/// What [`LEAF_PORTS`] says of the pool.
+fn ports(pool: &Pool) -> String {
+    let lines = pool.rows().map(|(row, cables)| (row, leaf_ports(cables)));
+    let lines = lines.filter(|(row, ports)| !row.node_name.is_empty() && !ports.is_empty());
+    lines.map(|(row, ports)| format!("{}: {}\n", row.node_name, allocation::join(&ports))).collect()
+}
+
+fn text(pool: &Pool, ports: &str) -> String {
     let Pool { name, rail, plane, namespace, spec, .. } = pool;
     let mut text = format!(
         "apiVersion: {API_VERSION}\nkind: CIDRPool\nmetadata:\n  name: {}\n  namespace: {}\n",
@@ -176,7 +243,7 @@ fn text(pool: &Pool) -> String {
         text.push_str(&line);
         text.push('\n');
     };
-    if rail.is_some() || plane.is_some() {
+    if rail.is_some() || plane.is_some() || !ports.is_empty() {
         line("  annotations:".into());
     }
     for (key, number) in [(RAIL, rail), (PLANE, plane)] {
@@ -184,6 +251,10 @@ fn text(pool: &Pool) -> String {
             line(format!("    {key}: \"{number}\""));
         }
     }
+    if !ports.is_empty() {
+        line(format!("    {LEAF_PORTS}: |"));
+    }
+    ports.lines().for_each(|port| line(format!("      {port}")));
     line(format!("spec:\n  cidr: {}", scalar(&spec.cidr)));
     if let Some(index) = spec.gateway_index {
         line(format!("  gatewayIndex: {index}"));
@@ -237,7 +308,7 @@ mod tests {
     }
 
     fn written(plan: &Plan) -> String {
-        plan.pools.iter().map(|pool| format!("---\n{}", super::text(pool))).collect()
+        plan.pools.iter().map(|pool| format!("---\n{}", super::text(pool, &ports(pool)))).collect()
     }
 
     /// The rail of the deployment that the project came from, as NVIDIA's script made it there.

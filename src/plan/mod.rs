@@ -9,7 +9,9 @@ pub mod fabric;
 pub mod manifest;
 pub mod nads;
 pub mod netplan;
+pub mod nics;
 pub mod nvue;
+pub mod out;
 pub mod pattern;
 pub mod scheme;
 pub mod topology;
@@ -24,9 +26,15 @@ use ipnet::IpNet;
 use serde_json::{Map, Value};
 
 use crate::document::{self, Document};
-use crate::ipam::Allocation;
-use crate::ipam::cidrpool::{self, Spec, some_of};
+use crate::ipam::cidrpool::{self, SHOWN, Spec, few, some_of};
+use crate::ipam::{Allocation, LeafPort};
 use crate::{fail, failure};
+
+/// A port without its leaf tells nobody where to look.
+fn leaf_ports(cables: &[Cable]) -> Vec<LeafPort> {
+    let port = |cable: &Cable| Some(LeafPort { leaf: cable.leaf.clone()?, port: cable.port.clone() });
+    cables.iter().filter_map(port).collect()
+}
 
 /// All rails of a fabric.
 #[derive(Debug, Default)]
@@ -37,6 +45,8 @@ pub struct Plan {
     pub warnings: Vec<String>,
     /// What it was read from, for the lines of what is found wrong with the whole.
     pub sources: Vec<Document>,
+    /// A node of the plan, and the one whose place it took.
+    pub replaces: BTreeMap<String, String>,
 }
 
 /// The addressing of a rail (and plane) in one family.
@@ -123,6 +133,11 @@ impl Plan {
             }
             match pool.spec.plan("spec", &[]) {
                 Ok(mut checked) => {
+                    for (row, cables) in pool.rows() {
+                        if let Some(allocation) = checked.allocations.get_mut(&row.node_name) {
+                            allocation.leaf_ports = leaf_ports(cables);
+                        }
+                    }
                     checked.allocations.values_mut().for_each(|allocation| allocation.rail = pool.number());
                     pools.insert(pool.name.clone(), checked.allocations);
                 }
@@ -246,18 +261,6 @@ fn alike<'a>(nodes: impl Iterator<Item = &'a str>, sources: &[Document]) -> Vec<
         }
     }
     few(found)
-}
-
-/// Ten lines tell a mistake as well as ten thousand.
-const SHOWN: usize = 10;
-
-fn few(mut warnings: Vec<String>) -> Vec<String> {
-    if warnings.len() > SHOWN {
-        let more = warnings.len() - SHOWN;
-        warnings.truncate(SHOWN);
-        warnings.push(format!("and {more} more of these"));
-    }
-    warnings
 }
 
 #[cfg(test)]

@@ -137,6 +137,31 @@ fn a_wanted_gateway_that_is_silent_is_logged_and_found_by_check() {
     host.cni("DEL", "c1", &pod, &config).ok();
 }
 
+/// The plan knows in which port of which leaf the cable should be; a store of 0.1.0 does not.
+#[test]
+fn a_silent_gateway_is_told_with_its_leaf_port() {
+    let Some(host) = two_rails("probe::leaf") else { return };
+    swap(&host, true);
+    let pod = host.add_netns("pod");
+    let ports = |pool: &str, gateway: &str, port: &str| {
+        let port = json!({"leaf": "leaf-su0-r0", "port": port});
+        (pool.to_owned(), json!({"gateway": gateway, "ports": [port]}))
+    };
+    let both = [ports("rail-0", "172.16.0.1", "swp2"), ports("rail-0-v6", "fd00::2", "swp3")];
+    let both = Value::Object(both.into_iter().collect());
+    std::fs::write(host.path("store/node-1/leaf-ports"), both.to_string()).unwrap();
+    let parts = [
+        "gateway 172.16.0.1 (leaf-su0-r0 swp2) did not answer ARP",
+        "gateway fd00::2 (leaf-su0-r0 swp3) did not answer ND",
+    ];
+    let failed = host.cni("ADD", "c1", &pod, &asking("require", POOLS[2]));
+    all_in(&failed.error(101)["msg"].to_string(), &parts);
+    let config = asking("warn", POOLS[2]);
+    let added = host.cni("ADD", "c1", &pod, &config).ok().json();
+    all_in(&check(&host, &pod, &config, &added).error(100)["msg"].to_string(), &parts);
+    host.cni("DEL", "c1", &pod, &config).ok();
+}
+
 /// What the pod has learnt from the right cable is no answer of the wrong one.
 #[test]
 fn an_answer_of_before_does_not_count() {

@@ -60,7 +60,7 @@ impl Store {
     fn importer(&self, number: u8, args: &[&str]) -> Call {
         let file = self.manifests(number).display().to_string();
         let args: Vec<&str> =
-            ["import", "--all-nodes", &file].into_iter().chain(args.iter().copied()).collect();
+            ["import", "--all-nodes", "--prune", &file].into_iter().chain(args.iter().copied()).collect();
         self.call("", "").args(&args)
     }
 
@@ -408,4 +408,56 @@ fn a_terminal_gets_a_bar_and_a_pipe_none() {
     let piped =
         store.call("", "").args(&["import", "--all-nodes", file.to_str().unwrap()]).run(&json!(null)).ok();
     assert_eq!(piped.stderr, "");
+}
+
+/// A node that changed its name: its pods hold addresses under the old one, and would get company.
+#[test]
+fn a_node_that_replaces_another_waits_for_its_pods() {
+    let Some(store) = Store::new("store::replace") else { return };
+    store.import(1, &[]).ok();
+    store.call("ADD", "c1").run(&network()).ok();
+    let before = store.files();
+    let text = fs::read_to_string(store.manifests(1)).unwrap().replace("node-1", "node-9");
+    let file = store.host.path("renamed.json").display().to_string();
+    fs::write(&file, text).unwrap();
+    store.host.set_node(json!({"storeDir": store.path(""), "nodeName": "node-9"}));
+    let import = |args: &[&str]| {
+        let all: Vec<_> = ["import", &file].into_iter().chain(args.iter().copied()).collect();
+        store.call("", "").args(&all).run(&json!(null))
+    };
+
+    let refused = import(&[]);
+    let told =
+        "node node-9 would get 172.16.1.0/31 and 1 more, which the store has for node node-1 in pool rail-0";
+    assert!(refused.status == 1 && refused.stderr.contains(told), "{refused:?}");
+    let refused = import(&["--replaces", "node-9=node-1"]);
+    for text in
+        ["172.16.1.0 is in use, held by net1 of pod default/pod", "nothing was written: 2 live leases"]
+    {
+        assert!(refused.status == 1 && refused.stderr.contains(text), "{text}: {refused:?}");
+    }
+    assert_eq!(store.files(), before);
+    let diff = import(&["--replaces", "node-9=node-1", "--dry-run"]).ok();
+    assert!(diff.stdout.contains("new, in the place of node-1"), "{diff:?}");
+
+    store.call("DEL", "c1").run(&network()).ok();
+    import(&["--replaces", "node-9=node-1"]).ok();
+    let added = store.call("ADD", "c2").run(&network()).ok().json();
+    assert_eq!(added["ips"][0]["address"], "172.16.1.0/31");
+    assert!(import(&["--replaces", "node-9=node-1"]).ok().stdout.ends_with("2 same\n"));
+}
+
+/// The name of the node is exact; who has it wrong sees those that there are.
+#[test]
+fn an_add_on_an_unknown_node_lists_those_of_the_store() {
+    let Some(store) = Store::new("store::unknown") else { return };
+    store.import(1, &[]).ok();
+    store.host.set_node(json!({"storeDir": store.path(""), "nodeName": "nodd-2"}));
+    let failed = store.call("ADD", "c1").run(&network());
+    let msg = failed.error(7)["msg"].to_string();
+    assert!(msg.contains("the store has node-2, node-1, node-3; `rail-ipam plan` or `import` must"), "{msg}");
+    let mut doctor = Command::new(env!("CARGO_BIN_EXE_rail-cni"));
+    doctor.arg("doctor").env("RAIL_CNI_NODE_CONFIG", store.host.path("node.json"));
+    let doctor: Ran = doctor.output().unwrap().into();
+    assert!(doctor.stdout.contains("and the store has node-2, node-1, node-3"), "{doctor:?}");
 }

@@ -10,9 +10,9 @@ use super::{Check, Findings, count};
 use crate::attach::inventory::{Inventory, State};
 use crate::attach::record::Record;
 use crate::files;
-use crate::ipam::Allocation;
 use crate::ipam::lease::{self, Folder, Holder, Lease};
 use crate::ipam::store::Store;
+use crate::ipam::{Allocation, rail_in};
 use crate::node::Node;
 
 /// Of a large store a part is looked at: nodes whose pools are compared with ours.
@@ -66,7 +66,12 @@ fn pools(
     if ours.is_empty() {
         let text = format!("node {node_name} has no allocation in any pool");
         found.add(match near.join(", ") {
-            near if near.is_empty() => Check::fail(name, text, "`rail-ipam import` its plan"),
+            near if near.is_empty() => {
+                let others = store.some_names(node_name);
+                let others = others.map_or_else(String::new, |some| format!(", and the store has {some}"));
+                let remedy = "`rail-ipam import` its plan, or correct nodeName in node.json";
+                Check::fail(name, text + &others, remedy)
+            }
             near => {
                 let remedy = "names are exact: correct the plan, or nodeName in node.json";
                 Check::fail(name, format!("{text}, and {near} has a folder in the store"), remedy)
@@ -148,14 +153,6 @@ fn rails_without_pool(pools: &BTreeMap<String, Allocation>, inventory: &Inventor
             "`rail-ipam import` it, or correct node.json",
         )
     });
-}
-
-/// `rail-3`, `rail3-v6`: what the name of a pool says, where the plan does not.
-fn rail_in(pool: &str) -> Option<u8> {
-    let lower = pool.to_ascii_lowercase();
-    let (_, after) = lower.split_once("rail")?;
-    let after = after.trim_start_matches(['-', '_', '.']);
-    after.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
 fn leases(
@@ -248,23 +245,5 @@ fn clock(live: &[Lease], inventory: &Inventory, found: &mut Findings) {
             count(all.len(), "lease and record")
         );
         found.add(Check::warn("clock", text, "nothing is decided by it; set the clock before pods start"));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_of_pools_may_tell_the_rail() {
-        for (pool, rail) in [
-            ("rail-3", Some(3)),
-            ("rail3-v6", Some(3)),
-            ("su1_Rail_12", Some(12)),
-            ("pool-3", None),
-            ("rail", None),
-        ] {
-            assert_eq!(rail_in(pool), rail, "{pool}");
-        }
     }
 }

@@ -248,6 +248,7 @@ impl<'a> Ethernet<'a> {
             rail: None,
             routes: dsts,
             exclusions: Vec::new(),
+            leaf_ports: Vec::new(),
         };
         let wrong = |what: &str, why: String| self.fault(part, format!(".{what}{why}"));
         allocation.check().map_err(|why| wrong("routes: ", why))?;
