@@ -13,6 +13,7 @@
 //! | `cni::delegate` | calling an IPAM plugin, with a deadline |
 //! | [`node`] | node.json, the only source of paths |
 //! | `place` | is the run folder the host's? |
+//! | [`cluster`] | networks of Services and pods, which no route of a rail may cover |
 //! | [`attach`] | rail-cni: ADD, DEL, CHECK, STATUS, GC, each on one screen |
 //! | `attach::config` | the network configuration, checked as far as it can be by itself |
 //! | `attach::record` | what is on file of an attachment, and the locks |
@@ -115,6 +116,7 @@
 //! `rail-cni status` and `doctor`, for people, look at both.
 
 pub mod attach;
+pub mod cluster;
 pub mod cni;
 pub mod document;
 pub mod files;

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use ipnet::IpNet;
 use log::LevelFilter;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use crate::files::{self, Dir};
 use crate::nearest::nearest;
-use crate::{cni, fail, failure, watchdog};
+use crate::{cluster, cni, fail, failure, watchdog};
 
 /// Environment variable that names another file: for tests and unusual hosts.
 pub const VARIABLE: &str = "RAIL_CNI_NODE_CONFIG";
@@ -33,6 +34,8 @@ pub struct Node {
     /// Where device-info files may be written: `runtimeConfig.CNIDeviceInfoFile` is a path that a tenant's
     /// configuration can name.
     pub device_info_dir: PathBuf,
+    /// Of Services and pods: no route of a rail may cover them. Empty: not known.
+    pub cluster_networks: Vec<IpNet>,
     log: LogConfig,
     /// How long a call of a runtime may take, in seconds, 1 to 3600; see [`crate::watchdog`].
     call_timeout: u16,
@@ -126,6 +129,7 @@ impl Default for Node {
             run_dir: "/run/rail-cni".into(),
             sysfs_root: "/sys".into(),
             device_info_dir: "/var/run/k8s.cni.cncf.io/devinfo/cni".into(),
+            cluster_networks: Vec::new(),
             log: LogConfig::default(),
             call_timeout: watchdog::LIMIT.as_secs().try_into().unwrap_or(u16::MAX),
             policy: Policy::default(),
@@ -270,5 +274,33 @@ fn parse(path: &Path, value: &Value) -> Result<Node> {
             fail!(InvalidConfig, "{}: rails: rail {} is listed twice", path.display(), other.rail);
         }
     }
+    for (index, network) in node.cluster_networks.iter().enumerate() {
+        if let Err(what) = cluster::check(*network) {
+            fail!(InvalidConfig, "{}: clusterNetworks[{index}]: {what}", path.display());
+        }
+    }
     Ok(node)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn networks_of_the_cluster_are_prefixes() {
+        let parsed = |networks: Value| parse(Path::new("node.json"), &json!({"clusterNetworks": networks}));
+        let node = parsed(json!(["10.96.0.0/12", "fd00:10:96::/112"])).unwrap();
+        let shown: Vec<_> = node.cluster_networks.iter().map(IpNet::to_string).collect();
+        assert_eq!(shown, ["10.96.0.0/12", "fd00:10:96::/112"]);
+        for (networks, told) in [
+            (json!(["10.244.0.0/16", "10.96.0.1/12"]), "clusterNetworks[1]: 10.96.0.1/12 has host bits set"),
+            (json!(["0.0.0.0/0"]), "clusterNetworks[0]: 0.0.0.0/0 is every address"),
+            (json!(["10.96.0.0"]), "clusterNetworks[0]: "),
+            (json!("10.96.0.0/12"), "clusterNetworks: "),
+        ] {
+            let error = format!("{:#}", parsed(networks).unwrap_err());
+            assert!(error.contains(told), "{told}: {error}");
+        }
+    }
 }

@@ -11,6 +11,7 @@ use super::allocation::Allocation;
 use super::cidrpool::{self, Plan, Spec};
 use super::is_name;
 use super::store::{self, Store};
+use crate::cluster::overlap;
 use crate::cni::{GC_KEYS, Keys, Network};
 use crate::node::Node;
 use crate::{fail, failure};
@@ -155,11 +156,6 @@ fn beside_the_plan(node: &Node, node_name: &str, pool: &str, allocation: &Alloca
         }
     }
     Ok(())
-}
-
-/// Two prefixes overlap where one holds the other.
-fn overlap(one: IpNet, other: IpNet) -> bool {
-    one.contains(&other) || other.contains(&one)
 }
 
 /// Addresses that were asked for. A source hides those below it (CONVENTIONS.md: `args.cni.ips` over CNI_ARGS).

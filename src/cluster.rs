@@ -1,0 +1,98 @@
+//! The cluster's own networks, of Services and pods: what a rail's routes must leave to eth0.
+//!
+//! A pod reaches them by the default route of eth0. A route of a rail is longer than that one, so whatever of these
+//! networks it covers goes to the fabric, and the pod is without DNS.
+
+use ipnet::IpNet;
+
+/// A network that clusters have unless somebody chose another one.
+#[derive(Clone, Copy, Debug)]
+pub struct Usual {
+    /// Whose it is.
+    pub of: &'static str,
+    /// Without host bits.
+    network: &'static str,
+}
+
+/// What installers choose.
+pub const USUAL: [Usual; 11] = [
+    Usual { of: "kubeadm's Services", network: "10.96.0.0/12" },
+    Usual { of: "flannel's pods", network: "10.244.0.0/16" },
+    Usual { of: "Calico's pods", network: "192.168.0.0/16" },
+    Usual { of: "Cilium's pods", network: "10.0.0.0/8" },
+    Usual { of: "pods of k3s and RKE2", network: "10.42.0.0/16" },
+    Usual { of: "Services of k3s and RKE2", network: "10.43.0.0/16" },
+    Usual { of: "OpenShift's Services", network: "172.30.0.0/16" },
+    Usual { of: "OpenShift's pods", network: "10.128.0.0/14" },
+    Usual { of: "Kubespray's Services and pods", network: "10.233.0.0/17" },
+    Usual { of: "pods of MicroK8s", network: "10.1.0.0/16" },
+    Usual { of: "Services of MicroK8s", network: "10.152.183.0/24" },
+];
+
+impl Usual {
+    /// The network.
+    pub fn network(self) -> Option<IpNet> {
+        self.network.parse().ok()
+    }
+}
+
+/// Two prefixes overlap where one holds the other.
+pub fn overlap(one: IpNet, other: IpNet) -> bool {
+    one.contains(&other) || other.contains(&one)
+}
+
+/// Each of the networks that a route overlaps, with the first route that does, in the order of the networks.
+pub fn taken(networks: &[IpNet], routes: &[IpNet]) -> Vec<(IpNet, IpNet)> {
+    let first = |network: IpNet| routes.iter().copied().find(|route| overlap(*route, network));
+    networks.iter().filter_map(|network| Some((*network, first(*network)?))).collect()
+}
+
+/// What is wrong with a network that somebody names as the cluster's.
+pub fn check(network: IpNet) -> Result<(), String> {
+    if network.prefix_len() == 0 {
+        return Err(format!("{network} is every address: give the prefixes of Services and pods"));
+    }
+    if network != network.trunc() {
+        return Err(format!("{network} has host bits set, the prefix is {}", network.trunc()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nets(all: &[&str]) -> Vec<IpNet> {
+        all.iter().map(|net| net.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_network_is_taken_where_one_holds_the_other() {
+        let shown = |networks: &[&str], routes: &[&str]| -> Vec<String> {
+            let all = taken(&nets(networks), &nets(routes));
+            all.iter().map(|(network, route)| format!("{network} by {route}")).collect()
+        };
+        let rail = ["10.32.0.0/11", "10.0.0.0/8", "fd02::/32"];
+        assert_eq!(shown(&["10.96.0.0/12", "192.168.0.0/16"], &rail), ["10.96.0.0/12 by 10.0.0.0/8"]);
+        assert_eq!(shown(&["10.32.0.0/16"], &rail), ["10.32.0.0/16 by 10.32.0.0/11"]);
+        assert_eq!(
+            shown(&["10.0.0.0/7", "fd02::/16"], &rail),
+            ["10.0.0.0/7 by 10.32.0.0/11", "fd02::/16 by fd02::/32"]
+        );
+        assert!(shown(&["10.96.0.0/12", "fd00::/16"], &["172.16.0.0/12", "fd02::/32"]).is_empty());
+    }
+
+    #[test]
+    fn networks_are_prefixes() {
+        for (network, told) in [
+            ("0.0.0.0/0", "every address"),
+            ("::/0", "every address"),
+            ("10.96.0.1/12", "the prefix is 10.96.0.0/12"),
+        ] {
+            assert!(check(network.parse().unwrap()).unwrap_err().contains(told), "{network}");
+        }
+        for usual in USUAL {
+            assert_eq!(check(usual.network().unwrap()), Ok(()), "{}", usual.of);
+        }
+    }
+}
