@@ -6,6 +6,7 @@ use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 use serde_json::{Value, json};
 
+use super::check::check;
 use super::claim::{Holding, holding, settle};
 use super::debt;
 use super::doctor::doctor;
@@ -49,6 +50,13 @@ VFS is how many there are of how many there could be.
 Exit status: 0 nothing to do, 1 there is something to do, told below the tables, or failed, 2 wrong usage."
     )]
     Status,
+    /// Are the rails in pods what ADD made, and do their gateways answer? Every difference, of every pod
+    #[command(
+        after_help = "What CHECK does when a runtime asks, for all attachments at once and whatever `gatewayProbe` \
+says. Each gateway has a second to answer; nothing in a pod is changed.
+Exit status: 0 nothing differs, 1 something does, or failed, 2 wrong usage."
+    )]
+    Check,
     /// Is this node ready for pods with rails? Each check with its remedy
     #[command(
         after_help = "FAIL: pods with that rail, or with any, do not start or do not work. warn: they do, \
@@ -119,6 +127,7 @@ pub fn run() -> ExitCode {
     let done = match command {
         // No log: what is wrong is in the answer.
         Command::Status => Node::load().and_then(|node| status(&node, output)),
+        Command::Check => Node::load().and_then(|node| check(&node, output)),
         Command::Doctor => doctor(output),
         Command::Lint(args) => lint(&args.files, output),
         Command::Reap(args) => reap(&args, output),

@@ -2,6 +2,7 @@
 //!
 //! The kernel asks, with the ARP and neighbour discovery that it has anyhow; its neighbour table has the answer.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddrV6, UdpSocket};
 use std::thread::sleep;
@@ -27,6 +28,8 @@ use crate::{fail, failure};
 /// kernel by itself would wait a second.
 const FIRST_ROUND: Duration = Duration::from_millis(1);
 const LONGEST_ROUND: Duration = Duration::from_millis(100);
+/// Who is not asked for its own sake has as long as an answer takes.
+const PATIENCE_WITH_OTHERS: Duration = Duration::from_millis(300);
 /// Between two looks for the answer.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
@@ -62,10 +65,21 @@ pub fn plan(conf: &NetConf, applied: &Applied, leased: &AddResult) -> Result<Opt
     Ok(Some(Probe { gateways, timeout: wanted.timeout }))
 }
 
-/// Asks all gateways of the record through `link`, the rail in the pod. An error names who kept silent, with the leaf
-/// port that the plan put there.
+/// Asks all gateways of the record through `link`, the rail in the pod. An error names who kept silent.
 pub fn run(pod: &mut Socket, netns: &Netns, link: &Link, record: &Record, node: &Node) -> Result<()> {
-    let Some(probe) = &record.probe else { return Ok(()) };
+    record.probe.as_ref().map_or(Ok(()), |probe| ask(pod, netns, link, record, node, probe))
+}
+
+/// Asks those of `probe`. An error names who kept silent, with the leaf port that the plan put there, and who
+/// answers in their place.
+pub fn ask(
+    pod: &mut Socket,
+    netns: &Netns,
+    link: &Link,
+    record: &Record,
+    node: &Node,
+    probe: &Probe,
+) -> Result<()> {
     let gateways = probe.gateways.iter().map(|gateway| Gateway::new(*gateway, netns, link, record));
     let silent = wait(pod, link, gateways.collect(), probe.timeout)?;
     if silent.is_empty() {
@@ -74,13 +88,7 @@ pub fn run(pod: &mut Socket, netns: &Netns, link: &Link, record: &Record, node: 
     let now = link::by_index(pod, link.index)?.context("the rail vanished from the pod")?;
     let pf = record.device.pf.as_ref().map_or_else(String::new, |pf| format!(" of PF {pf}"));
     let (place, timeout) = (format!("{} ({}{pf})", now.name, record.device.id), probe.timeout);
-    let named: Vec<_> = silent
-        .iter()
-        .map(|gateway| match store::peer_of(node, *gateway) {
-            Some(port) => (gateway, format!("{gateway} ({port})")),
-            None => (gateway, gateway.to_string()),
-        })
-        .collect();
+    let named: Vec<_> = silent.iter().map(|gateway| (gateway, with_port(*gateway, node))).collect();
     if !now.carrier {
         fail!(
             GatewaySilent,
@@ -93,11 +101,63 @@ pub fn run(pod: &mut Socket, netns: &Netns, link: &Link, record: &Record, node: 
         let how = if gateway.is_ipv4() { "ARP" } else { "ND" };
         format!("gateway {name} did not answer {how}")
     });
+    let told = told.collect::<Vec<_>>().join(" and ");
+    if let Some((pool, gateway)) = who_answers(pod, netns, link, record, node, &probe.gateways) {
+        fail!(
+            GatewaySilent,
+            "{told} on {place} within {timeout:?}, and {}, the gateway of the pool {pool}, answers there: this NIC's \
+             cable is in that leaf port",
+            with_port(gateway, node)
+        );
+    }
     fail!(
         GatewaySilent,
-        "{} on {place} within {timeout:?}: is the cable in the leaf port that has this address?",
-        told.collect::<Vec<_>>().join(" and ")
+        "{told} on {place} within {timeout:?}: is the cable in the leaf port that has this address?"
     )
+}
+
+/// `172.16.0.1 (leaf-su0-r0 swp2)`, where the plan names the port.
+fn with_port(gateway: IpAddr, node: &Node) -> String {
+    store::peer_of(node, gateway).map_or_else(|| gateway.to_string(), |port| format!("{gateway} ({port})"))
+}
+
+/// Which of this node's other gateways is at the end of the cable, with its pool: two cables may be swapped. It is
+/// asked for an error that has happened already, so whatever fails here tells nothing.
+fn who_answers(
+    pod: &mut Socket,
+    netns: &Netns,
+    link: &Link,
+    record: &Record,
+    node: &Node,
+    ours: &[IpAddr],
+) -> Option<(String, IpAddr)> {
+    let mut others: Vec<(String, IpAddr)> = Vec::new();
+    for (pool, gateway) in store::gateways(node) {
+        let is_unknown = neighbour::state(pod, link.index, gateway).is_ok_and(|state| state == State::None);
+        if is_unknown && !ours.contains(&gateway) {
+            others.push((pool, gateway));
+        }
+    }
+    let gateways = others.iter().map(|(_, other)| Gateway::new(*other, netns, link, record)).collect();
+    let silent = wait(pod, link, gateways, PATIENCE_WITH_OTHERS);
+    for (_, other) in &others {
+        let _ = neighbour::forget(pod, link.index, *other);
+    }
+    let silent = silent.ok()?;
+    others.into_iter().find(|(_, other)| !silent.contains(other))
+}
+
+/// The gateways to ask of an attachment that asked for none: what its routes and its allocations lead to.
+pub fn of(record: &Record, node: &Node, timeout: Duration) -> Probe {
+    let has = |prefix: IpNet| record.applied.addresses.iter().any(|net| prefix.contains(&net.addr()));
+    let planned = store::allocations(node).into_iter().filter(|(_, allocation)| has(allocation.prefix));
+    let of_routes = record.applied.routes.iter().filter_map(|route| route.gateway);
+    let of_plan = planned.filter_map(|(_, allocation)| allocation.gateway);
+    let gateways = match &record.probe {
+        Some(probe) => probe.gateways.clone(),
+        None => sorted(of_routes.chain(of_plan)),
+    };
+    Probe { gateways, timeout }
 }
 
 /// Asks the next hops without waiting for an answer: a leaf learns from the question which MAC has the address now.
@@ -114,11 +174,12 @@ pub fn announce(pod: &mut Socket, netns: &Netns, link: &Link, record: &Record, l
 fn gateways(applied: &Applied, leased: &AddResult) -> Vec<IpAddr> {
     let of_addresses = leased.ips.iter().filter_map(|ip| ip.gateway);
     let of_routes = applied.routes.iter().filter_map(|route| route.gateway);
-    let all = of_addresses.chain(of_routes).filter(|gateway| !gateway.is_unspecified());
-    let mut gateways: Vec<_> = all.collect();
-    gateways.sort();
-    gateways.dedup();
-    gateways
+    sorted(of_addresses.chain(of_routes))
+}
+
+fn sorted(gateways: impl Iterator<Item = IpAddr>) -> Vec<IpAddr> {
+    let all: BTreeSet<_> = gateways.filter(|gateway| !gateway.is_unspecified()).collect();
+    all.into_iter().collect()
 }
 
 /// Those that do not answer within `timeout`.

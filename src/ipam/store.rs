@@ -39,13 +39,27 @@ pub fn load(node: &Node, node_name: &str, pools: &[String]) -> Result<Vec<Alloca
     pools.iter().zip(found).map(or_missing).collect()
 }
 
-/// The leaf ports behind `gateway`, a neighbour of this node: `leaf-su0-r0 swp2`. Where the plan knows none, or
-/// the store cannot be read, nothing: it is asked for an error that has another cause.
+/// The leaf ports behind `gateway`, a neighbour of this node: `leaf-su0-r0 swp2`. Where the plan knows none,
+/// nothing.
 pub fn peer_of(node: &Node, gateway: IpAddr) -> Option<String> {
-    let all = Store::open(node).ok()?.everything(&super::node_name(node).ok()?).ok()?;
     let of_gateway = |one: &Allocation| one.gateway == Some(gateway) && !one.leaf_ports.is_empty();
-    let allocation = all.into_values().flatten().flatten().find(of_gateway)?;
+    let (_, allocation) = allocations(node).into_iter().find(|(_, one)| of_gateway(one))?;
     Some(allocation::join(&allocation.leaf_ports))
+}
+
+/// What this node has, by pool. Where the store cannot be read, nothing: it is asked for errors that have another
+/// cause.
+pub fn allocations(node: &Node) -> Vec<(String, Allocation)> {
+    let all = || -> Result<Vec<(String, Allocation)>> {
+        let all = Store::open(node)?.everything(&super::node_name(node)?)?;
+        Ok(all.into_iter().filter_map(|(pool, found)| Some((pool, found.ok()??))).collect())
+    };
+    all().unwrap_or_default()
+}
+
+/// The gateways of this node, by pool.
+pub fn gateways(node: &Node) -> Vec<(String, IpAddr)> {
+    allocations(node).into_iter().filter_map(|(pool, one)| Some((pool, one.gateway?))).collect()
 }
 
 /// What a file says, if it is there.

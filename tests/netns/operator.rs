@@ -1,4 +1,4 @@
-//! `rail-cni status` and `doctor`, as docs/operations.md shows them.
+//! `rail-cni status`, `check` and `doctor`, as docs/operations.md shows them.
 
 use std::fs;
 use std::path::Path;
@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::harness::{Host, Ran, pf_address};
 
+mod check;
 mod doctor;
 mod status;
 
