@@ -21,6 +21,7 @@
 //! | `attach::lost` | what a pod has of which nothing is on record |
 //! | `attach::debt` | what is still owed of attachments whose device is home |
 //! | `attach::device` | which device is meant, and whether it may be taken |
+//! | `attach::order` | which PF is which rail, by other evidence than node.json |
 //! | `attach::stacked` | who in another namespace uses it |
 //! | `attach::userspace` | who has opened a device that has no netdev |
 //! | `attach::pod` | the rail inside the pod: addresses, sysctls, routes, rules |
@@ -36,6 +37,7 @@
 //! | `attach::inventory`, `attach::status` | what this node has and who has it: `rail-cni status` |
 //! | `attach::doctor` | `rail-cni doctor`: what a check is, and the answer |
 //! | `attach::doctor::node`, `attach::doctor::rails`, `attach::doctor::pools`, `attach::doctor::runtimes` | the checks |
+//! | `attach::doctor::networks`, `attach::doctor::routes` | the networks that are known without an API server, and what the rails' routes take away |
 //! | [`ipam`] | rail-ipam: its verbs |
 //! | `ipam::config` | the `ipam` section |
 //! | `ipam::allocation` | a node's prefix in a pool, and which of its addresses pods can have |

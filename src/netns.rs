@@ -103,6 +103,17 @@ pub struct NetnsId {
     folder: Option<(u64, u64)>,
 }
 
+/// A process that a namespace lives by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keeper {
+    /// Its number.
+    pub id: u32,
+    /// Its name.
+    pub name: String,
+    /// Leads to the namespace.
+    pub path: PathBuf,
+}
+
 /// The same namespace under the same path, wherever it was seen from.
 impl PartialEq for NetnsId {
     fn eq(&self, other: &NetnsId) -> bool {
@@ -155,6 +166,26 @@ impl NetnsId {
             (Ok(Some(meta)), Ok(_)) if self.is_seen_in(&meta) => Life::Alive,
             (Ok(_), Ok(_)) => self.life_without_its_path(),
         }
+    }
+
+    /// The processes that keep it, in it or with a file of it open, each with a path to it. None where they cannot be
+    /// looked at. The number may be another's by now: look into it before anything is done.
+    pub fn keepers(&self) -> Vec<Keeper> {
+        // Its inode is made anew for who looks without the path, so that the time tells nothing.
+        let is = |meta: Metadata| (self.dev, self.ino) == (meta.dev(), meta.ino());
+        let is_it = |path: &PathBuf| look(path).is_ok_and(|meta| meta.is_some_and(is));
+        let entries = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten();
+        let mut keepers = Vec::new();
+        for process in entries(Path::new(PROC)) {
+            let (folder, name) = (process.path(), process.file_name());
+            let Some(id) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+            let files = entries(&folder.join("fd")).map(|file| file.path());
+            if let Some(path) = [folder.join("ns/net")].into_iter().chain(files).find(is_it) {
+                let name = std::fs::read_to_string(folder.join("comm")).unwrap_or_default();
+                keepers.push(Keeper { id, name: name.trim().to_owned(), path });
+            }
+        }
+        keepers
     }
 
     fn is_seen_in(&self, meta: &Metadata) -> bool {

@@ -25,6 +25,8 @@ pub struct Node {
     node_name: Option<String>,
     /// Which PF is which rail; empty: not checked.
     pub rails: Vec<RailPf>,
+    /// Do rails and PFs count alike, the lowest PCI address being the lowest rail?
+    pub rails_in_pci_order: bool,
     /// Allocations, a folder per node.
     pub store_dir: PathBuf,
     /// Records, leases and locks.
@@ -125,6 +127,7 @@ impl Default for Node {
         Node {
             node_name: None,
             rails: Vec::new(),
+            rails_in_pci_order: true,
             store_dir: "/var/lib/rail-cni/store".into(),
             run_dir: "/run/rail-cni".into(),
             sysfs_root: "/sys".into(),
@@ -196,6 +199,16 @@ impl Node {
     pub fn run_is_writable(&self) -> Result<()> {
         let there = self.run_dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
         Dir::open(there).with_context(|| format!("cannot open {}", there.display()))?.writable()
+    }
+
+    /// Where lines go beside stderr.
+    pub fn log_file(&self) -> Option<&Path> {
+        self.log.file.as_deref()
+    }
+
+    /// Where networks may have files of their own.
+    pub fn log_dir(&self) -> Option<&Path> {
+        self.log.dir.as_deref()
     }
 
     /// Starts the log. A network may ask for a level, and for a file that node.json allows.

@@ -161,10 +161,10 @@ fn settle_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<()> {
         if now.iter().any(|now| now.attachment() == claim.attachment() && now.phase == Phase::Missing) {
             fail!(
                 TryAgain,
-                "device {} has not come back from {}, whose network namespace is gone: a process keeps it open \
-                 (`lsns -t net`); end that, and `rail-cni reap`",
+                "device {} has not come back from {}, whose network namespace is gone: {}",
                 claim.device.id,
-                claim.holder()
+                claim.holder(),
+                giveback::how_to_end(claim)
             );
         }
     }

@@ -59,11 +59,11 @@ Exit status: 0 nothing differs, 1 something does, or failed, 2 wrong usage."
     Check,
     /// Is this node ready for pods with rails? Each check with its remedy
     #[command(
-        after_help = "FAIL: pods with that rail, or with any, do not start or do not work. warn: they do, \
-mostly. skip: it cannot be told, and why. Nothing is changed or made.
+        after_help = "FAIL: pods with that rail, or with any, do not start or do not work: a node can be gated by it. warn: they \
+do, mostly. skip: it cannot be told, and why. Nothing is changed or made.
 Exit status: 0 nothing failed, 1 a check failed, 2 wrong usage."
     )]
-    Doctor,
+    Doctor(DoctorArgs),
     /// What is wrong with networks, before a pod finds out: NetworkAttachmentDefinitions, .conf and .conflist
     #[command(
         after_help = "Needs neither node.json nor root. error: ADD refuses it, or it cannot be meant. warning: \
@@ -81,6 +81,13 @@ namespace, without the right to look. Run it on the host, as root.
 Exit status: 0 done, 1 something is left or owed, 2 wrong usage."
     )]
     Reap(ReapArgs),
+}
+
+#[derive(Debug, Args)]
+struct DoctorArgs {
+    /// That the networks have, for rails of which none is known on the node
+    #[arg(long, value_name = "BYTES", default_value_t = 9000)]
+    mtu: u32,
 }
 
 #[derive(Debug, Args)]
@@ -128,7 +135,7 @@ pub fn run() -> ExitCode {
         // No log: what is wrong is in the answer.
         Command::Status => Node::load().and_then(|node| status(&node, output)),
         Command::Check => Node::load().and_then(|node| check(&node, output)),
-        Command::Doctor => doctor(output),
+        Command::Doctor(args) => doctor(args.mtu, output),
         Command::Lint(args) => lint(&args.files, output),
         Command::Reap(args) => reap(&args, output),
     };

@@ -7,11 +7,11 @@ use ipnet::IpNet;
 
 use super::config::{NetConf, Selector};
 use super::record::Home;
-use super::{stacked, userspace};
+use super::{order, stacked, userspace};
 use crate::netlink::link::{self, Link};
 use crate::netlink::route::Route;
 use crate::netlink::{Socket, address, filter, route};
-use crate::node::Node;
+use crate::node::{self, Node};
 use crate::sysfs::{self, DeviceId, Function, Pf};
 use crate::{fail, failure};
 
@@ -294,6 +294,25 @@ fn check_rail(device: &Device, conf: &NetConf, node: &Node, network: &str) -> Re
     let other = node.rails.iter().find(|one| is_on(device, &one.pf));
     let other =
         other.map_or_else(|| "no rail of node.json".to_owned(), |other| format!("rail {}", other.rail));
+    let is_it = |slip: &order::Slip| slip.rail == rail && slip.expected == pf.address;
+    if let Some(slip) = order::slips(node).into_iter().find(is_it) {
+        let file = node::path();
+        fail!(
+            InvalidConfig,
+            "{slip}, the PF of {what}: correct `rails` in {}; if the list is right, the resource of network {network} is \
+             wrong",
+            file.display()
+        );
+    }
+    if node.rails.iter().any(|one| one.rail != rail && expected.contains(&one.pf.as_str())) {
+        fail!(
+            InvalidConfig,
+            "node.json has {} for rail {rail} and for another rail, and {what} belongs to PF {}: correct `rails` in {}",
+            expected.join(" and "),
+            pf.address,
+            node::path().display()
+        );
+    }
     fail!(
         InvalidConfig,
         "{what} belongs to PF {} ({other}): check the resource of network {network}",
@@ -373,17 +392,19 @@ pub fn refuse_what_the_host_needs(what: &str, link: &Link, node: &Node, host: &m
     }
     let addresses = address::all(host, link.index)?;
     if let Some(address) = addresses.iter().find(|address| !address.is_link_local()) {
+        let (net, name) = (address.net, &link.name);
         return Err(needed(format!(
-            "it has the address {}: remove it from the host's configuration",
-            address.net
+            "it has the address {net}: remove it from the host's configuration, and now with `ip addr del {net} dev {name}`"
         )));
     }
     let routes = route::through(host, link.index)?;
     let routes = || routes.iter().filter(|route| !is_of_the_kernel(route));
     if let Some(route) = routes().find(|route| route.dst.prefix_len() == 0).or(routes().next()) {
         let kind = if route.dst.prefix_len() == 0 { "default route" } else { "route" };
+        let (ip, name) = (if route.dst.addr().is_ipv4() { "ip" } else { "ip -6" }, &link.name);
         return Err(needed(format!(
-            "it carries the {kind} {route}: remove it from the host's configuration"
+            "it carries the {kind} {route}: remove it from the host's configuration, and now with `{ip} route del {route} \
+             dev {name}`"
         )));
     }
     if link.xdp {

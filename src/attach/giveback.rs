@@ -12,7 +12,7 @@ use super::{lost, rdma, stacked, vf};
 use crate::cni::all_of;
 use crate::netlink::link::{self, Link, Move, parse_mac};
 use crate::netlink::{Socket, address, rule};
-use crate::netns::{Netns, NetnsId};
+use crate::netns::{Keeper, Netns, NetnsId};
 use crate::node::Node;
 use crate::sysfs::{self, DeviceId, Function};
 use crate::{fail, files, watchdog};
@@ -69,8 +69,7 @@ pub fn put_right(
         return Ok(Some(owed));
     };
     let Some(mut link) = wait_for(record, node, host)? else {
-        // A veth or macvlan dies with its namespace, a VF with its PF's driver or sriov_numvfs.
-        if !was.dies_with_namespace() && exists(&record.device, node)? {
+        if is_to_come_back(was, record, node)? {
             return Ok(None);
         }
         owe(&mut owed, What::Vf, vf::restore(record, records, node, host));
@@ -120,6 +119,17 @@ pub fn wait_for(record: &Record, node: &Node, host: &mut Socket) -> Result<Optio
         }
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Is the device, whose pod is gone, neither here nor gone with it?
+pub fn is_away(record: &Record, node: &Node, host: &mut Socket) -> Result<bool> {
+    let Some(was) = &record.device.link else { return Ok(false) };
+    Ok(is_to_come_back(was, record, node)? && find_on_host(record, node, host)?.is_none())
+}
+
+/// A veth or macvlan dies with its namespace, a VF with its PF's driver or sriov_numvfs.
+fn is_to_come_back(was: &Link, record: &Record, node: &Node) -> Result<bool> {
+    Ok(!was.dies_with_namespace() && exists(&record.device, node)?)
 }
 
 /// The reset that the network asked for.
@@ -244,6 +254,26 @@ pub fn find_in_pod(record: &Record, pod: &mut Socket) -> Result<Option<Link>> {
         None => Ok(link::seen(pod)?.into_iter().find(is_ours)),
         found => Ok(found),
     }
+}
+
+/// What to do about a device that stays in a namespace without a path.
+pub fn how_to_end(record: &Record) -> String {
+    let (was, applied) = (record.device.link.as_ref(), &record.applied);
+    let is_ours = |link: &Link| {
+        was.is_some_and(|was| link.parent == was.parent && (link.mac == was.mac || link.mac == applied.mac))
+    };
+    let has_it = |keeper: &Keeper| {
+        let find = || link::seen(&mut Netns::open(&keeper.path)?.run(Socket::open)?);
+        find().is_ok_and(|links| links.iter().any(is_ours))
+    };
+    let mut keepers = record.netns.keepers();
+    keepers.retain(has_it);
+    if keepers.is_empty() {
+        return "a process keeps it open (`lsns -t net`); end that, and `rail-cni reap`".to_owned();
+    }
+    let named: Vec<_> = keepers.iter().map(|one| format!("{} ({})", one.id, one.name)).collect();
+    let ids: Vec<_> = keepers.iter().map(|one| one.id.to_string()).collect();
+    format!("process {} keeps it open: `kill {}`, then `rail-cni reap`", named.join(", "), ids.join(" "))
 }
 
 /// The device of `record` on the host, under whatever name.

@@ -87,6 +87,10 @@ pub struct Attached {
     pub rdma: Vec<String>,
     /// Why the pod could not be looked into.
     pub error: Option<String>,
+    /// The pod is gone, and the device has not come back.
+    pub is_away: bool,
+    /// It cannot be told whether the pod lives, and the device is on the host: the next ADD takes it.
+    pub is_home: bool,
 }
 
 /// What is with an attachment.
@@ -170,6 +174,11 @@ impl Rail {
 }
 
 impl Inventory {
+    /// Are the PFs themselves what pods get? Then none has VFs, and one that is down waits for its pod.
+    pub fn is_pf_mode(&self, node: &Node) -> bool {
+        !node.policy.vfs_only && self.rails.iter().all(|rail| rail.vfs.is_empty())
+    }
+
     /// Looks at everything.
     pub fn take(node: &Node) -> Result<Inventory> {
         let mut host = Socket::open()?;
@@ -248,6 +257,8 @@ impl Attached {
             link: None,
             rdma: Vec::new(),
             error: None,
+            is_away: false,
+            is_home: false,
         };
         attached.state = attached.state(node, host).unwrap_or_else(|error| {
             attached.error = Some(format!("{error:#}"));
@@ -256,6 +267,12 @@ impl Attached {
         // What looks left over may be in work.
         if attached.state != State::Live && records.is_busy(&attached.record.attachment())? {
             attached.state = State::Busy;
+        }
+        if matches!(attached.state, State::Dead | State::Missing) {
+            attached.is_away = giveback::is_away(&attached.record, node, host)?;
+        }
+        if attached.state == State::Unknown {
+            attached.is_home = giveback::find_on_host(&attached.record, node, host)?.is_some();
         }
         Ok(attached)
     }

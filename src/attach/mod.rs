@@ -12,6 +12,7 @@ mod giveback;
 mod inventory;
 mod lint;
 mod lost;
+mod order;
 mod pod;
 mod probe;
 mod rdma;
@@ -103,6 +104,8 @@ impl Plugin for Attach {
             crate::log::addresses(leased.ips.iter().map(|ip| ip.address.addr()));
             if let Some(home) = &device.home.link {
                 record.applied = pod::plan(&conf, home, &leased, &mut pod)?;
+                let rails = records.ifnames_of(&attachment.container_id)?;
+                pod::check_routes(&record.applied, &node, &rails, &mut pod).map_err(of_rail)?;
                 record.probe = probe::plan(&conf, &record.applied, &leased)?;
             }
             records.write(&record, &mut claim)?;

@@ -10,11 +10,13 @@ use nix::errno::Errno;
 
 use super::config::{NetConf, check_route};
 use super::record::{Applied, Record};
+use crate::cluster::overlap;
 use crate::cni::{self, AddResult};
 use crate::netlink::link::{self, Link};
 use crate::netlink::route::{MAIN, Route};
 use crate::netlink::rule::Rule;
 use crate::netlink::{Error, Socket, address, route, rule};
+use crate::node::{self, Node};
 use crate::{fail, failure};
 
 /// The table of rail 0; rules and metrics count likewise.
@@ -110,6 +112,52 @@ pub fn plan(conf: &NetConf, home: &Link, leased: &AddResult, pod: &mut Socket) -
     });
     let mac = conf.mac.as_deref().map_or_else(|| home.mac.clone(), link::format_mac);
     Ok(Applied { index: 0, mtu: conf.mtu, mac, addresses, routes, rules })
+}
+
+/// Refuses routes that take the cluster's networks away from the pod: it reaches them by the default route of eth0, and
+/// any other one is longer. What they share with another network of the pod is told. `rails` are the interfaces of the
+/// pod that are rails as well, which share the fabric.
+pub fn check_routes(applied: &Applied, node: &Node, rails: &[String], pod: &mut Socket) -> Result<()> {
+    // The rail's own table is for what comes from the rail's address.
+    let ours: Vec<_> = applied.routes.iter().filter(|route| route.table == MAIN).collect();
+    if ours.is_empty() {
+        return Ok(());
+    }
+    let all = route::all(pod)?;
+    let theirs = all.iter().filter(|(_, route)| route.table == MAIN && route.dst.prefix_len() > 0);
+    let theirs: Vec<_> = theirs.filter(|(_, route)| !is_of_links(route.dst)).collect();
+    for network in &node.cluster_networks {
+        let is_kept = |ours: &Route| {
+            let is_longer = |theirs: &Route| {
+                theirs.dst.contains(network) && theirs.dst.prefix_len() > ours.dst.prefix_len()
+            };
+            theirs.iter().any(|(_, theirs)| is_longer(theirs))
+        };
+        if let Some(route) = ours.iter().find(|ours| overlap(ours.dst, *network) && !is_kept(ours)) {
+            fail!(
+                InvalidConfig,
+                "the route {route} takes {network} away from the pod, which is the cluster's (clusterNetworks of {}): \
+                 without it the pod has no Services or no DNS. Plan the fabric with other addresses",
+                node::path().display()
+            );
+        }
+    }
+    for (index, other) in theirs {
+        let Some(route) = ours.iter().find(|ours| overlap(ours.dst, other.dst)) else { continue };
+        let name = link::by_index(pod, *index)?.map(|link| link.name).unwrap_or_default();
+        if !rails.contains(&name) {
+            log::warn!("the route {route} overlaps {}, which the pod has by {name}", other.dst);
+        }
+    }
+    Ok(())
+}
+
+/// Every link has it.
+pub fn is_of_links(dst: IpNet) -> bool {
+    match dst {
+        IpNet::V4(net) => net.addr().is_link_local(),
+        IpNet::V6(net) => net.addr().is_unicast_link_local() || net.addr().is_multicast(),
+    }
 }
 
 /// The first number whose table, rule priority and metric nobody uses.

@@ -421,6 +421,14 @@ impl Records {
         Ok(None)
     }
 
+    /// The interfaces of a container that are on record, by the names of the files.
+    pub fn ifnames_of(&self, container_id: &str) -> Result<Vec<String>> {
+        let prefix = format!("{}:", name_part(container_id));
+        let names = self.records.names()?;
+        let ours = names.iter().filter_map(|name| name.strip_prefix(&prefix)?.split(':').next());
+        Ok(ours.map(str::to_owned).collect())
+    }
+
     /// Every record that can be read, and the names of the files that cannot.
     pub fn all(&self) -> Result<(Vec<Record>, Vec<String>)> {
         let (mut records, mut unreadable) = (Vec::<Record>::new(), Vec::new());

@@ -14,7 +14,7 @@ use crate::output::{self, Output};
 /// Prints it; the exit status is 1 when there is something to do.
 pub fn status(node: &Node, output: Output) -> Result<ExitCode> {
     let inventory = Inventory::take(node)?;
-    let todo = todo(&inventory);
+    let todo = todo(node, &inventory);
     output::print(&match output {
         Output::Json => output::pretty(&json(&node.name()?, &inventory, &todo)),
         Output::Table => text(&node.name()?, &inventory, &todo, SystemTime::now()),
@@ -55,11 +55,14 @@ fn pf_link(rail: &Rail, inventory: &Inventory) -> &'static str {
 }
 
 /// What somebody should do, a line each.
-fn todo(inventory: &Inventory) -> Vec<String> {
+fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
     let mut todo = Vec::new();
     for rail in &inventory.rails {
         let (title, name) = (rail.title(), rail.link.as_ref().map_or(rail.pf(), |link| &link.name));
+        let is_left = rail.function.as_ref().and_then(|pf| inventory.holder(pf));
         match pf_link(rail, inventory) {
+            // A DEL leaves a PF as it was, and the next ADD takes it up; what a dead pod left is told below.
+            "down" if inventory.is_pf_mode(node) || is_left.is_some_and(|one| one.state.is_left_over()) => (),
             "missing" => todo.push(format!("{title}: there is no PF {name}: mend the NIC, or node.json")),
             "down" => todo.push(format!("{title}: {name} is down: `ip link set {name} up`")),
             "no-carrier" => todo.push(format!("{title}: {name} has no carrier: cable, leaf port")),

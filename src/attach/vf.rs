@@ -7,7 +7,7 @@ use nix::errno::Errno;
 
 use super::config::NetConf;
 use super::device::Device;
-use super::record::{Record, Records, VfRecord};
+use super::record::{Record, Records, VfRecord, What};
 use crate::cni::all_of;
 use crate::netlink::link::{self, Link, format_mac, parse_mac};
 use crate::netlink::vf::{self, Report, VfState};
@@ -125,6 +125,12 @@ fn isolates(setting: &VfState) -> bool {
         || trust.is_some()
         || node_guid.is_some()
         || port_guid.is_some()
+}
+
+/// Does a pod that is gone owe such a setting of its VF? An ADD of the VF is refused while it cannot be set back.
+pub fn owes_isolation(record: &Record) -> bool {
+    let owes_vf = record.owed().iter().any(|owed| owed.what == What::Vf);
+    owes_vf && record.vf.as_ref().is_some_and(|vf| vf.wanted.settings().iter().any(|(_, one)| isolates(one)))
 }
 
 /// The MAC that the PF prescribes to a VF whose driver is in user space: nobody else can tell it.

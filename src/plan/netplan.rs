@@ -11,6 +11,9 @@ mod pools;
 mod tests;
 
 use std::collections::HashMap;
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::Result;
@@ -61,6 +64,18 @@ pub fn read(paths: &[String]) -> Result<Plan> {
     }
     only_what_is_not_planned(&mut plan)?;
     Ok(plan)
+}
+
+/// What the files in this host's own folder make rails: the netdev, and the address. Nothing where they cannot be read.
+pub fn of_this_host(folder: &Path) -> Vec<(String, IpAddr)> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut files: Vec<_> = entries.filter_map(|entry| entry.path().to_str().map(str::to_owned)).collect();
+    files.retain(|file| file.ends_with(".yaml"));
+    files.sort();
+    let mut notes = Notes::default();
+    let host = Host::read(String::new(), &files, &mut notes.faults);
+    let rails = host::rails(&host, &mut notes).into_iter();
+    rails.map(|rail| (rail.interface.unwrap_or(rail.id), rail.address)).collect()
 }
 
 /// A file for each node.

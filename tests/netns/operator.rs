@@ -4,12 +4,14 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::harness::{Host, Ran, pf_address};
+use crate::harness::{Host, Ran, Sleeper, pf_address, rail, vf_address, with};
 
+mod broken;
 mod check;
 mod doctor;
+mod foretold;
 mod status;
 
 fn run(host: &Host, args: &[&str]) -> Ran {
@@ -51,4 +53,21 @@ fn files(dir: &Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
     }
     all.sort();
     all
+}
+
+/// A pod that had rail 0 and is gone, but for a process that keeps its namespace, with the device in it.
+fn kept_away(host: &Host) -> Sleeper {
+    let pod = host.add_netns("gone");
+    let mut config = with(rail(0), json!({ "deviceID": vf_address(0) }));
+    config.as_object_mut().unwrap().remove("device");
+    host.cni("ADD", "gone", &pod, &config).ok();
+    // The record of a NIC: a veth would not be waited for.
+    let file = host.records().pop().unwrap();
+    let mut record: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    record["device"]["link"]["kind"] = Value::Null;
+    fs::write(&file, record.to_string()).unwrap();
+    let process = Sleeper::new(Some(&pod));
+    fs::remove_dir(host.path("sys/devices").join(vf_address(0)).join("net/vf0")).unwrap();
+    host.delete_netns(&pod);
+    process
 }

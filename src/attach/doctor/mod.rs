@@ -1,13 +1,16 @@
 //! `rail-cni doctor`: is this node ready for pods with rails? Each check says what it saw, and what to do. What
 //! cannot be told is skipped by name, never silently.
 
+mod networks;
 mod node;
 mod pools;
 mod rails;
+mod routes;
 mod runtimes;
 
 use std::fmt;
 use std::io::IsTerminal as _;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -103,17 +106,19 @@ impl Findings {
     }
 }
 
-/// Checks the node; the exit status is 1 when a check failed.
-pub fn doctor(output: Output) -> Result<ExitCode> {
+/// Checks the node, for networks with this MTU where none is known here; the exit status is 1 when a check failed.
+pub fn doctor(mtu: u32, output: Output) -> Result<ExitCode> {
     let mut found = Findings::default();
     let node = node::configuration(&mut found);
     node::programs(&mut found);
+    node::log(&node, &mut found);
     node::folders(&node, &mut found);
     node::host(&mut found);
     match Inventory::take(&node) {
         Ok(inventory) => {
-            rails::check(&node, &inventory, &mut found);
-            pools::check(&node, &inventory, &mut found);
+            let networks = networks::known(Path::new(runtimes::CONFIGURATIONS), &inventory);
+            rails::check(&node, &inventory, &networks, mtu, &mut found);
+            pools::check(&node, &inventory, &networks, &mut found);
         }
         Err(error) => {
             found.add(Check::fail(

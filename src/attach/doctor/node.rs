@@ -1,6 +1,6 @@
 //! The node itself: node.json, executables, folders, clock, sysctls.
 
-use std::fs;
+use std::fs::{self, FileType};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,11 +8,14 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+use nix::unistd::{AccessFlags, access};
 
 use super::{Check, Findings};
+use crate::attach::order;
 use crate::files;
 use crate::netns;
 use crate::node::Node;
+use crate::sysfs::{self, Function};
 
 /// Where runtimes look for plugins unless they are told otherwise.
 const INSTALLED: &str = "/opt/cni/bin";
@@ -40,16 +43,82 @@ pub fn configuration(found: &mut Findings) -> Node {
     for one in &node.rails {
         let others = node.rails.iter().filter(|other| other.pf == one.pf && other.rail > one.rail);
         for other in others {
-            let text = format!("rails {} and {} have the same PF {}", one.rail, other.rail, one.pf);
-            found.add(Check::warn(name, text, "a PF is on one leaf: correct the list"));
+            let text = format!(
+                "rails {} and {} have the same PF {}: one of them refuses its own devices",
+                one.rail, other.rail, one.pf
+            );
+            found.add(Check::fail(name, text, unlisted(&node, &path)));
         }
         if node.policy.rails.as_ref().is_some_and(|allowed| !allowed.contains(&one.rail)) {
             let text = format!("rail {} is listed, and policy.rails excludes it", one.rail);
-            found.add(Check::warn(name, text, "add it to policy.rails, or take it from the list"));
+            found.add(Check::fail(name, text, "add it to policy.rails, or take it from the list"));
         }
     }
     found.ok_unless_told(name, format!("{}: {} rails", path.display(), node.rails.len()));
     node
+}
+
+/// Where two rails have one PF, another PF has none.
+fn unlisted(node: &Node, path: &Path) -> String {
+    let all = sysfs::functions_with_sriov(&node.sysfs_root).unwrap_or_default();
+    let is_listed = |function: &Function| {
+        let netdev = function.netdev().ok().flatten();
+        let is_it = |pf: &str| pf.eq_ignore_ascii_case(&function.id) || netdev.as_deref() == Some(pf);
+        node.rails.iter().any(|one| is_it(&one.pf))
+    };
+    let free: Vec<_> = all.into_iter().filter(|one| !one.is_vf() && !is_listed(one)).collect();
+    let free: Vec<_> = free.into_iter().map(|one| one.id).collect();
+    let remedy = format!("a PF is on one leaf: correct the list in {}", path.display());
+    match (order::completed(node, &free), free.join(", ")) {
+        (Some(rails), _) => format!("{remedy}, perhaps to `{rails}`: no rail has {}", free.join(", ")),
+        (None, free) if free.is_empty() => remedy,
+        (None, free) => format!("{remedy}: no rail has {free}"),
+    }
+}
+
+/// The log file: without it nobody can tell why a pod did not start. Nothing is made.
+pub fn log(node: &Node, found: &mut Findings) {
+    let name = "log";
+    if let Some(dir) = node.log_dir()
+        && let Err(why) = can_be_written(dir, FileType::is_dir, "folder")
+    {
+        let remedy =
+            format!("`mkdir -p {}`, for nothing else; or take log.dir out of node.json", dir.display());
+        found.add(Check::warn(name, format!("log.dir: {why}"), remedy));
+    }
+    let Some(file) = node.log_file() else {
+        return found.ok_unless_told(name, "stderr alone: the runtime's log has it");
+    };
+    let (shown, folder) = (file.display(), file.parent().unwrap_or(Path::new("/")));
+    // /dev/null is taken too.
+    let is_file = |kind: &FileType| kind.is_file() || file == Path::new("/dev/null");
+    let faults = [
+        can_be_written(folder, FileType::is_dir, "folder")
+            .map_err(|why| (why, format!("`mkdir -p {}`", folder.display()))),
+        match file.symlink_metadata() {
+            Err(_) => Ok(()),
+            Ok(meta) if meta.is_dir() => Err((format!("{shown} is a folder"), format!("`rmdir {shown}`"))),
+            Ok(_) => can_be_written(file, is_file, "regular file")
+                .map_err(|why| (why, format!("`rm {shown}`: it is made anew"))),
+        },
+    ];
+    if let Some((why, remedy)) = faults.into_iter().find_map(Result::err) {
+        let remedy = format!("{remedy}; or name another log.file in node.json");
+        found.add(Check::fail(name, format!("log.file: {why}"), remedy));
+    }
+    found.ok_unless_told(name, shown.to_string());
+}
+
+fn can_be_written(path: &Path, is_kind: impl Fn(&FileType) -> bool, kind: &str) -> Result<(), String> {
+    let shown = path.display();
+    match path.symlink_metadata() {
+        Err(error) => return Err(format!("{shown}: {error}")),
+        // The folder may be a link; what is written may not.
+        Ok(meta) if meta.is_symlink() && kind == "folder" => (),
+        Ok(meta) if !is_kind(&meta.file_type()) => return Err(format!("{shown} is no {kind}")),
+        Ok(_) => (),
+    }
+    access(path, AccessFlags::W_OK).map_err(|errno| format!("{shown} cannot be written: {}", errno.desc()))
 }
 
 /// rail-cni and rail-ipam must be beside each other, and of one version.
@@ -84,6 +153,10 @@ pub fn programs(found: &mut Findings) {
                 Ok(told) => {
                     let text = format!("{} is {told:?}, and this is {expected}", path.display());
                     found.add(Check::fail(name, text, "`scripts/install`: both must be of one version"));
+                }
+                Err(error) if path.metadata().is_ok_and(|meta| meta.mode() & 0o111 == 0) => {
+                    let text = format!("{} is not executable: {error:#}", path.display());
+                    found.add(Check::fail(name, text, format!("`chmod 755 {}`", path.display())));
                 }
                 Err(error) => {
                     let text = format!("{} does not tell its version: {error:#}", path.display());
@@ -134,7 +207,16 @@ pub fn folders(node: &Node, found: &mut Findings) {
     if let Err(error) = node.run_is_writable() {
         found.add(Check::fail("run", format!("{error:#}"), "mount it writable: every ADD is refused"));
     }
-    if let Some(there) = run.ancestors().find(|path| path.exists())
+    let nearest = run.ancestors().find(|path| path.exists());
+    if let Some(there) = nearest
+        && let Ok(fs) = statfs(there)
+        // File systems without a fixed number of files say 0 of 0.
+        && (fs.blocks_available() == 0 || (fs.files() > 0 && fs.files_free() == 0))
+    {
+        let text = format!("the file system of {} is full: every ADD is refused", run.display());
+        found.add(Check::fail("run", text, format!("`df {0}`, `df -i {0}`; make room", there.display())));
+    }
+    if let Some(there) = nearest
         && statfs(there).is_ok_and(|fs| fs.filesystem_type() != TMPFS_MAGIC)
     {
         let text = format!("{} is not on a tmpfs: an ADD may wait for a disk", run.display());

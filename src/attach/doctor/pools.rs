@@ -5,14 +5,16 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
 
+use super::networks::Network;
 use super::node::has_ipv6;
-use super::{Check, Findings, count};
-use crate::attach::inventory::{Inventory, State};
+use super::{Check, Findings, count, routes};
+use crate::attach::inventory::{Attached, Inventory, State};
 use crate::attach::record::Record;
 use crate::files;
 use crate::ipam::lease::{self, Folder, Holder, Lease};
 use crate::ipam::store::Store;
 use crate::ipam::{Allocation, rail_in};
+use crate::netns::Life;
 use crate::node::Node;
 
 /// Of a large store a part is looked at: nodes whose pools are compared with ours.
@@ -21,7 +23,7 @@ const OTHER_NODES: usize = 200;
 const STEP: Duration = Duration::from_secs(60);
 
 /// All checks of this file.
-pub fn check(node: &Node, inventory: &Inventory, found: &mut Findings) {
+pub fn check(node: &Node, inventory: &Inventory, networks: &[Network], found: &mut Findings) {
     let node_name = match crate::ipam::node_name(node) {
         Ok(name) => name,
         Err(error) => {
@@ -32,6 +34,7 @@ pub fn check(node: &Node, inventory: &Inventory, found: &mut Findings) {
         found.add(Check::fail("pools", format!("{error:#}"), "mend that: no ADD gets an address"));
         BTreeMap::new()
     });
+    routes::check(node, &pools, inventory, networks, found);
     if let Err(error) = leases(node, &node_name, &pools, inventory, found) {
         found.add(Check::fail("leases", format!("{error:#}"), "mend that: ADDs in that pool fail"));
     }
@@ -65,16 +68,29 @@ fn pools(
     let near = store.near(node_name);
     if ours.is_empty() {
         let text = format!("node {node_name} has no allocation in any pool");
-        found.add(match near.join(", ") {
-            near if near.is_empty() => {
+        let file = crate::node::path();
+        found.add(match &near[..] {
+            [] => {
                 let others = store.some_names(node_name);
                 let others = others.map_or_else(String::new, |some| format!(", and the store has {some}"));
                 let remedy = "`rail-ipam import` its plan, or correct nodeName in node.json";
                 Check::fail(name, text + &others, remedy)
             }
-            near => {
+            [one] => {
+                let text = format!("{text}, and {one} has a folder in the store: names are exact");
+                let remedy = format!(
+                    "if that is this node, in {}: `\"nodeName\": \"{one}\"`; else correct the plan",
+                    file.display()
+                );
+                Check::fail(name, text, remedy)
+            }
+            some => {
                 let remedy = "names are exact: correct the plan, or nodeName in node.json";
-                Check::fail(name, format!("{text}, and {near} has a folder in the store"), remedy)
+                Check::fail(
+                    name,
+                    format!("{text}, and {} have folders in the store", some.join(", ")),
+                    remedy,
+                )
             }
         });
         return Ok(pools);
@@ -130,13 +146,23 @@ fn rails_without_pool(pools: &BTreeMap<String, Allocation>, inventory: &Inventor
         pools.iter().map(|(pool, allocation)| allocation.rail.or_else(|| rail_in(pool))).collect();
     let listed: BTreeSet<u8> = inventory.rails.iter().filter_map(|rail| rail.rail).collect();
     let has = |rail: u8| of.contains(&Some(rail));
+    let both: Vec<_> =
+        pools.iter().filter_map(|(pool, one)| Some((pool, one.rail?, rail_in(pool)?))).collect();
+    // All may count from 1, say.
+    let shift = |(_, planned, named): &(&String, u8, u8)| i16::from(*named) - i16::from(*planned);
+    let is_alike = both.windows(2).all(|two| shift(&two[0]) == shift(&two[1])) && both.len() > 1;
+    for (pool, planned, named) in both.iter().filter(|one| shift(one) != 0 && !is_alike) {
+        let text = format!(
+            "pool {pool} is planned for rail {planned}: a network of rail {named} with it is refused"
+        );
+        found.add(Check::fail(name, text, "is its name, or the plan, a slip? Plan it again"));
+    }
     for (pool, allocation) in pools {
-        match (allocation.rail, rail_in(pool)) {
-            (Some(planned), Some(named)) if planned != named => {
-                let text = format!("pool {pool} is planned for rail {planned}");
-                found.add(Check::warn(name, text, "is its name, or the plan, a slip?"));
-            }
-            _ => (),
+        if let Some(rail) = allocation.rail.filter(|rail| !listed.is_empty() && !listed.contains(rail)) {
+            let text = format!(
+                "pool {pool} is planned for rail {rail}, which node.json does not list: its pods are refused"
+            );
+            found.add(Check::fail(name, text, "add the rail to node.json, or correct the plan"));
         }
     }
     let missing: Vec<_> = listed.iter().filter(|rail| !has(**rail)).map(u8::to_string).collect();
@@ -179,9 +205,26 @@ fn leases(
                     continue;
                 }
             };
-            if lease.is_dead()? {
+            let life = lease.life()?;
+            if life == Life::Dead {
                 dead += 1;
                 continue;
+            }
+            if let Life::Unknown(why) = life {
+                let is_freed = |one: &Attached| one.is_home && is_of(&lease, &one.record);
+                let text = format!(
+                    "pool {pool}: {}: whether {} lives cannot be told: {why}",
+                    lease.address, lease.holder
+                );
+                found.add(if inventory.attachments.iter().any(is_freed) {
+                    Check::warn(name, text, "its device is on the host, so the next ADD gives it back")
+                } else {
+                    let remedy = format!(
+                        "if that pod is gone, `rail-ipam release --address {} --force`",
+                        lease.address
+                    );
+                    Check::fail(name, text + ": it is given to nobody", remedy)
+                });
             }
             let what = || format!("pool {pool}: {} of {}", lease.address, lease.holder);
             if folder.node_name != node_name {

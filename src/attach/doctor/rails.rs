@@ -3,40 +3,195 @@
 use std::fs;
 use std::path::Path;
 
-use super::{Check, Findings, count};
+use super::networks::Network;
+use super::{Check, Findings, Verdict, count};
 use crate::attach::device::refuse_what_the_host_needs;
-use crate::attach::inventory::{Attached, Inventory, Rail, RdmaMode, State, Vf, link_state};
+use crate::attach::inventory::{Attached, Inventory, Rail, RdmaMode, State, link_state};
+use crate::attach::record::Record;
+use crate::attach::{giveback, order, userspace, vf};
+use crate::ipam::{Allocation, rail_in, store};
 use crate::netlink::Socket;
 use crate::netlink::link::Link;
 use crate::node::Node;
 use crate::sysfs::Function;
 
-/// What rails are usually run with; a VF cannot have more than its PF.
-const JUMBO: u32 = 9000;
+/// What an operator raises a PF to: room for every network.
+const LARGE: u32 = 9216;
 
-/// All checks of this file.
-pub fn check(node: &Node, inventory: &Inventory, found: &mut Findings) {
+/// What an ADD could be given of a rail: its VFs, or where PFs are the rails the PF.
+struct Stock<'a> {
+    rail: &'a Rail,
+    /// That an ADD would take now.
+    usable: usize,
+    /// That pods have.
+    held: usize,
+    /// What stands in the way of the others.
+    faults: Vec<Fault>,
+}
+
+/// Why an ADD would refuse a device.
+struct Fault {
+    /// The check that tells of it.
+    name: &'static str,
+    text: String,
+    remedy: String,
+}
+
+impl Stock<'_> {
+    /// As long as another device is to be had, most pods start.
+    fn check(&self, fault: &Fault) -> Check {
+        let Fault { name, text, remedy } = fault;
+        let verdict = if self.usable == 0 { Verdict::Fail } else { Verdict::Warn };
+        Check { remedy: Some(remedy.clone()), ..Check::new(verdict, name, text) }.on(self.rail)
+    }
+}
+
+/// All checks of this file. `mtu` is that of networks which are not known here.
+pub fn check(node: &Node, inventory: &Inventory, networks: &[Network], mtu: u32, found: &mut Findings) {
     if inventory.rails.is_empty() {
         found.add(Check::skip("pf", "node.json lists no rails, and no NIC of this node has SR-IOV"));
     }
     let rails: Vec<_> = inventory.rails.iter().collect();
     let all = count(rails.len(), "PF");
+    let mut stocks = Vec::new();
     if !rails.is_empty() {
+        order(node, found);
         rails.iter().for_each(|rail| pf(node, rail, inventory, found));
         found.ok_unless_told("pf", format!("{all}, each with a driver"));
-        rails.iter().for_each(|rail| pf_link(rail, inventory, found));
-        found.ok_unless_told("pf-link", format!("{all}, up and with a carrier"));
-        rails.iter().for_each(|rail| pf_mtu(rail, inventory, found));
-        found.ok_unless_told("pf-mtu", format!("{JUMBO} or more"));
-        vfs(node, &rails, inventory, found);
-        host_use(node, &rails, inventory, found);
-        rdma(&rails, inventory, found);
+        rails.iter().for_each(|rail| pf_link(node, rail, inventory, found));
+        found.ok_unless_told(
+            "pf-link",
+            match inventory.is_pf_mode(node) {
+                true => format!("{all}, which pods get and take up: none that is up has no carrier"),
+                false => format!("{all}, up and with a carrier"),
+            },
+        );
+        mtus(node, inventory, networks, mtu, found);
+        match Socket::open() {
+            Ok(mut host) => {
+                stocks.extend(rails.iter().map(|rail| stock(node, rail, inventory, &mut host)));
+                vfs(node, inventory, &stocks, found);
+                host_use(&stocks, found);
+            }
+            Err(error) => found.add(Check::skip("vfs", format!("{error:#}"))),
+        }
+        rdma(&rails, inventory, networks, found);
         managers(&rails, found);
     }
     lost(&rails, inventory, found);
     leftovers(&rails, inventory, found);
-    records(inventory, found);
-    debts(inventory, found);
+    records(inventory, &stocks, found);
+    debts(inventory, &stocks, found);
+}
+
+/// node.json's list against what else is known of it.
+fn order(node: &Node, found: &mut Findings) {
+    let name = "rail-order";
+    if node.rails.is_empty() {
+        return found.add(Check::skip(name, "node.json lists no rails"));
+    }
+    let slips = order::slips(node);
+    for slip in &slips {
+        let remedy = format!(
+            "in {}: `{}`; if that is not so, correct the resource or the addresses, or for another order of the \
+             hardware say \"railsInPciOrder\": false",
+            crate::node::path().display(),
+            order::corrected(node, &slips)
+        );
+        let text = format!("{slip}: its pods would be refused, or be on another rail's leaf");
+        found.add(Check { rail: Some(slip.rail), ..Check::fail(name, text, remedy) });
+    }
+    let how = if node.rails_in_pci_order { "" } else { "; that of the PCI addresses is not asked for" };
+    found.ok_unless_told(name, format!("node.json, resources and addresses tell the same order{how}"));
+}
+
+/// What an ADD of the rail would find.
+fn stock<'a>(node: &Node, rail: &'a Rail, inventory: &Inventory, host: &mut Socket) -> Stock<'a> {
+    let mut stock = Stock { rail, usable: 0, held: 0, faults: Vec::new() };
+    let vfs = rail.vfs.iter().map(|vf| ("VF", &vf.function, &vf.link));
+    let is_pf = |_: &&Function| rail.vfs.is_empty() && inventory.is_pf_mode(node);
+    let pf = rail.function.iter().filter(is_pf).map(|pf| ("PF", pf, &rail.link));
+    let mut unbound = Vec::new();
+    for (kind, function, link) in vfs.chain(pf) {
+        match offer(kind, function, link.as_ref(), node, inventory, host) {
+            Offer::Usable => stock.usable += 1,
+            Offer::Held => stock.held += 1,
+            Offer::Unbound => unbound.push(function.id.clone()),
+            Offer::Refused(Some(fault)) => stock.faults.push(fault),
+            Offer::Refused(None) => (),
+        }
+    }
+    // The PF's own is told under `pf`.
+    if let (false, Some(first)) = (rail.vfs.is_empty(), unbound.first()) {
+        let all = count(rail.vfs.len(), "VF");
+        let text = format!("{} of {all} without a driver, as {first}", unbound.len());
+        stock.faults.push(Fault { name: "vfs", text, remedy: bind(node, &unbound) });
+    }
+    stock
+}
+
+/// What an ADD would do with a device.
+enum Offer {
+    Usable,
+    /// A pod has it.
+    Held,
+    Unbound,
+    /// With nothing where it is told elsewhere.
+    Refused(Option<Fault>),
+}
+
+fn offer(
+    kind: &str,
+    function: &Function,
+    link: Option<&Link>,
+    node: &Node,
+    inventory: &Inventory,
+    host: &mut Socket,
+) -> Offer {
+    let id = &function.id;
+    let refused = |name, text, remedy: String| Offer::Refused(Some(Fault { name, text, remedy }));
+    match inventory.holder(function) {
+        Some(Attached { record, is_away: true, .. }) => {
+            let holder = record.holder();
+            let text = format!("{id} has not come back from {holder}, whose network namespace is gone");
+            return refused("records", text, giveback::how_to_end(record));
+        }
+        // The next ADD puts it right.
+        Some(holder) if holder.state.is_left_over() || holder.is_home => return Offer::Usable,
+        Some(_) => return Offer::Held,
+        None => (),
+    }
+    let Some(driver) = function.driver() else { return Offer::Unbound };
+    let name = link.map_or_else(String::new, |link| format!(" ({})", link.name));
+    let what = format!("{kind} {id}{name}");
+    if node.policy.drivers.as_ref().is_some_and(|allowed| !allowed.contains(&driver)) {
+        let text = format!("{what} has the driver {driver}, which this node's policy excludes");
+        return refused("vfs", text, "add it to policy.drivers of node.json, or bind another".to_owned());
+    }
+    let of_host = match link {
+        None if function.is_userspace() => userspace::refuse_held(&what, function),
+        // Somebody has taken it away.
+        None => return Offer::Refused(None),
+        Some(link) => refuse_what_the_host_needs(&what, link, node, host),
+    };
+    let is_owed = |debt: &Record| debt.device.is_of(id) && vf::owes_isolation(debt);
+    match of_host {
+        Err(error) => {
+            let remedy = "take it out of the host's configuration, or out of the rail's resource";
+            refused("host-use", format!("{error:#}"), remedy.to_owned())
+        }
+        Ok(()) if inventory.debts.iter().any(is_owed) => Offer::Refused(None),
+        Ok(()) => Offer::Usable,
+    }
+}
+
+/// What makes the kernel look for a driver.
+fn bind(node: &Node, functions: &[String]) -> String {
+    let file = node.sysfs_root.join("bus/pci/drivers_probe");
+    match functions {
+        [one] => format!("`echo {one} > {}`", file.display()),
+        all => format!("`for vf in {}; do echo $vf > {}; done`", all.join(" "), file.display()),
+    }
 }
 
 /// What a pod has of which nothing is on record: its next pod is refused, and nobody will give it back.
@@ -79,7 +234,7 @@ fn pf(node: &Node, rail: &Rail, inventory: &Inventory, found: &mut Findings) {
     }
     match pf.driver() {
         None => {
-            let remedy = format!("`echo {id} > /sys/bus/pci/drivers_probe`");
+            let remedy = bind(node, std::slice::from_ref(&pf.id));
             found.add(Check::fail(name, format!("{id} has no driver"), remedy).on(rail));
         }
         Some(driver) if pf.is_userspace() => {
@@ -94,18 +249,25 @@ fn pf(node: &Node, rail: &Rail, inventory: &Inventory, found: &mut Findings) {
     }
 }
 
-fn pf_link(rail: &Rail, inventory: &Inventory, found: &mut Findings) {
+fn pf_link(node: &Node, rail: &Rail, inventory: &Inventory, found: &mut Findings) {
     let name = "pf-link";
     let holder = rail.function.as_ref().and_then(|pf| inventory.holder(pf));
     match (&rail.link, holder) {
+        // What a dead pod left of it is told under `records`.
+        (Some(_), Some(holder)) if holder.state.is_left_over() => (),
         (Some(link), _) => match link_state(link) {
+            // A DEL leaves it as it was, and the next ADD takes it up.
+            "down" if inventory.is_pf_mode(node) => (),
             "down" => {
                 let remedy = format!("`ip link set {} up`", link.name);
-                found.add(Check::fail(name, format!("{} is down", link.name), remedy).on(rail));
+                let text = format!("{} is down: its VFs have no carrier", link.name);
+                found.add(Check::fail(name, text, remedy).on(rail));
             }
             "no-carrier" => {
                 let text = format!("{} has no carrier", link.name);
-                found.add(Check::fail(name, text, "look at cable, transceiver, leaf port").on(rail));
+                let ports = ports(node, rail);
+                let remedy = format!("look at cable, transceiver, leaf port{ports}");
+                found.add(Check::fail(name, text, remedy).on(rail));
             }
             _ => (),
         },
@@ -117,58 +279,90 @@ fn pf_link(rail: &Rail, inventory: &Inventory, found: &mut Findings) {
     }
 }
 
-fn pf_mtu(rail: &Rail, inventory: &Inventory, found: &mut Findings) {
-    let name = "pf-mtu";
-    let Some(link) = &rail.link else { return };
-    let on_it = inventory.attachments.iter().filter(|one| rail.has(one) && one.state == State::Live);
-    let used = on_it.filter_map(|one| one.link.as_ref()).map(|link| link.mtu).max().unwrap_or(0);
-    let remedy = format!("`ip link set {} mtu 9216`, and make it permanent", link.name);
-    if link.mtu < used {
-        let text =
-            format!("{} has MTU {}, and a pod has {used}: its large packets are lost", link.name, link.mtu);
-        found.add(Check::fail(name, text, remedy).on(rail));
-    } else if link.mtu < JUMBO {
-        let text = format!("{} has MTU {}: networks with \"mtu\": {JUMBO} are refused", link.name, link.mtu);
-        found.add(Check::warn(name, text, remedy).on(rail));
-    }
+/// Where the cable should end, if the plan knows.
+fn ports(node: &Node, rail: &Rail) -> String {
+    let is_its = |(pool, one): &(String, Allocation)| {
+        rail.rail.is_some()
+            && one.rail.or_else(|| rail_in(pool)) == rail.rail
+            && !one.leaf_ports.is_empty()
+    };
+    let all = store::allocations(node).into_iter().filter(is_its).flat_map(|(_, one)| one.leaf_ports);
+    let mut all: Vec<_> = all.map(|port| port.to_string()).collect();
+    all.dedup();
+    if all.is_empty() { String::new() } else { format!(" ({})", all.join(", ")) }
 }
 
-fn vfs(node: &Node, rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
+/// A PF that is attached itself gets the MTU of its network; one with VFs must have it before.
+fn mtus(node: &Node, inventory: &Inventory, networks: &[Network], assumed: u32, found: &mut Findings) {
+    let name = "pf-mtu";
+    if inventory.is_pf_mode(node) {
+        return found.add(Check::ok(name, "pods get the PFs themselves, with the MTU of their networks"));
+    }
+    for rail in &inventory.rails {
+        let Some(link) = &rail.link else { continue };
+        let on_it = inventory.attachments.iter().filter(|one| rail.has(one) && one.state == State::Live);
+        let used = on_it.filter_map(|one| one.link.as_ref()).map(|link| link.mtu).max().unwrap_or(0);
+        let wanting = networks.iter().filter(|network| network.may_be_of(rail.rail));
+        let wanting = wanting.filter_map(|network| Some((network.mtu?, Some(&network.name)))).max();
+        let (wanted, who) = wanting.unwrap_or((assumed, None));
+        let remedy = match link.max_mtu {
+            most @ 1.. if most < wanted.max(used) => {
+                format!("the driver takes {most} at most: a smaller \"mtu\" in the network")
+            }
+            most => {
+                let large = LARGE.max(wanted).max(used);
+                let large = if most == 0 { large } else { large.min(most) };
+                format!("`ip link set {} mtu {large}`, and make it permanent", link.name)
+            }
+        };
+        let text = if link.mtu < used {
+            format!("{} has MTU {}, and a pod has {used}: its large packets are lost", link.name, link.mtu)
+        } else if link.mtu >= wanted {
+            continue;
+        } else if let Some(who) = who {
+            format!("{} has MTU {}, and the network {who} has {wanted}: it is refused", link.name, link.mtu)
+        } else {
+            format!(
+                "{} has MTU {}: networks with \"mtu\": {wanted} are refused (no network of the rail is known here; for \
+                 other ones: `rail-cni doctor --mtu`)",
+                link.name, link.mtu
+            )
+        };
+        found.add(Check::fail(name, text, remedy).on(rail));
+    }
+    found.ok_unless_told(name, "no network asks for more");
+}
+
+fn vfs(node: &Node, inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
     let name = "vfs";
-    let has_pods = |rail: &Rail| rail.function.as_ref().is_some_and(|pf| inventory.holder(pf).is_some());
-    let must = node.policy.vfs_only || rails.iter().any(|rail| !rail.vfs.is_empty());
-    let (mut free, mut all_dead) = (0, Vec::new());
-    for rail in rails {
-        let Some(pf) = rail.function.as_ref().filter(|_| !has_pods(rail)) else { continue };
+    if inventory.is_pf_mode(node) {
+        stocks.iter().for_each(|stock| add_faults(name, stock, found));
+        let text = "no rail has VFs: pods get the PFs themselves (where VFs are meant, policy.vfsOnly of node.json says so)";
+        return found.ok_unless_told(name, text);
+    }
+    let mut all_dead = Vec::new();
+    for stock in stocks {
+        let rail = stock.rail;
+        let Some(pf) = rail.function.as_ref().filter(|pf| inventory.holder(pf).is_none()) else { continue };
         if rail.vfs.is_empty() {
             let (id, most) = (&pf.id, pf.max_vf_count());
             let (text, remedy) = if most == 0 {
-                let text = format!("{id} has no SR-IOV");
-                (
-                    text,
-                    "switch it on in BIOS and firmware: `mlxconfig -d PF set SRIOV_EN=1 NUM_OF_VFS=8`"
-                        .to_owned(),
-                )
+                let remedy = format!(
+                    "switch it on in BIOS and firmware: `mlxconfig -d {id} set SRIOV_EN=1 NUM_OF_VFS=8`"
+                );
+                (format!("{id} has no SR-IOV"), remedy)
             } else {
+                let file = node.sysfs_root.join("bus/pci/devices").join(id).join("sriov_numvfs");
                 let text = format!("{id} has no VFs, of {most} that it could have");
-                (text, format!("`echo {} > /sys/bus/pci/devices/{id}/sriov_numvfs`", most.min(8)))
+                (text, format!("`echo {} > {}`, and at every boot", most.min(8), file.display()))
             };
-            let check = if must { Check::fail(name, text, remedy) } else { Check::warn(name, text, remedy) };
-            found.add(check.on(rail));
+            found.add(Check::fail(name, text, remedy).on(rail));
             continue;
         }
-        let unbound: Vec<_> = rail.vfs.iter().filter(|vf| vf.function.driver().is_none()).collect();
-        if let Some(Vf { function, .. }) = unbound.first() {
-            let (few, all) = (unbound.len(), rail.vfs.len());
-            let text = format!("{few} of {} without a driver, as {}", count(all, "VF"), function.id);
-            let remedy = format!("`echo {} > /sys/bus/pci/drivers_probe`", function.id);
-            let check =
-                if few == all { Check::fail(name, text, remedy) } else { Check::warn(name, text, remedy) };
-            found.add(check.on(rail));
-        }
+        add_faults(name, stock, found);
         let holders: Vec<_> = rail.vfs.iter().filter_map(|vf| inventory.holder(&vf.function)).collect();
-        free += rail.vfs.len() - holders.len();
-        if holders.len() == rail.vfs.len() && holders.iter().all(|holder| holder.state.is_left_over()) {
+        let is_left = |holder: &&Attached| holder.state.is_left_over() && !holder.is_away;
+        if holders.len() == rail.vfs.len() && holders.iter().all(is_left) {
             all_dead.push(rail.title());
         }
     }
@@ -176,34 +370,34 @@ fn vfs(node: &Node, rails: &[&Rail], inventory: &Inventory, found: &mut Findings
         let text = format!("{}: every VF was left by a pod that is gone", all_dead.join(", "));
         found.add(Check::warn(name, text, "the next ADD puts that right; at once: `rail-cni reap`"));
     }
-    let all: usize = rails.iter().map(|rail| rail.vfs.len()).sum();
+    let all: usize = stocks.iter().map(|stock| stock.rail.vfs.len()).sum();
+    let free: usize = stocks.iter().map(|stock| stock.rail.vfs.len() - stock.held).sum();
     found.ok_unless_told(name, format!("{}, {free} free", count(all, "VF")));
 }
 
+fn add_faults(name: &'static str, stock: &Stock<'_>, found: &mut Findings) {
+    stock.faults.iter().filter(|fault| fault.name == name).for_each(|fault| found.add(stock.check(fault)));
+}
+
 /// What an ADD would refuse of a free VF; of the PF itself, where that is all there is.
-fn host_use(node: &Node, rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
+fn host_use(stocks: &[Stock<'_>], found: &mut Findings) {
     let name = "host-use";
-    let mut host = match Socket::open() {
-        Ok(host) => host,
-        Err(error) => return found.add(Check::skip(name, format!("{error:#}"))),
-    };
-    for rail in rails {
-        let vfs = rail.vfs.iter().map(|vf| ("VF", &vf.function, &vf.link));
-        let pf = rail.function.iter().map(|pf| ("PF", pf, &rail.link)).filter(|_| rail.vfs.is_empty());
-        for (kind, function, link) in vfs.chain(pf) {
-            let Some(link) = link.as_ref().filter(|_| inventory.holder(function).is_none()) else { continue };
-            let what = format!("{kind} {} ({})", function.id, link.name);
-            if let Err(error) = refuse_what_the_host_needs(&what, link, node, &mut host) {
-                let remedy = "take it out of the host's configuration, or out of the rail's resource";
-                found.add(Check::warn(name, format!("{error:#}"), remedy).on(rail));
-            }
-        }
-    }
+    stocks.iter().for_each(|stock| add_faults(name, stock, found));
     found.ok_unless_told(name, "the host uses no device that a pod could get");
 }
 
-fn rdma(rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
+fn rdma(rails: &[&Rail], inventory: &Inventory, networks: &[Network], found: &mut Findings) {
     let name = "rdma";
+    if let Some(network) = networks.iter().find(|network| network.needs_rdma)
+        && inventory.rdma != RdmaMode::Exclusive
+    {
+        let text = format!(
+            "the network {} requires RDMA devices of its own, and they are not in exclusive mode",
+            network.name
+        );
+        found.add(Check::fail(name, text, "`rdma system set netns exclusive` at boot, before any pod"));
+        return;
+    }
     if inventory.rdma == RdmaMode::Absent {
         found.add(Check::skip(name, "this kernel has no RDMA, or its modules are not loaded"));
         return;
@@ -307,7 +501,18 @@ fn leftovers(rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
 
 /// Attachments of which only the record is left.
 /// What pods that are gone still owe. It is in nobody's way, unless the device is not as it was.
-fn debts(inventory: &Inventory, found: &mut Findings) {
+fn debts(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
+    for debt in inventory.debts.iter().filter(|debt| vf::owes_isolation(debt)) {
+        let is_its = |stock: &&Stock<'_>| stock.rail.vfs.iter().any(|vf| debt.device.is_of(&vf.function.id));
+        let Some(stock) = stocks.iter().find(is_its) else { continue };
+        let why = debt.owed().into_iter().map(|owed| owed.why).collect::<Vec<_>>().join("; ");
+        let text = format!("{} is refused with the VF settings of {}: {why}", debt.device.id, debt.holder());
+        found.add(stock.check(&Fault {
+            name: "debts",
+            text,
+            remedy: "mend that, then `rail-cni reap`".to_owned(),
+        }));
+    }
     for record in inventory.debts.iter().filter(|record| record.is_owed_in_vain()) {
         for owed in record.owed() {
             let text = format!("owed by {}: {}: {}", record.holder(), owed.what.as_str(), owed.why);
@@ -321,10 +526,12 @@ fn debts(inventory: &Inventory, found: &mut Findings) {
     found.ok_unless_told("debts", "nothing is owed by pods that are gone");
 }
 
-fn records(inventory: &Inventory, found: &mut Findings) {
+fn records(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
     const NAMED: usize = 3;
     let name = "records";
-    let left: Vec<_> = inventory.attachments.iter().filter(|one| one.state.is_left_over()).collect();
+    stocks.iter().for_each(|stock| add_faults(name, stock, found));
+    let is_left = |one: &&Attached| one.state.is_left_over() && !one.is_away;
+    let left: Vec<_> = inventory.attachments.iter().filter(is_left).collect();
     if !left.is_empty() {
         let named = left.iter().take(NAMED).map(|Attached { record, state, .. }| {
             let who = record.pod.as_ref().unwrap_or(&record.container_id);
@@ -360,7 +567,7 @@ fn records(inventory: &Inventory, found: &mut Findings) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attach::doctor::Verdict;
+    use crate::attach::inventory::Vf;
     use crate::sysfs::DeviceId;
 
     /// Two rails with a VF each; whose function has an RDMA device is in `with`.
@@ -393,7 +600,7 @@ mod tests {
             is_emptied: false,
         };
         let mut found = Findings::default();
-        rdma(&inventory.rails.iter().collect::<Vec<_>>(), &inventory, &mut found);
+        rdma(&inventory.rails.iter().collect::<Vec<_>>(), &inventory, &[], &mut found);
         found.0.into_iter().map(|check| (check.verdict, check.text)).collect()
     }
 

@@ -1,8 +1,8 @@
 //! What the callers know of CNI: the version of libcni in their executables, which Go writes into each as text.
 
 use std::fs::{self, File};
-use std::io::Read as _;
-use std::path::Path;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use serde_json::Value;
@@ -15,7 +15,8 @@ const CALLERS: [(&str, &[&str]); 3] = [
     ("crio", &["/usr/bin/crio", "/usr/local/bin/crio", "/usr/libexec/crio/crio"]),
     ("multus", &["/opt/cni/bin/multus", "/opt/cni/bin/multus-shim", "/usr/libexec/cni/multus"]),
 ];
-const CONFIGURATIONS: &str = "/etc/cni/net.d";
+/// Where runtimes look for networks.
+pub const CONFIGURATIONS: &str = "/etc/cni/net.d";
 /// As `go version -m` shows it: module, tab, version.
 const MODULE: &[u8] = b"github.com/containernetworking/cni\t";
 
@@ -101,23 +102,28 @@ fn find_version(window: &[u8], is_end: bool) -> Option<String> {
     None
 }
 
-/// The runtime's own networks: those of ours among them, and Multus'.
-fn configurations(folder: &Path, found: &mut Findings) {
-    let name = "net.d";
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(error) => {
-            found.add(Check::skip(name, format!("cannot list {}: {error}", folder.display())));
-            return;
-        }
-    };
-    let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+/// The files that a runtime reads.
+pub fn configurations_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut paths: Vec<_> = fs::read_dir(folder)?.flatten().map(|entry| entry.path()).collect();
     paths.retain(|path| {
         path.extension()
             .and_then(|end| end.to_str())
             .is_some_and(|end| ["conf", "conflist", "json"].contains(&end))
     });
     paths.sort();
+    Ok(paths)
+}
+
+/// The runtime's own networks: those of ours among them, and Multus'.
+fn configurations(folder: &Path, found: &mut Findings) {
+    let name = "net.d";
+    let paths = match configurations_in(folder) {
+        Ok(paths) => paths,
+        Err(error) => {
+            found.add(Check::skip(name, format!("cannot list {}: {error}", folder.display())));
+            return;
+        }
+    };
     let mut told = Vec::new();
     for path in &paths {
         let shown = path.display();

@@ -8,7 +8,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use super::{files, run, two_rails};
-use crate::harness::{Host, Ran, pf_address, rail, vf_address};
+use crate::harness::{Host, Ran, pf_address, rail, vf_address, with};
 
 fn doctor(host: &Host) -> Value {
     let ran = run(host, &["doctor", "--output", "json"]);
@@ -42,7 +42,7 @@ fn is_well(host: &Host) {
     let json = doctor(host);
     for check in json["checks"].as_array().unwrap() {
         let name = check["check"].as_str().unwrap();
-        let of_the_fixture = ["namespace", "programs", "rdma", "runtime", "net.d"].contains(&name)
+        let of_the_fixture = ["namespace", "programs", "rdma", "routes", "runtime", "net.d"].contains(&name)
             || (name == "run" && check["text"].as_str().unwrap().contains("tmpfs"));
         assert!(check["verdict"] == "ok" || (of_the_fixture && check["verdict"] != "fail"), "{check}");
     }
@@ -59,8 +59,8 @@ fn a_node_that_is_ready() {
     assert!(before == files(host.dir.path()), "doctor changed something");
 
     let table = run(&host, &["doctor"]).ok().stdout;
-    assert!(table.contains("\nok    pf-link    2 PFs, up and with a carrier\n"), "{table}");
-    assert!(table.contains("ok    pools      node node-1 has 2 allocations: rail-0, rail-1\n"), "{table}");
+    assert!(table.contains("\nok    pf-link     2 PFs, up and with a carrier\n"), "{table}");
+    assert!(table.contains("ok    pools       node node-1 has 2 allocations: rail-0, rail-1\n"), "{table}");
     assert!(table.lines().last().unwrap().starts_with("ready: "), "{table}");
     assert!(!table.contains('\x1b'), "no colours in a pipe: {table:?}");
 }
@@ -86,7 +86,8 @@ fn faults_of_a_pf() {
     host.ip(&format!("-n {} link set port1 up", host.leaf()));
 
     host.ip("link set pf1 mtu 1500");
-    finds(&host, "pf-mtu", "warn", "`ip link set pf1 mtu 9216`");
+    finds(&host, "pf-mtu", "fail", "`ip link set pf1 mtu 9216`");
+    run(&host, &["doctor", "--mtu", "1500"]).ok();
     host.ip("link set pf1 mtu 9216");
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(1)).ok();
@@ -115,24 +116,31 @@ fn faults_of_vfs() {
     symlink(host.path("sys/bus/pci/drivers/mlx5_core"), vf.join("driver")).unwrap();
 
     fs::remove_file(pf.join("virtfn0")).unwrap();
-    finds(&host, "vfs", "fail", "echo 8 > /sys/bus/pci/devices/0000:01:00.0/sriov_numvfs");
+    finds(&host, "vfs", "fail", "sys/bus/pci/devices/0000:01:00.0/sriov_numvfs`");
     symlink(format!("../{}", vf_address(0)), pf.join("virtfn0")).unwrap();
 
     host.ip("addr add 192.0.2.1/24 dev vf0");
-    finds(&host, "host-use", "warn", "192.0.2.1/24");
+    finds(&host, "host-use", "fail", "192.0.2.1/24");
     host.ip("addr del 192.0.2.1/24 dev vf0");
     is_well(&host);
 
     // Rails without VFs: pods get the PFs themselves.
     for rail in 0..2 {
         fs::remove_file(at(&pf_address(rail)).join("virtfn0")).unwrap();
+        fs::write(at(&pf_address(rail)).join("sriov_numvfs"), "0\n").unwrap();
     }
+    finds(&host, "vfs", "ok", "no rail has VFs: pods get the PFs themselves");
     host.ip("addr add 192.0.2.1/24 dev pf0");
-    finds(&host, "vfs", "warn", "sriov_numvfs");
-    finds(&host, "host-use", "warn", "PF 0000:01:00.0 (pf0) is in use by the host");
+    finds(&host, "host-use", "fail", "PF 0000:01:00.0 (pf0) is in use by the host");
     host.ip("addr del 192.0.2.1/24 dev pf0");
+    // A DEL leaves them as they were, and the ADD sets their MTU.
+    host.ip("link set pf0 mtu 1500 down");
+    is_well(&host);
+    assert_eq!(run(&host, &["status"]).ok().status, 0);
+    host.ip("link set pf0 mtu 9216 up");
     for rail in 0..2 {
         symlink(format!("../{}", vf_address(rail)), at(&pf_address(rail)).join("virtfn0")).unwrap();
+        fs::write(at(&pf_address(rail)).join("sriov_numvfs"), "1\n").unwrap();
     }
     is_well(&host);
 
@@ -215,7 +223,7 @@ fn faults_of_the_plan() {
     full["exclusions"] = json!([]);
     full["rail"] = json!(0);
     fs::write(&file, full.to_string()).unwrap();
-    finds(&host, "pools", "warn", "pool rail-1 is planned for rail 0");
+    finds(&host, "pools", "fail", "pool rail-1 is planned for rail 0");
     finds(&host, "pools", "fail", "there is no pool for rail 1");
 
     fs::remove_file(&file).unwrap();
@@ -244,10 +252,11 @@ fn faults_of_node_json_and_of_the_folders() {
     fs::write(host.path("node.json"), "{").unwrap();
     finds(&host, "node.json", "fail", "EOF");
     host.set_node(json!({ "rails": [{"rail": 0, "pf": pf_address(0)}, {"rail": 1, "pf": pf_address(0)}] }));
-    finds(&host, "node.json", "warn", "rails 0 and 1 have the same PF");
+    finds(&host, "node.json", "fail", "rails 0 and 1 have the same PF");
+    finds(&host, "node.json", "fail", "no rail has 0000:02:00.0");
     host.set_node(json!({ "rails": rails, "policy": {"pfs": [pf_address(0)], "rails": [0]} }));
     finds(&host, "pf", "fail", "policy.pfs of node.json excludes 0000:02:00.0");
-    finds(&host, "node.json", "warn", "policy.rails excludes it");
+    finds(&host, "node.json", "fail", "policy.rails excludes it");
     host.set_node(json!({ "rails": rails }));
 
     let mode = |path: &str, mode: u32| {
@@ -361,4 +370,117 @@ fn managers_that_configure_vfs() {
             "{told:?}"
         );
     }
+}
+
+/// What kubelet, flannel and the first network have on file, and the node's own routes.
+#[test]
+fn routes_that_take_what_pods_reach_by_eth0() {
+    let Some(host) = two_rails("doctor::routes") else { return };
+    let found = |script: &str| lines(&doctor_where(&host, script).json(), "routes");
+    let nothing = found("true");
+    assert!(nothing[0].0 == "skip" && nothing[0].1.contains("clusterNetworks"), "{nothing:?}");
+    let dns = |address: &str| {
+        format!(
+            "mount -t tmpfs none /var/lib; mkdir /var/lib/kubelet; \
+             printf 'kind: KubeletConfiguration\\nclusterDNS:\\n- {address}\\n' > /var/lib/kubelet/config.yaml"
+        )
+    };
+    assert_eq!(found(&dns("10.96.0.10"))[0].0, "ok");
+    let subnet = |subnet: &str| {
+        let network = json!({"cniVersion": "1.0.0", "name": "a", "plugins": [{"type": "bridge",
+            "ipam": {"type": "host-local", "ranges": [[{"subnet": subnet}]]}}]});
+        format!("echo '{network}' > /etc/cni/net.d/10-a.conflist")
+    };
+    let flannel = "mount -t tmpfs none /run; mkdir /run/flannel; echo FLANNEL_NETWORK=172.28.0.0/16 > /run/flannel/subnet.env";
+    for (script, text) in [
+        (dns("172.20.0.10"), "172.20.0.10/32, the cluster's DNS (/var/lib/kubelet/config.yaml)"),
+        (subnet("172.24.1.0/24"), "172.24.1.0/24, the pods' network (/etc/cni/net.d/10-a.conflist)"),
+        (flannel.to_owned(), "172.28.0.0/16, the pods' network (/run/flannel/subnet.env)"),
+    ] {
+        let told = found(&script);
+        let line = format!("the route 172.16.0.0/12 of pool rail-0 covers {text}: pods of that rail lose it");
+        assert!(told[0].0 == "fail" && told[0].1 == line, "{told:?}");
+    }
+    host.ip("link add eth0 type veth peer name peer0");
+    host.ip("link set peer0 up");
+    host.ip("addr add 172.29.0.7/16 dev eth0");
+    host.ip("link set eth0 up");
+    let told = found(&dns("10.96.0.10"));
+    let line = "the route 172.16.0.0/12 of pool rail-0 covers 172.29.0.0/16, which the node has by eth0";
+    assert!(told[0].0 == "warn" && told[0].1.starts_with(line), "{told:?}");
+}
+
+/// Those of the runtime's folder; what Multus has from the API server is known when the first pod has come.
+#[test]
+fn networks_that_the_node_knows_are_what_its_pfs_are_measured_by() {
+    let Some(host) = two_rails("doctor::networks") else { return };
+    host.ip("link set pf0 mtu 4000");
+    host.ip("link set pf1 mtu 4000");
+    let found = |mtu: u32, check: &str| {
+        let network = |number: u8| {
+            let plugin = with(rail(number), json!({"mtu": mtu, "rdma": "required"}));
+            let list = json!({"cniVersion": "1.0.0", "name": format!("rail-{number}"), "plugins": [plugin]});
+            format!("echo '{list}' > /etc/cni/net.d/2{number}-rail.conflist")
+        };
+        lines(&doctor_where(&host, &format!("{}; {}", network(0), network(1))).json(), check)
+    };
+    assert_eq!(found(4000, "pf-mtu")[0].0, "ok");
+    let told = found(4200, "pf-mtu");
+    assert!(told.len() == 2 && told[1].0 == "fail", "{told:?}");
+    assert_eq!(told[1].1, "rail 1: pf1 has MTU 4000, and the network rail-1 has 4200: it is refused");
+    let rdma = found(4000, "rdma");
+    assert!(rdma[0].0 == "fail" && rdma[0].1.starts_with("the network rail-0 requires RDMA"), "{rdma:?}");
+    // A pod's network is known by its record.
+    let pod = host.add_netns("pod");
+    host.cni("ADD", "c1", &pod, &with(rail(0), json!({"mtu": 4000}))).ok();
+    let told = lines(&doctor_where(&host, "true").json(), "pf-mtu");
+    assert!(told.len() == 1 && told[0].1.starts_with("rail 1: "), "{told:?}");
+}
+
+/// Of two VFs one is left: most pods start.
+#[test]
+fn a_fault_is_a_warning_while_another_vf_of_the_rail_is_to_be_had() {
+    let Some(host) = two_rails("doctor::another") else { return };
+    let (pf, vf) = (host.path("sys/devices").join(pf_address(0)), "0000:01:10.1");
+    let device = host.path("sys/devices").join(vf);
+    fs::create_dir_all(device.join("net/vf9")).unwrap();
+    fs::create_dir_all(host.path("sys/class/net/vf9")).unwrap();
+    symlink(&device, host.path("sys/class/net/vf9/device")).unwrap();
+    symlink(format!("../{}", pf_address(0)), device.join("physfn")).unwrap();
+    symlink(host.path("sys/bus/pci/drivers/mlx5_core"), device.join("driver")).unwrap();
+    symlink(&device, host.path("sys/bus/pci/devices").join(vf)).unwrap();
+    symlink(format!("../{vf}"), pf.join("virtfn1")).unwrap();
+    host.ip("link add vf9 type veth peer name leaf9");
+    host.ip("addr add 192.0.2.1/24 dev vf0");
+    finds(&host, "host-use", "warn", "192.0.2.1/24");
+    // A pod takes the other one.
+    let pod = host.add_netns("pod");
+    host.cni("ADD", "c1", &pod, &with(rail(0), json!({"device": "vf9"}))).ok();
+    finds(&host, "host-use", "fail", "192.0.2.1/24");
+}
+
+/// One that a dead pod had is neither down nor to be taken up by hand: the next ADD puts it right.
+#[test]
+fn a_pf_that_a_dead_pod_left_is_told_once() {
+    let Some(host) = two_rails("doctor::dead_pf") else { return };
+    for rail in 0..2 {
+        let pf = host.path("sys/devices").join(pf_address(rail));
+        fs::remove_file(pf.join("virtfn0")).unwrap();
+        fs::write(pf.join("sriov_numvfs"), "0\n").unwrap();
+        fs::create_dir_all(host.path(&format!("sys/class/net/pf{rail}"))).unwrap();
+        symlink(&pf, host.path(&format!("sys/class/net/pf{rail}/device"))).unwrap();
+    }
+    is_well(&host);
+    let pod = host.add_netns("pod");
+    host.cni("ADD", "c1", &pod, &with(rail(0), json!({"device": "pf0"}))).ok();
+    run(&host, &["doctor"]).ok();
+    host.hand_back(&pod, "net1");
+    let net = host.path("sys/devices").join(pf_address(0)).join("net");
+    fs::rename(net.join("pf0"), net.join("net1")).unwrap();
+    let json = doctor(&host);
+    assert_eq!(json["counts"]["fail"], 0, "{json}");
+    assert!(!json.to_string().contains("ip link set net1"), "{json}");
+    finds(&host, "records", "warn", "1 attachment left by pods");
+    let shown = run(&host, &["status"]);
+    assert!(shown.status == 1 && !shown.stdout.contains("ip link set"), "{}", shown.stdout);
 }

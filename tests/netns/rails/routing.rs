@@ -493,3 +493,42 @@ fn sysctls_of_anything_else_are_refused() {
         assert_eq!(host.snapshot(), before, "{key}");
     }
 }
+
+/// NVIDIA's three tiers have 10.0.0.0/8, and kubeadm's Services 10.96.0.0/12 of it.
+#[test]
+fn a_route_that_takes_the_clusters_networks_away_is_refused_and_one_that_overlaps_is_told() {
+    let Some(host) = fabric("routing::cluster", 2) else { return };
+    let pod = host.add_netns("pod");
+    host.ip_in(&pod, "link add eth0 type veth peer name peer0");
+    host.ip_in(&pod, "addr add 172.31.7.2/24 dev eth0");
+    host.ip_in(&pod, "link set eth0 up");
+    host.ip_in(&pod, "link set peer0 up");
+    host.ip_in(&pod, "route add default via 172.31.7.1");
+    let before = host.snapshot();
+    for network in ["172.20.0.0/14", "172.0.0.0/11", "172.16.0.0/12"] {
+        host.set_node(json!({"clusterNetworks": ["10.96.0.0/12", network]}));
+        let msg = host.cni("ADD", "c1", &pod, &rail(0)).error(7)["msg"].to_string();
+        let text = format!(
+            "via 172.16.0.1 takes {network} away from the pod, which is the cluster's (clusterNetworks of "
+        );
+        assert!(msg.contains("rail 0: the route ") && msg.contains(&text), "{msg}");
+        assert_eq!(host.snapshot(), before);
+    }
+    // What goes by a longer route stays where it is.
+    host.set_node(json!({"clusterNetworks": ["172.31.7.0/25"]}));
+    let added = host.call("ADD", "c1", &pod).ifname("net1").run(&rail(0)).ok();
+    let told = "the route 172.16.0.0/12 via 172.16.0.1 overlaps 172.31.7.0/24, which the pod has by eth0";
+    assert!(added.stderr.contains(told), "{}", added.stderr);
+    // Rails share the fabric's routes.
+    let other = host.call("ADD", "c1", &pod).ifname("net2").run(&rail(1)).ok();
+    assert_eq!(other.stderr.matches("overlaps").count(), 1, "{}", other.stderr);
+}
+
+#[test]
+fn networks_that_no_route_touches_are_no_matter() {
+    let Some(host) = fabric("routing::clear", 1) else { return };
+    let pod = host.add_netns("pod");
+    host.set_node(json!({"clusterNetworks": ["10.96.0.0/12", "10.244.0.0/16", "fd00::/16"]}));
+    let added = host.cni("ADD", "c1", &pod, &rail(0)).ok();
+    assert!(!added.stderr.contains("overlaps"), "{}", added.stderr);
+}

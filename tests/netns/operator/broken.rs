@@ -1,0 +1,387 @@
+//! Broken nodes, as they are found at three in the morning: one command leads to the cause, and its advice, carried out
+//! as it is printed, ends it.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use super::{kept_away, run, two_rails};
+use crate::harness::{Host, Ran, pf_address, rail, vf_address, with};
+
+/// What doctor says fails, as `CHECK: TEXT -> REMEDY`.
+fn faults(host: &Host) -> Vec<String> {
+    let json = run(host, &["doctor", "--output", "json"]).json();
+    let all = json["checks"].as_array().unwrap().iter().filter(|one| one["verdict"] == "fail");
+    all.map(|one| {
+        let text = |key: &str| one[key].as_str().unwrap().replace(host.dir.path().to_str().unwrap(), "");
+        format!("{}: {} -> {}", text("check"), text("text"), text("remedy"))
+    })
+    .collect()
+}
+
+/// Doctor has these to say and no other, with the folder of the test left out.
+#[track_caller]
+fn says(host: &Host, expected: &[&str]) {
+    assert_eq!(faults(host), expected);
+}
+
+/// The remedies that doctor prints now, carried out as they are printed: commands in a shell, keys of node.json in it.
+/// What follows an `or` or `if` is another way.
+fn carry_out(host: &Host) {
+    let json = run(host, &["doctor", "--output", "json"]).json();
+    let failed = json["checks"].as_array().unwrap().iter().filter(|one| one["verdict"] == "fail");
+    let mut remedies: Vec<_> = failed.map(|one| one["remedy"].as_str().unwrap().to_owned()).collect();
+    remedies.dedup();
+    remedies.iter().for_each(|remedy| carry_out_one(host, remedy));
+}
+
+fn carry_out_one(host: &Host, remedy: &str) {
+    let first =
+        remedy.split("; or").next().unwrap().split("; if").next().unwrap().split("; else").next().unwrap();
+    let mut done = 0;
+    for command in first.split('`').skip(1).step_by(2) {
+        done += 1;
+        if command.starts_with('"') {
+            let keys: Value = serde_json::from_str(&format!("{{{command}}}")).unwrap();
+            let file = host.path("node.json");
+            let node: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+            fs::write(&file, with(node, keys).to_string()).unwrap();
+            continue;
+        }
+        let ours = Path::new(env!("CARGO_BIN_EXE_rail-cni")).parent().unwrap().display();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", command]).env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
+        shell.env("PATH", format!("{ours}:{}", std::env::var("PATH").unwrap()));
+        let ran: Ran = shell.output().unwrap().into();
+        assert_eq!(ran.status, 0, "{command}: {ran:?}");
+    }
+    assert!(done > 0, "nothing to carry out in {remedy:?}");
+}
+
+/// Pods on both rails start and end.
+#[track_caller]
+fn is_mended(host: &Host) {
+    says(host, &[]);
+    for number in 0..2 {
+        let pod = host.add_netns(&format!("mended{number}"));
+        host.cni("ADD", "mended", &pod, &rail(number)).ok();
+        host.cni("DEL", "mended", &pod, &rail(number)).ok();
+        host.delete_netns(&pod);
+    }
+}
+
+/// What ADD says, without the folder of the test.
+#[track_caller]
+fn refusal(host: &Host, number: u8) -> String {
+    let pod = host.add_netns(&format!("refused{number}"));
+    let ran = host.cni("ADD", "refused", &pod, &rail(number));
+    host.delete_netns(&pod);
+    ran.msg().replace(host.dir.path().to_str().unwrap(), "")
+}
+
+fn list(host: &Host, pfs: [&str; 2]) {
+    let rails: Vec<_> = pfs.iter().enumerate().map(|(rail, pf)| json!({"rail": rail, "pf": pf})).collect();
+    host.set_node(json!({ "rails": rails }));
+}
+
+const RAILS: &str =
+    "`\"rails\": [{\"rail\": 0, \"pf\": \"0000:01:00.0\"}, {\"rail\": 1, \"pf\": \"0000:02:00.0\"}]`";
+
+#[test]
+fn rails_that_are_swapped_in_node_json() {
+    let Some(host) = two_rails("broken::swapped") else { return };
+    list(&host, [&pf_address(1), &pf_address(0)]);
+    assert_eq!(
+        refusal(&host, 0),
+        "rail 0: node.json has 0000:02:00.0 for rail 0, and by the order of the PCI addresses it is 0000:01:00.0, the \
+         PF of VF 0000:01:10.0 (vf0): correct `rails` in /node.json; if the list is right, the resource of network \
+         rail-0 is wrong"
+    );
+    let line = |rail: u8, listed: u8| {
+        format!(
+            "rail-order: node.json has {} for rail {rail}, and by the order of the PCI addresses it is {}: its pods \
+             would be refused, or be on another rail's leaf -> in /node.json: {RAILS}; if that is not so, correct the \
+             resource or the addresses, or for another order of the hardware say \"railsInPciOrder\": false",
+            pf_address(listed),
+            pf_address(rail)
+        )
+    };
+    says(&host, &[&line(0, 1), &line(1, 0)]);
+    carry_out(&host);
+    is_mended(&host);
+}
+
+/// The hardware may count otherwise, and node.json may be right.
+#[test]
+fn another_order_of_the_hardware_is_no_fault() {
+    let Some(host) = two_rails("broken::order") else { return };
+    let rails = json!([{"rail": 0, "pf": pf_address(1)}, {"rail": 1, "pf": pf_address(0)}]);
+    host.set_node(json!({ "rails": rails, "railsInPciOrder": false }));
+    says(&host, &[]);
+    let told = refusal(&host, 0);
+    assert!(told.ends_with("(rail 1): check the resource of network rail-0"), "{told}");
+    // What the kubelet was told by the device plugin goes before it, too.
+    host.set_node(json!({ "rails": rails }));
+    let doctor = |devices: [String; 2]| {
+        let data = json!({"Data": {"RegisteredDevices": {"nvidia.com/rail-0": [devices[0]], "nvidia.com/rail-1": [devices[1]]}}});
+        let script = format!(
+            "mount -t tmpfs none /var/lib; mkdir -p /var/lib/kubelet/device-plugins; \
+             echo '{data}' > /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint; \
+             {} doctor",
+            env!("CARGO_BIN_EXE_rail-cni")
+        );
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", &script]).env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
+        Ran::from(command.output().unwrap())
+    };
+    doctor([vf_address(1), vf_address(0)]).ok();
+    list(&host, [&pf_address(0), &pf_address(1)]);
+    let ran = doctor([vf_address(1), vf_address(0)]);
+    let line = "FAIL  rail-order  node.json has 0000:01:00.0 for rail 0, and by the resource nvidia.com/rail-0, which has \
+                0000:02:10.0, it is 0000:02:00.0";
+    assert!(ran.status == 1 && ran.stdout.contains(line), "{}", ran.stdout);
+}
+
+#[test]
+fn one_pf_for_two_rails() {
+    let Some(host) = two_rails("broken::twice") else { return };
+    list(&host, [&pf_address(0), &pf_address(0)]);
+    assert_eq!(
+        refusal(&host, 1),
+        "rail 1: node.json has 0000:01:00.0 for rail 1 and for another rail, and VF 0000:02:10.0 (vf1) belongs to PF \
+         0000:02:00.0: correct `rails` in /node.json"
+    );
+    says(
+        &host,
+        &[&format!(
+            "node.json: rails 0 and 1 have the same PF 0000:01:00.0: one of them refuses its own devices -> a PF is on \
+             one leaf: correct the list in /node.json, perhaps to {RAILS}: no rail has 0000:02:00.0"
+        )],
+    );
+    carry_out(&host);
+    is_mended(&host);
+}
+
+#[test]
+fn a_pf_that_is_down() {
+    let Some(host) = two_rails("broken::down") else { return };
+    host.ip("link set pf1 down");
+    says(&host, &["pf-link: rail 1: pf1 is down: its VFs have no carrier -> `ip link set pf1 up`"]);
+    assert!(run(&host, &["status"]).stdout.contains("rail 1: pf1 is down: `ip link set pf1 up`"));
+    carry_out(&host);
+    is_mended(&host);
+}
+
+#[test]
+fn a_pf_with_a_smaller_mtu_than_its_networks() {
+    let Some(host) = two_rails("broken::mtu") else { return };
+    host.ip("link set pf0 mtu 1500");
+    let told = refusal(&host, 0);
+    assert_eq!(told, "rail 0: mtu: 9000 is more than the 1500 of the PF pf0: raise that first");
+    says(
+        &host,
+        &[
+            "pf-mtu: rail 0: pf0 has MTU 1500: networks with \"mtu\": 9000 are refused (no network of the rail is known \
+           here; for other ones: `rail-cni doctor --mtu`) -> `ip link set pf0 mtu 9216`, and make it permanent",
+        ],
+    );
+    carry_out(&host);
+    is_mended(&host);
+}
+
+/// Left of a host-network set-up.
+#[test]
+fn a_rails_only_vf_with_an_address_of_the_host() {
+    let Some(host) = two_rails("broken::address") else { return };
+    host.ip("addr add 192.0.2.1/24 dev vf0");
+    let why = "VF 0000:01:10.0 (vf0) is in use by the host: it has the address 192.0.2.1/24: remove it from the host's \
+               configuration, and now with `ip addr del 192.0.2.1/24 dev vf0`";
+    assert_eq!(refusal(&host, 0), format!("rail 0: {why}"));
+    let remedy = "take it out of the host's configuration, or out of the rail's resource";
+    says(&host, &[&format!("host-use: rail 0: {why} -> {remedy}")]);
+    carry_out_one(&host, why);
+    is_mended(&host);
+}
+
+/// The kernel's part is played here: VFs come when their number is written.
+#[test]
+fn no_vfs_on_a_rail() {
+    let Some(host) = two_rails("broken::vfs") else { return };
+    let pf = host.path("sys/devices").join(pf_address(0));
+    fs::remove_file(pf.join("virtfn0")).unwrap();
+    fs::write(pf.join("sriov_numvfs"), "0\n").unwrap();
+    says(
+        &host,
+        &["vfs: rail 0: 0000:01:00.0 has no VFs, of 8 that it could have -> `echo 8 > \
+           /sys/bus/pci/devices/0000:01:00.0/sriov_numvfs`, and at every boot"],
+    );
+    carry_out(&host);
+    assert_eq!(fs::read_to_string(pf.join("sriov_numvfs")).unwrap(), "8\n");
+    symlink(format!("../{}", vf_address(0)), pf.join("virtfn0")).unwrap();
+    is_mended(&host);
+}
+
+/// The kernel's part is played here: it binds the driver of what is written.
+#[test]
+fn a_vf_without_a_driver() {
+    let Some(host) = two_rails("broken::unbound") else { return };
+    let vf = host.path("sys/devices").join(vf_address(0));
+    fs::remove_file(vf.join("driver")).unwrap();
+    says(
+        &host,
+        &[
+            "vfs: rail 0: 1 of 1 VF without a driver, as 0000:01:10.0 -> `echo 0000:01:10.0 > /sys/bus/pci/drivers_probe`",
+        ],
+    );
+    carry_out(&host);
+    assert_eq!(fs::read_to_string(host.path("sys/bus/pci/drivers_probe")).unwrap(), "0000:01:10.0\n");
+    symlink(host.path("sys/bus/pci/drivers/mlx5_core"), vf.join("driver")).unwrap();
+    is_mended(&host);
+}
+
+#[test]
+fn a_store_that_knows_the_node_by_another_name() {
+    let Some(host) = two_rails("broken::name") else { return };
+    fs::rename(host.path("store/node-1"), host.path("store/Node-1.example.com")).unwrap();
+    assert!(refusal(&host, 0).contains("Node-1.example.com"), "{}", refusal(&host, 0));
+    says(
+        &host,
+        &[
+            "pools: node node-1 has no allocation in any pool, and Node-1.example.com has a folder in the store: names are \
+           exact -> if that is this node, in /node.json: `\"nodeName\": \"Node-1.example.com\"`; else correct the plan",
+        ],
+    );
+    carry_out(&host);
+    is_mended(&host);
+}
+
+#[test]
+fn a_log_that_cannot_be_written() {
+    let Some(host) = two_rails("broken::log") else { return };
+    let (folder, file) = (host.path("log"), host.path("log/rail-cni.log"));
+    let rails = json!([{"rail": 0, "pf": pf_address(0)}, {"rail": 1, "pf": pf_address(1)}]);
+    host.set_node(json!({"rails": rails, "log": {"file": file}}));
+    says(
+        &host,
+        &[
+            "log: log.file: /log: No such file or directory (os error 2) -> `mkdir -p /log`; or name another log.file in \
+           node.json",
+        ],
+    );
+    carry_out(&host);
+    is_mended(&host);
+    assert!(fs::metadata(&file).unwrap().len() > 0);
+
+    fs::remove_file(&file).unwrap();
+    fs::create_dir(&file).unwrap();
+    says(
+        &host,
+        &[
+            "log: log.file: /log/rail-cni.log is a folder -> `rmdir /log/rail-cni.log`; or name another log.file in \
+           node.json",
+        ],
+    );
+    carry_out(&host);
+    is_mended(&host);
+
+    fs::remove_dir_all(&folder).unwrap();
+    fs::write(&folder, "").unwrap();
+    says(
+        &host,
+        &["log: log.file: /log is no folder -> `mkdir -p /log`; or name another log.file in node.json"],
+    );
+}
+
+/// Of /opt/cni/bin, in a mount namespace of its own.
+#[test]
+fn an_ipam_plugin_that_is_missing_or_not_executable() {
+    let Some(host) = two_rails("broken::program") else { return };
+    let ours = Path::new(env!("CARGO_BIN_EXE_rail-cni")).parent().unwrap().display();
+    let doctor = |script: &str| {
+        let script = format!(
+            "set -e; mount -t tmpfs none /opt; mkdir -p /opt/cni/bin; cp {ours}/rail-cni /opt/cni/bin; {script} \
+             {ours}/rail-cni doctor --output json || true"
+        );
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", &script]).env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
+        let json = Ran::from(command.output().unwrap()).json();
+        let programs =
+            json["checks"].as_array().unwrap().iter().find(|one| one["check"] == "programs").unwrap();
+        ["verdict", "text", "remedy"].map(|key| programs[key].as_str().unwrap_or_default().to_owned())
+    };
+    let [verdict, text, remedy] = doctor("");
+    assert_eq!(
+        [verdict.as_str(), &text, &remedy],
+        ["fail", "/opt/cni/bin/rail-ipam is absent: rail-cni calls it for the address", "`scripts/install`"]
+    );
+    let copy = format!("cp {ours}/rail-ipam /opt/cni/bin;");
+    let [verdict, text, remedy] = doctor(&format!("{copy} chmod 644 /opt/cni/bin/rail-ipam;"));
+    assert_eq!(verdict, "fail");
+    assert!(text.starts_with("/opt/cni/bin/rail-ipam is not executable"), "{text}");
+    assert_eq!(remedy, "`chmod 755 /opt/cni/bin/rail-ipam`");
+    let mended = doctor(&format!("{copy} chmod 644 /opt/cni/bin/rail-ipam; {};", remedy.trim_matches('`')));
+    assert_eq!(mended[0], "ok", "{mended:?}");
+}
+
+/// The person at the rack swaps them back.
+#[test]
+fn cables_that_are_swapped() {
+    let Some(host) = two_rails("broken::cables") else { return };
+    let leaf = host.leaf();
+    let answers = host
+        .run_in(Path::new("/run/netns").join(&leaf).as_path(), "sysctl -qw net.ipv4.conf.all.arp_ignore=1");
+    answers.ok();
+    let cable = |number: u8, port: u8| {
+        host.ip(&format!("-n {leaf} addr flush dev leaf{port}"));
+        host.ip(&format!("-n {leaf} addr add 172.{}.0.1/31 dev leaf{port}", 16 + 2 * number));
+    };
+    let pod = host.add_netns("pod");
+    host.cni("ADD", "c1", &pod, &rail(0)).ok();
+    run(&host, &["check"]).ok();
+    cable(1, 0);
+    cable(0, 1);
+    let told = run(&host, &["check"]);
+    let line = "default/pod  net1       0     0000:01:10.0  gateway 172.16.0.1 did not answer ARP on net1 (0000:01:10.0 of PF \
+                0000:01:00.0) within 1s, and 172.18.0.1, the gateway of the pool rail-1, answers there: this NIC's cable is \
+                in that leaf port";
+    assert!(told.status == 1 && told.stdout.contains(line), "{}", told.stdout);
+    cable(0, 0);
+    cable(1, 1);
+    run(&host, &["check"]).ok();
+}
+
+/// The kernel's part is played here: a NIC comes back when the last process has left its namespace.
+#[test]
+fn a_dead_pods_device_that_is_still_away() {
+    let Some(host) = two_rails("broken::away") else { return };
+    let process = kept_away(&host);
+    let faults = faults(&host);
+    let since = faults[0].split("since ").nth(1).unwrap().split(',').next().unwrap().to_owned();
+    let holder = format!("pod default/pod, container gone as net1 since {since}");
+    assert_eq!(
+        faults,
+        [format!(
+            "records: rail 0: 0000:01:10.0 has not come back from {holder}, whose network namespace is gone -> process {} \
+             (sleep) keeps it open: `kill {}`, then `rail-cni reap`",
+            process.pid(),
+            process.pid()
+        )]
+    );
+    let advice = run(&host, &["doctor", "--output", "json"]).json();
+    let remedy = advice["checks"].as_array().unwrap().iter().find(|one| one["verdict"] == "fail").unwrap();
+    let remedy = remedy["remedy"].as_str().unwrap().to_owned();
+
+    let host_ns = crate::harness::Sleeper::new(None);
+    let inside = format!("--net={}", process.netns().display());
+    let args = ["ip", "link", "set", "net1", "down", "netns", &host_ns.pid().to_string()].map(str::to_owned);
+    assert!(Command::new("nsenter").arg(inside).args(args).status().unwrap().success());
+    host.ip("link set net1 name vf0");
+    let net: PathBuf = host.path("sys/devices").join(vf_address(0)).join("net/vf0");
+    fs::create_dir(&net).unwrap();
+    carry_out_one(&host, &remedy);
+    is_mended(&host);
+    drop(process);
+}

@@ -1,0 +1,386 @@
+//! Each refusal of ADD that does not depend on the pod, and the check of doctor that foretells it: the table in
+//! docs/operations.md.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::{kept_away, two_rails};
+use crate::harness::{Call, Host, Ran, pf_address, rail, vf_address, with};
+
+/// A row that can be made here.
+struct Case {
+    /// As in the table.
+    says: &'static str,
+    check: &'static str,
+    /// Makes the state; what it returns is kept meanwhile.
+    make: fn(&Host) -> Option<Box<dyn Any>>,
+    /// What is attached, if not rail 0.
+    config: fn() -> Value,
+    /// What is done before the program, in namespaces of its own.
+    within: fn(&Host) -> Option<String>,
+}
+
+impl Case {
+    fn call(&self, host: &Host, call: Call) -> Call {
+        match (self.within)(host) {
+            None => call,
+            Some(script) => {
+                call.under(&["unshare", "-mu", "sh", "-c", &format!("{script}; exec \"$@\""), "sh"])
+            }
+        }
+    }
+}
+
+const ANY: Case = Case { says: "", check: "", make: |_| None, config: || rail(0), within: |_| None };
+
+fn by_id(rail_number: u8) -> Value {
+    let mut config = with(rail(rail_number), json!({ "deviceID": vf_address(rail_number) }));
+    config.as_object_mut().unwrap().remove("device");
+    config
+}
+
+fn at(host: &Host, path: &str) -> std::path::PathBuf {
+    host.path("sys/devices").join(path)
+}
+
+fn listed(host: &Host, pfs: [&str; 2], more: Value) -> Option<Box<dyn Any>> {
+    let rails: Vec<_> = pfs.iter().enumerate().map(|(rail, pf)| json!({"rail": rail, "pf": pf})).collect();
+    host.set_node(with(json!({ "rails": rails }), more));
+    None
+}
+
+fn as_planned(host: &Host, more: Value) -> Option<Box<dyn Any>> {
+    listed(host, [&pf_address(0), &pf_address(1)], more)
+}
+
+/// Changes what the store has of rail 0.
+fn replan(host: &Host, more: Value) -> Option<Box<dyn Any>> {
+    let file = host.path("store/node-1/rail-0.json");
+    let planned: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    fs::write(&file, with(planned, more).to_string()).unwrap();
+    None
+}
+
+/// A pod that is gone, whose device is on the host; what it had is on file.
+fn lost(host: &Host) -> std::path::PathBuf {
+    let pod = host.add_netns("gone");
+    host.cni("ADD", "gone", &pod, &rail(0)).ok();
+    host.hand_back(&pod, "net1");
+    pod
+}
+
+fn cases() -> Vec<Case> {
+    vec![
+        Case {
+            says: "node.json: …",
+            check: "node.json",
+            make: |host| {
+                host.set_node(json!({"rials": []}));
+                None
+            },
+            ..ANY
+        },
+        Case {
+            says: "node.json has … for rail … and for another rail",
+            check: "node.json",
+            make: |host| listed(host, [&pf_address(0), &pf_address(0)], json!({})),
+            config: || rail(1),
+            ..ANY
+        },
+        Case {
+            says: "this node's policy allows the rails …",
+            check: "node.json",
+            make: |host| as_planned(host, json!({"policy": {"rails": [1]}})),
+            ..ANY
+        },
+        Case {
+            says: "node.json has … for rail …, and by … it is …",
+            check: "rail-order",
+            make: |host| listed(host, [&pf_address(1), &pf_address(0)], json!({})),
+            ..ANY
+        },
+        Case {
+            says: "the host name … is no name of a node",
+            check: "pools",
+            make: |host| as_planned(host, json!({"nodeName": null})),
+            within: |_| Some("printf 'a b' > /proc/sys/kernel/hostname".to_owned()),
+            ..ANY
+        },
+        Case {
+            says: "no plugin … in CNI_PATH […]: install it there",
+            check: "programs",
+            within: |_| {
+                let ours = env!("CARGO_BIN_EXE_rail-cni");
+                Some(format!(
+                    "mount -t tmpfs none /opt; mkdir -p /opt/cni/bin; cp {ours} /opt/cni/bin; export CNI_PATH=/opt/cni/bin"
+                ))
+            },
+            ..ANY
+        },
+        Case {
+            says: "cannot open …/run: Not a directory",
+            check: "run",
+            make: |host| {
+                fs::write(host.path("run"), "").unwrap();
+                None
+            },
+            ..ANY
+        },
+        Case {
+            says: "No space left on device",
+            check: "run",
+            make: |host| {
+                fs::create_dir(host.path("run")).unwrap();
+                None
+            },
+            within: |host| Some(format!("mount -t tmpfs -o nr_inodes=1 none {}", host.path("run").display())),
+            ..ANY
+        },
+        Case {
+            says: "cannot open the folder …",
+            check: "inventory",
+            make: |host| {
+                fs::create_dir(host.path("run")).unwrap();
+                fs::create_dir(host.path("run/locks")).unwrap();
+                fs::write(host.path("run/attachments"), "").unwrap();
+                None
+            },
+            ..ANY
+        },
+        Case {
+            says: "belongs to PF … (no rail of node.json): check the resource",
+            check: "pf",
+            make: |host| listed(host, ["0000:77:00.0", &pf_address(1)], json!({})),
+            ..ANY
+        },
+        Case {
+            says: "is not on one of the PFs … of this node's policy",
+            check: "pf",
+            make: |host| as_planned(host, json!({"policy": {"pfs": [pf_address(1)]}})),
+            ..ANY
+        },
+        Case {
+            says: "is more than the … of the PF …: raise that first",
+            check: "pf-mtu",
+            make: |host| {
+                host.ip("link set pf0 mtu 1500");
+                None
+            },
+            ..ANY
+        },
+        Case {
+            says: "the host has no device …: was it unplugged, or sriov_numvfs set to 0?",
+            check: "vfs",
+            make: |host| {
+                fs::remove_file(at(host, &pf_address(0)).join("virtfn0")).unwrap();
+                fs::remove_file(host.path("sys/bus/pci/devices").join(vf_address(0))).unwrap();
+                None
+            },
+            config: || by_id(0),
+            ..ANY
+        },
+        Case {
+            says: "has no driver, so no netdev: bind one",
+            check: "vfs",
+            make: |host| {
+                fs::remove_file(at(host, &vf_address(0)).join("driver")).unwrap();
+                fs::remove_dir(at(host, &vf_address(0)).join("net/vf0")).unwrap();
+                None
+            },
+            config: || by_id(0),
+            ..ANY
+        },
+        Case {
+            says: "this node's policy allows the drivers …",
+            check: "vfs",
+            make: |host| as_planned(host, json!({"policy": {"drivers": ["ice"]}})),
+            ..ANY
+        },
+        Case {
+            says: "is in use by the host: …",
+            check: "host-use",
+            make: |host| {
+                host.ip("addr add 192.0.2.1/24 dev vf0");
+                None
+            },
+            ..ANY
+        },
+        Case {
+            says: "has not come back from …, whose network namespace is gone",
+            check: "records",
+            make: |host| Some(Box::new(kept_away(host))),
+            config: || by_id(0),
+            ..ANY
+        },
+        Case {
+            says: "node … has no allocation in pool …",
+            check: "pools",
+            make: |host| {
+                fs::remove_file(host.path("store/node-1/rail-0.json")).unwrap();
+                None
+            },
+            ..ANY
+        },
+        Case {
+            says: "the file is damaged, import the pool again",
+            check: "pools",
+            make: |host| {
+                fs::write(host.path("store/node-1/rail-0.json"), "{").unwrap();
+                None
+            },
+            ..ANY
+        },
+        Case {
+            says: "every address of … is the gateway or excluded",
+            check: "pools",
+            make: |host| {
+                replan(host, json!({"exclusions": [{"startIP": "172.16.0.0", "endIP": "172.16.0.0"}]}))
+            },
+            ..ANY
+        },
+        Case {
+            says: "pool … was planned for rail …, the network is rail …",
+            check: "pools",
+            make: |host| replan(host, json!({"rail": 1})),
+            ..ANY
+        },
+        Case {
+            says: "node.json lists the rails … and not …",
+            check: "pools",
+            make: |host| {
+                replan(host, json!({"rail": 0}));
+                host.set_node(json!({"rails": [{"rail": 1, "pf": pf_address(1)}]}));
+                None
+            },
+            ..ANY
+        },
+        Case {
+            says: "the route … takes … away from the pod",
+            check: "routes",
+            make: |host| as_planned(host, json!({"clusterNetworks": ["10.96.0.0/12", "172.20.0.0/16"]})),
+            ..ANY
+        },
+        Case {
+            says: "cannot be read (…), so its holder is unknown",
+            check: "leases",
+            make: |host| {
+                fs::create_dir_all(host.path("run/leases/node-1/rail-0")).unwrap();
+                fs::write(host.path("run/leases/node-1/rail-0/172.16.0.0@0.json"), "{").unwrap();
+                None
+            },
+            ..ANY
+        },
+        Case {
+            says: "whether it is alive cannot be told: …",
+            check: "leases",
+            make: |host| {
+                // The file that the namespace was bound to is left, and nobody has the device on record.
+                fs::write(lost(host), "").unwrap();
+                fs::remove_dir_all(host.path("run/attachments")).unwrap();
+                fs::remove_dir_all(host.path("run/locks")).unwrap();
+                host.ip("link set net1 name vf0");
+                None
+            },
+            ..ANY
+        },
+    ]
+}
+
+/// Row by row: what ADD says, the check, and where it can be seen.
+fn table() -> Vec<[String; 3]> {
+    let text = include_str!("../../../docs/operations.md");
+    let (_, section) = text.split_once("\n### What ADD refuses on a node\n").expect("the section");
+    let rows =
+        section.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
+    let cells = |row: &str| {
+        let mut cells = row.split('|').skip(1).map(|cell| cell.trim().trim_matches('`').to_owned());
+        [(); 3].map(|()| cells.next().unwrap_or_default())
+    };
+    rows.skip(2).map(cells).collect()
+}
+
+fn has_all_parts(text: &str, pattern: &str) -> bool {
+    let mut rest = text;
+    pattern.split('…').all(|part| match rest.split_once(part) {
+        Some((_, after)) => {
+            rest = after;
+            true
+        }
+        None => false,
+    })
+}
+
+#[test]
+fn the_table_of_refusals_is_that_of_the_cases() {
+    let cases: BTreeMap<_, _> = cases().iter().map(|case| (case.says, case.check)).collect();
+    let rows = table();
+    assert!(rows.len() > cases.len(), "{rows:?}");
+    let made: BTreeMap<_, _> = rows
+        .iter()
+        .filter(|[_, _, note]| !note.starts_with("not in a namespace"))
+        .map(|[says, check, _]| (says.as_str(), check.as_str()))
+        .collect();
+    assert_eq!(made, cases);
+}
+
+/// Every fourth of the cases, so that they run side by side.
+fn foretells(first: usize) {
+    for case in cases().into_iter().skip(first).step_by(4) {
+        let Some(host) = two_rails("operator::foretold") else { return };
+        let doctor = |host: &Host| -> Ran {
+            let call = host.call("", "", Path::new("")).args(&["doctor", "--output", "json"]);
+            case.call(host, call).run(&Value::Null)
+        };
+        let is_failed = |ran: &Ran| {
+            let json = ran.json();
+            let mut all = json["checks"].as_array().unwrap().iter();
+            ran.status == 1 && all.any(|one| one["verdict"] == "fail" && one["check"] == case.check)
+        };
+        let kept = (case.make)(&host);
+        let told = doctor(&host);
+        assert!(is_failed(&told), "{}: {told:?}", case.says);
+        let pod = host.add_netns("pod");
+        let refused = case.call(&host, host.call("ADD", "c1", &pod)).run(&(case.config)());
+        assert!(has_all_parts(&refused.msg(), case.says), "{}: {refused:?}", case.says);
+        // And when ADD has looked.
+        let told = doctor(&host);
+        assert!(is_failed(&told), "{}, after the ADD: {told:?}", case.says);
+        drop(kept);
+    }
+}
+
+#[test]
+fn what_add_refuses_doctor_foretells_1() {
+    foretells(0);
+}
+
+#[test]
+fn what_add_refuses_doctor_foretells_2() {
+    foretells(1);
+}
+
+#[test]
+fn what_add_refuses_doctor_foretells_3() {
+    foretells(2);
+}
+
+#[test]
+fn what_add_refuses_doctor_foretells_4() {
+    foretells(3);
+}
+
+/// Two rails whose nodes are well are told so: no row of the table is there by chance.
+#[test]
+fn a_node_without_any_of_them_passes() {
+    let Some(host) = two_rails("operator::foretold_none") else { return };
+    super::run(&host, &["doctor"]).ok();
+    for (number, config) in [(0, by_id(0)), (1, rail(1))] {
+        let pod = host.add_netns(&format!("pod{number}"));
+        host.cni("ADD", &format!("c{number}"), &pod, &config).ok();
+    }
+    super::run(&host, &["doctor"]).ok();
+}
