@@ -12,6 +12,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::inventory::{Attached, Inventory, State};
+use super::lost::Lost;
 use super::record::{Phase, Probe, Record, Records};
 use super::{giveback, pod, probe, rdma, vf};
 use crate::cni::{AddResult, Attachment, Version};
@@ -112,10 +113,11 @@ pub fn check(node: &Node, output: Output) -> Result<ExitCode> {
             }
         });
     }
-    let is_well = inventory.unreadable.is_empty() && checked.iter().all(|one| one.differences.is_empty());
+    let is_on_record = inventory.unreadable.is_empty() && inventory.lost.is_empty();
+    let is_well = is_on_record && checked.iter().all(|one| one.differences.is_empty());
     output::print(&match output {
-        Output::Json => output::pretty(&json(&node.name()?, &checked, &inventory.unreadable)),
-        Output::Table => text(&checked, &inventory.unreadable),
+        Output::Json => output::pretty(&json(&node.name()?, &checked, &inventory)),
+        Output::Table => text(&checked, &inventory),
     })?;
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -215,7 +217,7 @@ fn of_lease(record: &Record, node: &Node) -> Result<Vec<String>> {
     Ok(found)
 }
 
-fn text(checked: &[Checked<'_>], unreadable: &[String]) -> String {
+fn text(checked: &[Checked<'_>], inventory: &Inventory) -> String {
     let mut text = String::new();
     let rows: Vec<_> = checked
         .iter()
@@ -225,7 +227,11 @@ fn text(checked: &[Checked<'_>], unreadable: &[String]) -> String {
         let headers = ["POD", "INTERFACE", "RAIL", "DEVICE", "DIFFERENCE"];
         text += &(output::table(&headers, rows.into_iter()) + "\n");
     }
-    for name in unreadable {
+    for lost in &inventory.lost {
+        let line = format!("{}: `rail-cni reap --rebuild` puts it on record", lost.told());
+        text += &(output::printable(&line) + "\n");
+    }
+    for name in &inventory.unreadable {
         let line = format!(
             "the record {name} cannot be read: if no pod has its device, `rail-cni reap --forget {name}`"
         );
@@ -247,7 +253,7 @@ fn row(record: &Record, what: &str) -> Vec<String> {
 }
 
 /// The form is documented in docs/operations.md: keys may be added, and none changes its meaning.
-fn json(node_name: &str, checked: &[Checked<'_>], unreadable: &[String]) -> Value {
+fn json(node_name: &str, checked: &[Checked<'_>], inventory: &Inventory) -> Value {
     let attachments = checked.iter().map(|Checked { record, gateways, differences }| {
         json!({
             "pod": record.pod, "containerID": record.container_id, "ifname": record.ifname,
@@ -255,5 +261,6 @@ fn json(node_name: &str, checked: &[Checked<'_>], unreadable: &[String]) -> Valu
             "gateways": gateways, "differences": differences,
         })
     });
-    json!({"node": node_name, "attachments": attachments.collect::<Vec<_>>(), "unreadable": unreadable})
+    json!({"node": node_name, "attachments": attachments.collect::<Vec<_>>(),
+        "lost": inventory.lost.iter().map(Lost::json).collect::<Vec<_>>(), "unreadable": inventory.unreadable})
 }

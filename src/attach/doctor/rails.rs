@@ -159,6 +159,8 @@ fn offer(
         // The next ADD puts it right.
         Some(holder) if holder.state.is_left_over() || holder.is_home => return Offer::Usable,
         Some(_) => return Offer::Held,
+        // Told under `lost`.
+        None if inventory.lost(function).is_some() => return Offer::Held,
         None => (),
     }
     let Some(driver) = function.driver() else { return Offer::Unbound };
