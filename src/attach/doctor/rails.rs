@@ -284,9 +284,7 @@ fn pf_link(node: &Node, rail: &Rail, inventory: &Inventory, found: &mut Findings
 /// Where the cable should end, if the plan knows.
 fn ports(node: &Node, rail: &Rail) -> String {
     let is_its = |(pool, one): &(String, Allocation)| {
-        rail.rail.is_some()
-            && one.rail.or_else(|| rail_in(pool)) == rail.rail
-            && !one.leaf_ports.is_empty()
+        rail.rail.is_some() && one.rail.or_else(|| rail_in(pool)) == rail.rail && !one.leaf_ports.is_empty()
     };
     let all = store::allocations(node).into_iter().filter(is_its).flat_map(|(_, one)| one.leaf_ports);
     let mut all: Vec<_> = all.map(|port| port.to_string()).collect();

@@ -13,12 +13,12 @@ fn attached(test: &str) -> Option<(Host, PathBuf)> {
     let host = two_rails(test)?;
     let leaf = Path::new("/run/netns").join(host.leaf());
     host.run_in(&leaf, "sysctl -qw net.ipv4.conf.all.arp_ignore=1").ok();
-    for rail in 0..2 {
-        let leaf_port = json!({"gateway": format!("172.{}.0.1", 16 + 2 * rail),
-            "ports": [{"leaf": format!("leaf-su0-r{rail}"), "port": "swp2"}]});
-        let file = host.path(&format!("store/node-1/rail-{rail}.leaf"));
-        std::fs::write(file, leaf_port.to_string()).unwrap();
-    }
+    let of_pool = |rail: u8| {
+        json!({"gateway": format!("172.{}.0.1", 16 + 2 * rail),
+            "ports": [{"leaf": format!("leaf-su0-r{rail}"), "port": "swp2"}]})
+    };
+    let leaf_ports = json!({"rail-0": of_pool(0), "rail-1": of_pool(1)});
+    std::fs::write(host.path("store/node-1/leaf-ports"), leaf_ports.to_string()).unwrap();
     let pod = host.add_netns("pod");
     host.call("ADD", "c1", &pod).ifname("net1").run(&rail(0)).ok();
     host.call("ADD", "c1", &pod).ifname("net2").run(&rail(1)).ok();
