@@ -18,6 +18,104 @@ usage() { sed -n '2,/^[^#]/ { s/^# \{0,1\}//p }' "$0"; }
 
 has() { command -v "$1" >/dev/null 2>&1; }
 
+# --- what a script needs -----------------------------------------------------------------------------------------
+
+# packages MANAGER PROGRAM: the one that has it. A path is a file; `libc.a` is what a static executable is linked with.
+packages() {
+    case $1:$2 in
+        *:unshare | *:nsenter | *:setpriv | *:setsid | *:findmnt | *:mount) printf 'util-linux' ;;
+        apt-get:ip) printf 'iproute2' ;;
+        dnf:ip) printf 'iproute' ;;
+        zypper:ip) printf 'iproute2' ;;
+        apt-get:ping) printf 'iputils-ping' ;;
+        *:ping) printf 'iputils' ;;
+        *:nft) printf 'nftables' ;;
+        *:cc) printf 'gcc' ;;
+        apt-get:libc.a) printf 'libc6-dev' ;;
+        dnf:libc.a) printf 'glibc-static' ;;
+        zypper:libc.a) printf 'glibc-devel-static' ;;
+        *:awk) printf 'gawk' ;;
+        *:/usr/share/keyrings/debian-archive-keyring.gpg) printf 'debian-archive-keyring' ;;
+        zypper:/usr/lib/cni/host-device) printf 'cni-plugins' ;;
+        *:/usr/lib/cni/host-device) printf 'containernetworking-plugins' ;;
+        *) printf '%s' "$2" ;;
+    esac
+}
+
+# lacks PROGRAM
+lacks() {
+    case $1 in
+        libc.a) [[ $(cc -print-file-name=libc.a 2>/dev/null) != /* ]] ;;
+        /*) [[ ! -e $1 ]] ;;
+        *) ! has "$1" ;;
+    esac
+}
+
+# lacking PROGRAM...: those that are not here.
+lacking() {
+    local program
+    for program in "$@"; do
+        ! lacks "$program" || printf '%s\n' "$program"
+    done
+}
+
+# install_packages PROGRAM...: tries to have those that are not here, and says what it does. Needs no systemd, asks
+# nothing. Who is not root is told what root would do.
+install_packages() {
+    local -a missing wanted install refresh=(true)
+    local manager='' program output
+    mapfile -t missing < <(lacking "$@")
+    ((${#missing[@]})) || return 0
+    for program in apt-get dnf zypper; do
+        has "$program" && manager=$program && break
+    done
+    case $manager in
+        apt-get)
+            refresh=(apt-get -qq -o DPkg::Lock::Timeout=120 update)
+            install=(env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 install -y
+                --no-install-recommends)
+            ;;
+        dnf) install=(dnf -q -y install --setopt=install_weak_deps=False) ;;
+        zypper) install=(zypper --quiet --non-interactive install --no-recommends) ;;
+        *)
+            tell "${missing[*]}: not here, and no apt-get, dnf or zypper that could install it"
+            return
+            ;;
+    esac
+    mapfile -t wanted < <(for program in "${missing[@]}"; do
+        printf '%s\n' "$(packages "$manager" "$program")"
+    done | sort -u)
+    if ((EUID)); then
+        tell "${missing[*]}: not here; as root: ${manager} install -y ${wanted[*]}"
+        return
+    fi
+    tell "installing ${wanted[*]} ($manager)"
+    output=$({ "${refresh[@]}" && "${install[@]}" "${wanted[@]}"; } </dev/null 2>&1) || tail -n 5 <<<"$output" >&2
+}
+
+# needs PROGRAM...: has them, or ends with status 3.
+needs() {
+    install_packages "$@"
+    local -a missing
+    mapfile -t missing < <(lacking "$@")
+    ((${#missing[@]} == 0)) || die "without ${missing[*]} this cannot be done" 3
+}
+
+# Has a Rust that is new enough, or ends with the line that gets one. It is never fetched unasked: it is a gigabyte in
+# somebody's home.
+needs_rust() {
+    local least has_it
+    least=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")
+    has cargo && has rustc || die "no Rust here. This gets one:
+    curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y --profile minimal
+or take executables that were built elsewhere: RAIL_CNI_FROM=FOLDER or URL (scripts/build --help)" 3
+    has_it=$(rustc --version | sed 's/^rustc \([0-9.]*\).*/\1/')
+    [[ $(printf '%s\n' "$least" "$has_it" | sort -V | head -n 1) == "$least" ]] ||
+        die "Rust $has_it is too old, $least is needed: rustup update stable (Rust of a distribution: see https://rustup.rs)" 3
+}
+
+tell() { printf '%s: %s\n' "${0##*/}" "$1" >&2; }
+
 # Where fetched tools are kept.
 cache_dir() { printf '%s/rail-cni' "${XDG_CACHE_HOME:-${HOME:-/root}/.cache}"; }
 

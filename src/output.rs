@@ -2,10 +2,17 @@
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
 use serde_json::Value;
+
+/// The release, and the commit that `scripts/build` named: `0.1.0 (71c319b3c2d1)`.
+pub static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let commit = option_env!("RAIL_CNI_COMMIT").filter(|commit| !commit.is_empty());
+    format!("{} ({})", env!("CARGO_PKG_VERSION"), commit.unwrap_or("commit unknown"))
+});
 
 /// `--output`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

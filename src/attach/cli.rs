@@ -25,7 +25,7 @@ const PROGRAM: &str = "rail-cni";
 #[derive(Debug, Parser)]
 #[command(
     name = "rail-cni",
-    version,
+    version = output::VERSION.as_str(),
     after_help = "A container runtime calls the same program with CNI_COMMAND set. Paths and the name of
 the node come from /etc/rail-cni/node.json (RAIL_CNI_NODE_CONFIG names another file).
 Exit status: 0 done, 1 failed or something is left to do, 2 wrong usage."

@@ -24,7 +24,7 @@ pub use keys::Keys;
 pub use result::{AddResult, Dns, Interface, Ip, Route, VERSIONS, Version};
 
 use crate::log::Call;
-use crate::{fail, failure, netns, watchdog};
+use crate::{fail, failure, netns, output, watchdog};
 
 /// What a plugin does for each verb. Everything that is the same for both plugins has been checked before.
 pub trait Plugin {
@@ -182,7 +182,7 @@ pub fn main<P: Plugin>(plugin: &P, cli: impl FnOnce() -> ExitCode) -> ExitCode {
         Ok(None) if std::env::args_os().len() > 1 => cli(),
         Ok(None) => {
             let known: Vec<_> = VERSIONS.iter().map(|version| version.as_str()).collect();
-            eprintln!("CNI {} plugin v{}", P::NAME, env!("CARGO_PKG_VERSION"));
+            eprintln!("CNI {} plugin v{}", P::NAME, *output::VERSION);
             eprintln!("CNI protocol versions supported: {}", known.join(", "));
             ExitCode::SUCCESS
         }

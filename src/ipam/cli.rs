@@ -37,7 +37,7 @@ difference, 1 failed, refused or differences, 2 wrong usage.";
 #[derive(Debug, Parser)]
 #[command(
     name = "rail-ipam",
-    version,
+    version = output::VERSION.as_str(),
     after_help = "Examples:
   rail-ipam show                                  what this node has, and who holds it
   rail-ipam import pools/*.yaml --dry-run         what these CIDRPools would change here

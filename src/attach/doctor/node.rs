@@ -15,6 +15,7 @@ use crate::attach::order;
 use crate::files;
 use crate::netns;
 use crate::node::Node;
+use crate::output::VERSION;
 use crate::sysfs::{self, Function};
 
 /// Where runtimes look for plugins unless they are told otherwise.
@@ -147,9 +148,14 @@ pub fn programs(found: &mut Findings) {
                 found.add(Check::fail(name, text, "`scripts/install`"));
                 continue;
             }
-            let (expected, told) = (format!("{program} {}", env!("CARGO_PKG_VERSION")), version_of(&path));
+            let (expected, told) = (format!("{program} {}", *VERSION), version_of(&path));
+            let release = |version: &str| version.split(" (").next().map(str::to_owned);
             match told {
                 Ok(told) if told == expected => (),
+                Ok(told) if release(&told) == release(&expected) => {
+                    let text = format!("{} is {told:?}, and this is {expected}", path.display());
+                    found.add(Check::warn(name, text, "`scripts/install`: both from one build"));
+                }
                 Ok(told) => {
                     let text = format!("{} is {told:?}, and this is {expected}", path.display());
                     found.add(Check::fail(name, text, "`scripts/install`: both must be of one version"));
@@ -174,7 +180,7 @@ pub fn programs(found: &mut Findings) {
         found.add(Check::warn(name, text, "`scripts/install`, if this one is the newer"));
     }
     let shown: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
-    let text = format!("rail-cni and rail-ipam {} in {}", env!("CARGO_PKG_VERSION"), shown.join(" and "));
+    let text = format!("rail-cni and rail-ipam {} in {}", *VERSION, shown.join(" and "));
     found.ok_unless_told(name, text);
 }
 

@@ -1,0 +1,204 @@
+#!/usr/bin/env bash
+# The first command on a machine that lacks something: what scripts/lib.sh installs, and what it says.
+#
+# usage: tests/setup.sh [CASE...]
+#
+# The package managers are fakes that note their arguments, so nothing is installed.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/lib.sh"
+
+cases=(root_gets_what_is_missing a_user_is_told_the_line no_manager_is_said what_cannot_be_installed_is_named
+    no_rust_is_answered_with_a_line an_old_rust_is_said executables_of_elsewhere_are_taken
+    executables_that_are_not_what_their_sums_say_are_refused a_build_says_its_commit)
+passed=0 failed=0 status=0
+
+main() {
+    case ${1:-} in
+        -h | --help) usage && exit ;;
+    esac
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    chmod 755 "$work"
+    (($#)) || set -- "${cases[@]}"
+    local name
+    for name in "$@"; do
+        # Not in a condition, where a command that fails stops nothing.
+        set +e
+        (
+            set -e
+            machine
+            "$name"
+        ) >"$work/output" 2>&1
+        status=$?
+        set -e
+        if ((status == 0)); then
+            passed=$((passed + 1)) && printf 'ok   %s\n' "$name"
+        else
+            failed=$((failed + 1)) && printf 'FAIL %s\n' "$name"
+            sed 's/^/     /' "$work/output"
+        fi
+    done
+    printf '%d passed, %d failed, 0 skipped\n' "$passed" "$failed"
+    exit $((failed > 0))
+}
+
+# A machine with a few programs, without ping, Rust and any package manager: all that PATH leads to.
+machine() {
+    local program
+    rm -rf "$work/bin" && mkdir "$work/bin"
+    for program in bash env sed sort tail head mktemp rm cp mv mkdir chmod dirname cat sha256sum stat ldd setpriv git; do
+        ln -s "$(type -P "$program")" "$work/bin/"
+    done
+    : >"$work/calls" && chmod 666 "$work/calls"
+}
+
+# manager NAME [nothing]: notes how it is called, and installs a ping unless it is to install nothing.
+manager() {
+    local makes="$(type -P ln) -sf '$(type -P true)' '$work/bin/ping'"
+    [[ ${2:-} != nothing ]] || makes='echo E: no such package; exit 100'
+    printf '#!/bin/bash\necho "%s $*" >>%q\n[[ " $* " != *" install "* ]] || { %s; }\n' "$1" "$work/calls" "$makes" \
+        >"$work/bin/$1"
+    chmod 755 "$work/bin/$1"
+}
+
+# on_it [USER] COMMAND...: a script that sources lib.sh and runs COMMAND, with that PATH alone. What lib.sh puts behind it
+# is what installers use, and must not lead to this machine's programs.
+on_it() {
+    local -a as=()
+    if [[ $1 == nobody ]]; then
+        shift
+        ((EUID)) || as=(setpriv --reuid 65534 --regid 65534 --clear-groups --)
+    fi
+    sed "s,^PATH=.*,PATH=$work/bin," "$root/scripts/lib.sh" >"$work/lib.sh"
+    printf '#!/bin/bash\nset -euo pipefail\nsource %q\nroot=%q\n"$@"\n' "$work/lib.sh" "$root" >"$work/first"
+    chmod 755 "$work/lib.sh" "$work/first"
+    status=0
+    said=$(PATH=$work/bin "${as[@]}" bash "$work/first" "$@" 2>&1) || status=$?
+}
+
+says() { [[ $said == *"$1"* ]] || { printf 'it says %q, and not %q\n' "$said" "$1" && return 1; }; }
+ends() { ((status == $1)) || { printf 'status %d, and not %d: %s\n' "$status" "$1" "$said" && return 1; }; }
+calls() { [[ $(<"$work/calls") == "$1" ]] || { printf 'called: %s\n' "$(<"$work/calls")" && return 1; }; }
+
+root_gets_what_is_missing() {
+    ((EUID == 0)) || return 0
+    local row name package
+    for row in apt-get:iputils-ping dnf:iputils zypper:iputils; do
+        name=${row%:*} package=${row#*:}
+        machine
+        manager "$name"
+        on_it needs bash ping
+        ends 0
+        says "first: installing $package ($name)"
+        [[ $(tail -n 1 "$work/calls") == "$name "*" $package" ]]
+        [[ $name != apt-get || $(head -n 1 "$work/calls") == *update ]]
+        # What is there is not asked for.
+        : >"$work/calls"
+        on_it needs bash ping
+        ends 0
+        [[ ! $said && ! -s $work/calls ]]
+    done
+}
+
+a_user_is_told_the_line() {
+    manager dnf
+    on_it nobody needs ping
+    ends 3
+    says 'first: ping: not here; as root: dnf install -y iputils'
+    calls ''
+}
+
+no_manager_is_said() {
+    on_it needs ping
+    ends 3
+    says 'ping: not here, and no apt-get, dnf or zypper'
+}
+
+what_cannot_be_installed_is_named() {
+    ((EUID == 0)) || return 0
+    manager zypper nothing
+    on_it needs ping
+    ends 3
+    says 'E: no such package'
+    says 'without ping this cannot be done'
+}
+
+no_rust_is_answered_with_a_line() {
+    on_it needs_rust
+    ends 3
+    says 'https://sh.rustup.rs | sh -s -- -y'
+    says RAIL_CNI_FROM
+}
+
+an_old_rust_is_said() {
+    printf '#!/bin/bash\necho "rustc 1.63.0 (Debian)"\n' >"$work/bin/rustc"
+    cp "$work/bin/rustc" "$work/bin/cargo" && chmod 755 "$work"/bin/{rustc,cargo}
+    on_it needs_rust
+    ends 3
+    says 'Rust 1.63.0 is too old'
+    says 'rustup update stable'
+}
+
+# Two programs as another machine would have left them.
+elsewhere() {
+    mkdir -p "$work/elsewhere"
+    cp "$target"/static/rail-{cni,ipam} "$work/elsewhere/"
+    (cd "$work/elsewhere" && sha256sum rail-cni rail-ipam >SHA256SUMS)
+}
+
+refuses() { if take_them "$1" >"$work/said"; then return 1; fi; }
+
+take_them() { CARGO_TARGET_DIR=$work/target RAIL_CNI_FROM=$1 "$root/scripts/build" 2>&1; }
+
+executables_of_elsewhere_are_taken() {
+    elsewhere
+    for from in "$work/elsewhere" "file://$work/elsewhere/"; do
+        rm -rf "$work/target"
+        take_them "$from"
+        cmp "$work/elsewhere/rail-cni" "$work/target/static/rail-cni"
+        cmp "$work/elsewhere/SHA256SUMS" "$work/target/static/SHA256SUMS"
+    done
+}
+
+executables_that_are_not_what_their_sums_say_are_refused() {
+    elsewhere
+    rm -rf "$work/target"
+    printf x >>"$work/elsewhere/rail-ipam"
+    refuses "$work/elsewhere"
+    grep -q 'is not what its SHA256SUMS says' "$work/said"
+    if [[ -e $work/target/static/rail-cni ]]; then return 1; fi
+    # What comes over a network has to have sums; a folder may go without.
+    elsewhere && rm "$work/elsewhere/SHA256SUMS"
+    refuses "file://$work/elsewhere"
+    take_them "$work/elsewhere"
+}
+
+# Of a checkout, of what `git archive` writes, of a copy that is neither, of one below another project.
+a_build_says_its_commit() {
+    local copy=$work/copy hash
+    says_commit() {
+        sed '/^main "\$@"$/d' "$copy/scripts/build" >"$copy/scripts/asked"
+        [[ $(cd / && bash -c "source '$copy/scripts/asked'; commit") == "$1" ]]
+    }
+    mkdir -p "$copy"
+    cp -r "$root"/{scripts,.gitattributes,Cargo.toml,Cargo.lock} "$copy/"
+    mkdir "$copy/src" && : >"$copy/src/lib.rs"
+    says_commit ''
+    (
+        cd "$copy"
+        git init -q . && git add -A
+        git -c user.name=a -c user.email=a@b commit -qm a
+    ) >"$work/git" 2>&1
+    hash=$(git -C "$copy" rev-parse HEAD)
+    says_commit "${hash:0:12}"
+    printf '// more\n' >"$copy/src/lib.rs"
+    says_commit "${hash:0:12}, changed"
+    RAIL_CNI_COMMIT=0123456789abcdef says_commit 0123456789ab
+    mkdir "$work/unpacked" && git -C "$copy" archive HEAD | tar -x -C "$work/unpacked"
+    mv "$work/unpacked" "$copy/below"
+    copy=$copy/below says_commit "${hash:0:12}"
+    cp "$root/scripts/build" "$copy/below/scripts/build"
+    copy=$copy/below says_commit ''
+}
+
+main "$@"
