@@ -32,7 +32,7 @@
 //! | `attach::settings` | what else a pod can set on a netdev: taken down at ADD, put back there |
 //! | `attach::check` | what CHECK compares |
 //! | `attach::devinfo` | the device-info file |
-//! | `attach::lint`, `attach::lint::plugin` | `rail-cni lint`: networks together, and one plugin's configuration |
+//! | `attach::lint`, `attach::lint::plugin`, `attach::lint::ignore` | `rail-cni lint`: networks together, one plugin's configuration, and warnings that a file silences |
 //! | `attach::cli` | the commands, and `rail-cni reap` |
 //! | `attach::inventory`, `attach::status` | what this node has and who has it: `rail-cni status` |
 //! | `attach::doctor` | `rail-cni doctor`: what a check is, and the answer |

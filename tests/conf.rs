@@ -192,8 +192,8 @@ fn lint_finds_nothing_in_the_networks() {
     let told: Value = serde_json::from_str(&told).unwrap();
     let finding = json!({"file": "stdin", "line": 2, "column": null, "severity": "error", "network": "rail-0",
         "message": "mtuu: unknown key: did you mean mtu?"});
-    let expected =
-        json!({"networks": 1, "otherNetworks": 0, "errors": 1, "warnings": 0, "findings": [finding]});
+    let expected = json!({"networks": 1, "otherNetworks": 0, "errors": 1, "warnings": 0, "findings": [finding],
+        "silenced": []});
     assert_eq!((code, told), (Some(1), expected));
     assert_eq!(lint(&[], b"").0, Some(2));
 }
@@ -337,6 +337,19 @@ fn code_in_the_documents_parses() {
         }
     }
     assert!(networks > 0);
+}
+
+#[test]
+fn both_programs_say_release_and_commit() {
+    for (program, name) in [(RAIL_CNI, "rail-cni"), (RAIL_IPAM, "rail-ipam")] {
+        let said = |arguments: &[&str]| Bench::new().command(program, arguments).output().unwrap();
+        let version = String::from_utf8(said(&["--version"]).stdout).unwrap();
+        let commit = option_env!("RAIL_CNI_COMMIT").unwrap_or("commit unknown");
+        let expected = format!("{} ({commit})", env!("CARGO_PKG_VERSION"));
+        assert_eq!(version, format!("{name} {expected}\n"));
+        let banner = String::from_utf8(said(&[]).stderr).unwrap();
+        assert!(banner.starts_with(&format!("CNI {name} plugin v{expected}\n")), "{banner}");
+    }
 }
 
 #[test]

@@ -144,7 +144,7 @@ struct Ipam {
 }
 
 /// Every key that means something at the top level; others are logged.
-pub const KNOWN: [&str; 40] = [
+pub const KNOWN: [&str; 41] = [
     "cniVersion",
     "cniVersions",
     "name",
@@ -185,7 +185,11 @@ pub const KNOWN: [&str; 40] = [
     "logLevel",
     "logFile",
     "resourceName",
+    "rail-cni/lint-ignore",
 ];
+
+/// Warnings that `rail-cni lint` need not give, each with a reason. Nothing to ADD.
+pub const LINT_IGNORE: &str = "rail-cni/lint-ignore";
 
 /// Capabilities that rail-cni or rail-ipam makes something of.
 pub const CAPABILITIES: [&str; 5] = ["deviceID", "mac", "ips", "CNIDeviceInfoFile", "infinibandGUID"];

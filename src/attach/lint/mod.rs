@@ -1,6 +1,7 @@
 //! `rail-cni lint`: what is wrong with networks before a pod finds out. Reads NetworkAttachmentDefinitions and
 //! CNI configurations; needs neither node.json nor root. What ADD would refuse is found by ADD's own parser.
 
+mod ignore;
 mod plugin;
 
 use std::collections::{BTreeMap, HashMap};
@@ -11,6 +12,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use self::ignore::Ignore;
 use super::config;
 use crate::cni::{VERSIONS, Version};
 use crate::document::{self, Document, Fault, Part, Place};
@@ -34,6 +36,8 @@ const IN_ONE: [(&str, &str); 3] = [
 /// What a list has beside its plugins.
 const LIST_KEYS: [&str; 7] =
     ["cniVersion", "cniVersions", "name", "plugins", "disableCheck", "disableGC", "loadOnlyInlinedPlugins"];
+/// Kinds of which an operator makes a NAD, whose `type` is the operator's.
+const OF_OPERATORS: [(&str, &str); 2] = [("HostDeviceNetwork", "host-device"), ("SriovNetwork", "sriov")];
 const RESOURCE: &str = "k8s.v1.cni.cncf.io/resourceName";
 
 /// How bad it is.
@@ -60,6 +64,8 @@ struct Finding {
     place: Place,
     /// Empty: of no network.
     network: String,
+    /// Which of the networks, in the order of reading; 0: of none.
+    of: usize,
     message: String,
 }
 
@@ -69,6 +75,8 @@ struct Rail {
     /// Of `rail`, or of what would have it.
     place: Place,
     network: String,
+    /// As in a [`Finding`].
+    of: usize,
     /// Of the NAD, where it is one; else the network's again.
     name: String,
     cluster: String,
@@ -87,6 +95,12 @@ struct Lint {
     /// In the order that was given.
     files: Vec<String>,
     findings: Vec<Finding>,
+    /// What files say need not be said, and what was not said for it, with the reason.
+    ignores: Vec<Ignore>,
+    silenced: Vec<(Finding, String)>,
+    /// The network that is being read, as in a [`Finding`], and how many there were.
+    of: usize,
+    seen: usize,
     rails: Vec<Rail>,
     /// Where each network was first, by cluster, namespace and name.
     names: BTreeMap<[String; 3], Place>,
@@ -101,14 +115,20 @@ pub fn lint(files: &[String], output: Output) -> Result<ExitCode> {
         lint.path(file);
     }
     lint.finish();
-    let Lint { findings, networks, others, .. } = &lint;
+    let Lint { findings, silenced, networks, others, .. } = &lint;
     let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
     let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
     let text = match output {
         Output::Json => {
             let findings: Vec<_> = findings.iter().map(Finding::json).collect();
+            let with_reason = |(finding, reason): &(Finding, String)| {
+                let mut json = finding.json();
+                json["reason"] = reason.as_str().into();
+                json
+            };
+            let silenced: Vec<_> = silenced.iter().map(with_reason).collect();
             output::pretty(&json!({"networks": networks, "otherNetworks": others, "errors": errors,
-                "warnings": warnings, "findings": findings}))
+                "warnings": warnings, "findings": findings, "silenced": silenced}))
         }
         Output::Table => {
             let lines = findings.iter().map(|finding| output::printable(&finding.to_string()) + "\n");
@@ -116,7 +136,9 @@ pub fn lint(files: &[String], output: Output) -> Result<ExitCode> {
             let (networks, others) = (some(*networks, "network"), *others);
             let beside = if others == 0 { String::new() } else { format!(" ({others} of other plugins)") };
             let (errors, warnings) = (some(errors, "error"), some(warnings, "warning"));
-            lines.collect::<String>() + &format!("{networks}{beside}: {errors}, {warnings}\n")
+            let silenced =
+                if silenced.is_empty() { String::new() } else { format!(", {} silenced", silenced.len()) };
+            lines.collect::<String>() + &format!("{networks}{beside}: {errors}, {warnings}{silenced}\n")
         }
     };
     output::print(&text)?;
@@ -125,7 +147,7 @@ pub fn lint(files: &[String], output: Output) -> Result<ExitCode> {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Finding { severity, place, network, message } = self;
+        let Finding { severity, place, network, message, .. } = self;
         write!(f, "{place}: {severity}: ")?;
         if !network.is_empty() {
             write!(f, "{network}: ")?;
@@ -136,7 +158,7 @@ impl fmt::Display for Finding {
 
 impl Finding {
     fn json(&self) -> Value {
-        let Finding { severity, place: Place { file, line, column }, network, message } = self;
+        let Finding { severity, place: Place { file, line, column }, network, message, .. } = self;
         let known = |number: u32| (number != 0).then_some(number);
         let network = (!network.is_empty()).then_some(network);
         json!({"file": file, "line": known(*line), "column": known(*column), "severity": severity.to_string(),
@@ -181,7 +203,7 @@ impl Lint {
         let (path, next) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         let key = format!("{path}.{next}");
         let place = part.place(if part.get(&key).is_some() { &key } else { path });
-        self.findings.push(Finding { severity, place, network: network.to_owned(), message });
+        self.findings.push(Finding { severity, place, network: network.to_owned(), of: self.of, message });
     }
 
     fn error(&mut self, part: Part, network: &str, message: String) {
@@ -194,13 +216,14 @@ impl Lint {
 
     fn fault(&mut self, network: &str, Fault { place, problem }: Fault) {
         let network = network.to_owned();
-        self.findings.push(Finding { severity: Severity::Error, place, network, message: problem });
+        let (severity, of) = (Severity::Error, self.of);
+        self.findings.push(Finding { severity, place, network, of, message: problem });
     }
 
-    /// A file, or a folder that a runtime reads, such as /etc/cni/net.d.
+    /// A file, or a folder: of manifests, or one that a runtime reads, such as /etc/cni/net.d.
     fn path(&mut self, path: &str) {
         if !Path::new(path).is_dir() {
-            return self.file(path);
+            return self.file(path, false);
         }
         let fault = |problem| Fault { place: Place { file: path.to_owned(), ..Place::default() }, problem };
         let names = std::fs::read_dir(path)
@@ -209,32 +232,57 @@ impl Lint {
             Ok(names) => names,
             Err(error) => return self.fault("", fault(error.to_string())),
         };
-        let is_read = |end: &std::ffi::OsStr| end == "conf" || end == "conflist" || end == "json";
-        names.retain(|name| name.extension().is_some_and(is_read));
+        let ends = |name: &Path, ends: &[&str]| {
+            name.extension().and_then(|end| end.to_str()).is_some_and(|end| ends.contains(&end))
+        };
+        names.retain(|name| ends(name, &["conf", "conflist", "json", "yaml", "yml"]));
         names.sort();
-        if names.is_empty() {
-            self.fault("", fault("no .conf, .conflist or .json in this folder".to_owned()));
+        let before = self.found();
+        for name in &names {
+            // Beside NADs are pods, values, kustomizations. What ends otherwise is for a runtime.
+            self.file(&name.display().to_string(), ends(name, &["yaml", "yml"]));
         }
-        for name in names {
-            self.file(&name.display().to_string());
+        if self.found() == before {
+            let problem = if names.is_empty() {
+                "no .conf, .conflist, .json, .yaml or .yml in this folder"
+            } else {
+                "no NetworkAttachmentDefinition and no CNI configuration in this folder"
+            };
+            self.fault("", fault(problem.to_owned()));
         }
     }
 
-    fn file(&mut self, file: &str) {
+    /// How much was found, or looked at.
+    fn found(&self) -> usize {
+        self.findings.len() + self.networks + self.others
+    }
+
+    /// One file; `beside`: whatever in it is no manifest of ours is somebody else's.
+    fn file(&mut self, file: &str, beside: bool) {
         self.files.push(file.to_owned());
         let documents = match document::read(file) {
             Ok(documents) => documents,
             Err(fault) => return self.fault("", fault),
         };
-        let before = self.findings.len() + self.networks + self.others;
-        for document in &documents {
+        let before = self.found();
+        let is_manifest = |document: &&Document| {
+            let root = document.root();
+            root.get("kind").is_some() || root.items().next().is_some_and(|item| item.get("kind").is_some())
+        };
+        for document in documents.iter().filter(|document| !beside || is_manifest(document)) {
             self.value(document.root(), document);
         }
-        if self.findings.len() + self.networks + self.others == before {
+        if self.found() == before && !beside {
             let place = Place { file: file.to_owned(), ..Place::default() };
             let problem = "no NetworkAttachmentDefinition and no CNI configuration in it".to_owned();
             self.fault("", Fault { place, problem });
         }
+    }
+
+    /// From here on it is about another network, or with 0 about none.
+    fn begin(&mut self) {
+        self.seen += 1;
+        self.of = self.seen;
     }
 
     /// A network, or a list of them as kubectl prints it. Pods and whatever else a manifest has are passed over.
@@ -247,13 +295,25 @@ impl Lint {
             (_, Some("List" | "NetworkAttachmentDefinitionList")) => {
                 part.get("items").into_iter().for_each(|items| self.value(items, document));
             }
-            (_, Some("NetworkAttachmentDefinition")) => self.nad(part),
-            (_, Some(_)) => (),
+            (_, Some("NetworkAttachmentDefinition")) => {
+                self.begin();
+                self.nad(part);
+                self.of = 0;
+            }
+            (_, Some(kind)) => {
+                if let Some((_, plugin)) = OF_OPERATORS.iter().find(|(other, _)| *other == kind) {
+                    self.begin();
+                    self.of_operator(part, kind, plugin);
+                    self.of = 0;
+                }
+            }
             (_, None) if has("type") || has("plugins") || has("cniVersion") => {
+                self.begin();
                 if !document.is_json {
                     self.error(part, "", "this is YAML: a container runtime reads JSON only".to_owned());
                 }
                 self.network(part, None);
+                self.of = 0;
             }
             (_, None) => self.error(
                 part,
@@ -264,8 +324,32 @@ impl Lint {
         }
     }
 
+    /// What an operator turns into a NAD with another plugin's `type`; what to write in its place.
+    fn of_operator(&mut self, part: Part, kind: &str, plugin: &str) {
+        let name = part.text("metadata.name").unwrap_or_default();
+        self.annotated(part, name);
+        let text = |path| part.text(path).filter(|text| !text.is_empty());
+        let resource = text("spec.resourceName").unwrap_or("RESOURCE");
+        let prefix = if kind == OF_OPERATORS[0].0 && !resource.contains('/') { "nvidia.com/" } else { "" };
+        let namespace =
+            text("spec.networkNamespace").map_or(String::new(), |of| format!(" in namespace {of}"));
+        let ipam = part.get("spec.ipam").filter(|ipam| ipam.value.is_string());
+        let ipam = ipam.and_then(|ipam| ipam.json().ok());
+        let pool = ipam.as_ref().and_then(|ipam| ipam.root().text("poolName").or(ipam.root().text("pool")));
+        let pool = pool.map_or(String::new(), |pool| {
+            format!(", \"ipam\": {{\"type\": \"{OUR_IPAM}\", \"pool\": {pool:?}}}")
+        });
+        let message = format!(
+            "kind: {kind}: its operator makes a network of type {plugin} of it, and would undo an edit of that: \
+             delete it, and write a NetworkAttachmentDefinition {name}{namespace} with the annotation {RESOURCE}: \
+             {prefix}{resource} and \"type\": \"{OURS}\"{pool} (the NADs of `rail-ipam plan --to nads` are such)"
+        );
+        self.warning(part, name, message);
+    }
+
     fn nad(&mut self, nad: Part) {
         let name = nad.text("metadata.name").unwrap_or_default();
+        self.annotated(nad, name);
         if name.is_empty() {
             self.error(nad, "", "metadata.name: is missing".to_owned());
         }
@@ -305,6 +389,11 @@ impl Lint {
             Some(plugins) => plugins.items().collect(),
             None => vec![part],
         };
+        self.ignores_in(part, name);
+        plugins
+            .iter()
+            .filter(|_| part.get("plugins").is_some())
+            .for_each(|plugin| self.ignores_in(*plugin, name));
         let is_ours = |plugin: &Part| {
             let main = plugin.text("type").unwrap_or_default();
             let ipam = plugin.text("ipam.type").unwrap_or_default();
@@ -329,7 +418,9 @@ impl Lint {
             if plugins.is_empty() {
                 self.error(part, name, "plugins: no plugin in it".to_owned());
             }
-            let known = |key: &str| LIST_KEYS.contains(&key) || key.starts_with("cni.dev/");
+            let known = |key: &str| {
+                LIST_KEYS.contains(&key) || key.starts_with("cni.dev/") || key == config::LINT_IGNORE
+            };
             for (key, inner) in part.entries().filter(|(key, _)| !known(key)) {
                 if config::is_known(key) {
                     self.error(inner, name, format!("{key}: belongs to a plugin, inside of plugins[0]"));
@@ -486,12 +577,13 @@ impl Lint {
         };
         let place = part.place("");
         let network = network.to_owned();
-        self.findings.push(Finding { severity: Severity::Error, place, network, message });
+        self.findings.push(Finding { severity: Severity::Error, place, network, of: self.of, message });
     }
 
     /// When all was read.
     fn finish(&mut self) {
         self.across();
+        self.silence();
         let order = |file: &String| self.files.iter().position(|other| other == file);
         self.findings.sort_by_cached_key(|Finding { place, .. }| (order(&place.file), place.line));
     }
@@ -501,8 +593,8 @@ impl Lint {
         let rails = std::mem::take(&mut self.rails);
         let mut findings = Vec::new();
         let mut add = |severity, rail: &Rail, message: String| {
-            let (place, network) = (rail.place.clone(), rail.network.clone());
-            findings.push(Finding { severity, place, network, message });
+            let (place, network, of) = (rail.place.clone(), rail.network.clone(), rail.of);
+            findings.push(Finding { severity, place, network, of, message });
         };
         // Who said it first, by what is said and where that is unique.
         let mut first: HashMap<String, &Rail> = HashMap::new();

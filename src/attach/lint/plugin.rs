@@ -75,6 +75,7 @@ impl Lint {
         self.rails.push(Rail {
             place: plugin.place("rail"),
             network: name.to_owned(),
+            of: self.of,
             name: context.unique().to_owned(),
             cluster: context.cluster.clone(),
             namespace: context.namespace.clone(),

@@ -276,7 +276,148 @@ fn files_that_are_no_networks_end_in_an_error() {
     let temp = tempfile::tempdir().unwrap();
     lint.path(&temp.path().display().to_string());
     lint.path("/nonexistent");
-    assert_eq!(lint.findings.len(), 2);
+    fs::write(temp.path().join("pod.yaml"), "kind: Pod\n").unwrap();
+    lint.path(&temp.path().display().to_string());
+    assert_eq!(lint.findings.len(), 3, "{:?}", lint.findings);
+}
+
+/// What is said of a folder with these files.
+fn lint_of_folder(files: &[(&str, &str)]) -> (Lint, Vec<String>) {
+    let temp = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        fs::write(temp.path().join(name), text).unwrap();
+    }
+    let mut lint = Lint::default();
+    lint.path(&temp.path().display().to_string());
+    lint.finish();
+    let folder = format!("{}/", temp.path().display());
+    let told = lint.findings.iter().map(|finding| finding.to_string().replace(&folder, "")).collect();
+    (lint, told)
+}
+
+#[test]
+fn a_folder_of_manifests_is_read_with_what_is_beside_them() {
+    let wrong = good().replace("rail-3", "rail-4").replace("\"rail\": 3", "\"rail\": 4, \"trsut\": \"on\"");
+    let conf = CONFIG.replace(r#""rail": 3,"#, r#""rail": 3, "device": "eth9","#);
+    let (lint, told) = lint_of_folder(&[
+        ("a.yaml", &(good() + "---\nkind: Pod\n" + &wrong)),
+        ("b.yml", &good().replace("rail-3", "rail-5").replace("\"rail\": 3", "\"rail\": 5")),
+        ("kustomization.yaml", "resources: [a.yaml]\n"),
+        ("values.yaml", "type: ClusterIP\n"),
+        ("list.yaml", "- a\n- b\n"),
+        ("pod.yaml", "kind: Pod\n"),
+        ("20-rail-3.conflist", &conf),
+        ("notes.txt", "x"),
+    ]);
+    assert_eq!(told, ["a.yaml:37: error: rail-4: trsut: unknown key: did you mean trust?"]);
+    assert_eq!((lint.networks, lint.others), (4, 0));
+    // What ends in .json is for a runtime.
+    let (_, told) = lint_of_folder(&[("a.yaml", &good()), ("b.json", "{\"a\": 1}")]);
+    assert!(told[0].starts_with("b.json:1: error: neither a NetworkAttachmentDefinition"), "{told:?}");
+    // A template is none yet.
+    let (_, told) = lint_of_folder(&[("a.yaml", "{{ if .Values.x }}\nkind: Pod\n")]);
+    assert_eq!(told.len(), 1, "{told:?}");
+}
+
+#[test]
+fn networks_of_operators_get_a_hint() {
+    let text = "apiVersion: mellanox.com/v1alpha1\nkind: HostDeviceNetwork\nmetadata: {name: rail-1}\nspec:\n  \
+        networkNamespace: ai\n  resourceName: rail-1\n  ipam: |\n    {\"type\": \"nv-ipam\", \"poolName\": \"rail-1\"}\n";
+    let (lint, told) = lint_of(&[("f", text)]);
+    let [hint] = &told[..] else { panic!("{told:?}") };
+    assert!(hint.starts_with("f:2: warning: rail-1: kind: HostDeviceNetwork: its operator makes"), "{hint}");
+    for part in [
+        "NetworkAttachmentDefinition rail-1 in namespace ai",
+        "k8s.v1.cni.cncf.io/resourceName: nvidia.com/rail-1 and \"type\": \"rail-cni\"",
+        r#""ipam": {"type": "rail-ipam", "pool": "rail-1"}"#,
+    ] {
+        assert!(hint.contains(part), "{part}: {hint}");
+    }
+    assert_eq!((lint.networks, lint.others), (0, 0));
+    let bare = "kind: SriovNetwork\nmetadata: {name: a}\nspec: {resourceName: rail0, ipam: '{'}\n";
+    let (_, told) = lint_of(&[("f", bare)]);
+    assert!(told[0].contains("resourceName: rail0 and \"type\": \"rail-cni\" ("), "{told:?}");
+    assert_eq!(lint_of(&[("f", "kind: HostDeviceNetwork\n")]).1.len(), 1);
+}
+
+#[test]
+fn a_warning_is_silenced_in_the_file_with_its_reason() {
+    let annotated = |lines: &str| {
+        let rest = good()
+            .replace("9000", "8000000")
+            .replace("annotations: {", &format!("annotations: {{rail-cni/lint-ignore: \"{lines}\", "));
+        lint_of(&[("f", &rest)])
+    };
+    let (lint, told) = annotated("mtu: a wire of our own");
+    assert_eq!(told, [] as [&str; 0]);
+    assert_eq!(lint.silenced[0].1, "a wire of our own");
+    assert!(lint.silenced[0].0.message.starts_with("mtu: 8000000 is more"));
+    for (lines, expected) in [
+        (
+            "mtu",
+            &[
+                "f:6: warning: rail-3: rail-cni/lint-ignore: mtu has no reason",
+                "f:16: warning: rail-3: mtu: 8000000",
+            ][..],
+        ),
+        (
+            "mtu: ",
+            &[
+                "f:6: warning: rail-3: rail-cni/lint-ignore: mtu has no reason",
+                "f:16: warning: rail-3: mtu: 8000000",
+            ],
+        ),
+        ("mtu: ours\\nrail: ours", &["f:6: warning: rail-3: rail-cni/lint-ignore: rail has no warning"]),
+        (
+            "mtus: ours",
+            &[
+                "f:6: warning: rail-3: rail-cni/lint-ignore: mtus has no warning",
+                "f:16: warning: rail-3: mtu: 8000000",
+            ],
+        ),
+    ] {
+        let told = annotated(lines).1;
+        assert_eq!(told.len(), expected.len(), "{told:#?}");
+        assert!(told.iter().zip(expected).all(|(one, start)| one.starts_with(start)), "{told:#?}");
+    }
+    // Neither an error, nor another network's warning.
+    let errors = good()
+        .replace("9000", "\"x\"")
+        .replace("annotations: {", "annotations: {rail-cni/lint-ignore: 'mtu: no', ");
+    let (_, told) = lint_of(&[("f", &errors)]);
+    assert_eq!(told.len(), 2, "{told:#?}");
+    let other =
+        good().replace("9000", "90000").replace("rail-3", "rail-4").replace("\"rail\": 3", "\"rail\": 4");
+    let silent = good()
+        .replace("9000", "90000")
+        .replace("annotations: {", "annotations: {rail-cni/lint-ignore: 'mtu: no', ");
+    let (_, told) = lint_of(&[("f", &(silent + &other))]);
+    assert_eq!(told, ["f:36: warning: rail-4: mtu: 90000 is more than most switches carry; rails have 9000"]);
+}
+
+#[test]
+fn a_cni_configuration_silences_with_a_key_that_add_takes() {
+    let conf = |more: &str| {
+        format!(
+            "{{\"cniVersion\": \"1.1.0\", \"name\": \"a\", \"type\": \"rail-cni\", \"rail\": 0, \"mtu\": 90000,\n\
+             \"device\": \"eth9\", \"ipam\": {{\"type\": \"static\"}}{more}}}"
+        )
+    };
+    let (lint, told) =
+        lint_of(&[("a.conf", &conf(",\n\"rail-cni/lint-ignore\": {\"mtu\": \"a wire of our own\"}"))]);
+    assert_eq!((told, lint.silenced.len()), (vec![], 1));
+    let (_, told) = lint_of(&[("a.conf", &conf(",\n\"rail-cni/lint-ignore\": {\"mtu\": 1}"))]);
+    assert_eq!(told.len(), 2, "{told:#?}");
+    let (_, told) = lint_of(&[("a.conf", &conf(",\n\"rail-cni/lint-ignore\": \"mtu: ours\""))]);
+    assert_eq!(told.len(), 2, "{told:#?}");
+    let list = CONFIG.replace("9000", "90000").replace(r#""rail": 3,"#, r#""rail": 3, "device": "eth9","#);
+    let in_plugin = list.replace("\"mtu\"", "\"rail-cni/lint-ignore\": {\"mtu\": \"ours\"}, \"mtu\"");
+    assert_eq!(lint_of(&[("a.conflist", &in_plugin)]).1, [] as [&str; 0]);
+    let (lint, told) = lint_of(&[(
+        "a.conflist",
+        &list.replacen('{', r#"{"rail-cni/lint-ignore": {"mtu": "a wire of our own"},"#, 1),
+    )]);
+    assert_eq!((told, lint.silenced.len()), (vec![], 1));
 }
 
 #[test]
