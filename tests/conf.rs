@@ -321,12 +321,19 @@ fn blocks(text: &str, language: &str) -> Vec<String> {
 
 #[test]
 fn code_in_the_documents_parses() {
-    let bench = Bench::new();
+    let mut bench = Bench::new();
     let mut networks = 0;
     for (file, text) in documents() {
         for block in blocks(&text, "json") {
             let value: Value =
                 serde_json::from_str(&block).unwrap_or_else(|error| panic!("{file}: {error}: {block}"));
+            if value.get("rails").is_some() {
+                fs::write(bench.path("node.json"), block.as_bytes()).unwrap();
+                let output = bench.command(RAIL_CNI, &["status"]).output().unwrap();
+                let said = String::from_utf8(output.stderr).unwrap();
+                assert!(!said.contains("node.json"), "{file}: {said}: {block}");
+                bench = Bench::new();
+            }
             if value["type"] == "rail-cni" {
                 bench.accepts(&file, &with_device(value, &vf_of(0)));
                 networks += 1;
@@ -433,9 +440,8 @@ fn the_keys_of_a_fabric_are_those_of_the_code() {
     assert_eq!(keys_in("docs/planning.md", "## Fabric file"), known);
 }
 
-/// The program itself tells which keys it knows.
-#[test]
-fn the_keys_of_node_json_are_those_of_the_code() {
+/// The keys of node.json, with those below `log` and `policy`: the program itself tells which it knows.
+fn node_keys() -> BTreeSet<String> {
     let bench = Bench::new();
     let known = |wrong: Value| {
         fs::write(bench.path("node.json"), wrong.to_string()).unwrap();
@@ -444,6 +450,7 @@ fn the_keys_of_node_json_are_those_of_the_code() {
         let (_, list) = text.split_once("expected").unwrap_or_else(|| panic!("{text}"));
         in_backquotes(list)
     };
+    assert_eq!(known(json!({"rails": [{"wrong": 1}]})), ["rail", "pf"]);
     let mut all = BTreeSet::new();
     for key in known(json!({"wrong": 1})) {
         match key.as_str() {
@@ -454,8 +461,38 @@ fn the_keys_of_node_json_are_those_of_the_code() {
             _ => drop(all.insert(key)),
         }
     }
-    assert_eq!(known(json!({"rails": [{"wrong": 1}]})), ["rail", "pf"]);
-    assert_eq!(keys("## node.json"), all);
+    all
+}
+
+#[test]
+fn the_keys_of_node_json_are_those_of_the_code() {
+    assert_eq!(keys("## node.json"), node_keys());
+}
+
+/// The tables of the README are short. What is in them is there, and of node.json all is in them.
+#[test]
+fn the_keys_in_the_readme_are_those_of_the_code() {
+    let text = read("README.md");
+    let rows = |heading: &str| -> Vec<Vec<String>> {
+        let (_, table) = text.split_once(&format!("\n| {heading} | default | |\n")).unwrap();
+        let rows = table.lines().skip(1).take_while(|line| line.starts_with('|'));
+        rows.map(|row| row.split('|').map(str::to_owned).collect()).collect()
+    };
+    let first = |heading: &str| -> BTreeSet<String> {
+        rows(heading).iter().flat_map(|cells| in_backquotes(&cells[1])).collect()
+    };
+    for (heading, section) in [("rail-cni", "## rail-cni"), ("rail-ipam", "## rail-ipam")] {
+        let told = first(heading);
+        assert!(!told.is_empty() && told.is_subset(&keys(section)), "{heading}: {told:?}");
+    }
+    let mut told = first("node.json");
+    for cells in rows("node.json") {
+        for key in in_backquotes(&cells[1]).iter().filter(|key| ["log", "policy"].contains(&key.as_str())) {
+            told.remove(key);
+            told.extend(in_backquotes(&cells[3]).iter().map(|below| format!("{key}.{below}")));
+        }
+    }
+    assert_eq!(told, node_keys());
 }
 
 #[test]

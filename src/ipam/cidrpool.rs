@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::allocation::{self, Allocation, Range, To, address, bits};
 use super::is_name;
+use crate::cni::Keys;
 
 /// Fields of a spec that can stand in a network configuration.
 pub const SPEC_KEYS: [&str; 8] = [
@@ -22,6 +23,14 @@ pub const SPEC_KEYS: [&str; 8] = [
     "exclusions",
     "perNodeExclusions",
     "defaultGateway",
+];
+
+/// The keys of what stands in the lists of these.
+pub const LIST_KEYS: [(&str, &Keys); 4] = [
+    ("staticAllocations", &Keys::flat(&[&["nodeName", "prefix", "gateway"]])),
+    ("routes", &Keys::flat(&[&["dst"]])),
+    ("exclusions", &Keys::flat(&[&["startIP", "endIP"]])),
+    ("perNodeExclusions", &Keys::flat(&[&["startIndex", "endIndex"]])),
 ];
 
 /// `spec` of a CIDRPool, as written.

@@ -27,7 +27,7 @@ pub const NETWORK: Keys = Keys {
         &GC_KEYS,
     ],
     inside: &[
-        ("ipam", &Keys::flat(&[&KEYS, &cidrpool::SPEC_KEYS])),
+        ("ipam", &Keys { names: &[&KEYS, &cidrpool::SPEC_KEYS], inside: &cidrpool::LIST_KEYS }),
         ("runtimeConfig", &Keys::flat(&[&["ips"]])),
         ("args", &Keys { names: &[&["cni"]], inside: &[("cni", &Keys::flat(&[&["ips"]]))] }),
     ],
@@ -276,6 +276,20 @@ mod tests {
             let error = pools(ipam.clone()).unwrap_err();
             assert_eq!(crate::cni::code_of(&error), 7, "{ipam}: {error:#}");
         }
+    }
+
+    #[test]
+    fn keys_of_a_pool_in_place_are_taken_in_any_letter_case() {
+        let config = |ipam: Value| Config::parse(&network(json!({"name": "net", "ipam": ipam}))).unwrap();
+        let spelt = json!({"cidr": "10.0.0.0/24", "perNodeNetworkPrefix": 30, "gatewayIndex": 1,
+            "routes": [{"dst": "10.0.0.0/8"}], "exclusions": [{"startIP": "10.0.0.2", "endIP": "10.0.0.2"}],
+            "perNodeExclusions": [{"startIndex": 0, "endIndex": 0}],
+            "staticAllocations": [{"nodeName": "a", "prefix": "10.0.0.0/30", "gateway": "10.0.0.1"}]});
+        let otherwise = json!({"CIDR": "10.0.0.0/24", "PerNodeNetworkPrefix": 30, "gatewayindex": 1,
+            "Routes": [{"Dst": "10.0.0.0/8"}], "Exclusions": [{"StartIP": "10.0.0.2", "ENDIP": "10.0.0.2"}],
+            "PerNodeExclusions": [{"StartIndex": 0, "endindex": 0}],
+            "staticallocations": [{"NodeName": "a", "Prefix": "10.0.0.0/30", "GATEWAY": "10.0.0.1"}]});
+        assert_eq!(config(otherwise).inline, config(spelt).inline);
     }
 
     #[test]
