@@ -322,6 +322,11 @@ fn programs_must_be_beside_each_other_and_of_one_version() {
     let other =
         found(&format!("{install}; printf '#!/bin/sh\\necho rail-ipam 9.9.9\\n' > /opt/cni/bin/rail-ipam"));
     assert!(other[0].0 == "fail" && other[0].1.contains("9.9.9"), "{other:?}");
+    let version = env!("CARGO_PKG_VERSION");
+    let commit = found(&format!(
+        "{install}; printf '#!/bin/sh\\necho \"rail-ipam {version} (0123456789ab)\"\\n' > /opt/cni/bin/rail-ipam"
+    ));
+    assert!(commit[0].0 == "warn" && commit[0].1.contains("(0123456789ab)"), "{commit:?}");
     let stale = found(&format!("{install}; printf x >> /opt/cni/bin/rail-cni"));
     assert!(stale[0].0 == "warn" && stale[0].1.contains("another build"), "{stale:?}");
 }
