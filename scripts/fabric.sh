@@ -138,6 +138,7 @@ hostInterface: ens{rail+1}f0v0
 leafName: leaf-su{su}-r{rail}
 leafPort: swp{host+1}
 mtu: 9216
+clusterNetworks: [10.96.0.0/12]
 END
     "$bin/rail-ipam" plan "$dir/fabric.yaml" --to csv >"$dir/plan.csv"
     read_plan

@@ -3,6 +3,8 @@
 //! A pod reaches them by the default route of eth0. A route of a rail is longer than that one, so whatever of these
 //! networks it covers goes to the fabric, and the pod is without DNS.
 
+use std::fmt;
+
 use ipnet::IpNet;
 
 /// A network that clusters have unless somebody chose another one.
@@ -45,6 +47,71 @@ pub fn overlap(one: IpNet, other: IpNet) -> bool {
 pub fn taken(networks: &[IpNet], routes: &[IpNet]) -> Vec<(IpNet, IpNet)> {
     let first = |network: IpNet| routes.iter().copied().find(|route| overlap(*route, network));
     networks.iter().filter_map(|network| Some((*network, first(*network)?))).collect()
+}
+
+/// A network that pods lose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// The cluster's.
+    pub network: IpNet,
+    /// The widest that overlaps it.
+    pub route: IpNet,
+    /// Whose route it is: pools or networks.
+    pub by: Vec<String>,
+}
+
+/// What the routes of these pools or networks take of the cluster's networks; a default route is never a rail's.
+pub fn taken_by(routes: &[(String, Vec<IpNet>)], networks: &[IpNet]) -> Vec<Taken> {
+    let mut routes = routes.to_vec();
+    for (_, routes) in &mut routes {
+        routes.retain(|route| route.prefix_len() > 0);
+        routes.sort_by_key(IpNet::prefix_len);
+    }
+    let of = |network: &IpNet| {
+        let by = routes.iter().filter_map(|(name, routes)| Some((name, taken(&[*network], routes).pop()?.1)));
+        let by: Vec<_> = by.collect();
+        let (_, route) = by.first()?;
+        let names = by.iter().map(|(name, _)| (*name).clone()).collect();
+        Some(Taken { network: *network, route: *route, by: names })
+    };
+    networks.iter().filter_map(of).collect()
+}
+
+/// The same of what clusters usually have; the cluster's own can be named `elsewhere` beside node.json.
+pub fn usually_taken_by(routes: &[(String, Vec<IpNet>)], elsewhere: &str) -> Option<String> {
+    let usual: Vec<IpNet> = USUAL.iter().filter_map(|usual| usual.network()).collect();
+    let taken = taken_by(routes, &usual);
+    let whose = |network: IpNet| USUAL.iter().find(|usual| usual.network() == Some(network));
+    let listed: Vec<_> = taken
+        .iter()
+        .map(|Taken { network, .. }| format!("{network} ({})", whose(*network).map_or("", |usual| usual.of)))
+        .collect();
+    let first = taken.first()?;
+    Some(format!(
+        "{}, a route of {}, overlaps networks that clusters usually have, and takes them from pods: {}. Name the \
+         cluster's own in clusterNetworks of node.json{elsewhere}, and those are compared",
+        first.route,
+        first.names(),
+        listed.join(", ")
+    ))
+}
+
+impl Taken {
+    /// The first of them and how many more.
+    pub fn names(&self) -> String {
+        match self.by.as_slice() {
+            [] => String::new(),
+            [one] => one.clone(),
+            [first, more @ ..] => format!("{first} and {} more", more.len()),
+        }
+    }
+}
+
+impl fmt::Display for Taken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Taken { network, route, .. } = self;
+        write!(f, "{network} overlaps {route}, a route of {}: pods would not reach it", self.names())
+    }
 }
 
 /// What is wrong with a network that somebody names as the cluster's.

@@ -50,6 +50,8 @@
 //! | `ipam::cli` | `rail-ipam import`, `show`, `release` |
 //! | [`plan`] | the plan of a fabric: its pools, checked as a whole |
 //! | `plan::scheme` | NVIDIA's Spectrum-X address formulas |
+//! | `plan::refusal` | faults and doubts, told by cause |
+//! | `plan::networks` | what of the cluster's own networks the routes cover |
 //! | `plan::topology` | topology.json of spcx-gen and of NVIDIA AIR |
 //! | `plan::fabric` | a fabric in a page of YAML |
 //! | `plan::pattern` | names with numbers in them |

@@ -1,5 +1,6 @@
 //! What the commands print: tables for people, JSON for programs, and an exit status that a script can use.
 
+use std::fmt;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::sync::LazyLock;
@@ -31,10 +32,29 @@ pub fn parse<C: Parser>() -> Result<C, ExitCode> {
     })
 }
 
+/// An error that takes several lines. None of them has a line feed of its own, whoever wrote what is in it.
+#[derive(Debug)]
+pub struct Lines(pub Vec<String>);
+
+impl fmt::Display for Lines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.iter().map(|line| printable(line)).collect::<Vec<_>>().join("\n"))
+    }
+}
+
+impl std::error::Error for Lines {}
+
 /// The exit status of a command, when what failed has been said.
 pub fn end(program: &str, done: Result<ExitCode>) -> ExitCode {
     done.unwrap_or_else(|error| {
-        say(program, &format!("{error:#}"));
+        let text = format!("{error:#}");
+        match text.split_once('\n').filter(|_| error.downcast_ref::<Lines>().is_some()) {
+            Some((first, more)) => {
+                say(program, first);
+                more.lines().for_each(|line| drop(writeln!(io::stderr().lock(), "{}", printable(line))));
+            }
+            None => say(program, &text),
+        }
         ExitCode::FAILURE
     })
 }

@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// A folder with stores and what is planned into them.
@@ -479,7 +480,7 @@ fn a_node_is_replaced_by_a_word_and_not_by_a_slip() {
     let nowhere = place.write("nowhere.yaml", &format!("{fabric}nodes:\n- {{name: a, replaces: b}}\n"));
     let said = place.fails(1, &["plan", &nowhere]);
     assert!(
-        said.contains("nowhere.yaml:21: nodes[0].replaces: b is not by nodeName: say su and host"),
+        said.contains("nowhere.yaml:24: nodes[0].replaces: b is not by nodeName: say su and host"),
         "{said}"
     );
 }
@@ -678,4 +679,361 @@ fn an_unknown_node_sees_the_names_that_there_are() {
     );
     let said = place.fails(1, &["plan", FABRIC, "--to", "store", "--node", "worker-gpu-99"]);
     assert!(said.contains("the plan has worker-gpu-9, worker-gpu-19, "), "{said}");
+}
+
+// --- topology files that are wrong ----------------------------------------------------------------------------
+
+/// A topology of spcx-gen: two SUs of three hosts, two rails, a leaf for each.
+fn good_topology() -> Value {
+    let (mut nodes, mut links) = (Vec::new(), Vec::new());
+    for (su, rail) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        nodes.push(json!({"name": format!("leaf-su{su}-r{rail}"), "role": "leaf"}));
+    }
+    for (su, host) in (0..2).flat_map(|su| (0..3).map(move |host| (su, host))) {
+        let name = format!("worker-gpu-{}", su * 3 + host);
+        nodes.push(json!({"name": name, "role": "host"}));
+        for rail in 0..2 {
+            links.push(json!([
+                {"node": name, "interface": format!("eth_r{rail}"),
+                 "attributes": {"role": "host", "rail": rail, "su": su, "pod": 0}},
+                {"node": format!("leaf-su{su}-r{rail}"), "interface": format!("swp{}", host + 1),
+                 "attributes": {"role": "leaf", "plane": 0, "su": su, "pod": 0, "rail_group": [rail]}}]));
+        }
+    }
+    json!({"nodes": nodes, "links": links})
+}
+
+/// A topology that somebody broke, and what is said of it.
+struct Broken {
+    place: Place,
+    topology: Value,
+    faults: Vec<String>,
+}
+
+const NETWORKS: [&str; 2] = ["--cluster-networks", "10.96.0.0/12"];
+
+impl Broken {
+    /// Breaks the good file. Nothing is written, and every fault has the line of what it names.
+    #[track_caller]
+    fn new(change: impl FnOnce(&mut Value)) -> Broken {
+        let mut broken = Broken { place: Place::new(), topology: good_topology(), faults: Vec::new() };
+        change(&mut broken.topology);
+        let output = broken.run(&[]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(output.stdout.is_empty() && !broken.place.path("store").exists());
+        let text = fs::read_to_string(broken.place.path("topology.json")).unwrap();
+        for fault in said.lines().filter(|line| line.contains("topology.json:")) {
+            let (_, fault) = fault.split_once("topology.json:").unwrap();
+            let (line, what) = fault.split_once(": ").unwrap();
+            let key = what.split(": ").next().unwrap().rsplit('.').next().unwrap();
+            let at = text.lines().nth(line.parse::<usize>().unwrap() - 1).unwrap();
+            assert!(key.starts_with("links[") || at.contains(&format!("\"{key}\"")), "{fault} at {at}");
+            broken
+                .faults
+                .push(what.replace(broken.place.path("topology.json").to_str().unwrap(), "topology.json"));
+        }
+        assert!(!broken.faults.is_empty(), "{said}");
+        broken
+    }
+
+    fn run(&self, more: &[&str]) -> Output {
+        let file = self.place.write("topology.json", &serde_json::to_string_pretty(&self.topology).unwrap());
+        let args = ["plan", &file, "--tiers", "2", "--to", "store", "--all-nodes", "--strict"];
+        self.place.run("store", &[&args, &NETWORKS[..], more].concat())
+    }
+
+    /// The value at `links[4][1].attributes.su`.
+    #[track_caller]
+    fn at(&mut self, path: &str) -> &mut Value {
+        let pointer = format!("/{}", path.replace('[', "/").replace(']', "").replace('.', "/"));
+        self.topology.pointer_mut(&pointer).unwrap_or_else(|| panic!("{path}"))
+    }
+
+    /// Writes what a fault says to write, where it says.
+    #[track_caller]
+    fn write_as_told(&mut self) {
+        for fault in self.faults.clone() {
+            let (path, what) = fault.split_once(": ").unwrap();
+            let (_, number) = what.rsplit_once(": write ").unwrap_or_else(|| panic!("{fault}"));
+            *self.at(path) = number.parse::<u64>().unwrap().into();
+        }
+    }
+
+    /// Now it is the plan that it was before.
+    #[track_caller]
+    fn is_ended(&self) {
+        let output = self.run(&[]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.is_empty(), "{said}");
+        let good = self.place.write("good.json", &good_topology().to_string());
+        self.place.ok(
+            "good",
+            &[&["plan", &good, "--tiers", "2", "--to", "store", "--all-nodes"], &NETWORKS[..]].concat(),
+        );
+        assert!(self.place.files("store") == self.place.files("good"), "other addresses");
+    }
+
+    /// What is meant as it is can be had.
+    #[track_caller]
+    fn is_allowed_by(&self, kind: &str) {
+        let output = self.run(&["--allow", kind]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && self.faults.iter().all(|fault| said.contains(fault)), "{said}");
+    }
+}
+
+/// One digit, and hosts of two SUs would have other addresses.
+#[test]
+fn a_wrong_su_is_told_with_the_end_that_is_wrong() {
+    // All links of a host, one link of a host, and one of a leaf.
+    for (links, end, su, told) in [
+        (
+            &[4, 5][..],
+            0,
+            1,
+            "host worker-gpu-2 has su 1, leaf leaf-su0-r0 has su 0 as with its other hosts: write 0",
+        ),
+        (
+            &[5],
+            0,
+            1,
+            "host worker-gpu-2 has su 1, leaf leaf-su0-r1 has su 0 as with its other hosts: write 0",
+        ),
+        (
+            &[6, 8, 10],
+            1,
+            0,
+            "leaf leaf-su1-r0 has su 0, host worker-gpu-3 has su 1 as by its other links: write 1",
+        ),
+    ] {
+        let mut broken = Broken::new(|topology| {
+            links.iter().for_each(|link| topology["links"][link][end]["attributes"]["su"] = su.into());
+        });
+        assert_eq!(broken.faults.len(), links.len());
+        let first = format!("links[{}][{end}].attributes.su: {told}", links[0]);
+        assert_eq!(broken.faults[0], first);
+        broken.is_allowed_by("other-su");
+        fs::remove_dir_all(broken.place.path("store")).unwrap();
+        broken.write_as_told();
+        broken.is_ended();
+    }
+}
+
+/// Leaves may say no SU: then their other hosts tell.
+#[test]
+fn a_wrong_su_is_told_where_leaves_say_none() {
+    for (links, told) in [
+        (&[4, 5][..], "links[4]: host worker-gpu-2 has su 1, the other hosts of leaf-su0-r0 su 0: write 0"),
+        (
+            &[5],
+            "links[5]: host worker-gpu-2 has su 1 by this link to leaf-su0-r1, su 0 by its other links (1): write su 0",
+        ),
+    ] {
+        let mut broken = Broken::new(|topology| {
+            for link in topology["links"].as_array_mut().unwrap() {
+                link[1]["attributes"].as_object_mut().unwrap().remove("su");
+            }
+            links.iter().for_each(|link| topology["links"][link][0]["attributes"]["su"] = 1.into());
+        });
+        assert_eq!((broken.faults.len(), broken.faults[0].as_str()), (links.len(), told));
+        for fault in broken.faults.clone() {
+            let path = format!("{}[0].attributes.su", fault.split(": ").next().unwrap());
+            *broken.at(&path) = 0.into();
+        }
+        broken.is_ended();
+    }
+}
+
+#[test]
+fn a_host_without_one_of_its_rails_is_told_with_the_rail() {
+    let mut link = None;
+    let mut broken = Broken::new(|topology| {
+        link = Some(topology["links"].as_array_mut().unwrap().remove(3));
+    });
+    assert_eq!(
+        broken.faults,
+        ["links[2]: host worker-gpu-1 has no link on rail 1: add it, with leaf and port of its cable"]
+    );
+    broken.is_allowed_by("missing-rail");
+    broken.topology["links"].as_array_mut().unwrap().push(link.unwrap());
+    broken.is_ended();
+}
+
+#[test]
+fn a_host_in_two_sus_is_told_with_the_link_that_leads_astray() {
+    let mut broken = Broken::new(|topology| {
+        topology["links"][3][0]["attributes"]["su"] = 1.into();
+        topology["links"][3][1]["node"] = "leaf-su1-r1".into();
+        topology["links"][3][1]["interface"] = "swp60".into();
+        topology["links"][3][1]["attributes"]["su"] = 1.into();
+    });
+    assert_eq!(
+        broken.faults,
+        [
+            "links[3]: host worker-gpu-1 has su 1 by this link to leaf-su1-r1, su 0 by its other links (1): write su 0, and a leaf of \
+          su 0"
+        ]
+    );
+    broken.is_allowed_by("two-sus");
+    fs::remove_dir_all(broken.place.path("store")).unwrap();
+    *broken.at("links[3][0].attributes.su") = 0.into();
+    *broken.at("links[3][1]") = good_topology()["links"][3][1].clone();
+    broken.is_ended();
+}
+
+#[test]
+fn two_hosts_with_one_name_are_told_with_every_place_of_the_second() {
+    // In another SU, and in the same one.
+    for (of, links, first) in [("worker-gpu-4", [8, 9], [53, 78]), ("worker-gpu-2", [4, 5], [53, 78])] {
+        let mut broken = Broken::new(|topology| {
+            let text = topology.to_string().replace(of, "worker-gpu-1");
+            *topology = serde_json::from_str(&text).unwrap();
+        });
+        let another = |rail: usize| {
+            format!(
+                "links[{}]: host worker-gpu-1 has another link on rail {rail} (topology.json:{}: links[{}]): of two \
+                 hosts, give this one its own name; else take it out",
+                links[rail],
+                first[rail],
+                2 + rail
+            )
+        };
+        let node = links[0] / 2 + 4;
+        let name = format!(
+            "nodes[{node}].name: worker-gpu-1 is also nodes[5]: if they are two, each has its own name, also in its \
+             links; else take one out"
+        );
+        assert_eq!(broken.faults, [another(0), another(1), name]);
+        for fault in broken.faults.clone() {
+            let path = fault.split(": ").next().unwrap();
+            let name = if path.ends_with(".name") { path.to_owned() } else { format!("{path}[0].node") };
+            *broken.at(&name) = of.into();
+        }
+        broken.is_ended();
+    }
+}
+
+#[test]
+fn a_cable_in_a_leaf_of_another_rail_is_told_with_what_is_wrong() {
+    // The number is wrong, the leaf is right.
+    let mut broken = Broken::new(|topology| topology["links"][5][0]["attributes"]["rail"] = 0.into());
+    assert_eq!(
+        broken.faults,
+        [
+            "links[5][0].attributes.rail: host worker-gpu-2 has rail 0, leaf leaf-su0-r1 is for rail 1 (rail_group): write 1"
+        ]
+    );
+    broken.write_as_told();
+    broken.is_ended();
+    // The leaf is wrong.
+    let mut broken = Broken::new(|topology| {
+        topology["links"][5][1]["node"] = "leaf-su0-r0".into();
+        topology["links"][5][1]["interface"] = "swp60".into();
+        topology["links"][5][1]["attributes"]["rail_group"] = json!([0]);
+    });
+    assert_eq!(
+        broken.faults,
+        [
+            "links[5][0].attributes.rail: host worker-gpu-2 has rail 1, leaf leaf-su0-r0 is for rail 0 (rail_group): link it to \
+          a leaf for rail 1"
+        ]
+    );
+    broken.is_allowed_by("other-rail");
+    *broken.at("links[5][1]") = good_topology()["links"][5][1].clone();
+    broken.is_ended();
+}
+
+#[test]
+fn two_hosts_in_one_leaf_port_are_told_with_both_links() {
+    let mut broken = Broken::new(|topology| topology["links"][10][1]["interface"] = "swp2".into());
+    assert_eq!(
+        broken.faults,
+        [
+            "links[10]: port swp2 of leaf-su1-r0 has another cable (topology.json:203: links[8]): correct the port of one"
+        ]
+    );
+    *broken.at("links[10][1].interface") = "swp3".into();
+    broken.is_ended();
+}
+
+// --- what a plan must leave alone ------------------------------------------------------------------------------
+
+#[test]
+fn no_plan_takes_services_and_pods_of_the_cluster_away() {
+    let place = Place::new();
+    let fabric = "fabric: spectrum-x\ntiers: 3\nrails: 2\nsus: 1\nhostsPerSU: 1\nnodeName: w{host}\n";
+    let file = place.write("fabric.yaml", fabric);
+    // Nobody names the cluster's: a warning, and with --strict an error.
+    let output = place.run("store", &["plan", &file]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}");
+    for told in
+        ["10.0.0.0/8, a route of rail-0 and 1 more", "10.96.0.0/12 (kubeadm's Services)", "firstOctet: 11"]
+    {
+        assert!(said.contains(told), "{told}: {said}");
+    }
+    let said = place.fails(1, &["plan", &file, "--to", "store", "--all-nodes", "--strict"]);
+    assert!(said.contains("kubeadm's Services"), "{said}");
+    // By an option, by the fabric file, by node.json.
+    let told = "10.96.0.0/12 overlaps 10.0.0.0/8, a route of rail-0 and 1 more: pods would not reach it: firstOctet: 11";
+    let named = place.write("named.yaml", &format!("{fabric}clusterNetworks: [10.96.0.0/12]\n"));
+    let to_store = ["--to", "store", "--all-nodes"];
+    for args in [&["plan", &file, "--cluster-networks", "192.168.0.0/16,10.96.0.0/12"][..], &["plan", &named]]
+    {
+        let said = place.fails(1, &[args, &to_store[..]].concat());
+        assert!(said.contains(told), "{said}");
+    }
+    let node = json!({"storeDir": place.path("store"), "clusterNetworks": ["10.96.0.0/12"]}).to_string();
+    let node = place.write("known.json", &node);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rail-ipam"));
+    let output = command.args(["plan", &file]).env("RAIL_CNI_NODE_CONFIG", node).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && said.contains(told), "{said}");
+    assert!(!place.path("store").exists());
+    // What it says to do ends it; and it can be meant.
+    let other =
+        place.write("other.yaml", &format!("{fabric}firstOctet: 11\nclusterNetworks: [10.96.0.0/12]\n"));
+    place.ok("store", &["plan", &other, "--strict", "--to", "store", "--all-nodes"]);
+    let output = place.run("store", &["plan", &named, "--allow", "cluster-networks", "--strict"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.contains(told), "{said}");
+    for (networks, told) in
+        [("0.0.0.0/0", "is every address"), ("10.96.0.1/12", "the prefix is 10.96.0.0/12")]
+    {
+        let said = place.fails(1, &["plan", &other, "--cluster-networks", networks]);
+        assert!(said.contains(&format!("--cluster-networks: {networks}")) && said.contains(told), "{said}");
+    }
+}
+
+/// What the store would warn of is an error before it is written.
+#[test]
+fn with_strict_every_warning_is_an_error() {
+    let place = Place::new();
+    place.ok("store", &["plan", FABRIC, "--to", "store", "--pool-name", "old-{rail}", "--strict"]);
+    let before = place.files("store");
+    let said = place.fails(1, &["plan", FABRIC, "--to", "store", "--strict"]);
+    assert!(said.contains("8 faults:") && said.contains("pool old-7 is in the store"), "{said}");
+    assert!(place.fails(1, &["plan", FABRIC, "--check", "--strict"]).contains("pool old-7 is in the store"));
+    assert!(place.files("store") == before, "something was written");
+}
+
+/// No topology file says an MTU.
+#[test]
+fn the_mtu_of_a_topology_reaches_hosts_and_networks() {
+    let place = Place::new();
+    let file = place.write("topology.json", &good_topology().to_string());
+    let to = |target: &str, more: &[&str]| {
+        place.ok("store", &[&["plan", &file, "--tiers", "2", "--to", target], more].concat())
+    };
+    for (target, mtu) in [("nads", "\"mtu\": 4200"), ("netplan", "mtu: 4200"), ("csv", ",4200\r\n")] {
+        assert!(to(target, &["--mtu", "4200"]).contains(mtu), "{target}");
+        assert!(!to(target, &[]).contains("4200"), "{target}");
+    }
+    // The leaf's port takes 9216 at most.
+    let nvue = ["plan", &file, "--tiers", "2", "--to", "nvue", "--mtu"];
+    assert!(place.fails(1, &[&nvue[..], &["9600"]].concat()).contains("its interface has MTU 9600"));
+    place.ok("store", &[&nvue[..], &["9216"]].concat());
+    place.fails(2, &[&nvue[..], &["1279"]].concat());
+    assert!(place.fails(1, &["plan", FABRIC, "--mtu", "9000"]).contains("--mtu is for topology files"));
 }

@@ -14,6 +14,7 @@ pub fn plan(node: &Node, files: &[String], nodes: &Nodes, terms: &Terms) -> Resu
         let mut plan = manifest::read(&documents)?;
         plan.sources = documents;
         let pools = plan.check().map_err(|faults| plan::refused(&faults))?;
+        plan.warnings.extend(plan.doubts.into_warnings());
         Ok((pools, plan.warnings))
     };
     let (pools, mut warnings) = read().context("nothing was imported")?;

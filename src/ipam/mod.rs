@@ -23,7 +23,7 @@ use ipnet::IpNet;
 use crate::cni::{self, AddResult, Attachment, Ip, Keys, Network, Plugin, Route, Version};
 use crate::netns::NetnsId;
 use crate::node::Node;
-use crate::{fail, failure};
+use crate::{fail, failure, plan};
 
 pub use allocation::{Allocation, LeafPort, To};
 pub use change::{Import, Line, Nodes, Outside, Terms, changes, write};
@@ -141,12 +141,15 @@ pub fn is_name(name: &str) -> bool {
     cni::is_identifier(name) && name.len() <= 200
 }
 
-/// `rail-3`, `rail3-v6`: what the name of a pool says, where the plan does not.
+/// `rail-3`, `rail3-v6`, `rail-3-plane-1`: what the name of a pool says, where the plan does not.
 pub fn rail_in(pool: &str) -> Option<u8> {
     let lower = pool.to_ascii_lowercase();
-    let (_, after) = lower.split_once("rail")?;
-    let after = after.trim_start_matches(['-', '_', '.']);
-    after.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+    let number = |word: &str| -> Option<u8> {
+        let (_, after) = lower.split_once(word)?;
+        let after = after.trim_start_matches(['-', '_', '.']);
+        after.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+    };
+    Some(plan::number(number("rail")?, number("plane")))
 }
 
 /// Which namespace the address goes to. It is looked at and never opened: an IPAM has no business there.
@@ -232,6 +235,8 @@ mod tests {
             ("su1_Rail_12", Some(12)),
             ("pool-3", None),
             ("rail", None),
+            ("rail-0-plane-1", Some(8)),
+            ("rail-7-plane-3-v6", Some(31)),
         ] {
             assert_eq!(rail_in(pool), rail, "{pool}");
         }

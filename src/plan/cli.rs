@@ -6,12 +6,17 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
+use ipnet::IpNet;
 use serde_json::{Value, json};
 
 use super::out::{self, Out};
 use super::pattern::Pattern;
+use super::refusal::{Doubt, Refusal};
 use super::scheme::{Family, Mode, Polarity, Scheme, Tiers};
-use super::{File, Plan, Pool, Pools, csv, fabric, manifest, nads, netplan, nics, nvue, refused, topology};
+use super::{
+    File, Plan, Pool, Pools, csv, fabric, manifest, nads, netplan, networks, nics, nvue, refused, topology,
+};
+use crate::cluster;
 use crate::document;
 use crate::fail;
 use crate::ipam::report::{show_changes, tell};
@@ -74,6 +79,18 @@ pub struct PlanArgs {
     /// Which side is the switch, for topology.json [default: leaf-odd, as NVIDIA's]
     #[arg(long, value_enum, value_name = "SIDE")]
     polarity: Option<Polarity>,
+    /// Of the hosts' interfaces, for topology.json: 1280 to 65535
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1280..=65535))]
+    mtu: Option<u32>,
+    /// Networks of Services and pods, with commas between them: beside those of the fabric file and of node.json
+    #[arg(long, value_name = "PREFIX", value_delimiter = ',')]
+    cluster_networks: Vec<IpNet>,
+    /// What is meant as it is, and would be refused otherwise
+    #[arg(long, value_enum, value_name = "KIND", value_delimiter = ',')]
+    allow: Vec<Doubt>,
+    /// Every warning is an error
+    #[arg(long)]
+    strict: bool,
     /// Names of the pools: {rail}, {rail+1}, {plane} [default: rail-{rail}, with swplb rail-{rail}-plane-{plane}]
     #[arg(long, value_name = "PATTERN")]
     pool_name: Option<String>,
@@ -125,7 +142,7 @@ pub fn run(args: &PlanArgs, output: Output) -> Result<ExitCode> {
     if !args.is_of_the_store() && args.out.is_none() && args.prune {
         fail!(InvalidConfig, "--prune is for the store, or --out with what is there");
     }
-    let (mut plan, pools) = args.read()?;
+    let (mut plan, pools, meant) = args.read()?;
     let files = match args.to {
         Some(Target::Cidrpool) => manifest::write(&mut plan)?,
         Some(Target::Nads) => nads::write(&mut plan)?,
@@ -136,6 +153,8 @@ pub fn run(args: &PlanArgs, output: Output) -> Result<ExitCode> {
         Some(Target::DevicePlugin) => nics::device_plugin(&mut plan)?,
         Some(Target::Store) | None => Vec::new(),
     };
+    args.refuse_warnings(&plan.warnings)?;
+    plan.warnings.extend(meant);
     plan.warnings.iter().for_each(|warning| say(warning));
     match (args.to, &args.out) {
         _ if args.check => check(args, &plan, &pools, output),
@@ -174,17 +193,48 @@ impl PlanArgs {
         self.to == Some(Target::Store) || (self.check && self.against.is_empty())
     }
 
-    /// The plan that the files make, checked as a whole.
-    fn read(&self) -> Result<(Plan, Pools)> {
+    /// With `--strict`, a warning is a fault.
+    fn refuse_warnings(&self, warnings: &[String]) -> Result<()> {
+        if self.strict && !warnings.is_empty() { Err(refused(warnings)) } else { Ok(()) }
+    }
+
+    /// The plan that the files make, checked as a whole; with the doubts that are meant.
+    fn read(&self) -> Result<(Plan, Pools, Vec<String>)> {
         let (mut plan, kind) = self.read_files(&self.files, self.from)?;
+        let mut meant = plan.doubts.allow(&self.allow);
         if kind != Kind::Topology {
             self.refuse_scheme(kind)?;
         }
         if let Some(pattern) = &self.pool_name {
             rename(&mut plan, pattern)?;
         }
-        let pools = plan.check().map_err(|faults| refused(&faults))?;
-        Ok((plan, pools))
+        let doubts = |plan: &mut Plan| std::mem::take(&mut plan.doubts);
+        let pools = match plan.check() {
+            Ok(pools) => pools,
+            Err(faults) => return Err(Refusal { doubts: doubts(&mut plan), faults }.into()),
+        };
+        let octet = match kind {
+            Kind::Topology => Some("--first-octet "),
+            Kind::Fabric => Some("firstOctet: "),
+            Kind::Cidrpool | Kind::Netplan => None,
+        };
+        let known = self.known_networks(&plan)?;
+        networks::compare(&mut plan, &known, octet);
+        meant.extend(plan.doubts.allow(&self.allow));
+        doubts(&mut plan).refuse()?;
+        Ok((plan, pools, meant))
+    }
+
+    /// The cluster's networks, as far as anybody says them.
+    fn known_networks(&self, plan: &Plan) -> Result<Vec<IpNet>> {
+        for network in &self.cluster_networks {
+            cluster::check(*network).or_else(|what| fail!(InvalidConfig, "--cluster-networks: {what}"))?;
+        }
+        let mut known: Vec<IpNet> = Vec::new();
+        for network in [&self.cluster_networks, &plan.cluster_networks, &Node::load()?.cluster_networks] {
+            known.extend(network.iter().filter(|network| !known.contains(network)).collect::<Vec<_>>());
+        }
+        Ok(known)
     }
 
     /// What the plan is compared with.
@@ -204,7 +254,12 @@ impl PlanArgs {
         let texts = document::read_texts(files)?;
         let is_topology = |text| from.is_none() && topology::is_topology(text);
         if from == Some(Kind::Topology) || texts.first().is_some_and(is_topology) {
-            return Ok((topology::read(&texts, &self.scheme()?)?, Kind::Topology));
+            let plan =
+                topology::read(&texts, &self.scheme()?, self.mtu, &self.allow).map_err(|mut refusal| {
+                    refusal.doubts.allow(&self.allow);
+                    refusal
+                })?;
+            return Ok((plan, Kind::Topology));
         }
         let documents = document::parse_all(&texts)?;
         let Some(first) = documents.first() else { fail!(InvalidConfig, "no file") };
@@ -252,6 +307,7 @@ impl PlanArgs {
             ("--family", self.family.is_some()),
             ("--first-octet", self.first_octet.is_some()),
             ("--polarity", self.polarity.is_some()),
+            ("--mtu", self.mtu.is_some()),
         ];
         match given.iter().find(|(_, is_given)| *is_given) {
             Some((name, _)) => {
@@ -337,6 +393,7 @@ fn store(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<
     let node = Node::load()?;
     let nodes = args.nodes(&node)?;
     let import = changes(args, &node, plan, pools, &nodes)?;
+    args.refuse_warnings(&import.warnings)?;
     tell(&import);
     if !args.diff {
         ipam::write(&node, &import, args.force)?;
@@ -354,6 +411,7 @@ fn check(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<
     } else {
         Import { lines: differences(&args.read_other()?, pools), ..Import::default() }
     };
+    args.refuse_warnings(&import.warnings)?;
     tell(&import);
     for line in &mut import.lines {
         // Manifests and a store of rail-ipam 0.1.0 know none, which is no difference in addresses.

@@ -7,18 +7,19 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use anyhow::Result;
+use ipnet::IpNet;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::pattern::Pattern;
 use super::scheme::{Family, HostLink, Mode, Polarity, Scheme, Tiers};
-use super::{Cable, Plan};
+use super::{Cable, Plan, refused};
+use crate::cluster;
 use crate::document::{Document, Part};
-use crate::fail;
-use crate::ipam::{cidrpool, is_name};
+use crate::ipam::is_name;
 use crate::nearest::nearest;
 
-const KEYS: [&str; 17] = [
+const KEYS: [&str; 18] = [
     "fabric",
     "tiers",
     "mode",
@@ -36,6 +37,7 @@ const KEYS: [&str; 17] = [
     "leafName",
     "leafPort",
     "mtu",
+    "clusterNetworks",
 ];
 const NODE_KEYS: [&str; 5] = ["name", "pod", "su", "host", "replaces"];
 
@@ -46,6 +48,8 @@ const OF_LEAF: [&str; 5] = ["pod", "su", "host", "rail", "plane"];
 
 /// All of NVIDIA's IPv4 plan: 32 pods of 256 SUs of 128 hosts, with eight rails.
 const MAX_LINKS: u64 = 1 << 23;
+/// An IPv6 address has room for this many.
+const MAX_PODS: usize = 256;
 
 /// Is it such a file?
 pub fn is_fabric(value: &Value) -> bool {
@@ -54,7 +58,7 @@ pub fn is_fabric(value: &Value) -> bool {
 
 /// The plan of a fabric file.
 pub fn read(document: &Document) -> Result<Plan> {
-    plan(document.root()).or_else(|faults| fail!(InvalidConfig, "{}", cidrpool::some_of(&faults)))
+    plan(document.root()).map_err(|faults| refused(&faults))
 }
 
 fn plan(document: Part<'_>) -> Result<Plan, Vec<String>> {
@@ -68,6 +72,7 @@ fn plan(document: Part<'_>) -> Result<Plan, Vec<String>> {
     let mut plan = fabric.scheme.plan(fabric.links(&off_pattern), &place)?;
     plan.warnings.extend(warnings);
     plan.replaces = fabric.replaces;
+    plan.cluster_networks.clone_from(&fabric.cluster_networks);
     Ok(plan)
 }
 
@@ -83,8 +88,9 @@ struct Place {
 #[derive(Debug)]
 struct Grid {
     name: Pattern<4>,
-    pods: u64,
-    sus: u64,
+    /// SUs of each pod.
+    sus: Vec<u64>,
+    /// In an SU.
     hosts: u64,
 }
 
@@ -102,22 +108,32 @@ struct Fabric {
     leaf: Option<Pattern<5>>,
     port: Option<Pattern<5>>,
     mtu: Option<u32>,
+    cluster_networks: Vec<IpNet>,
 }
 
 impl Grid {
     fn len(&self) -> u64 {
-        self.pods * self.sus * self.hosts
+        self.sus.iter().sum::<u64>() * self.hosts
     }
 
     /// The place of the nth node.
     fn place(&self, node: u64) -> Place {
-        let su = node / self.hosts;
-        Place { pod: su / self.sus, su: su % self.sus, host: node % self.hosts }
+        let mut su = node / self.hosts;
+        let mut pod = 0;
+        for sus in &self.sus {
+            if su < *sus {
+                break;
+            }
+            su -= sus;
+            pod += 1;
+        }
+        Place { pod, su, host: node % self.hosts }
     }
 
     fn number(&self, Place { pod, su, host }: Place) -> Option<u64> {
-        let is_inside = pod < self.pods && su < self.sus && host < self.hosts;
-        is_inside.then(|| (pod * self.sus + su) * self.hosts + host)
+        let pod = usize::try_from(pod).ok()?;
+        let is_inside = su < *self.sus.get(pod)? && host < self.hosts;
+        is_inside.then(|| (self.sus.iter().take(pod).sum::<u64>() + su) * self.hosts + host)
     }
 
     fn name(&self, node: u64) -> String {
@@ -158,17 +174,27 @@ impl Fabric {
         };
         let last = scheme.last();
         let planes = match mode {
-            Mode::None => keys.count("planes", 1).unwrap_or(1),
+            Mode::None => {
+                match keys.get::<u64>("planes") {
+                    None | Some(1) => (),
+                    Some(planes) => keys.fault(
+                        "planes",
+                        &format!("{planes} with mode none, which has one: mode: swplb or hwplb spreads over several"),
+                    ),
+                }
+                1
+            }
             _ => keys.needed("planes", last.plane + 1),
         };
         let rails = keys.needed("rails", last.rail + 1);
+        let before = keys.faults.len();
         let grid = keys.pattern("nodeName", "nodeName", &OF_NODE).map(|name| Grid {
             name,
-            pods: keys.count("pods", last.pod + 1).unwrap_or(1),
-            sus: keys.needed("sus", last.su + 1),
+            sus: keys.sus(&scheme),
             hosts: keys.needed("hostsPerSU", last.host + 1),
         });
-        let (nodes, replaces) = keys.nodes(&scheme, grid.as_ref());
+        let is_good = keys.faults.len() == before;
+        let (nodes, replaces) = keys.nodes(&scheme, grid.as_ref(), is_good);
         if keys.lacks("nodeName") {
             for key in ["pods", "sus", "hostsPerSU"] {
                 if !keys.lacks(key) {
@@ -198,9 +224,15 @@ impl Fabric {
             leaf: keys.pattern("leafName", "leafName", &OF_LEAF),
             port: keys.pattern("leafPort", "leafPort", &OF_LEAF),
             mtu: keys.get("mtu"),
+            cluster_networks: keys.get("clusterNetworks").unwrap_or_default(),
         };
         if let Some(mtu) = fabric.mtu.filter(|mtu| !(1280..=65535).contains(mtu)) {
             keys.fault("mtu", &format!("{mtu} is not 1280 to 65535"));
+        }
+        for (index, network) in fabric.cluster_networks.iter().enumerate() {
+            if let Err(what) = cluster::check(*network) {
+                keys.fault(&format!("clusterNetworks[{index}]"), &what);
+            }
         }
         fabric.check_leaves(&mut keys);
         if keys.faults.is_empty() { Ok(fabric) } else { Err(keys.faults) }
@@ -382,6 +414,41 @@ impl Keys<'_> {
         self.count(path, last).unwrap_or(1)
     }
 
+    /// SUs of each pod: one number for all pods, or a list with one for each.
+    fn sus(&mut self, scheme: &Scheme) -> Vec<u64> {
+        let last = scheme.last();
+        let pods = match (self.get::<u64>("pods"), scheme.tiers) {
+            (Some(pods @ 2..), Tiers::Two) => {
+                self.fault(
+                    "pods",
+                    &format!("{pods} with two tiers, which have one pod: several take tiers: 3"),
+                );
+                None
+            }
+            _ => self.count("pods", last.pod + 1),
+        };
+        let Some(list) = self.document.get("sus").filter(|part| part.value.is_array()) else {
+            let pods = usize::try_from(pods.unwrap_or(1)).unwrap_or(1);
+            return vec![self.needed("sus", last.su + 1); pods];
+        };
+        let count = list.items().count();
+        match pods {
+            Some(pods) if pods != count as u64 => {
+                self.fault("sus", &format!("{count} numbers for {pods} pods: one for each, or one for all"));
+            }
+            None if !(1..=last.pod + 1).contains(&(count as u64)) => {
+                let what =
+                    if scheme.tiers == Tiers::Two { "two tiers have one pod" } else { "one for each pod" };
+                self.fault(
+                    "sus",
+                    &format!("a list of {count}: {what}, and there is room for {}", last.pod + 1),
+                );
+            }
+            _ => (),
+        }
+        (0..count.min(MAX_PODS)).map(|pod| self.needed(&format!("sus[{pod}]"), last.su + 1)).collect()
+    }
+
     fn first_octet(&mut self) -> Option<u8> {
         let octet = self.get::<u64>("firstOctet")?;
         match u8::try_from(octet) {
@@ -445,11 +512,34 @@ impl Keys<'_> {
         patterns
     }
 
+    /// A listed node stands in an SU that there is: counted from 1, the last one would be a new one.
+    fn is_of(&mut self, grid: &Grid, path: &str, Place { pod, su, .. }: Place) {
+        let pods = grid.sus.len() as u64;
+        let has_pods = !self.lacks("pods") || pods > 1;
+        if has_pods && pod >= pods {
+            let last = pods - 1;
+            self.fault(
+                &format!("{path}.pod"),
+                &format!("{pod} is not 0 to {last}: there are {pods} pods, counted from 0"),
+            );
+            return;
+        }
+        let of_pod = usize::try_from(pod).ok().and_then(|pod| grid.sus.get(pod)).or(grid.sus.first());
+        if let Some(sus) = of_pod.copied().filter(|sus| su >= *sus) {
+            let last = sus - 1;
+            self.fault(
+                &format!("{path}.su"),
+                &format!("{su} is not 0 to {last}: sus says {sus}, counted from 0"),
+            );
+        }
+    }
+
     /// Nodes that do not follow the pattern, or all of them; and whose place each of them took.
     fn nodes(
         &mut self,
         scheme: &Scheme,
         grid: Option<&Grid>,
+        is_good: bool,
     ) -> (Vec<(String, Place)>, BTreeMap<String, String>) {
         let (mut nodes, mut replaces) = (Vec::new(), BTreeMap::new());
         let list = match self.document.get("nodes").map(|part| part.value) {
@@ -485,7 +575,7 @@ impl Keys<'_> {
                 }
                 let number = self.get::<u64>(&path).unwrap_or(0);
                 if number > last {
-                    self.fault(&path, &format!("{number} is not 0 to {last}"));
+                    self.fault(&path, &scheme.outside(key, number, last));
                 }
                 number
             };
@@ -497,6 +587,9 @@ impl Keys<'_> {
                     host: number("host", last.host, None),
                 },
             };
+            if let Some(grid) = grid.filter(|_| is_good && self.faults.len() == before) {
+                self.is_of(grid, &path, place);
+            }
             let path_of_name = format!("{path}.name");
             let name = self.get::<String>(&path_of_name);
             match &name {
@@ -613,6 +706,39 @@ mod tests {
         }
     }
 
+    /// One more SU in one pod; who is called by pod and SU keeps his address.
+    #[test]
+    fn pods_have_as_many_sus_as_they_have() {
+        let of = |sus: &str, pods: &str| {
+            let text = small(&format!("tiers: 3\n{pods}")).replace("sus: 2", sus);
+            plan_of(&text.replace("w{node}", "p{pod}s{su}h{host}-{node}")).unwrap()
+        };
+        let plan = of("sus: [1, 3, 2]", "");
+        assert_eq!(
+            rows(&plan, 0),
+            [
+                "p0s0h0-0 10.0.0.0/31 10.0.0.1",
+                "p0s0h1-1 10.0.0.2/31 10.0.0.3",
+                "p1s0h0-2 10.1.0.0/31 10.1.0.1",
+                "p1s0h1-3 10.1.0.2/31 10.1.0.3",
+                "p1s1h0-4 10.1.1.0/31 10.1.1.1",
+                "p1s1h1-5 10.1.1.2/31 10.1.1.3",
+                "p1s2h0-6 10.1.2.0/31 10.1.2.1",
+                "p1s2h1-7 10.1.2.2/31 10.1.2.3",
+                "p2s0h0-8 10.2.0.0/31 10.2.0.1",
+                "p2s0h1-9 10.2.0.2/31 10.2.0.3",
+                "p2s1h0-10 10.2.1.0/31 10.2.1.1",
+                "p2s1h1-11 10.2.1.2/31 10.2.1.3",
+            ]
+        );
+        assert_eq!(rows(&of("sus: [2, 2]", ""), 1), rows(&of("sus: 2", "pods: 2"), 1));
+        assert_eq!(rows(&of("sus: [2, 2]", "pods: 2"), 1), rows(&of("sus: 2", "pods: 2"), 1));
+        let listed = "nodes:\n- {name: x, pod: 1, su: 2, host: 1}";
+        let plan = of("sus: [1, 3]", listed);
+        assert_eq!(rows(&plan, 0).last().unwrap(), "x 10.1.2.2/31 10.1.2.3");
+        assert_eq!(plan.nodes().len(), 8);
+    }
+
     /// With `hwplb` a NIC has all planes behind one netdev.
     #[test]
     fn cables_are_named_by_patterns() {
@@ -636,6 +762,9 @@ mod tests {
     #[test]
     fn the_list_of_nodes_wins_over_the_pattern() {
         let listed = "nodes:\n- {name: other, su: 0, host: 1}\n- {name: w2, su: 3, host: 127}\n";
+        let faults = plan_of(&small(listed)).unwrap_err();
+        assert_eq!(faults, ["fabric.yaml:8: nodes[1].su: 3 is not 0 to 1: sus says 2, counted from 0"]);
+        let listed = "nodes:\n- {name: other, su: 0, host: 1}\n- {name: w2, su: 1, host: 127}\n";
         let plan = plan_of(&small(listed)).unwrap();
         assert_eq!(
             rows(&plan, 0),
@@ -643,7 +772,7 @@ mod tests {
                 "w0 172.16.0.0/31 172.16.0.1",
                 "other 172.16.0.2/31 172.16.0.3",
                 "w3 172.16.1.2/31 172.16.1.3",
-                "w2 172.16.3.254/31 172.16.3.255"
+                "w2 172.16.1.254/31 172.16.1.255"
             ]
         );
         assert!(plan.warnings.is_empty(), "{:?}", plan.warnings);
@@ -684,11 +813,37 @@ mod tests {
             (small("mode: both"), "fabric.yaml:6: mode: unknown variant `both`, expected one of `none`, `swplb`"),
             (small("mode: swplb"), "fabric.yaml:1: planes: is missing: 1 to 4"),
             (small("mode: swplb\nplanes: 5"), "fabric.yaml:7: planes: 5 is not 1 to 4"),
-            (small("planes: 2"), "fabric.yaml:6: planes: 2 is not 1 to 1"),
+            (small("planes: 2"), "fabric.yaml:6: planes: 2 with mode none, which has one: mode: swplb or hwplb"),
             (small("family: ipx"), "fabric.yaml:6: family: unknown variant `ipx`"),
             (small("firstOctet: 224"), "fabric.yaml:6: firstOctet: 224 is not 1 to 223"),
             (small("polarity: odd"), "fabric.yaml:6: polarity: unknown variant `odd`"),
-            (small("pods: 2"), "fabric.yaml:6: pods: 2 is not 1 to 1"),
+            (small("pods: 2"), "fabric.yaml:6: pods: 2 with two tiers, which have one pod: several take tiers: 3"),
+            (small("").replace("sus: 2", "sus: [2, 2]"), "fabric.yaml:3: sus: a list of 2: two tiers have one pod"),
+            (small("").replace("sus: 2", "sus: []"), "fabric.yaml:3: sus: a list of 0: two tiers have one pod"),
+            (
+                small("tiers: 3\npods: 3").replace("sus: 2", "sus: [2, 2]"),
+                "fabric.yaml:3: sus: 2 numbers for 3 pods: one for each, or one for all",
+            ),
+            (small("tiers: 3").replace("sus: 2", "sus: [2, 0]"), "fabric.yaml:3: sus[1]: 0 is not 1 to 256"),
+            (small("tiers: 3").replace("sus: 2", "sus: [2, ~]"), "fabric.yaml:3: sus[1]: is missing: 1 to 256"),
+            (small("clusterNetworks: [10.96.0.1/12]"), "fabric.yaml:6: clusterNetworks[0]: 10.96.0.1/12 has host bits"),
+            (small("clusterNetworks: 10.96.0.0/12"), "fabric.yaml:6: clusterNetworks: invalid type"),
+            (
+                small("nodes:\n- {name: x, su: 2, host: 0}"),
+                "fabric.yaml:7: nodes[0].su: 2 is not 0 to 1: sus says 2, counted from 0",
+            ),
+            (
+                small("tiers: 3\npods: 2\nnodes:\n- {name: x, pod: 2, su: 0, host: 0}"),
+                "fabric.yaml:9: nodes[0].pod: 2 is not 0 to 1: there are 2 pods, counted from 0",
+            ),
+            (
+                small("tiers: 3\nnodes:\n- {name: x, pod: 1, su: 2, host: 0}").replace("sus: 2", "sus: [3, 2]"),
+                "fabric.yaml:8: nodes[0].su: 2 is not 0 to 1: sus says 2",
+            ),
+            (
+                small("nodes:\n- {name: x, pod: 1, su: 0, host: 0}"),
+                "fabric.yaml:7: nodes[0].pod: 1 is not 0: two tiers of switches have one pod",
+            ),
             (small("mtu: 900"), "fabric.yaml:6: mtu: 900 is not 1280 to 65535"),
             (small("nodes: w1"), "fabric.yaml:6: nodes: is not a list"),
             (small("nodes: [w1]"), "fabric.yaml:6: nodes[0]: is not an object"),
@@ -765,7 +920,7 @@ mod tests {
         #[test]
         fn no_fabric_makes_it_panic(
             lines in proptest::collection::vec(
-                ("(tiers|mode|planes|family|rails|pods|sus|hostsPerSU|nodeName|nodes|leafName|leafPort|hostInterface|mtu|x)",
+                ("(tiers|mode|planes|family|rails|pods|sus|hostsPerSU|nodeName|nodes|leafName|leafPort|hostInterface|mtu|clusterNetworks|x)",
                  "([0-9]{1,3}|-1|1e9|18446744073709551615|none|swplb|ipv6|'w\\{(node|host|rail)[+*/%0-9]{0,3}\\}'|\\[[0-9,]{0,4}\\]|\\[\\{name: a, su: [0-9], host: [0-9]{1,3}\\}\\]|\\{\\}|~)"),
                 0..12),
         ) {

@@ -9,10 +9,12 @@ pub mod fabric;
 pub mod manifest;
 pub mod nads;
 pub mod netplan;
+pub mod networks;
 pub mod nics;
 pub mod nvue;
 pub mod out;
 pub mod pattern;
+pub mod refusal;
 pub mod scheme;
 pub mod topology;
 pub mod yaml;
@@ -26,9 +28,10 @@ use ipnet::IpNet;
 use serde_json::{Map, Value};
 
 use crate::document::{self, Document};
+use crate::fail;
 use crate::ipam::cidrpool::{self, SHOWN, Spec, few, some_of};
 use crate::ipam::{Allocation, LeafPort};
-use crate::{fail, failure};
+use refusal::{Doubt, Doubts, Refusal};
 
 /// A port without its leaf tells nobody where to look.
 fn leaf_ports(cables: &[Cable]) -> Vec<LeafPort> {
@@ -43,6 +46,10 @@ pub struct Plan {
     pub pools: Vec<Pool>,
     /// For people: what was left out, what looks like a mistake.
     pub warnings: Vec<String>,
+    /// What refuses it, unless it is meant.
+    pub doubts: Doubts,
+    /// The cluster's own networks, if the source says them.
+    pub cluster_networks: Vec<IpNet>,
     /// What it was read from, for the lines of what is found wrong with the whole.
     pub sources: Vec<Document>,
     /// A node of the plan, and the one whose place it took.
@@ -117,8 +124,8 @@ pub struct File {
 }
 
 impl Plan {
-    /// What is wrong with the plan as a whole, and what looks wrong, which goes to the warnings. A source has
-    /// told the faults of its own files by then, with their lines.
+    /// What is wrong with the plan as a whole, and what looks wrong, which goes to the doubts and warnings. A source
+    /// has told the faults of its own files by then, with their lines.
     ///
     /// Returns what every pool gives to its nodes, as the store has it.
     pub fn check(&mut self) -> Result<Pools, Vec<String>> {
@@ -162,9 +169,12 @@ impl Plan {
                 }
             }
         }
-        let mut warnings = incomplete(&names, &pools_of);
-        warnings.extend(alike(pools_of.keys().copied(), &self.sources));
-        self.warnings.extend(warnings);
+        // A source that knows of cables has said it with their lines, or what it comes from.
+        let is_told = [Doubt::MissingRail, Doubt::SecondLink, Doubt::OtherRail];
+        if !is_told.into_iter().any(|doubt| self.doubts.has(doubt)) {
+            incomplete(&names, &pools_of, &mut self.doubts);
+        }
+        self.warnings.extend(alike(pools_of.keys().copied(), &self.sources));
         if faults.is_empty() { Ok(pools) } else { Err(faults) }
     }
 
@@ -194,11 +204,9 @@ impl Pool {
         self.spec.static_allocations.iter().zip(cables)
     }
 
-    /// `rail` of its network. Each plane of a rail is a network of its own, with routing tables of its own in the
-    /// pod: the rails of plane 1 count from 8.
+    /// `rail` of its network.
     pub fn number(&self) -> Option<u8> {
-        const RAILS: u8 = 8;
-        Some(self.rail?.saturating_add(self.plane.unwrap_or(0).saturating_mul(RAILS)))
+        Some(number(self.rail?, self.plane))
     }
 
     /// Of which family? By the cidr, that has been checked.
@@ -221,6 +229,13 @@ impl Pool {
     }
 }
 
+/// `rail` of a network. Each plane of a rail is a network of its own, with routing tables of its own in the pod: the
+/// rails of plane 1 count from 8.
+pub fn number(rail: u8, plane: Option<u8>) -> u8 {
+    const RAILS: u8 = 8;
+    rail.saturating_add(plane.unwrap_or(0).saturating_mul(RAILS))
+}
+
 /// RFC 1123, as Kubernetes checks it.
 fn is_object_name(name: &str) -> bool {
     let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
@@ -234,16 +249,17 @@ fn is_object_name(name: &str) -> bool {
 
 /// One error for all faults.
 pub fn refused(faults: &[String]) -> anyhow::Error {
-    failure!(InvalidConfig, "{}", cidrpool::some_of(faults))
+    Refusal::from(faults.to_vec()).into()
 }
 
 /// A job holds all rails of a node: one that lacks a pool will stop there.
-fn incomplete(pools: &BTreeSet<&str>, pools_of: &BTreeMap<&str, Vec<&str>>) -> Vec<String> {
-    let lacking = pools_of.iter().filter(|(_, has)| has.len() < pools.len()).map(|(node_name, has)| {
-        let lacks: Vec<_> = pools.iter().filter(|pool| !has.contains(pool)).copied().collect();
-        format!("node {node_name} has nothing in {}", lacks.join(", "))
-    });
-    few(lacking.collect())
+fn incomplete(pools: &BTreeSet<&str>, pools_of: &BTreeMap<&str, Vec<&str>>, doubts: &mut Doubts) {
+    for (node_name, has) in pools_of.iter().filter(|(_, has)| has.len() < pools.len()) {
+        doubts.push(Doubt::MissingRail, || {
+            let lacks: Vec<_> = pools.iter().filter(|pool| !has.contains(pool)).copied().collect();
+            format!("node {node_name} has nothing in {}: add it there", lacks.join(", "))
+        });
+    }
 }
 
 /// Names are exact. Two that differ only in letter case or domain are one node, most likely.

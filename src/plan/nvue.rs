@@ -17,9 +17,7 @@ use std::collections::{BTreeMap, HashMap};
 use anyhow::Result;
 use ipnet::IpNet;
 
-use super::{Cable, File, Link, Plan, Pool};
-use crate::fail;
-use crate::ipam::cidrpool::some_of;
+use super::{Cable, File, Link, Plan, Pool, refused};
 
 /// The most that a port takes: what hosts and tunnels use must be less.
 const MTU: u32 = 9216;
@@ -55,7 +53,7 @@ pub fn write(plan: &Plan) -> Result<Vec<File>> {
     }
     faults.extend(leaves.iter().flat_map(|(leaf, ports)| twice(leaf, ports.values())));
     if !faults.is_empty() {
-        fail!(InvalidConfig, "{}", some_of(&faults));
+        return Err(refused(&faults));
     }
     let file = |(leaf, ports): (&str, BTreeMap<_, (&str, Port<'_>)>)| File {
         name: format!("{leaf}.nvue"),
@@ -215,8 +213,11 @@ mod tests {
         links[0].cable.port = None;
         links[3].cable = Cable::default();
         let error = written(Mode::None, Family::Ipv4, &links).unwrap_err().to_string();
-        assert!(error.starts_with("node worker-gpu-0 in pool rail-0: nothing says in which port"), "{error}");
-        assert!(error.contains("; node worker-gpu-62 in pool rail-1: nothing says"), "{error}");
+        assert!(
+            error.contains("\n  node worker-gpu-0 in pool rail-0: nothing says in which port"),
+            "{error}"
+        );
+        assert!(error.contains("\n  node worker-gpu-62 in pool rail-1: nothing says"), "{error}");
         assert!(error.contains("topology.json does"), "{error}");
     }
 

@@ -158,7 +158,6 @@ impl Scheme {
         let mut faults = Vec::new();
         let mut pools: BTreeMap<Key, Rows> = BTreeMap::new();
         let mut several_planes = false;
-        let mut twice = None;
         let (mut ports, mut interfaces) = (HashMap::new(), HashMap::new());
         for (number, link) in links.into_iter().enumerate() {
             if faults.len() >= MAX_FAULTS {
@@ -175,7 +174,9 @@ impl Scheme {
                 && let Some(first) = ports.insert(hash(leaf, port), number)
             {
                 let (at, first) = (place(number), place(first));
-                faults.push(format!("{at}: port {port} of {leaf} has another cable ({first})"));
+                faults.push(format!(
+                    "{at}: port {port} of {leaf} has another cable ({first}): correct the port of one"
+                ));
             }
             let on = self.key(&link, false);
             if let Some(interface) = interface
@@ -210,7 +211,6 @@ impl Scheme {
                     }
                     _ => (),
                 }
-                let is_new = !rows.by_prefix.contains_key(&prefix);
                 let entry = rows.by_prefix.entry(prefix);
                 let (node, cables, first) = entry.or_insert_with(|| (name.clone(), Vec::new(), number));
                 if node != name {
@@ -219,15 +219,6 @@ impl Scheme {
                         "{at}: node {name} is in the place of node {node} ({first}): both would have {prefix}"
                     ));
                     continue;
-                }
-                if !is_new && self.mode == Mode::None {
-                    twice.get_or_insert_with(|| {
-                        let (at, rail) = (place(number), key.rail);
-                        format!(
-                            "{at}: node {name} has a second link on rail {rail}, with the same address: are there \
-                             planes (--mode swplb or hwplb)?"
-                        )
-                    });
                 }
                 if link.cable != Cable::default() && !cables.contains(&link.cable) {
                     // A row has one, as a rule, and a Vec would take room for four.
@@ -240,7 +231,7 @@ impl Scheme {
             return Err(faults);
         }
         let pools = pools.into_iter().map(|(key, rows)| self.pool(key, rows, several_planes)).collect();
-        Ok(Plan { pools, warnings: twice.into_iter().collect(), ..Plan::default() })
+        Ok(Plan { pools, ..Plan::default() })
     }
 
     /// What an address of this scheme has room for.
@@ -258,6 +249,16 @@ impl Scheme {
         Last { rail: 7, host: if is_v4 { 127 } else { 255 }, su, pod, plane: 3 }
     }
 
+    /// Why `value` of a field that counts from 0 is too much.
+    pub fn outside(&self, field: &str, value: u64, last: u64) -> String {
+        match (field, self.tiers) {
+            ("pod", Tiers::Two) => {
+                format!("{value} is not 0: two tiers of switches have one pod; several take three (tiers 3)")
+            }
+            _ => format!("{value} is not 0 to {last}, which these tiers, mode and family have room for"),
+        }
+    }
+
     fn check(&self, link: &HostLink) -> Result<(), Vec<String>> {
         let last = self.last();
         let fields = [
@@ -270,13 +271,7 @@ impl Scheme {
         let mut faults: Vec<_> = fields
             .into_iter()
             .filter(|(_, value, last)| value > last)
-            .map(|(field, value, last)| {
-                let tiers = match self.tiers {
-                    Tiers::Two => 2,
-                    Tiers::Three => 3,
-                };
-                format!("{field} {value} is not 0 to {last}, which {tiers} tiers and this mode have room for")
-            })
+            .map(|(field, value, last)| format!("{field} {}", self.outside(field, value, last)))
             .collect();
         if !is_name(&link.node_name) {
             faults.push(format!("{:?} is no name of a node", link.node_name));
@@ -583,7 +578,7 @@ mod tests {
             (TWO, link("w", 0, 8, 0, 0, 0), "links[0]: rail 8 is not 0 to 7"),
             (TWO, link("w", 0, 0, 0, 0, 128), "host 128 is not 0 to 127"),
             (TWO, link("w", 0, 0, 0, 64, 0), "su 64 is not 0 to 63"),
-            (TWO, link("w", 0, 0, 1, 0, 0), "pod 1 is not 0 to 0"),
+            (TWO, link("w", 0, 0, 1, 0, 0), "pod 1 is not 0: two tiers of switches have one pod"),
             (Scheme { mode: Mode::Swplb, ..TWO }, link("w", 4, 0, 0, 0, 0), "plane 4 is not 0 to 3"),
             (three, link("w", 0, 0, 0, 256, 0), "su 256 is not 0 to 255"),
             (three, link("w", 0, 0, 32, 0, 0), "pod 32 is not 0 to 31"),
@@ -622,7 +617,7 @@ mod tests {
         let plan_of = |mode| plan(Scheme { mode, ..TWO }, &both).unwrap();
         assert_eq!(plan_of(Mode::Hwplb).pools[0].cables[0].len(), 2);
         assert_eq!(plan_of(Mode::Swplb).pools.len(), 2);
-        assert!(plan_of(Mode::None).warnings[0].contains("a second link on rail 0"));
+        assert_eq!(plan_of(Mode::None).pools[0].cables[0].len(), 2);
     }
 
     /// With the length of the route to all rails, a prefix tells where it is.
@@ -676,7 +671,10 @@ mod tests {
             ..link(node, 0, rail, 0, 0, if node == "a" { 0 } else { 1 })
         };
         let faults = plan(TWO, &[cabled("a", 0, "r0", "swp1"), cabled("b", 0, "r0", "swp1")]).unwrap_err();
-        assert_eq!(faults, ["links[1]: port swp1 of leaf has another cable (links[0])"]);
+        assert_eq!(
+            faults,
+            ["links[1]: port swp1 of leaf has another cable (links[0]): correct the port of one"]
+        );
         let faults = plan(TWO, &[cabled("a", 0, "r0", "swp1"), cabled("a", 1, "r0", "swp2")]).unwrap_err();
         assert_eq!(faults, ["links[1]: interface r0 of node a is also on rail 0 (links[0])"]);
         assert!(plan(TWO, &[cabled("a", 0, "r0", "swp1"), cabled("a", 1, "r1", "swp2")]).is_ok());
@@ -705,8 +703,8 @@ mod tests {
     #[test]
     fn nodes_that_look_like_one_and_nodes_without_a_rail_are_told() {
         let links = [link("w1", 0, 0, 0, 0, 0), link("W1.example", 0, 0, 0, 0, 1), link("w1", 0, 1, 0, 0, 0)];
-        let warnings = plan(TWO, &links).unwrap().warnings;
-        assert!(warnings.iter().any(|it| it.contains("W1.example has nothing in rail-1")), "{warnings:?}");
+        let Plan { warnings, doubts, .. } = plan(TWO, &links).unwrap();
+        assert_eq!(doubts.into_warnings(), ["node W1.example has nothing in rail-1: add it there"]);
         assert!(warnings.iter().any(|it| it.contains("W1.example and w1 differ only")), "{warnings:?}");
     }
 }

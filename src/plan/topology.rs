@@ -10,17 +10,21 @@
 //! | index of a host | the order in which hosts appear in the links of their (plane, pod, su) | `h<H>` of its name |
 //!
 //! A link without a host is one between switches, and not looked at.
+//!
+//! Addresses follow from the numbers of a few fields, so one wrong digit moves those of a whole SU. What is there
+//! twice, the SU of both ends, the rails of a leaf, is compared, and what differs is a [`Doubt`].
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use anyhow::Result;
 use serde_json::Value;
 
-use super::scheme::{HostLink, MAX_FAULTS, Scheme, Tiers};
-use super::{Cable, Plan, few};
+use super::refusal::{Doubt, Doubts, Refusal};
+use super::scheme::{HostLink, MAX_FAULTS, Mode, Scheme, Tiers};
+use super::{Cable, Plan};
 use crate::document::{Part, Text};
-use crate::fail;
-use crate::ipam::{cidrpool, is_name};
+use crate::ipam::cidrpool::few;
+use crate::ipam::is_name;
+use crate::nearest::nearest;
 
 const LINKS: &str = "links";
 
@@ -32,37 +36,59 @@ pub fn is_topology(text: &Text) -> bool {
     })
 }
 
-/// The plan of all these files; hosts of one SU stand in one of them.
-pub fn read(texts: &[Text], scheme: &Scheme) -> Result<Plan> {
-    plan(texts, scheme).or_else(|faults| fail!(InvalidConfig, "{}", cidrpool::some_of(&faults)))
-}
-
-fn plan(texts: &[Text], scheme: &Scheme) -> Result<Plan, Vec<String>> {
-    let mut reader = Reader::new(scheme);
+/// The plan of all these files; hosts of one SU stand in one of them. Their interfaces have this MTU, which no such
+/// file says. What is `allowed` stays among the doubts.
+pub fn read(texts: &[Text], scheme: &Scheme, mtu: Option<u32>, allowed: &[Doubt]) -> Result<Plan, Refusal> {
+    let mut reader = Reader::new(scheme, mtu);
     for (number, text) in texts.iter().enumerate() {
         reader.read(text, number);
     }
-    let Reader { links, places, faults, warnings, .. } = reader;
+    reader.compare();
+    let Reader { mut links, mut places, second, doubts, no_room, mut faults, warnings, .. } = reader;
+    // A host that strayed into a full SU leaves no room there for another one.
+    let strays = [Doubt::OtherSu, Doubt::TwoSus, Doubt::MissingSu];
+    if !strays.into_iter().any(|doubt| doubts.has(doubt) && !allowed.contains(&doubt)) {
+        faults.extend(no_room);
+    }
     if !faults.is_empty() {
-        return Err(faults);
+        return Err(Refusal { doubts, faults });
+    }
+    if !allowed.contains(&Doubt::SecondLink) {
+        // Told already; what else is wrong can be told without them.
+        let mut numbers = 0..;
+        links.retain(|_| numbers.next().is_none_or(|number| !second.contains(&number)));
+        numbers = 0..;
+        places.retain(|_| numbers.next().is_none_or(|number| !second.contains(&number)));
     }
     let place = |number: usize| places.get(number).cloned().unwrap_or_default();
-    let mut plan = scheme.plan(links, &place)?;
-    plan.warnings.extend(warnings.into_values().flat_map(few));
-    Ok(plan)
+    match scheme.plan(links, &place) {
+        Ok(plan) => Ok(Plan { doubts, warnings: warnings.into_values().flat_map(few).collect(), ..plan }),
+        Err(faults) => Err(Refusal { doubts, faults }),
+    }
 }
 
 /// What is gathered from the files.
 struct Reader<'a> {
     scheme: &'a Scheme,
+    mtu: Option<u32>,
     links: Vec<HostLink>,
     /// Of each link.
     places: Vec<String>,
     groups: HashMap<Group, Hosts>,
     /// AIR's hosts by pod, SU and index.
     hosts: HashMap<[u64; 3], String>,
-    /// First pod and SU of each node.
-    homes: HashMap<String, [u64; 2]>,
+    /// Where each node and each leaf is, by links whose ends say the same, and by how many of them.
+    homes: HashMap<String, Vec<(Home, usize)>>,
+    apart: Vec<Apart>,
+    other_rail: Vec<OtherRail>,
+    /// Links of hosts that have one on that rail already.
+    second: HashSet<usize>,
+    /// Hosts that say no SU.
+    without_su: Vec<String>,
+    has_su: bool,
+    doubts: Doubts,
+    /// Hosts for which an SU has no room.
+    no_room: Vec<String>,
     faults: Vec<String>,
     /// By their kind.
     warnings: BTreeMap<&'static str, Vec<String>>,
@@ -70,6 +96,38 @@ struct Reader<'a> {
 
 /// Plane, pod and SU of a host's own attributes; one that is absent is not 0 here.
 type Group = [Option<u64>; 3];
+
+/// Pod and SU.
+type Home = [u64; 2];
+
+/// A link whose ends are in different places.
+struct Apart {
+    link: usize,
+    /// Of `pod` and `su`, the one that differs.
+    field: usize,
+    host: Side,
+    leaf: Side,
+}
+
+/// What one end of it says.
+struct Side {
+    name: String,
+    home: Home,
+    /// Of the field.
+    place: String,
+}
+
+/// A link to a leaf that is not for its rail.
+struct OtherRail {
+    link: usize,
+    /// Of the host's rail.
+    place: String,
+    leaf: String,
+    /// `rail_group`.
+    of_leaf: Vec<u64>,
+}
+
+const HOME: [&str; 2] = ["attributes.pod", "attributes.su"];
 
 /// Hosts that are counted together.
 #[derive(Default)]
@@ -90,14 +148,22 @@ struct End<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn new(scheme: &'a Scheme) -> Reader<'a> {
+    fn new(scheme: &'a Scheme, mtu: Option<u32>) -> Reader<'a> {
         Reader {
             scheme,
+            mtu,
             links: Vec::new(),
             places: Vec::new(),
             groups: HashMap::new(),
             hosts: HashMap::new(),
             homes: HashMap::new(),
+            apart: Vec::new(),
+            other_rail: Vec::new(),
+            second: HashSet::new(),
+            without_su: Vec::new(),
+            has_su: false,
+            doubts: Doubts::default(),
+            no_room: Vec::new(),
             faults: Vec::new(),
             warnings: BTreeMap::new(),
         }
@@ -162,21 +228,14 @@ impl<'a> Reader<'a> {
 
     fn keep(&mut self, place: String, [one, other]: [End<'_>; 2], Found { is_host_first, node, at }: Found) {
         let (host, leaf) = if is_host_first { (one, other) } else { (other, one) };
-        match self.homes.get(&node) {
-            Some([pod, su]) if [*pod, *su] != [at.pod, at.su] => {
-                let here = format!("pod {}, SU {} and in pod {pod}, SU {su}", at.pod, at.su);
-                self.warn("homes", format!("{}: node {node} is in {here}", host.at("node")));
-            }
-            Some(_) => (),
-            None => drop(self.homes.insert(node.clone(), [at.pod, at.su])),
-        }
         let text =
             |end: End<'_>, field| end.part.text(field).filter(|text| !text.is_empty()).map(str::to_owned);
         let mut cable = Cable {
             interface: text(host, "interface"),
             leaf: text(leaf, "node"),
             port: text(leaf, "interface"),
-            ..Cable::default()
+            mtu: self.mtu,
+            netplan: None,
         };
         // No address depends on these.
         let faults = cable.faults();
@@ -201,32 +260,49 @@ impl<'a> Reader<'a> {
     fn spcx(&mut self, text: &Text, root: Part<'_>, file: usize) {
         let before = self.links.len();
         self.each_link(text, "links", |reader, ends| reader.spcx_link(ends, file));
-        let (mut listed, mut hosts) = (HashSet::new(), Vec::new());
+        let (mut listed, mut hosts) = (HashMap::new(), Vec::new());
         for (index, node) in root.get("nodes").into_iter().flat_map(Part::items).enumerate() {
             let place = || format!("{}: nodes[{index}].name", node.place("name"));
             let Some(name) = node.text("name") else {
                 self.faults.push(format!("{}: is missing", place()));
                 return;
             };
-            if !listed.insert(name) {
-                self.warn("twice", format!("{}: {name} is there twice", place()));
+            let first = *listed.entry(name).or_insert(index);
+            if first != index {
+                self.doubts.push(Doubt::SameName, || {
+                    format!(
+                        "{}: {name} is also nodes[{first}]: if they are two, each has its own name, also in its links; \
+                         else take one out",
+                        place()
+                    )
+                });
             }
             if node.text("role") == Some("host") {
                 hosts.push((name, place()));
             }
         }
+        let links = self.links.get(before..).unwrap_or_default();
         let mut linked = HashSet::new();
-        let mut unlisted = Vec::new();
-        for (link, place) in self.links.iter().zip(&self.places).skip(before) {
+        for (link, place) in links.iter().zip(self.places.iter().skip(before)) {
             let name = link.node_name.as_str();
-            if linked.insert(name) && !listed.contains(name) {
-                unlisted.push(format!("{place}: node {name} is not in nodes"));
+            if linked.insert(name) && !listed.contains_key(name) {
+                self.doubts.push(Doubt::UnknownHost, || {
+                    // A host that has such a link is not the one that is meant.
+                    let on_rail = links.iter().filter(|other| other.rail == link.rail);
+                    let on_rail: HashSet<&str> = on_rail.map(|other| other.node_name.as_str()).collect();
+                    let candidates =
+                        hosts.iter().map(|(host, _)| *host).filter(|host| !on_rail.contains(host));
+                    let hint = match nearest(name, candidates) {
+                        Some(near) => format!("did you mean {near}?"),
+                        None => "correct the name, or add it there".to_owned(),
+                    };
+                    format!("{place}: {name} is not in nodes: {hint}")
+                });
             }
         }
         let unlinked = hosts.into_iter().filter(|(name, _)| !linked.contains(name));
         let unlinked: Vec<_> =
             unlinked.map(|(name, place)| format!("{place}: host {name} has no link to a leaf")).collect();
-        self.warnings.entry("unlisted").or_default().extend(unlisted);
         self.warnings.entry("unlinked").or_default().extend(unlinked);
     }
 
@@ -247,29 +323,25 @@ impl<'a> Reader<'a> {
             ));
         }
         let last = self.scheme.last();
-        let rail = host.needed("attributes.rail", last.rail)?;
-        let plane = leaf.needed("attributes.plane", last.plane)?;
+        let rail = host.needed(self.scheme, "attributes.rail", last.rail)?;
+        let plane = leaf.needed(self.scheme, "attributes.plane", last.plane)?;
         let pod = match self.scheme.tiers {
-            Tiers::Three => Some(host.needed("attributes.pod", last.pod)?),
-            Tiers::Two => host.number("attributes.pod", last.pod)?,
+            Tiers::Three => Some(host.needed(self.scheme, "attributes.pod", last.pod)?),
+            Tiers::Two => host.number(self.scheme, "attributes.pod", last.pod)?,
         };
-        let su = host.number("attributes.su", last.su)?;
-        if su.is_none() {
-            self.warn("su", format!("{}: is missing, taken as 0", host.at("attributes.su")));
-        }
-        for (field, own) in [("attributes.pod", pod), ("attributes.su", su)] {
-            let other = leaf.number(field, u64::MAX)?;
-            if own.is_some() && other.is_some() && own != other {
-                self.warn("apart", format!("{}: is another one than that of host {node}", leaf.at(field)));
-            }
-        }
+        let su = host.number(self.scheme, "attributes.su", last.su)?;
+        self.home([host, leaf], [pod, su])?;
         let rails = leaf.part.get("attributes.rail_group").and_then(|part| part.value.as_array());
-        if rails.is_some_and(|rails| !rails.iter().any(|one| one.as_u64() == Some(rail))) {
-            let at = leaf.at("attributes.rail_group");
-            self.warn("rails", format!("{at}: rail {rail} of host {node} is not in it"));
+        if let Some(rails) = rails.filter(|rails| !rails.iter().any(|one| one.as_u64() == Some(rail))) {
+            self.other_rail.push(OtherRail {
+                link: self.links.len(),
+                place: host.at("attributes.rail"),
+                leaf: leaf.node()?.to_owned(),
+                of_leaf: rails.iter().filter_map(Value::as_u64).collect(),
+            });
         }
 
-        let group = [host.number("attributes.plane", u64::MAX)?, pod, su];
+        let group = [host.number(self.scheme, "attributes.plane", u64::MAX)?, pod, su];
         let group = self.groups.entry(group).or_insert_with(|| Hosts { file, ..Hosts::default() });
         let next = group.index_of.len() as u64;
         let index = match group.index_of.get(node) {
@@ -281,11 +353,12 @@ impl<'a> Reader<'a> {
                 ));
             }
             None if next > last.host => {
-                return Err(format!(
+                self.no_room.push(format!(
                     "{}: node {node} would be host {next} of its pod and SU, which have room for 0 to {}",
                     host.at("node"),
                     last.host
                 ));
+                return Ok(None);
             }
             None => {
                 group.index_of.insert(node.to_owned(), next);
@@ -294,6 +367,226 @@ impl<'a> Reader<'a> {
         };
         let at = At { plane, rail, pod: pod.unwrap_or(0), su: su.unwrap_or(0), host: index };
         Ok(Some(Found { is_host_first, node: node.to_owned(), at }))
+    }
+
+    /// Takes down where a host is, and whether its leaf says the same.
+    fn home(&mut self, [host, leaf]: [End<'_>; 2], own: [Option<u64>; 2]) -> Result<(), String> {
+        let of_leaf =
+            [leaf.number(self.scheme, HOME[0], u64::MAX)?, leaf.number(self.scheme, HOME[1], u64::MAX)?];
+        self.has_su |= own[1].is_some() || of_leaf[1].is_some_and(|su| su > 0);
+        if own[1].is_none() {
+            self.without_su.push(format!("{}: is missing, taken as 0", host.at(HOME[1])));
+        }
+        let home = own.map(Option::unwrap_or_default);
+        let differs = |field: &usize| matches!((own[*field], of_leaf[*field]), (Some(own), Some(other)) if own != other);
+        let (host_name, leaf_name) = (host.node()?, leaf.node()?);
+        match [1, 0].into_iter().find(differs) {
+            Some(field) => {
+                let mut leaf_home = home;
+                leaf_home[field] = of_leaf[field].unwrap_or_default();
+                let side = |end: End<'_>, name: &str, home| Side {
+                    name: name.to_owned(),
+                    home,
+                    place: end.at(HOME[field]),
+                };
+                let (host, leaf) = (side(host, host_name, home), side(leaf, leaf_name, leaf_home));
+                self.apart.push(Apart { link: self.links.len(), field, host, leaf });
+            }
+            None => [host_name, leaf_name].into_iter().for_each(|name| self.agree(name, home)),
+        }
+        Ok(())
+    }
+
+    fn agree(&mut self, name: &str, home: Home) {
+        let homes = match self.homes.get_mut(name) {
+            Some(homes) => homes,
+            None => self.homes.entry(name.to_owned()).or_default(),
+        };
+        match homes.iter_mut().find(|(known, _)| *known == home) {
+            Some((_, count)) => *count += 1,
+            None => homes.push((home, 1)),
+        }
+    }
+
+    // ---- when all was read ----
+
+    /// What the links say together.
+    fn compare(&mut self) {
+        if self.has_su {
+            for line in std::mem::take(&mut self.without_su) {
+                self.doubts.push(Doubt::MissingSu, || line);
+            }
+        }
+        self.warnings.insert("su", std::mem::take(&mut self.without_su));
+        self.compare_ends();
+        let told = self.compare_rails();
+        self.compare_homes(&told);
+    }
+
+    /// Which end of a link is wrong, the other links of both tell.
+    fn compare_ends(&mut self) {
+        let Reader { homes, apart, doubts, .. } = self;
+        for Apart { field, host, leaf, .. } in apart {
+            let is_right = |side: &Side| {
+                homes.get(&side.name).is_some_and(|homes| homes.iter().any(|(home, _)| *home == side.home))
+            };
+            let what = HOME[*field].trim_start_matches("attributes.");
+            let says = |side: &Side| format!("{} has {what} {}", side.name, side.home[*field]);
+            doubts.push(Doubt::OtherSu, || match (is_right(host), is_right(leaf)) {
+                (false, true) => format!(
+                    "{}: host {}, leaf {} as with its other hosts: write {}",
+                    host.place,
+                    says(host),
+                    says(leaf),
+                    leaf.home[*field]
+                ),
+                (true, false) => format!(
+                    "{}: leaf {}, host {} as by its other links: write {}",
+                    leaf.place,
+                    says(leaf),
+                    says(host),
+                    host.home[*field]
+                ),
+                (true, true) => format!(
+                    "{}: host {}, leaf {}, each as by its other links: link the host to a leaf of {what} {}",
+                    host.place,
+                    says(host),
+                    says(leaf),
+                    host.home[*field]
+                ),
+                (false, false) => {
+                    format!("{}: host {}, leaf {}: correct either", host.place, says(host), says(leaf))
+                }
+            });
+        }
+    }
+
+    /// Hosts that are in several places, and leaves that have hosts of several, by links whose ends do not say otherwise;
+    /// but for hosts of which more is told.
+    fn compare_homes(&mut self, told: &HashSet<String>) {
+        let Reader { homes, apart, links, places, doubts, .. } = self;
+        homes.retain(|name, homes| homes.len() > 1 && !told.contains(name));
+        if homes.is_empty() {
+            return;
+        }
+        let apart: HashSet<usize> = apart.iter().map(|apart| apart.link).collect();
+        // Of as many links, those behind are told.
+        let most = |name: &str| homes.get(name)?.iter().rev().max_by_key(|(_, count)| *count);
+        for (number, (link, place)) in links.iter().zip(places).enumerate() {
+            let here = [link.pod, link.su];
+            let (node, leaf) = (link.node_name.as_str(), link.cable.leaf.as_deref().unwrap_or_default());
+            if apart.contains(&number) || told.contains(node) {
+                continue;
+            }
+            let of_leaf = most(leaf).filter(|(home, _)| *home != here);
+            let of_host = most(node).filter(|(home, _)| *home != here);
+            let Some((right, count)) = of_host.or(of_leaf) else { continue };
+            let field = usize::from(here[0] == right[0]);
+            let (what, is, right) = (["pod", "su"][field], here[field], right[field]);
+            match of_host {
+                None => doubts.push(Doubt::OtherSu, || {
+                    format!("{place}: host {node} has {what} {is}, the other hosts of {leaf} {what} {right}: write {right}")
+                }),
+                Some((home, _)) => doubts.push(Doubt::TwoSus, || {
+                    let is_leaf_there = of_leaf.is_some_and(|(of_leaf, _)| of_leaf == home);
+                    let also = if is_leaf_there { String::new() } else { format!(", and a leaf of {what} {right}") };
+                    format!(
+                        "{place}: host {node} has {what} {is} by this link to {leaf}, {what} {right} by its other links \
+                         ({count}): write {what} {right}{also}"
+                    )
+                }),
+            }
+        }
+    }
+
+    /// Each host has one link on each rail; with planes, one on each plane of it. Gives the hosts of which something
+    /// was told.
+    fn compare_rails(&mut self) -> HashSet<String> {
+        let Reader { links, places, doubts, scheme, other_rail, second: all_second, .. } = self;
+        let rail_of = |link: &HostLink| match scheme.mode {
+            Mode::None => [link.rail, 0],
+            _ => [link.rail, link.plane],
+        };
+        let shown = |[rail, plane]: [u64; 2]| match scheme.mode {
+            Mode::None => format!("rail {rail}"),
+            _ => format!("rail {rail}, plane {plane}"),
+        };
+        let place = |number: usize| places.get(number).map_or("", String::as_str);
+        let mut all: BTreeSet<[u64; 2]> = BTreeSet::new();
+        // By their first links.
+        let mut of_node: HashMap<&str, (usize, Vec<[u64; 2]>)> = HashMap::new();
+        let mut second = Vec::new();
+        for (number, link) in links.iter().enumerate() {
+            let rail = rail_of(link);
+            let (_, rails) = of_node.entry(&link.node_name).or_insert_with(|| (number, Vec::new()));
+            if rails.contains(&rail) {
+                second.push((number, link));
+            } else {
+                rails.push(rail);
+                all.insert(rail);
+            }
+        }
+        let has = |node: &str, rail: u64| {
+            of_node.get(node).is_some_and(|(_, rails)| rails.iter().any(|[known, _]| *known == rail))
+        };
+        let mut told = HashSet::new();
+        for OtherRail { link, place, leaf, of_leaf } in other_rail {
+            let Some(link) = links.get(*link) else { continue };
+            let (node, rail) = (link.node_name.as_str(), link.rail);
+            told.insert(node.to_owned());
+            doubts.push(Doubt::OtherRail, || {
+                let is_twice = second.iter().any(|(_, other)| other.node_name == node && other.rail == rail);
+                let listed: Vec<_> = of_leaf.iter().map(u64::to_string).collect();
+                let remedy = match of_leaf.iter().find(|of_leaf| !has(node, **of_leaf)) {
+                    Some(lacking) if is_twice => format!("write {lacking}"),
+                    None if !is_twice => format!("link it to a leaf for rail {rail}"),
+                    _ => "correct the rail, or the leaf".to_owned(),
+                };
+                let listed = listed.join(", ");
+                format!("{place}: host {node} has rail {rail}, leaf {leaf} is for rail {listed} (rail_group): {remedy}")
+            });
+        }
+        let lacks = |rails: &[[u64; 2]]| {
+            let lacking = all.iter().filter(|rail| !rails.contains(rail)).map(|rail| shown(*rail));
+            let lacking = lacking.collect::<Vec<_>>().join(" and ");
+            (!lacking.is_empty()).then_some(lacking)
+        };
+        let has_planes = links.iter().any(|link| link.plane > 0);
+        all_second.extend(second.iter().map(|(number, _)| *number));
+        let before = told.clone();
+        for (number, link) in second.into_iter().filter(|(_, link)| !before.contains(&link.node_name)) {
+            let (node, rail) = (&link.node_name, rail_of(link));
+            told.insert(node.clone());
+            doubts.push(Doubt::SecondLink, || {
+                let is_first = |other: &HostLink| other.node_name == *node && rail_of(other) == rail;
+                let first = links.iter().position(is_first).unwrap_or_default();
+                let lacking = of_node.get(node.as_str()).and_then(|(_, rails)| lacks(rails));
+                let hint = match lacking {
+                    Some(lacking) => format!(", and none on {lacking}: correct the rail of one"),
+                    None if scheme.mode == Mode::None && has_planes => {
+                        ": the leaves are of several planes: --mode swplb or hwplb".to_owned()
+                    }
+                    None => ": of two hosts, give this one its own name; else take it out".to_owned(),
+                };
+                let (here, first) = (place(number), place(first));
+                format!("{here}: host {node} has another link on {} ({first}){hint}", shown(rail))
+            });
+        }
+        let mut incomplete: Vec<_> = of_node
+            .iter()
+            .filter(|(node, (_, rails))| rails.len() < all.len() && !told.contains(**node))
+            .collect();
+        incomplete.sort_by_key(|(_, (first, _))| *first);
+        for (node, (first, rails)) in incomplete {
+            doubts.push(Doubt::MissingRail, || {
+                let lacking = lacks(rails).unwrap_or_default();
+                let place = place(*first);
+                format!(
+                    "{place}: host {node} has no link on {lacking}: add it, with leaf and port of its cable"
+                )
+            });
+        }
+        told
     }
 
     // ---- NVIDIA AIR ----
@@ -504,22 +797,23 @@ impl<'a> End<'a> {
     }
 
     /// A number; null and nothing are the same.
-    fn number(&self, field: &str, last: u64) -> Result<Option<u64>, String> {
+    fn number(&self, scheme: &Scheme, field: &str, last: u64) -> Result<Option<u64>, String> {
         match self.part.get(field).map(|part| part.value) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => match value.as_u64() {
                 Some(number) if number <= last => Ok(Some(number)),
-                Some(number) => Err(format!(
-                    "{}: {number} is not 0 to {last}, which these tiers, mode and family have room for",
-                    self.at(field)
-                )),
+                Some(number) => {
+                    let what = scheme.outside(field.trim_start_matches("attributes."), number, last);
+                    Err(format!("{}: {what}", self.at(field)))
+                }
                 None => Err(format!("{}: {} is no number from 0 on", self.at(field), short(value))),
             },
         }
     }
 
-    fn needed(&self, field: &str, last: u64) -> Result<u64, String> {
-        self.number(field, last)?.ok_or_else(|| format!("{}: is missing: 0 to {last}", self.at(field)))
+    fn needed(&self, scheme: &Scheme, field: &str, last: u64) -> Result<u64, String> {
+        self.number(scheme, field, last)?
+            .ok_or_else(|| format!("{}: is missing: 0 to {last}", self.at(field)))
     }
 
     /// The number behind `prefix` in the name of AIR's node, counted from 0.
@@ -566,12 +860,14 @@ mod tests {
         Text { file: file.to_owned(), bytes: serde_json::to_vec_pretty(value).unwrap() }
     }
 
+    /// Doubts are among the warnings.
     fn plan_of(values: &[Value], scheme: Scheme) -> Result<Plan, Vec<String>> {
         let name = |number| if number == 0 { "topology.json".to_owned() } else { format!("{number}.json") };
         let texts: Vec<_> =
             values.iter().enumerate().map(|(number, value)| text(&name(number), value)).collect();
-        let mut plan = plan(&texts, &scheme)?;
+        let mut plan = read(&texts, &scheme, None, &[Doubt::SecondLink]).map_err(|refusal| refusal.faults)?;
         plan.check()?;
+        plan.warnings.extend(std::mem::take(&mut plan.doubts).into_warnings());
         Ok(plan)
     }
 
@@ -797,7 +1093,7 @@ mod tests {
             (TWO, "links[0][1].attributes.su: 64 is not 0 to 63", |links| {
                 links[0][1]["attributes"]["su"] = json!(64);
             }),
-            (TWO, "links[0][1].attributes.pod: 1 is not 0 to 0", |links| {
+            (TWO, "links[0][1].attributes.pod: 1 is not 0: two tiers of switches have one pod", |links| {
                 links[0][1]["attributes"]["pod"] = json!(1);
             }),
             (THREE, "links[0][1].attributes.pod: is missing: 0 to 31", |links| {
@@ -992,11 +1288,11 @@ mod tests {
         }
         let warnings = plan_of(&[value], TWO).unwrap().warnings;
         for told in [
-            "node worker-su01-h01 is not in nodes",
+            "worker-su01-h01 is not in nodes: correct the name, or add it there",
             "host idle has no link to a leaf",
-            "is there twice",
-            "links[0][0].attributes.rail_group: rail 0 of host worker-su01-h01 is not in it",
-            "links[4][0].attributes.su: is another one than that of host worker-su01-h02",
+            "nodes[8].name: worker-su01-h02 is also nodes[1]",
+            "links[0][1].attributes.rail: host worker-su01-h01 has rail 0, leaf leaf-p1-su001-r1 is for rail 5, 6 (",
+            "links[4][0].attributes.su: leaf leaf-p1-su001-r1 has su 1, host worker-su01-h02 has su 0",
             "links[0]: \"port 0\" is no name of a switch port, and is left out",
         ] {
             assert!(warnings.iter().any(|warning| warning.contains(told)), "{told}: {warnings:#?}");
@@ -1036,6 +1332,22 @@ mod tests {
             plan_of(&[spcx(Size { hosts: 129, rails: 1, sus: 1, ..SMALL }, Tiers::Two)], TWO).unwrap_err();
         assert!(
             faults[0].contains(".node: node worker-su01-h129 would be host 128 of its pod and SU"),
+            "{faults:?}"
+        );
+    }
+
+    /// What comes of a wrong SU is not told beside it; but where that is meant.
+    #[test]
+    fn a_host_that_strays_into_a_full_su_is_the_fault() {
+        let mut value = spcx(Size { hosts: 128, rails: 1, ..SMALL }, Tiers::Two);
+        value["links"][0][1]["attributes"]["su"] = json!(1);
+        let texts = [text("topology.json", &value)];
+        let plan = read(&texts, &TWO, None, &[]).unwrap();
+        assert_eq!(plan.doubts.into_warnings().len(), 1);
+        let Refusal { faults, .. } = read(&texts, &TWO, None, &[Doubt::OtherSu]).unwrap_err();
+        assert_eq!(faults.len(), 1, "{faults:?}");
+        assert!(
+            faults[0].contains("node worker-su02-h128 would be host 128 of its pod and SU"),
             "{faults:?}"
         );
     }

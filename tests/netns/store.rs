@@ -126,7 +126,9 @@ fn a_plan_without_room_for_a_running_pod_is_not_written() {
     // `plan` goes the same way.
     let manifests = store.manifests(2).display().to_string();
     let plan = |args: &[&str]| {
-        let all = ["plan", &manifests, "--all-nodes"].into_iter().chain(args.iter().copied());
+        let all = ["plan", &manifests, "--all-nodes", "--allow", "missing-rail"]
+            .into_iter()
+            .chain(args.iter().copied());
         store.call("", "").args(&all.collect::<Vec<_>>()).run(&json!(null))
     };
     let refused = plan(&["--to", "store"]);

@@ -1,5 +1,6 @@
 //! `rail-cni lint`: what is wrong with networks before a pod finds out. Reads NetworkAttachmentDefinitions and
-//! CNI configurations; needs neither node.json nor root. What ADD would refuse is found by ADD's own parser.
+//! CNI configurations, and of CIDRPools the routes; needs neither node.json nor root. What ADD would refuse is found by
+//! ADD's own parser.
 
 mod ignore;
 mod plugin;
@@ -10,15 +11,19 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use ipnet::IpNet;
 use serde_json::{Value, json};
 
 use self::ignore::Ignore;
 use super::config;
+use crate::cluster::{self, Taken, USUAL};
 use crate::cni::{VERSIONS, Version};
 use crate::document::{self, Document, Fault, Part, Place};
 use crate::ipam;
 use crate::nearest::nearest;
+use crate::node::Node;
 use crate::output::{self, Output};
+use crate::plan;
 
 const OURS: &str = "rail-cni";
 const OUR_IPAM: &str = "rail-ipam";
@@ -86,6 +91,13 @@ struct Rail {
     resource: Option<String>,
 }
 
+/// Where a network or a pool leads to, beside the node's own prefix.
+#[derive(Debug)]
+struct Routes {
+    name: String,
+    to: Vec<(IpNet, Place)>,
+}
+
 /// By how much a number in a name is more than the rail's; which of the rails, and the name.
 type Shift<'a> = (i64, usize, &'a str);
 
@@ -102,6 +114,11 @@ struct Lint {
     of: usize,
     seen: usize,
     rails: Vec<Rail>,
+    routes: Vec<Routes>,
+    /// The cluster's own, of node.json.
+    cluster_networks: Vec<IpNet>,
+    /// CIDRPools.
+    pools: usize,
     /// Where each network was first, by cluster, namespace and name.
     names: BTreeMap<[String; 3], Place>,
     networks: usize,
@@ -110,7 +127,7 @@ struct Lint {
 
 /// Checks all files, and all that is in folders; says what was found.
 pub fn lint(files: &[String], output: Output) -> Result<ExitCode> {
-    let mut lint = Lint::default();
+    let mut lint = Lint { cluster_networks: Node::load()?.cluster_networks, ..Lint::default() };
     for file in files {
         lint.path(file);
     }
@@ -254,7 +271,7 @@ impl Lint {
 
     /// How much was found, or looked at.
     fn found(&self) -> usize {
-        self.findings.len() + self.networks + self.others
+        self.findings.len() + self.networks + self.others + self.pools
     }
 
     /// One file; `beside`: whatever in it is no manifest of ours is somebody else's.
@@ -299,6 +316,11 @@ impl Lint {
                 self.begin();
                 self.nad(part);
                 self.of = 0;
+            }
+            (_, Some("CIDRPool")) => {
+                self.pools += 1;
+                let name = part.text("metadata.name").unwrap_or_default();
+                self.leads_to(part, name, &["spec.routes"], "spec.cidr");
             }
             (_, Some(kind)) => {
                 if let Some((_, plugin)) = OF_OPERATORS.iter().find(|(other, _)| *other == kind) {
@@ -345,6 +367,56 @@ impl Lint {
              {prefix}{resource} and \"type\": \"{OURS}\"{pool} (the NADs of `rail-ipam plan --to nads` are such)"
         );
         self.warning(part, name, message);
+    }
+
+    /// Takes down where its routes lead.
+    fn leads_to(&mut self, part: Part, name: &str, lists: &[&str], cidr: &str) {
+        let mut paths = vec![cidr.to_owned()];
+        for list in lists {
+            let count = part.get(list).map_or(0, |list| list.items().count());
+            paths.extend((0..count).map(|at| format!("{list}[{at}].dst")));
+        }
+        let net = |path: &String| Some((part.text(path)?.parse().ok()?, part.place(path)));
+        self.routes.push(Routes { name: name.to_owned(), to: paths.iter().filter_map(net).collect() });
+    }
+
+    /// Do all these routes leave the cluster its own networks?
+    fn compare_routes(&mut self) {
+        let routes: Vec<(String, Vec<IpNet>)> = self
+            .routes
+            .iter()
+            .map(|Routes { name, to }| (name.clone(), to.iter().map(|(net, _)| *net).collect()))
+            .collect();
+        let usual: Vec<IpNet> = USUAL.iter().filter_map(|usual| usual.network()).collect();
+        let known = &self.cluster_networks;
+        let taken = cluster::taken_by(&routes, if known.is_empty() { &usual } else { known });
+        let place = |taken: &Taken| {
+            let mut all = self.routes.iter().flat_map(|routes| &routes.to);
+            all.find(|(net, _)| *net == taken.route).map(|(_, place)| place.clone()).unwrap_or_default()
+        };
+        let remedy =
+            "other addresses for the rails (firstOctet of the plan), or other networks for the cluster";
+        let found: Vec<Finding> = if known.is_empty() {
+            let problem = cluster::usually_taken_by(&routes, "").into_iter().zip(taken.first());
+            let finding = |(message, first): (String, &Taken)| Finding {
+                severity: Severity::Warning,
+                place: place(first),
+                network: String::new(),
+                of: 0,
+                message: format!("{message}; where they overlap: {remedy}"),
+            };
+            problem.map(finding).collect()
+        } else {
+            let finding = |taken: &Taken| Finding {
+                severity: Severity::Error,
+                place: place(taken),
+                network: String::new(),
+                of: 0,
+                message: format!("{taken}: {remedy}"),
+            };
+            taken.iter().map(finding).collect()
+        };
+        self.findings.extend(found);
     }
 
     fn nad(&mut self, nad: Part) {
@@ -583,6 +655,7 @@ impl Lint {
     /// When all was read.
     fn finish(&mut self) {
         self.across();
+        self.compare_routes();
         self.silence();
         let order = |file: &String| self.files.iter().position(|other| other == file);
         self.findings.sort_by_cached_key(|Finding { place, .. }| (order(&place.file), place.line));
@@ -657,14 +730,23 @@ impl Lint {
     }
 }
 
-/// 3 of `rail-3-v6`, `Rail3` and `cluster.rail_3`, and the name without it.
+/// 3 of `rail-3-v6`, `Rail3` and `cluster.rail_3`, 11 of `rail-3-plane-1`, and the name without the numbers.
 fn number_in(name: &str) -> Option<(i64, String)> {
     let lower = name.to_ascii_lowercase();
-    let (before, after) = lower.split_once("rail")?;
+    let (rail, rest) = take_number(&lower, "rail")?;
+    match take_number(&rest, "plane") {
+        Some((plane, rest)) => Some((i64::from(plan::number(rail, Some(plane))), rest)),
+        None => Some((i64::from(rail), rest)),
+    }
+}
+
+/// The number behind a word, and the text without it.
+fn take_number(text: &str, word: &str) -> Option<(u8, String)> {
+    let (before, after) = text.split_once(word)?;
     let digits = after.trim_start_matches(['-', '_', '.']);
     let (digits, rest) =
         digits.split_at(digits.find(|digit: char| !digit.is_ascii_digit()).unwrap_or(digits.len()));
-    Some((digits.parse().ok()?, format!("{before}rail{rest}")))
+    Some((digits.parse().ok()?, format!("{before}{word}{rest}")))
 }
 
 #[cfg(test)]

@@ -71,6 +71,7 @@ impl Lint {
         self.refused(plugin, context, version, gets_a_device && !names_a_device);
         self.values(plugin, name);
         let pools = self.ipam(plugin, context, version).unwrap_or_default();
+        self.leads_to(plugin, name, &["routes", "ipam.routes"], "ipam.cidr");
         let rail = plugin.get("rail").and_then(|rail| rail.value.as_u64());
         self.rails.push(Rail {
             place: plugin.place("rail"),

@@ -22,6 +22,49 @@ fn lint_of(files: &[(&str, &str)]) -> (Lint, Vec<String>) {
     (lint, told)
 }
 
+/// Routes of a network, and of CIDRPools.
+#[test]
+fn routes_that_take_networks_of_the_cluster_away_are_told_with_all_who_have_them() {
+    let pools: String = (0..3)
+        .map(|rail| {
+            format!(
+                "---\nkind: CIDRPool\nmetadata: {{name: rail-{rail}}}\nspec:\n  cidr: 10.{}.0.0/11\n  routes:\n  \
+                 - dst: 10.{}.0.0/11\n  - dst: 10.0.0.0/8\n",
+                32 * rail,
+                32 * rail
+            )
+        })
+        .collect();
+    let (_, told) = lint_of(&[("pools.yaml", &pools)]);
+    assert_eq!(told.len(), 1, "{told:#?}");
+    let start = "pools.yaml:8: warning: 10.0.0.0/8, a route of rail-0 and 2 more, overlaps networks that clusters usually \
+                 have, and takes them from pods: 10.96.0.0/12 (kubeadm's Services), 10.244.0.0/16 (flannel's pods)";
+    assert!(told[0].starts_with(start), "{told:#?}");
+    let route = good().replace("\"mtu\"", "\"routes\": [{\"dst\": \"10.96.0.0/16\"}], \"mtu\"");
+    for (known, expected) in [
+        (
+            vec![],
+            Some("warning: 10.96.0.0/16, a route of rail-3, overlaps networks that clusters usually have"),
+        ),
+        (
+            vec!["10.96.0.0/12"],
+            Some("error: 10.96.0.0/12 overlaps 10.96.0.0/16, a route of rail-3: pods would not"),
+        ),
+        (vec!["10.97.0.0/16"], None),
+    ] {
+        let temp = tempfile::tempdir().unwrap();
+        let file = temp.path().join("f");
+        fs::write(&file, &route).unwrap();
+        let cluster_networks = known.iter().map(|net: &&str| net.parse().unwrap()).collect();
+        let mut lint = Lint { cluster_networks, ..Lint::default() };
+        lint.path(&file.display().to_string());
+        lint.finish();
+        let told: Vec<_> = lint.findings.iter().map(Finding::to_string).collect();
+        assert_eq!(told.len(), usize::from(expected.is_some()), "{told:#?}");
+        assert!(expected.is_none_or(|expected| told[0].contains(&format!("f:16: {expected}"))), "{told:#?}");
+    }
+}
+
 const CONFIG: &str = r#"{
       "cniVersion": "1.0.0",
       "cniVersions": ["1.0.0", "1.1.0"],
