@@ -201,6 +201,11 @@ impl Node {
         Dir::open(there).with_context(|| format!("cannot open {}", there.display()))?.writable()
     }
 
+    /// How long a call may take in all; a command that only looks as well.
+    pub fn call_timeout(&self) -> Duration {
+        Duration::from_secs(self.call_timeout.into())
+    }
+
     /// Where lines go beside stderr.
     pub fn log_file(&self) -> Option<&Path> {
         self.log.file.as_deref()
@@ -217,7 +222,7 @@ impl Node {
         let level = text("logLevel").and_then(crate::log::parse_level).or(self.log.level);
         let asked = text("logFile").map(Path::new);
         let allowed = asked.filter(|asked| self.log.allows(asked));
-        watchdog::allow(Duration::from_secs(self.call_timeout.into()));
+        watchdog::allow(self.call_timeout());
         let file = allowed.or(self.log.file.as_deref());
         crate::log::configure(level.unwrap_or(LevelFilter::Info), self.log.format, file);
         if let Some(asked) = asked.filter(|_| allowed.is_none()) {

@@ -9,6 +9,8 @@ use anyhow::Result;
 use clap::{Parser, ValueEnum};
 use serde_json::Value;
 
+use crate::watchdog;
+
 /// The release, and the commit that `scripts/build` named: `0.1.0 (71c319b3c2d1)`.
 pub static VERSION: LazyLock<String> = LazyLock::new(|| {
     let commit = option_env!("RAIL_CNI_COMMIT").filter(|commit| !commit.is_empty());
@@ -92,11 +94,18 @@ pub fn pretty(json: &Value) -> String {
 
 /// Not `println!`, which panics when the reader is gone: then nobody is left to be told.
 pub fn print(text: &str) -> Result<()> {
+    watchdog::end();
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
     }
+}
+
+/// Ends a command that only looks if it hangs: who asks a node's state every minute must get an answer.
+pub fn watch(program: &'static str) {
+    watchdog::start(move |why: String| say(program, &format!("this {why}")));
+    watchdog::allow(watchdog::LIMIT);
 }
 
 /// A line beside the answer, on stderr.

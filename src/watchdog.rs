@@ -52,7 +52,8 @@ fn watch() -> MutexGuard<'static, Watch> {
     WATCH.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Watches from now on: once the time is over, `answer` is called with what happened, and the process ends.
+/// Watches from now on: once the time is over, `answer` is called with what happened (`took longer than …`), and the
+/// process ends.
 pub fn start(answer: impl FnOnce(String) + Send + 'static) {
     let began = Instant::now();
     let watcher = thread::Builder::new().name("watchdog".to_owned()).spawn(move || {
@@ -97,17 +98,18 @@ fn told(watch: &Watch) -> String {
     let within = Some(within.trim()).filter(|name| !matches!(*name, "" | "0"));
     let within = within.map_or(String::new(), |name| format!(" (the kernel is in {name})"));
     let step = if watch.step.is_empty() { "its work" } else { &watch.step };
-    format!(
-        "the call took longer than {:?} and was ended: it hung or was slow at {step}{within}; what it had \
-         begun is undone by DEL",
-        watch.limit
-    )
+    format!("took longer than {:?} and was ended: it hung or was slow at {step}{within}", watch.limit)
 }
 
 /// The whole call may take this long. Until this is said, it reads stdin.
 pub fn allow(limit: Duration) {
     watch().limit = limit;
     CHANGED.notify_all();
+}
+
+/// The rest may take as long as it does: a person reads what is printed.
+pub fn end() {
+    allow(Duration::MAX);
 }
 
 /// What begins now may hang. Does not return when the time is over.

@@ -1,7 +1,6 @@
 //! CHECK: the attachment as it is, compared with the record and with what the runtime was told. And `rail-cni check`,
 //! the same for every attachment of the node, at any time.
 
-use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 use std::process::ExitCode;
@@ -16,6 +15,7 @@ use super::lost::Lost;
 use super::record::{Phase, Probe, Record, Records};
 use super::{giveback, pod, probe, rdma, vf};
 use crate::cni::{AddResult, Attachment, Version};
+use crate::files;
 use crate::ipam::{lease, store};
 use crate::netlink::Socket;
 use crate::netns::{self, Life, Netns};
@@ -179,7 +179,7 @@ fn of_living(record: &Record, node: &Node, probe: &Probe) -> Result<Vec<String>>
 /// route and said so there.
 fn previous(record: &Record) -> Option<AddResult> {
     let name = format!("{}-{}-{}", record.network, record.container_id, record.ifname);
-    let cached = RESULTS.iter().find_map(|folder| fs::read(Path::new(folder).join(&name)).ok())?;
+    let cached = RESULTS.iter().find_map(|folder| files::read(&Path::new(folder).join(&name)).ok())?;
     let cached: Value = serde_json::from_slice(&cached).ok()?;
     AddResult::parse(cached.get("result")?, Version::V110).ok()
 }

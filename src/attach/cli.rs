@@ -18,6 +18,7 @@ use super::status::status;
 use crate::netlink::Socket;
 use crate::node::Node;
 use crate::output::{self, Output};
+use crate::watchdog;
 
 const PROGRAM: &str = "rail-cni";
 
@@ -133,13 +134,24 @@ pub fn run() -> ExitCode {
     };
     let done = match command {
         // No log: what is wrong is in the answer.
-        Command::Status => Node::load().and_then(|node| status(&node, output)),
-        Command::Check => Node::load().and_then(|node| check(&node, output)),
-        Command::Doctor(args) => doctor(args.mtu, output),
+        Command::Status => look().and_then(|node| status(&node, output)),
+        Command::Check => look().and_then(|node| check(&node, output)),
+        Command::Doctor(args) => {
+            output::watch(PROGRAM);
+            doctor(args.mtu, output)
+        }
         Command::Lint(args) => lint(&args.files, output),
         Command::Reap(args) => reap(&args, output),
     };
     output::end(PROGRAM, done)
+}
+
+/// For commands that only look, which nobody waits for without end.
+fn look() -> Result<Node> {
+    output::watch(PROGRAM);
+    let node = Node::load()?;
+    watchdog::allow(node.call_timeout());
+    Ok(node)
 }
 
 fn start(command: &str) -> Result<Node> {

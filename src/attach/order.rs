@@ -3,12 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
 use serde_json::{Value, json};
 
+use crate::files;
 use crate::ipam::{rail_in, store};
 use crate::netlink::link;
 use crate::netlink::{Socket, address};
@@ -127,7 +127,7 @@ fn by_addresses(node: &Node) -> Vec<Evidence> {
 /// Resources with a rail in their names, `nvidia.com/rail-0`. They count from 1 where they have one number more than
 /// node.json, and not its first.
 fn by_resources(node: &Node, checkpoint: &Path) -> Vec<Evidence> {
-    let text = fs::read(checkpoint).unwrap_or_default();
+    let text = files::read(checkpoint).unwrap_or_default();
     let json: Value = serde_json::from_slice(&text).unwrap_or_default();
     let registered = json.pointer("/Data/RegisteredDevices").and_then(Value::as_object);
     let numbered: Vec<_> = registered
@@ -181,6 +181,7 @@ fn rows_of<'a>(rows: impl Iterator<Item = (u8, &'a str)>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn listed(rails: &[(u8, &str)]) -> Vec<(u8, String, String)> {
         rails.iter().map(|(rail, pf)| (*rail, (*pf).to_owned(), (*pf).to_owned())).collect()

@@ -354,6 +354,7 @@ fn report(version: &str, error: &anyhow::Error, is_del: bool) -> ExitCode {
 /// The answer of a call that does not come to its end. What it was doing is in the answer and, if that can be
 /// written, in the log; what it had begun is on record, and the DEL that follows undoes it.
 fn give_up(why: &str, is_del: bool) {
+    let why = format!("the call {why}; what it had begun is undone by DEL");
     let error = failure!(TryAgain, "{why}");
     let version = ANSWER_VERSION.get().copied().unwrap_or(Version::V110.as_str());
     let json = ErrorJson::new(version, &error);

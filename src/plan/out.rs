@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::File;
 use crate::failure;
-use crate::files::hash;
+use crate::files::{self, hash};
 use crate::ipam::cidrpool::SHOWN;
 use crate::output::{self, Output, pretty, print, table};
 
@@ -223,7 +223,7 @@ fn is_plain(name: &str) -> bool {
 }
 
 fn read(path: &Path) -> Result<Option<Vec<u8>>> {
-    match std::fs::read(path) {
+    match files::read(path) {
         Ok(content) => Ok(Some(content)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use super::inventory::{Inventory, Rail};
 use crate::output::{self, Output};
+use crate::watchdog;
 
 /// What a check came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -110,14 +111,19 @@ impl Findings {
 pub fn doctor(mtu: u32, output: Output) -> Result<ExitCode> {
     let mut found = Findings::default();
     let node = node::configuration(&mut found);
+    watchdog::allow(node.call_timeout());
     node::programs(&mut found);
+    watchdog::step(|| "the check log".to_owned());
     node::log(&node, &mut found);
+    watchdog::step(|| "the checks run and store".to_owned());
     node::folders(&node, &mut found);
     node::host(&mut found);
+    watchdog::step(|| "looking at devices and records".to_owned());
     match Inventory::take(&node) {
         Ok(inventory) => {
             let networks = networks::known(Path::new(runtimes::CONFIGURATIONS), &inventory);
             rails::check(&node, &inventory, &networks, mtu, &mut found);
+            watchdog::step(|| "the checks pools and leases".to_owned());
             pools::check(&node, &inventory, &networks, &mut found);
         }
         Err(error) => {
@@ -128,6 +134,7 @@ pub fn doctor(mtu: u32, output: Output) -> Result<ExitCode> {
             ));
         }
     }
+    watchdog::step(|| "the checks runtime and net.d".to_owned());
     runtimes::check(&mut found);
 
     let name = node.name().unwrap_or_default();

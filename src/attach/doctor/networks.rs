@@ -1,7 +1,6 @@
 //! The networks that this node knows without asking an API server: those of the runtime's folder, and those that pods
 //! were attached by.
 
-use std::fs;
 use std::path::Path;
 
 use ipnet::IpNet;
@@ -9,6 +8,7 @@ use serde_json::Value;
 
 use super::runtimes::configurations_in;
 use crate::attach::inventory::Inventory;
+use crate::files;
 
 /// What an ADD of the network asks of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl Network {
 pub fn known(folder: &Path, inventory: &Inventory) -> Vec<Network> {
     let mut networks = Vec::new();
     for path in configurations_in(folder).unwrap_or_default() {
-        let text = fs::read(path).unwrap_or_default();
+        let text = files::read(&path).unwrap_or_default();
         let list: Value = serde_json::from_slice(&text).unwrap_or_default();
         let plugins = list.get("plugins").and_then(Value::as_array).cloned();
         let plugins = plugins.unwrap_or_else(|| vec![list.clone()]);

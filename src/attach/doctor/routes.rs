@@ -15,6 +15,7 @@ use crate::attach::inventory::Inventory;
 use crate::attach::pod::is_of_links;
 use crate::cluster::overlap;
 use crate::document;
+use crate::files;
 use crate::ipam::Allocation;
 use crate::netlink::route::{self, MAIN};
 use crate::netlink::{Socket, link};
@@ -93,7 +94,7 @@ fn detected() -> Vec<Known> {
     }
     for path in configurations_in(Path::new(CONFIGURATIONS)).unwrap_or_default() {
         let of = || format!("the pods' network ({})", path.display());
-        let text = fs::read(&path).unwrap_or_default();
+        let text = files::read(&path).unwrap_or_default();
         let mut subnets = Vec::new();
         collect(&serde_json::from_slice(&text).unwrap_or_default(), &mut subnets);
         known.extend(subnets.into_iter().map(|network| Known { network, of: of() }));

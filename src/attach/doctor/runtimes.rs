@@ -8,6 +8,7 @@ use anyhow::Result;
 use serde_json::Value;
 
 use super::{Check, Findings};
+use crate::files;
 
 /// Runtimes, and Multus, in the usual places.
 const CALLERS: [(&str, &[&str]); 3] = [
@@ -128,7 +129,7 @@ fn configurations(folder: &Path, found: &mut Findings) {
     for path in &paths {
         let shown = path.display();
         let Ok(Value::Object(network)) =
-            fs::read(path).map(|text| serde_json::from_slice(&text).unwrap_or_default())
+            files::read(path).map(|text| serde_json::from_slice(&text).unwrap_or_default())
         else {
             found.add(Check::warn(
                 name,
