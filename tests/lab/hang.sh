@@ -97,7 +97,8 @@ a_log_on_a_frozen_disk_does_not_keep_the_answer() {
         "$bin/rail-cni" <<<"$(conf 0 "$(vf 0)")" >/run/answer 2>/run/answer.log &
     pid=$!
     for _ in {1..300}; do
-        jq -e .code /run/answer >/dev/null 2>&1 && break
+        # jq 1.6 finds nothing wrong with nothing.
+        [[ -s /run/answer ]] && break
         sleep 0.2
     done
     cat /run/answer.log
