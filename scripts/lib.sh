@@ -31,7 +31,6 @@ packages() {
         *:ping) printf 'iputils' ;;
         *:nft) printf 'nftables' ;;
         *:cc) printf 'gcc' ;;
-        *:objcopy) printf 'binutils' ;;
         apt-get:libc.a) printf 'libc6-dev' ;;
         dnf:libc.a) printf 'glibc-static' ;;
         zypper:libc.a) printf 'glibc-devel-static' ;;
