@@ -574,7 +574,7 @@ mod tests {
         let held = dir.try_lock("l").unwrap().unwrap();
         assert!(dir.try_lock("l").unwrap().is_none());
         let error = dir.lock("l", Duration::from_millis(20)).unwrap_err();
-        assert_eq!(crate::cni::code_of(&error), 11);
+        assert_eq!(crate::error::code_of(&error), 11);
         assert!(dir.is_locked("l").unwrap());
         drop(held);
         assert!(!dir.is_locked("l").unwrap());

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-use crate::cni::all_of;
+use crate::error::all_of;
 use crate::{fail, failure};
 
 /// Drivers that hand the function to a program in user space: there is no netdev.

@@ -432,7 +432,7 @@ fn the_keys_of_a_network_are_those_of_the_code() {
 
 #[test]
 fn the_keys_of_the_ipam_section_are_those_of_the_code() {
-    let mut known = strings("src/ipam/cidrpool.rs", "SPEC_KEYS");
+    let mut known = strings("src/pool/cidrpool.rs", "SPEC_KEYS");
     assert_eq!(known.len(), 8);
     known.extend(strings("src/ipam/config.rs", "const KEYS"));
     assert_eq!(known.len(), 12);
@@ -522,7 +522,7 @@ fn the_checks_of_doctor_and_the_states_of_status_are_those_of_the_code() {
         let name = check["check"].as_str().unwrap();
         assert!(table.contains(&format!("`{name}`")), "docs/operations.md does not tell of {name}");
     }
-    let source = read("src/attach/inventory.rs");
+    let source = read("src/commands/inventory.rs");
     let states = source.lines().filter_map(|line| line.trim().strip_prefix("State::")?.split('"').nth(1));
     let states: Vec<_> = states.collect();
     assert!(states.len() > 5, "{states:?}");
@@ -641,7 +641,7 @@ fn every_item_of_the_contract_has_a_test_that_names_it() {
     // What a file's head says is what is in it by and large.
     let is_of_a_test = |line: &&str| !line.starts_with("//!");
     let text: String = test_files()
-        .chain(["src/cni/error.rs", "src/cni/result.rs"].map(str::to_owned))
+        .chain(["src/error.rs", "src/cni/result.rs"].map(str::to_owned))
         .flat_map(|file| {
             read(&file).lines().filter(is_of_a_test).map(|line| format!("{line}\n")).collect::<Vec<_>>()
         })
@@ -655,16 +655,103 @@ fn every_item_of_the_contract_has_a_test_that_names_it() {
 }
 
 #[test]
-fn the_map_has_every_module() {
+fn the_map_has_every_module_and_each_file_says_what_it_is_for() {
     let map = read("src/lib.rs");
-    for file in source_files() {
-        let module = file
-            .trim_start_matches("src/")
-            .trim_end_matches(".rs")
-            .trim_end_matches("/mod")
-            .replace('/', "::");
-        if module != "lib" && !module.starts_with("bin::") && !module.ends_with("::tests") {
-            assert!(map.contains(&format!("`{module}`")), "src/lib.rs does not tell of {module}");
+    for file in source_files().into_iter().filter(|file| !file.ends_with("/tests.rs")) {
+        let module = file.trim_start_matches("src/").split('/').next().unwrap().trim_end_matches(".rs");
+        if !["lib", "bin"].contains(&module) {
+            assert!(map.contains(&format!("`{module}`")), "src/lib.rs does not name {module}");
+        }
+        assert!(read(&file).starts_with("//! "), "{file} does not say what it is for");
+    }
+}
+
+/// What each line may use: the lines below it, and itself. `attach`, `ipam` and `plan` are on one line and do not know
+/// each other.
+const LAYERS: [&[&str]; 11] = [
+    &["commands"],
+    &["attach", "ipam", "plan"],
+    &["netplan"],
+    &["pool"],
+    &["node"],
+    &["cni", "every_netns"],
+    &["netlink"],
+    &["netns", "sysfs", "document"],
+    &["files", "output", "progress", "cluster_networks"],
+    &["log"],
+    &["nearest", "watchdog", "error"],
+];
+/// Modules that are side by side, of which none may use another.
+const APART: [&str; 3] = ["attach", "ipam", "plan"];
+
+/// The modules of the crate that the code of a file names, with the macros of `error`.
+fn modules_used(text: &str) -> BTreeSet<String> {
+    let code: String =
+        text.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut found = BTreeSet::new();
+    for (_, after) in code.match_indices("crate::").map(|(at, start)| (at, &code[at + start.len()..])) {
+        let list = after.strip_prefix('{').map_or_else(
+            || after.split(|c| !is_word(c)).next().unwrap_or_default().to_owned(),
+            |inside| {
+                let (mut depth, mut names) = (0, String::new());
+                for c in inside.chars() {
+                    match c {
+                        '{' => depth += 1,
+                        '}' if depth == 0 => break,
+                        '}' => depth -= 1,
+                        c if depth == 0 => names.push(c),
+                        _ => (),
+                    }
+                }
+                names
+            },
+        );
+        let first = |path: &str| path.trim().split("::").next().unwrap_or_default().to_owned();
+        found.extend(list.split(',').map(first).filter(|name| !name.is_empty()));
+    }
+    let macros = ["fail", "failure"];
+    found
+        .into_iter()
+        .map(|name| if macros.contains(&name.as_str()) { "error".to_owned() } else { name })
+        .collect()
+}
+
+/// All Rust files below `directory`, with the module of the crate that each belongs to.
+fn sources(directory: &Path, found: &mut Vec<(String, PathBuf)>) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let first = path.strip_prefix(&root).unwrap().components().next().unwrap();
+            found.push((first.as_os_str().to_str().unwrap().trim_end_matches(".rs").to_owned(), path));
         }
     }
+}
+
+#[test]
+fn no_module_uses_one_above_it() {
+    let mut files = Vec::new();
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
+    let layer = |name: &str| LAYERS.iter().position(|layer| layer.contains(&name));
+    let (mut wrong, mut seen) = (Vec::new(), BTreeSet::new());
+    for (module, path) in files.iter().filter(|(module, _)| !["lib", "bin"].contains(&module.as_str())) {
+        seen.insert(module.as_str());
+        let Some(own) = layer(module) else {
+            wrong.push(format!("{module} is in no layer"));
+            continue;
+        };
+        for used in modules_used(&fs::read_to_string(path).unwrap()).iter().filter(|used| *used != module) {
+            let is_apart = APART.contains(&module.as_str()) && APART.contains(&used.as_str());
+            if layer(used).is_none_or(|of_used| of_used < own) || is_apart {
+                wrong.push(format!("{}: uses {used}", path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    let listed: BTreeSet<&str> = LAYERS.iter().flat_map(|layer| layer.iter().copied()).collect();
+    assert_eq!(listed, seen, "a module of LAYERS is gone, or there are none");
+    assert!(modules_used("use crate::{fail, cni::{self, keys}, node};").len() == 3);
 }

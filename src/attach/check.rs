@@ -1,26 +1,15 @@
-//! CHECK: the attachment as it is, compared with the record and with what the runtime was told. And `rail-cni check`,
-//! the same for every attachment of the node, at any time.
+//! CHECK: the attachment as it is, compared with the record and with what the runtime was told.
 
-use std::net::IpAddr;
 use std::path::Path;
-use std::process::ExitCode;
-use std::thread;
-use std::time::Duration;
 
 use anyhow::Result;
-use serde_json::{Value, json};
 
-use super::inventory::{Attached, Inventory, State};
-use super::lost::Lost;
-use super::record::{Phase, Probe, Record, Records};
+use super::record::{Phase, Probe, Record};
 use super::{giveback, pod, probe, rdma, vf};
-use crate::cni::{AddResult, Attachment, Version};
-use crate::files;
-use crate::ipam::{lease, store};
+use crate::cni::{AddResult, Attachment};
 use crate::netlink::Socket;
-use crate::netns::{self, Life, Netns};
+use crate::netns::{self, Netns};
 use crate::node::Node;
-use crate::output::{self, Output};
 
 /// Every difference, a line each.
 pub fn differences(
@@ -55,7 +44,7 @@ pub fn differences(
 }
 
 /// The device in its pod, and the gateways of `probe`.
-fn of_device(
+pub fn of_device(
     record: &Record,
     netns: &Netns,
     previous: &AddResult,
@@ -79,188 +68,4 @@ fn of_device(
         found.extend(asked.err().map(|error| format!("{error:#}")));
     }
     Ok(found)
-}
-
-/// How long each gateway has for its answer. All attachments are asked at once.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// A thread for each, up to these.
-const AT_ONCE: usize = 64;
-/// Where runtimes, and Multus, keep the results of what they called (libcni.CNIConfig, `cacheDir`).
-const RESULTS: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/multus/results"];
-
-/// An attachment, and what of it is not as it should be.
-struct Checked<'a> {
-    record: &'a Record,
-    /// Those that were asked.
-    gateways: Vec<IpAddr>,
-    differences: Vec<String>,
-}
-
-/// `rail-cni check`: nothing in a pod is changed. The exit status is 1 when something differs.
-pub fn check(node: &Node, output: Output) -> Result<ExitCode> {
-    node.check_place(None)?;
-    let inventory = Inventory::take(node)?;
-    let mut checked = Vec::new();
-    for some in inventory.attachments.chunks(AT_ONCE) {
-        thread::scope(|scope| {
-            let threads: Vec<_> = some.iter().map(|one| scope.spawn(|| look(one, node))).collect();
-            for (one, thread) in some.iter().zip(threads) {
-                let looked = thread.join().unwrap_or_else(|_| {
-                    let differences = vec!["the look at it panicked: please report it".to_owned()];
-                    Some(Checked { record: &one.record, gateways: Vec::new(), differences })
-                });
-                checked.extend(looked);
-            }
-        });
-    }
-    let is_on_record = inventory.unreadable.is_empty() && inventory.lost.is_empty();
-    let is_well = is_on_record && checked.iter().all(|one| one.differences.is_empty());
-    output::print(&match output {
-        Output::Json => output::pretty(&json(&node.name()?, &checked, &inventory)),
-        Output::Table => text(&checked, &inventory),
-    })?;
-    Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// `None`: an ADD or DEL is at work on it, or has just ended it.
-fn look<'a>(one: &'a Attached, node: &Node) -> Option<Checked<'a>> {
-    let record = &one.record;
-    let mut checked = Checked { record, gateways: Vec::new(), differences: Vec::new() };
-    let told = match one.state {
-        State::Busy => return None,
-        State::Live => {
-            let probe = probe::of(record, node, PATIENCE);
-            match of_living(record, node, &probe) {
-                Ok(differences) => checked.differences = differences,
-                Err(error) => checked.differences.push(format!("{error:#}")),
-            }
-            if record.device.link.is_some() {
-                checked.gateways = probe.gateways;
-            }
-            None
-        }
-        State::Dead | State::Returned => Some("its pod is gone and no DEL came: `rail-cni reap`".to_owned()),
-        State::CutOff => Some("its ADD was killed: `rail-cni reap`".to_owned()),
-        State::Missing => {
-            Some("its pod is gone, and the device has not come back: `rail-cni doctor`".to_owned())
-        }
-        State::OnHost => Some(
-            "the pod lives, and the device is on the host: restart the pod, or `rail-cni reap`".to_owned(),
-        ),
-        State::Elsewhere => {
-            Some("the device is neither in the pod nor on the host: restart the pod".to_owned())
-        }
-        State::Unknown => {
-            Some(format!("cannot look into the pod: {}", one.error.as_deref().unwrap_or_default()))
-        }
-    };
-    checked.differences.extend(told);
-    let has_ended = || -> Result<bool> {
-        let records = Records::open_existing(node)?;
-        Ok(records.is_none_or(|records| !matches!(records.on_file(&record.attachment()), Ok(Some(_)))))
-    };
-    let is_over = !checked.differences.is_empty() && one.state == State::Live && has_ended().unwrap_or(false);
-    (!is_over).then_some(checked)
-}
-
-fn of_living(record: &Record, node: &Node, probe: &Probe) -> Result<Vec<String>> {
-    let netns = Netns::open(&record.netns.path)?;
-    // Another pod may have come to that path since the state was looked at.
-    if record.life()? != Life::Alive {
-        return Ok(vec!["its pod has just ended: `rail-cni status`".to_owned()]);
-    }
-    let previous = previous(record).unwrap_or_default();
-    let mut found = of_device(record, &netns, &previous, node, Some(probe))?;
-    found.extend(of_lease(record, node)?);
-    Ok(found)
-}
-
-/// What the runtime was told of it at last: later plugins of the chain, and Multus, may have changed MAC and default
-/// route and said so there.
-fn previous(record: &Record) -> Option<AddResult> {
-    let name = format!("{}-{}-{}", record.network, record.container_id, record.ifname);
-    let cached = RESULTS.iter().find_map(|folder| files::read(&Path::new(folder).join(&name)).ok())?;
-    let cached: Value = serde_json::from_slice(&cached).ok()?;
-    AddResult::parse(cached.get("result")?, Version::V110).ok()
-}
-
-/// Its address, as rail-ipam has it on file and as the plan has it.
-fn of_lease(record: &Record, node: &Node) -> Result<Vec<String>> {
-    let mut found = Vec::new();
-    if record.ipam.as_ref().is_none_or(|ipam| ipam.r#type != "rail-ipam") {
-        return Ok(found);
-    }
-    let (plan, mut held) = (store::allocations(node), Vec::new());
-    lease::for_each_folder(node, |folder| {
-        let lease = folder.held_by(&record.network, &record.attachment())?;
-        held.extend(lease.map(|lease| (folder.pool.clone(), lease.address)));
-        Ok(())
-    })?;
-    if held.is_empty() {
-        found.push(
-            "it has no lease of its address: another pod may get the same; restart this one".to_owned(),
-        );
-    }
-    for (pool, address) in held {
-        let is_ours =
-            record.device.link.is_none() || record.applied.addresses.iter().any(|net| net.addr() == address);
-        if !is_ours {
-            found.push(format!("its lease in pool {pool} is of {address}, which ADD did not set"));
-        }
-        let allocation = plan.iter().find(|(name, _)| *name == pool);
-        if let Some(Err(why)) = allocation.map(|(_, allocation)| allocation.check_host(address)) {
-            found.push(format!(
-                "pool {pool}: its address {address} {why}: the plan was changed under the pod"
-            ));
-        }
-    }
-    Ok(found)
-}
-
-fn text(checked: &[Checked<'_>], inventory: &Inventory) -> String {
-    let mut text = String::new();
-    let rows: Vec<_> = checked
-        .iter()
-        .flat_map(|one| one.differences.iter().map(move |what| row(one.record, what)))
-        .collect();
-    if !rows.is_empty() {
-        let headers = ["POD", "INTERFACE", "RAIL", "DEVICE", "DIFFERENCE"];
-        text += &(output::table(&headers, rows.into_iter()) + "\n");
-    }
-    for lost in &inventory.lost {
-        let line = format!("{}: `rail-cni reap --rebuild` puts it on record", lost.told());
-        text += &(output::printable(&line) + "\n");
-    }
-    for name in &inventory.unreadable {
-        let line = format!(
-            "the record {name} cannot be read: if no pod has its device, `rail-cni reap --forget {name}`"
-        );
-        text += &(output::printable(&line) + "\n");
-    }
-    let differ = checked.iter().filter(|one| !one.differences.is_empty()).count();
-    let gateways: usize = checked.iter().map(|one| one.gateways.len()).sum();
-    text + &format!("{} attachments, {gateways} gateways asked; {differ} differ\n", checked.len())
-}
-
-fn row(record: &Record, what: &str) -> Vec<String> {
-    vec![
-        record.pod.clone().unwrap_or_else(|| format!("container:{}", record.container_id)),
-        record.ifname.clone(),
-        record.rail.map(|rail| rail.to_string()).unwrap_or_default(),
-        record.device.id.clone(),
-        what.to_owned(),
-    ]
-}
-
-/// The form is documented in docs/operations.md: keys may be added, and none changes its meaning.
-fn json(node_name: &str, checked: &[Checked<'_>], inventory: &Inventory) -> Value {
-    let attachments = checked.iter().map(|Checked { record, gateways, differences }| {
-        json!({
-            "pod": record.pod, "containerID": record.container_id, "ifname": record.ifname,
-            "network": record.network, "rail": record.rail, "device": record.device.id,
-            "gateways": gateways, "differences": differences,
-        })
-    });
-    json!({"node": node_name, "attachments": attachments.collect::<Vec<_>>(),
-        "lost": inventory.lost.iter().map(Lost::json).collect::<Vec<_>>(), "unreadable": inventory.unreadable})
 }

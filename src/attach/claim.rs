@@ -9,7 +9,8 @@ use super::device::{self, Device};
 use super::giveback::{self, Outcome};
 use super::lost;
 use super::record::{AttachmentLock, DeviceLock, Phase, Record, Records};
-use crate::cni::{self, Attachment, Code, all_of};
+use crate::cni::Attachment;
+use crate::error::{self, Code, all_of};
 use crate::fail;
 use crate::netlink::Socket;
 use crate::netns::{Life, Netns};
@@ -278,7 +279,7 @@ pub fn lock_and_find(
     let Some(records) = records else { return Ok((None, None)) };
     match records.lock(attachment) {
         Ok(lock) => Ok((Some(lock), records.find(attachment)?)),
-        Err(error) if cni::code_of(&error) == Code::TryAgain as u32 => Err(error),
+        Err(error) if error::code_of(&error) == Code::TryAgain as u32 => Err(error),
         Err(error) => match records.find(attachment)? {
             Some(_) => Err(error),
             None => {

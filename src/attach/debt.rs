@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 
 use super::record::{Debt, DebtFile, DeviceLock, Owed, Record, Records, What};
 use super::{devinfo, giveback, rdma};
-use crate::cni::{Attachment, all_of};
+use crate::cni::Attachment;
+use crate::error::all_of;
 use crate::netlink::Socket;
 use crate::node::Node;
 use crate::{failure, files};

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 
 use super::record::{Home, Owed, Record, Records, What};
 use super::{lost, rdma, stacked, vf};
-use crate::cni::all_of;
+use crate::error::all_of;
 use crate::netlink::link::{self, Link, Move, parse_mac};
 use crate::netlink::{Socket, address, rule};
 use crate::netns::{Keeper, Netns, NetnsId};

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::record::{self, Applied, AttachmentLock, Home, Phase, Record, Records};
 use crate::cni::Attachment;
-use crate::namespaces::{self, Seen, Which};
+use crate::every_netns::{self, Seen, Which};
 use crate::netlink::link::{self, Link};
 use crate::netlink::{Socket, address};
 use crate::netns::NetnsId;
@@ -44,7 +44,7 @@ pub fn find(functions: &HashSet<String>) -> Result<Vec<Lost>> {
     if functions.is_empty() {
         return Ok(found);
     }
-    let seen = namespaces::visit(Which::All, Instant::now() + PATIENCE, |socket, netns| {
+    let seen = every_netns::visit(Which::All, Instant::now() + PATIENCE, |socket, netns| {
         for link in link::seen(socket)? {
             let Some(id) = link.parent.clone().filter(|id| functions.contains(id)) else { continue };
             // A VLAN's parent is none; a representor's is its PF's function, which the host has.

@@ -1,35 +1,29 @@
 //! rail-cni: a device of the host becomes an interface of a pod, and everything goes back.
 
-mod check;
-mod claim;
-mod cli;
-mod config;
-mod debt;
-mod device;
+pub(crate) mod check;
+pub(crate) mod claim;
+pub(crate) mod config;
+pub(crate) mod debt;
+pub(crate) mod device;
 mod devinfo;
-mod doctor;
-mod giveback;
-mod inventory;
-mod lint;
-mod lost;
-mod order;
-mod pod;
-mod probe;
-mod rdma;
-mod record;
-mod settings;
+pub(crate) mod giveback;
+pub(crate) mod lost;
+pub(crate) mod order;
+pub(crate) mod pod;
+pub(crate) mod probe;
+pub(crate) mod rdma;
+pub(crate) mod record;
+pub(crate) mod settings;
 mod stacked;
-mod status;
-mod userspace;
-mod vf;
+pub(crate) mod userspace;
+pub(crate) mod vf;
 
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-pub use cli::run as cli;
-
 use crate::cni::{self, AddResult, Attachment, Delegate, Keys, Network, Plugin, Version, find_plugin};
+use crate::error::all_of;
 use crate::netlink::Socket;
 use crate::netlink::link::{self, Link, Move};
 use crate::netns::{Netns, NetnsId};
@@ -193,14 +187,14 @@ impl Plugin for Attach {
                     records.remove(attachment, None)
                 });
                 // Where nothing is found, it must have been looked for in the right place.
-                cni::all_of([done, removed, node.check_place(path)])
+                all_of([done, removed, node.check_place(path)])
             }
         };
         // What is only for later calls must not fail this one, on a full /run for example.
         let left = lock.map_or(Ok(()), |mut lock| lock.set_deleted());
         if let Some(records) = &records {
             let aside = [left, debt::pay_due(records, &node), records.prune_locks()];
-            cni::all_of(aside).unwrap_or_else(|error| log::warn!("{error:#}"));
+            all_of(aside).unwrap_or_else(|error| log::warn!("{error:#}"));
         }
         done
     }
@@ -275,7 +269,7 @@ impl Plugin for Attach {
                 Delegate::find(name, &network.path, &network.stdin).and_then(|delegate| delegate.run("GC")),
             );
         }
-        cni::all_of(done)
+        all_of(done)
     }
 }
 

@@ -9,11 +9,11 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::files;
-use crate::ipam::{rail_in, store};
 use crate::netlink::link;
 use crate::netlink::{Socket, address};
+use crate::netplan;
 use crate::node::Node;
-use crate::plan::netplan;
+use crate::pool::{rail_in, store};
 use crate::sysfs::{DeviceId, Function};
 
 /// This host's own.

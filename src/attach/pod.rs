@@ -10,7 +10,7 @@ use nix::errno::Errno;
 
 use super::config::{NetConf, check_route};
 use super::record::{Applied, Record};
-use crate::cluster::overlap;
+use crate::cluster_networks::overlap;
 use crate::cni::{self, AddResult};
 use crate::netlink::link::{self, Link};
 use crate::netlink::route::{MAIN, Route};

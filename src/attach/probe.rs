@@ -16,12 +16,12 @@ use super::config::NetConf;
 use super::device::Device;
 use super::record::{Applied, Probe, Record};
 use crate::cni::AddResult;
-use crate::ipam::store;
 use crate::netlink::Socket;
 use crate::netlink::link::{self, Link};
 use crate::netlink::neighbour::{self, State};
 use crate::netns::Netns;
 use crate::node::Node;
+use crate::pool::store;
 use crate::{fail, failure};
 
 /// When a gateway is asked again: first soon, for a carrier that is just coming, then twice as late each time. The

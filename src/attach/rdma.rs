@@ -6,7 +6,7 @@ use anyhow::Result;
 use super::config::{NetConf, Rdma};
 use super::device::Device;
 use super::record::{Record, Records, What};
-use crate::cni::all_of;
+use crate::error::all_of;
 use crate::fail;
 use crate::netlink::rdma;
 use crate::netns::Netns;

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+use crate::every_netns::{self, Seen, Which};
 use crate::fail;
-use crate::namespaces::{self, Seen, Which};
 use crate::netlink::Socket;
 use crate::netlink::link::Link;
 use crate::netlink::stacked::{self, Stacked};
@@ -76,7 +76,7 @@ fn look(
 ) -> Result<Seen> {
     let home = Netns::current()?;
     let deadline = Instant::now() + patience;
-    namespaces::visit(which, deadline, |socket, path| {
+    every_netns::visit(which, deadline, |socket, path| {
         loop {
             if Instant::now() > deadline {
                 return Ok(ControlFlow::Break(Seen::Part));

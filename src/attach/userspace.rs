@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use nix::errno::Errno;
 
+use crate::every_netns;
 use crate::fail;
-use crate::namespaces;
 use crate::sysfs::Function;
 
 /// Refuses a function that a virtual machine or another plugin's pod has, which no record of ours tells. vfio
@@ -40,7 +40,7 @@ fn holder(path: &Path) -> Option<String> {
     };
     // Who started us may have handed the file down to us.
     let ours = std::process::id().to_string();
-    let mut others = namespaces::processes().ok()?.into_iter().filter(|process| !process.ends_with(&ours));
+    let mut others = every_netns::processes().ok()?.into_iter().filter(|process| !process.ends_with(&ours));
     let process = others.find(has_it)?;
     let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
     Some(format!("process {} ({})", process.file_name()?.to_str()?, name.trim()))

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use super::config::NetConf;
 use super::device::Device;
 use super::record::{Record, Records, VfRecord, What};
-use crate::cni::all_of;
+use crate::error::all_of;
 use crate::netlink::link::{self, Link, format_mac, parse_mac};
 use crate::netlink::vf::{self, Report, VfState};
 use crate::netlink::{Error, Socket};

@@ -2,6 +2,9 @@
 
 use std::process::ExitCode;
 
+use rail_cni::attach::Attach;
+use rail_cni::{cni, commands};
+
 fn main() -> ExitCode {
-    rail_cni::cni::main(&rail_cni::attach::Attach, rail_cni::attach::cli)
+    cni::main(&Attach, commands::rail_cni::run)
 }

@@ -2,8 +2,9 @@
 
 use std::process::ExitCode;
 
-use rail_cni::ipam::{Ipam, cli};
+use rail_cni::ipam::Ipam;
+use rail_cni::{cni, commands};
 
 fn main() -> ExitCode {
-    rail_cni::cni::main(&Ipam, cli::run)
+    cni::main(&Ipam, commands::rail_ipam::run)
 }

@@ -164,13 +164,21 @@ pub fn is_identifier(text: &str) -> bool {
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte))
 }
 
+/// Can `name` be the name of a netdev in a file that people write? The kernel takes more, but no such name is meant.
+pub fn is_netdev_name(name: &str) -> bool {
+    is_identifier(name) && name.len() <= 15
+}
+
 fn check_container_id(id: &str) -> Result<()> {
     if is_identifier(id) {
         return Ok(());
     }
     Err(anyhow::Error::new(
-        crate::cni::Failure::new(crate::cni::Code::InvalidEnvironment, "invalid characters in containerID")
-            .details(id),
+        crate::error::Failure::new(
+            crate::error::Code::InvalidEnvironment,
+            "invalid characters in containerID",
+        )
+        .details(id),
     ))
 }
 

@@ -40,7 +40,7 @@ impl std::fmt::Display for NotRun {
 
 /// Is it certain that an ADD that ended so gave no address? The plugin never ran, or refused in so many words.
 pub fn gave_nothing(error: &anyhow::Error) -> bool {
-    super::error::is_relayed(error) || error.downcast_ref::<NotRun>().is_some()
+    crate::error::is_relayed(error) || error.downcast_ref::<NotRun>().is_some()
 }
 
 /// An IPAM plugin that was found, with what it is called with.

@@ -3,7 +3,6 @@
 
 mod args;
 mod delegate;
-mod error;
 pub mod keys;
 mod result;
 
@@ -17,12 +16,14 @@ use anyhow::{Context as _, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::{Map, Value, json};
 
-pub use args::{Args, Attachment, Command, Environment, check_ifname, find_plugin, is_identifier};
+pub use args::{
+    Args, Attachment, Command, Environment, check_ifname, find_plugin, is_identifier, is_netdev_name,
+};
 pub use delegate::{Delegate, gave_nothing};
-pub use error::{Code, ErrorJson, Failure, all_of, code_of};
 pub use keys::Keys;
 pub use result::{AddResult, Dns, Interface, Ip, Route, VERSIONS, Version};
 
+use crate::error::{Code, ErrorJson, Failure};
 use crate::log::Call;
 use crate::{fail, failure, netns, output, watchdog};
 

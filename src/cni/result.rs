@@ -206,7 +206,7 @@ impl AddResult {
             return from_ip4_and_ip6(object);
         }
         serde_path_to_error::deserialize(value)
-            .context(crate::cni::Failure::new(crate::cni::Code::Decode, "result cannot be read"))
+            .context(crate::error::Failure::new(crate::error::Code::Decode, "result cannot be read"))
     }
 
     /// Writes the result as `version` has it: fields that a version does not know are left out. Go's own
@@ -289,8 +289,8 @@ fn from_ip4_and_ip6(object: &Map<String, Value>) -> Result<AddResult> {
     let mut result = AddResult::default();
     for key in ["ip4", "ip6"] {
         let Some(value) = object.get(key).filter(|value| !value.is_null()) else { continue };
-        let block: Block = serde_path_to_error::deserialize(value).context(crate::cni::Failure::new(
-            crate::cni::Code::Decode,
+        let block: Block = serde_path_to_error::deserialize(value).context(crate::error::Failure::new(
+            crate::error::Code::Decode,
             format!("result cannot be read: {key}"),
         ))?;
         result.ips.push(Ip { address: block.ip, gateway: block.gateway, interface: None });

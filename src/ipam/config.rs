@@ -7,13 +7,13 @@ use anyhow::Result;
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 
-use super::allocation::Allocation;
-use super::cidrpool::{self, Plan, Spec};
-use super::is_name;
-use super::store::{self, Store};
-use crate::cluster::overlap;
+use crate::cluster_networks::overlap;
 use crate::cni::{GC_KEYS, Keys, Network};
 use crate::node::Node;
+use crate::pool::allocation::Allocation;
+use crate::pool::cidrpool::{self, Plan, Spec};
+use crate::pool::is_name;
+use crate::pool::store::{self, Store};
 use crate::{fail, failure};
 
 /// The keys of a section that names pools; [`cidrpool::SPEC_KEYS`] are those of one that is a pool.
@@ -274,7 +274,7 @@ mod tests {
             json!(null),
         ] {
             let error = pools(ipam.clone()).unwrap_err();
-            assert_eq!(crate::cni::code_of(&error), 7, "{ipam}: {error:#}");
+            assert_eq!(crate::error::code_of(&error), 7, "{ipam}: {error:#}");
         }
     }
 

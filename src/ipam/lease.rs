@@ -12,12 +12,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
-use super::allocation::Allocation;
 use super::living::{self, Living};
 use crate::cni::{Attachment, Network};
 use crate::files::{self, Dir, Lock};
 use crate::netns::{Life, NetnsId};
 use crate::node::Node;
+use crate::pool::Allocation;
 use crate::{fail, failure};
 
 /// In the run folder.
@@ -666,7 +666,7 @@ impl Lease {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ipam::allocation::tests::allocation;
+    use crate::pool::allocation::tests::allocation;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
     use std::path::Path;
@@ -744,7 +744,7 @@ mod tests {
         assert_eq!(bench.take(&[P], "c1", "a").unwrap(), ["10.0.0.0"]);
         assert_eq!(bench.take(&[P], "c2", "b").unwrap(), ["10.0.0.1"]);
         let error = bench.take(&[P], "c3", "c").unwrap_err();
-        assert_eq!(crate::cni::code_of(&error), 11);
+        assert_eq!(crate::error::code_of(&error), 11);
         let error = error.to_string();
         assert!(
             error.contains("10.0.0.0 is held by net1 of pod default/c1 (container c1) since 2"),
@@ -817,7 +817,7 @@ mod tests {
         ] {
             let requested = [(bad.0.parse().unwrap(), bad.1)];
             let error = Ask::all(vec!["p".into()], wide.clone(), &requested).unwrap_err();
-            assert_eq!(crate::cni::code_of(&error), 7, "{bad:?}");
+            assert_eq!(crate::error::code_of(&error), 7, "{bad:?}");
         }
     }
 
@@ -833,7 +833,7 @@ mod tests {
         {
             std::fs::write(&file, damage).unwrap();
             let error = bench.take(&[ONE], "c2", "b").unwrap_err();
-            assert_eq!(crate::cni::code_of(&error), 11);
+            assert_eq!(crate::error::code_of(&error), 11);
             assert!(error.to_string().contains("`rail-ipam release --address 10.0.0.1`"), "{error}");
         }
         bench.release("c1");

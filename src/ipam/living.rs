@@ -16,8 +16,8 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::lease::FOLDER;
+use crate::every_netns::{self, Seen, Which};
 use crate::files::{self, Dir};
-use crate::namespaces::{self, Seen, Which};
 use crate::netlink::{address, link};
 use crate::node::Node;
 
@@ -132,7 +132,7 @@ fn mark_used(run_dir: &Path) -> Result<()> {
 /// The addresses of every namespace but ours.
 fn look() -> Result<(Vec<Living>, Seen)> {
     let mut found = Vec::new();
-    let seen = namespaces::visit(Which::All, Instant::now() + LOOK, |socket, netns| {
+    let seen = every_netns::visit(Which::All, Instant::now() + LOOK, |socket, netns| {
         let addresses = address::in_namespace(socket)
             .inspect_err(|error| log::warn!("{} cannot be asked: {error:#}", netns.display()))
             .unwrap_or_default();

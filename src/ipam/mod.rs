@@ -3,16 +3,9 @@
 //! address of it, its lease. Nothing here is ever invented: the switch is
 //! already configured.
 
-pub(crate) mod allocation;
-mod change;
-pub mod cidrpool;
-pub mod cli;
 pub mod config;
-mod import;
 pub mod lease;
 pub mod living;
-pub mod report;
-pub mod store;
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -20,13 +13,12 @@ use std::path::Path;
 use anyhow::Result;
 use ipnet::IpNet;
 
-use crate::cni::{self, AddResult, Attachment, Ip, Keys, Network, Plugin, Route, Version};
+use crate::cni::{AddResult, Attachment, Ip, Keys, Network, Plugin, Route, Version};
 use crate::netns::NetnsId;
 use crate::node::Node;
-use crate::{fail, failure, plan};
+use crate::pool::{Allocation, node_name};
+use crate::{fail, failure};
 
-pub use allocation::{Allocation, LeafPort, To};
-pub use change::{Import, Line, Nodes, Outside, Terms, changes, write};
 use config::Config;
 use lease::{Ask, Folder, Holder};
 
@@ -127,31 +119,6 @@ impl Plugin for Ipam {
     }
 }
 
-/// This node's name, which must be safe as the name of a folder.
-pub fn node_name(node: &Node) -> Result<String> {
-    let name = node.name()?;
-    if !is_name(&name) {
-        fail!(InvalidConfig, "the host name {name:?} is no name of a node: set nodeName in node.json");
-    }
-    Ok(name)
-}
-
-/// Can `name` be a node or a pool? Both become names of files, which end at 255 bytes.
-pub fn is_name(name: &str) -> bool {
-    cni::is_identifier(name) && name.len() <= 200
-}
-
-/// `rail-3`, `rail3-v6`, `rail-3-plane-1`: what the name of a pool says, where the plan does not.
-pub fn rail_in(pool: &str) -> Option<u8> {
-    let lower = pool.to_ascii_lowercase();
-    let number = |word: &str| -> Option<u8> {
-        let (_, after) = lower.split_once(word)?;
-        let after = after.trim_start_matches(['-', '_', '.']);
-        after.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
-    };
-    Some(plan::number(number("rail")?, number("plane")))
-}
-
 /// Which namespace the address goes to. It is looked at and never opened: an IPAM has no business there.
 fn netns_id(netns: &Path) -> Result<Option<NetnsId>> {
     NetnsId::of(netns).map_err(|error| {
@@ -221,24 +188,4 @@ fn serves(node: &Node, config: &Config) -> Result<()> {
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_of_pools_may_tell_the_rail() {
-        for (pool, rail) in [
-            ("rail-3", Some(3)),
-            ("rail3-v6", Some(3)),
-            ("su1_Rail_12", Some(12)),
-            ("pool-3", None),
-            ("rail", None),
-            ("rail-0-plane-1", Some(8)),
-            ("rail-7-plane-3-v6", Some(31)),
-        ] {
-            assert_eq!(rail_in(pool), rail, "{pool}");
-        }
-    }
 }

@@ -14,10 +14,10 @@ use serde_json::Value;
 use super::pattern::Pattern;
 use super::scheme::{Family, HostLink, Mode, Polarity, Scheme, Tiers};
 use super::{Cable, Plan, refused};
-use crate::cluster;
+use crate::cluster_networks;
 use crate::document::{Document, Part};
-use crate::ipam::is_name;
 use crate::nearest::nearest;
+use crate::pool::is_name;
 
 const KEYS: [&str; 18] = [
     "fabric",
@@ -230,7 +230,7 @@ impl Fabric {
             keys.fault("mtu", &format!("{mtu} is not 1280 to 65535"));
         }
         for (index, network) in fabric.cluster_networks.iter().enumerate() {
-            if let Err(what) = cluster::check(*network) {
+            if let Err(what) = cluster_networks::check(*network) {
                 keys.fault(&format!("clusterNetworks[{index}]"), &what);
             }
         }

@@ -9,8 +9,8 @@ use super::yaml::scalar;
 use super::{Cable, File, Plan, Pool, is_object_name, leaf_ports, refused};
 use crate::document::{Document, Fault, Part};
 use crate::fail;
-use crate::ipam::cidrpool::{Row, Spec, some_of};
-use crate::ipam::{allocation, is_name};
+use crate::pool::cidrpool::{Row, Spec, some_of};
+use crate::pool::{allocation, is_name};
 
 const API_VERSION: &str = "nv-ipam.nvidia.com/v1alpha1";
 /// nv-ipam reads the pools of its own namespace; this is where NVIDIA's network operator puts it.

@@ -3,7 +3,6 @@
 //! A plan is a list of pools as NVIDIA's CIDRPools describe them. It is read from what an operator has, checked
 //! as a whole, and written as what somebody needs; the store, which ADD reads, is one of these.
 
-pub mod cli;
 pub mod csv;
 pub mod fabric;
 pub mod manifest;
@@ -12,7 +11,6 @@ pub mod netplan;
 pub mod networks;
 pub mod nics;
 pub mod nvue;
-pub mod out;
 pub mod pattern;
 pub mod refusal;
 pub mod scheme;
@@ -29,8 +27,8 @@ use serde_json::{Map, Value};
 
 use crate::document::{self, Document};
 use crate::fail;
-use crate::ipam::cidrpool::{self, SHOWN, Spec, few, some_of};
-use crate::ipam::{Allocation, LeafPort};
+use crate::pool::cidrpool::{self, SHOWN, Spec, few, some_of};
+use crate::pool::{self, Allocation, LeafPort};
 use refusal::{Doubt, Doubts, Refusal};
 
 /// A port without its leaf tells nobody where to look.
@@ -206,7 +204,7 @@ impl Pool {
 
     /// `rail` of its network.
     pub fn number(&self) -> Option<u8> {
-        Some(number(self.rail?, self.plane))
+        Some(pool::number(self.rail?, self.plane))
     }
 
     /// Of which family? By the cidr, that has been checked.
@@ -227,13 +225,6 @@ impl Pool {
         });
         Ok(links.collect())
     }
-}
-
-/// `rail` of a network. Each plane of a rail is a network of its own, with routing tables of its own in the pod: the
-/// rails of plane 1 count from 8.
-pub fn number(rail: u8, plane: Option<u8>) -> u8 {
-    const RAILS: u8 = 8;
-    rail.saturating_add(plane.unwrap_or(0).saturating_mul(RAILS))
 }
 
 /// RFC 1123, as Kubernetes checks it.

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::scheme::place_of;
 use super::{File, Plan, Pool, yaml};
 use crate::fail;
-use crate::ipam::rail_in;
+use crate::pool::rail_in;
 
 /// Of pods, where no source says what their hosts have: below the 9216 of the leaves.
 const MTU: u32 = 9000;

@@ -5,7 +5,7 @@ use ipnet::{IpNet, Ipv4Net};
 
 use super::refusal::Doubt;
 use super::{Plan, Pool};
-use crate::cluster::{self, USUAL, overlap};
+use crate::cluster_networks::{self, USUAL, overlap};
 
 /// First octets for a fabric: NVIDIA's two, and two of the US Department of Defense, which hardly any pod talks to.
 const OCTETS: [u8; 4] = [172, 10, 11, 30];
@@ -23,12 +23,13 @@ pub fn compare(plan: &mut Plan, known: &[IpNet], octet: Option<&str>) {
     };
     if known.is_empty() {
         let usual: Vec<IpNet> = USUAL.iter().filter_map(|usual| usual.network()).collect();
-        let warning = cluster::usually_taken_by(&routes, " or the fabric file, or with --cluster-networks");
+        let warning =
+            cluster_networks::usually_taken_by(&routes, " or the fabric file, or with --cluster-networks");
         plan.warnings
             .extend(warning.map(|warning| format!("{warning}; where they overlap: {}", remedy(&usual))));
         return;
     }
-    for taken in cluster::taken_by(&routes, known) {
+    for taken in cluster_networks::taken_by(&routes, known) {
         plan.doubts.push(Doubt::ClusterNetworks, || format!("{taken}: {}", remedy(known)));
     }
 }

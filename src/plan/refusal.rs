@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use clap::ValueEnum;
 
-use crate::ipam::cidrpool::SHOWN;
 use crate::output::Lines;
+use crate::pool::cidrpool::SHOWN;
 
 /// What can be meant, and hardly ever is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]

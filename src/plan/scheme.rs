@@ -22,9 +22,9 @@ use serde::Deserialize;
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
 use super::{Cable, Plan, Pool};
-use crate::cni;
-use crate::ipam::cidrpool::{IndexRange, RouteTo, Row, Spec};
-use crate::ipam::is_name;
+use crate::cni::is_netdev_name;
+use crate::pool::cidrpool::{IndexRange, RouteTo, Row, Spec};
+use crate::pool::is_name;
 
 /// Faults in detail; a pattern or an attribute that is wrong everywhere has millions.
 pub(super) const MAX_FAULTS: usize = 1000;
@@ -373,7 +373,6 @@ impl Cable {
     /// need no quotes in any.
     pub fn faults(&self) -> [Option<String>; 3] {
         let Cable { interface, leaf, port, .. } = self;
-        let is_netdev = |name: &str| cni::is_identifier(name) && name.len() <= 15;
         let is_port = |name: &str| {
             name.starts_with(|first: char| first.is_ascii_alphanumeric())
                 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-/:".contains(&byte))
@@ -382,7 +381,7 @@ impl Cable {
             name.as_ref().filter(|name| !is_good(name)).map(|name| format!("{name:?} is no name of {what}"))
         };
         [
-            wrong(interface, &is_netdev, "a netdev"),
+            wrong(interface, &is_netdev_name, "a netdev"),
             wrong(leaf, &is_name, "a leaf"),
             wrong(port, &is_port, "a switch port"),
         ]

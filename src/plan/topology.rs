@@ -22,9 +22,9 @@ use super::refusal::{Doubt, Doubts, Refusal};
 use super::scheme::{HostLink, MAX_FAULTS, Mode, Scheme, Tiers};
 use super::{Cable, Plan};
 use crate::document::{Part, Text};
-use crate::ipam::cidrpool::few;
-use crate::ipam::is_name;
 use crate::nearest::nearest;
+use crate::pool::cidrpool::few;
+use crate::pool::is_name;
 
 const LINKS: &str = "links";
 

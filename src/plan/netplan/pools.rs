@@ -5,12 +5,12 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::host::{Notes, Rail};
 use crate::document::Place;
-use crate::ipam::allocation::{address, bits};
-use crate::ipam::cidrpool::{AddressRange, IndexRange, RouteTo, Row, Spec};
+use crate::netplan::host::{Notes, Rail};
 use crate::plan::scheme::place_of;
 use crate::plan::{Cable, Ethernet, Plan, Pool};
+use crate::pool::allocation::{address, bits};
+use crate::pool::cidrpool::{AddressRange, IndexRange, RouteTo, Row, Spec};
 
 /// The pools of these rails; what is wrong with them goes to the notes.
 pub fn plan(rails: Vec<Rail>, notes: &mut Notes) -> Plan {

@@ -158,7 +158,7 @@ pub fn all_of(steps: impl IntoIterator<Item = anyhow::Result<()>>) -> anyhow::Re
 #[macro_export]
 macro_rules! fail {
     ($code:ident, $($arg:tt)*) => {
-        return Err(anyhow::Error::new($crate::cni::Failure::new($crate::cni::Code::$code, format!($($arg)*))))
+        return Err(anyhow::Error::new($crate::error::Failure::new($crate::error::Code::$code, format!($($arg)*))))
     };
 }
 
@@ -166,7 +166,7 @@ macro_rules! fail {
 #[macro_export]
 macro_rules! failure {
     ($code:ident, $($arg:tt)*) => {
-        anyhow::Error::new($crate::cni::Failure::new($crate::cni::Code::$code, format!($($arg)*)))
+        anyhow::Error::new($crate::error::Failure::new($crate::error::Code::$code, format!($($arg)*)))
     };
 }
 

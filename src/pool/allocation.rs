@@ -211,7 +211,7 @@ pub fn address(bits: u128, is_ipv4: bool) -> IpAddr {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::BTreeSet;

@@ -1,19 +1,71 @@
 //! `rail-ipam import`: CIDRPool manifests into the store.
 
+use std::process::ExitCode;
+
 use anyhow::{Context as _, Result};
+use clap::Args;
 
 use super::change::{self, Import, Nodes, Terms};
+use super::report::{show_changes, tell};
 use crate::node::Node;
-use crate::plan::{Pools, manifest};
-use crate::{document, plan};
+use crate::output::Output;
+use crate::plan::{Pools, manifest, refused};
+use crate::pool::{is_name, node_name};
+use crate::{document, fail};
+
+/// Arguments of `rail-ipam import`.
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// CIDRPool manifests, YAML or JSON; - for standard input
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<String>,
+    /// Write the folder of every node that the manifests name
+    #[arg(long, conflicts_with = "node")]
+    all_nodes: bool,
+    /// Write the folder of this node instead of our own
+    #[arg(long, value_name = "NAME")]
+    node: Option<String>,
+    /// Take nodes out of these pools that the manifests do not name
+    #[arg(long)]
+    prune: bool,
+    /// NEW takes the place of OLD, which goes
+    #[arg(long, value_name = "NEW=OLD", value_parser = Terms::parse_replaces)]
+    replaces: Vec<(String, String)>,
+    /// Check and show, write nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Also while pods use addresses that they would lose
+    #[arg(long)]
+    force: bool,
+}
+
+/// `rail-ipam import`.
+pub fn import(node: &Node, args: &ImportArgs, output: Output) -> Result<ExitCode> {
+    let nodes = match &args.node {
+        _ if args.all_nodes => Nodes::All,
+        Some(name) if is_name(name) => Nodes::One(name.clone()),
+        Some(name) => fail!(InvalidConfig, "--node {name:?} is no name of a node"),
+        None => Nodes::Own(node_name(node)?),
+    };
+    let replaces = args.replaces.iter().cloned().collect();
+    let terms = Terms { prune: args.prune, is_whole: false, replaces };
+    let import = plan(node, &args.files, &nodes, &terms)?;
+    tell(&import);
+    if !args.dry_run {
+        change::write(node, &import, args.force)?;
+    }
+
+    show_changes(&import, args.dry_run, output)?;
+    Ok(ExitCode::SUCCESS)
+}
 
 /// Reads and checks all files, compares them with the store, and changes nothing.
-pub fn plan(node: &Node, files: &[String], nodes: &Nodes, terms: &Terms) -> Result<Import> {
+fn plan(node: &Node, files: &[String], nodes: &Nodes, terms: &Terms) -> Result<Import> {
     let read = || -> Result<(Pools, Vec<String>)> {
         let documents = document::read_all(files)?;
         let mut plan = manifest::read(&documents)?;
         plan.sources = documents;
-        let pools = plan.check().map_err(|faults| plan::refused(&faults))?;
+        let pools = plan.check().map_err(|faults| refused(&faults))?;
         plan.warnings.extend(plan.doubts.into_warnings());
         Ok((pools, plan.warnings))
     };
@@ -25,8 +77,9 @@ pub fn plan(node: &Node, files: &[String], nodes: &Nodes, terms: &Terms) -> Resu
 
 #[cfg(test)]
 mod tests {
+    use super::change::write;
     use super::*;
-    use crate::ipam::{store, write};
+    use crate::pool::store;
     use std::path::Path;
 
     const EXAMPLES: [&str; 2] = ["conf/pools/spectrum-x.yaml", "conf/pools/dual-stack.yaml"];

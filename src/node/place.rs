@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, statfs};
 
+use super::Node;
 use crate::netns::is_init_the_hosts;
-use crate::node::Node;
 use crate::{fail, failure};
 
 /// Where an operator gets by default, and where namespaces are.
@@ -84,8 +84,7 @@ mod tests {
 
     #[test]
     fn a_run_folder_elsewhere_was_chosen() {
-        let mut node = Node::default();
-        node.run_dir = "/nonexistent/rail-cni".into();
+        let node = Node { run_dir: "/nonexistent/rail-cni".into(), ..Node::default() };
         assert!(node.check_place(Some(Path::new("/proc/self/ns/net"))).is_ok());
     }
 }

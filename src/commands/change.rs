@@ -8,14 +8,14 @@ use std::net::IpAddr;
 use anyhow::Result;
 use ipnet::IpNet;
 
-use super::allocation::{Allocation, To, bits};
-use super::cidrpool::few;
-use super::is_name;
-use super::lease::{self, Entry, Folder};
-use super::store::{self, Change, Store};
 use crate::fail;
+use crate::ipam::lease::{self, Entry, Folder};
 use crate::node::Node;
 use crate::plan::Pools;
+use crate::pool::allocation::{Allocation, To, bits};
+use crate::pool::cidrpool::few;
+use crate::pool::is_name;
+use crate::pool::store::{self, Change, Store};
 use crate::progress::Progress;
 
 /// Into which nodes' folders.
@@ -478,8 +478,8 @@ pub fn write(node: &Node, import: &Import, force: bool) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ipam::allocation::tests::allocation;
     use crate::ipam::lease::{Ask, Holder, take};
+    use crate::pool::allocation::tests::allocation;
     use std::path::Path;
 
     /// The plan is all that there should be.

@@ -15,15 +15,15 @@ use ipnet::IpNet;
 use serde_json::{Value, json};
 
 use self::ignore::Ignore;
-use super::config;
-use crate::cluster::{self, Taken, USUAL};
+use crate::attach::config;
+use crate::cluster_networks::{self, Taken, USUAL};
 use crate::cni::{VERSIONS, Version};
 use crate::document::{self, Document, Fault, Part, Place};
 use crate::ipam;
 use crate::nearest::nearest;
 use crate::node::Node;
 use crate::output::{self, Output};
-use crate::plan;
+use crate::pool;
 
 const OURS: &str = "rail-cni";
 const OUR_IPAM: &str = "rail-ipam";
@@ -389,7 +389,7 @@ impl Lint {
             .collect();
         let usual: Vec<IpNet> = USUAL.iter().filter_map(|usual| usual.network()).collect();
         let known = &self.cluster_networks;
-        let taken = cluster::taken_by(&routes, if known.is_empty() { &usual } else { known });
+        let taken = cluster_networks::taken_by(&routes, if known.is_empty() { &usual } else { known });
         let place = |taken: &Taken| {
             let mut all = self.routes.iter().flat_map(|routes| &routes.to);
             all.find(|(net, _)| *net == taken.route).map(|(_, place)| place.clone()).unwrap_or_default()
@@ -397,7 +397,7 @@ impl Lint {
         let remedy =
             "other addresses for the rails (firstOctet of the plan), or other networks for the cluster";
         let found: Vec<Finding> = if known.is_empty() {
-            let problem = cluster::usually_taken_by(&routes, "").into_iter().zip(taken.first());
+            let problem = cluster_networks::usually_taken_by(&routes, "").into_iter().zip(taken.first());
             let finding = |(message, first): (String, &Taken)| Finding {
                 severity: Severity::Warning,
                 place: place(first),
@@ -735,7 +735,7 @@ fn number_in(name: &str) -> Option<(i64, String)> {
     let lower = name.to_ascii_lowercase();
     let (rail, rest) = take_number(&lower, "rail")?;
     match take_number(&rest, "plane") {
-        Some((plane, rest)) => Some((i64::from(plan::number(rail, Some(plane))), rest)),
+        Some((plane, rest)) => Some((i64::from(pool::number(rail, Some(plane))), rest)),
         None => Some((i64::from(rail), rest)),
     }
 }

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use serde_json::Value;
 
 use super::runtimes::configurations_in;
-use crate::attach::inventory::Inventory;
+use crate::commands::inventory::Inventory;
 use crate::files;
 
 /// What an ADD of the network asks of the node.

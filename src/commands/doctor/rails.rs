@@ -6,13 +6,13 @@ use std::path::Path;
 use super::networks::Network;
 use super::{Check, Findings, Verdict, count};
 use crate::attach::device::refuse_what_the_host_needs;
-use crate::attach::inventory::{Attached, Inventory, Rail, RdmaMode, State, link_state};
 use crate::attach::record::Record;
 use crate::attach::{giveback, order, userspace, vf};
-use crate::ipam::{Allocation, rail_in, store};
+use crate::commands::inventory::{Attached, Inventory, Rail, RdmaMode, State, link_state};
 use crate::netlink::Socket;
 use crate::netlink::link::Link;
 use crate::node::Node;
+use crate::pool::{Allocation, rail_in, store};
 use crate::sysfs::Function;
 
 /// What an operator raises a PF to: room for every network.
@@ -567,7 +567,7 @@ fn records(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attach::inventory::Vf;
+    use crate::commands::inventory::Vf;
     use crate::sysfs::DeviceId;
 
     /// Two rails with a VF each; whose function has an RDMA device is in `with`.

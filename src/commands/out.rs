@@ -12,11 +12,11 @@ use anyhow::{Context as _, Result};
 use imara_diff::{Algorithm, BasicLineDiffPrinter, Diff, InternedInput, UnifiedDiffConfig};
 use serde_json::json;
 
-use super::File;
 use crate::failure;
 use crate::files::{self, hash};
-use crate::ipam::cidrpool::SHOWN;
 use crate::output::{self, Output, pretty, print, table};
+use crate::plan::File;
+use crate::pool::cidrpool::SHOWN;
 
 /// Neither kubectl, netplan nor `rail-ipam plan` takes it for one of theirs.
 const WRITTEN: &str = ".rail-ipam-plan";

@@ -198,7 +198,8 @@ impl Lint {
             }
             return None;
         }
-        let all: Vec<&str> = ipam::config::KEYS.iter().chain(&ipam::cidrpool::SPEC_KEYS).copied().collect();
+        let all: Vec<&str> =
+            ipam::config::KEYS.iter().chain(&crate::pool::cidrpool::SPEC_KEYS).copied().collect();
         if let Some(section) = plugin.get("ipam") {
             self.keys(section, name, "ipam.", ipam::config::is_known, &all);
         }

@@ -9,20 +9,21 @@ use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
+use super::change::{self, Import, Line, Nodes, Terms};
 use super::out::{self, Out};
-use super::pattern::Pattern;
-use super::refusal::{Doubt, Refusal};
-use super::scheme::{Family, Mode, Polarity, Scheme, Tiers};
-use super::{
-    File, Plan, Pool, Pools, csv, fabric, manifest, nads, netplan, networks, nics, nvue, refused, topology,
-};
-use crate::cluster;
+use super::report::{show_changes, tell};
+use crate::cluster_networks;
 use crate::document;
 use crate::fail;
-use crate::ipam::report::{show_changes, tell};
-use crate::ipam::{self, Import, Line, Nodes, Terms};
 use crate::node::Node;
 use crate::output::{self, Output, pretty, print, table};
+use crate::plan::pattern::Pattern;
+use crate::plan::refusal::{Doubt, Refusal};
+use crate::plan::scheme::{Family, Mode, Polarity, Scheme, Tiers};
+use crate::plan::{
+    File, Plan, Pool, Pools, csv, fabric, manifest, nads, netplan, networks, nics, nvue, refused, topology,
+};
+use crate::pool;
 
 /// Arguments of `rail-ipam plan`.
 #[derive(Debug, Args)]
@@ -131,7 +132,7 @@ pub enum Target {
 }
 
 /// Reads, checks, and then writes, compares or shows.
-pub fn run(args: &PlanArgs, output: Output) -> Result<ExitCode> {
+pub fn plan(args: &PlanArgs, output: Output) -> Result<ExitCode> {
     if args.out.is_some() && args.to == Some(Target::Store) {
         fail!(InvalidConfig, "--out is for files: node.json says where the store is");
     }
@@ -228,7 +229,8 @@ impl PlanArgs {
     /// The cluster's networks, as far as anybody says them.
     fn known_networks(&self, plan: &Plan) -> Result<Vec<IpNet>> {
         for network in &self.cluster_networks {
-            cluster::check(*network).or_else(|what| fail!(InvalidConfig, "--cluster-networks: {what}"))?;
+            cluster_networks::check(*network)
+                .or_else(|what| fail!(InvalidConfig, "--cluster-networks: {what}"))?;
         }
         let mut known: Vec<IpNet> = Vec::new();
         for network in [&self.cluster_networks, &plan.cluster_networks, &Node::load()?.cluster_networks] {
@@ -266,7 +268,7 @@ impl PlanArgs {
         let kind = match from {
             Some(kind) => kind,
             None if fabric::is_fabric(&first.value) => Kind::Fabric,
-            None if netplan::is_netplan(&first.value) => Kind::Netplan,
+            None if crate::netplan::is_netplan(&first.value) => Kind::Netplan,
             None => Kind::Cidrpool,
         };
         let mut plan = match (kind, documents.as_slice()) {
@@ -320,9 +322,9 @@ impl PlanArgs {
     fn nodes(&self, node: &Node) -> Result<Nodes> {
         Ok(match &self.node {
             _ if self.all_nodes => Nodes::All,
-            Some(name) if ipam::is_name(name) => Nodes::One(name.clone()),
+            Some(name) if pool::is_name(name) => Nodes::One(name.clone()),
             Some(name) => fail!(InvalidConfig, "--node {name:?} is no name of a node"),
-            None => Nodes::Own(ipam::node_name(node)?),
+            None => Nodes::Own(pool::node_name(node)?),
         })
     }
 }
@@ -337,7 +339,7 @@ fn rename(plan: &mut Plan, pattern: &str) -> Result<()> {
         let suffix = if pool.name.ends_with("-v6") { "-v6" } else { "" };
         let plane = u64::from(pool.plane.unwrap_or(0));
         pool.name = pattern.render(&[u64::from(rail), plane]) + suffix;
-        if !ipam::is_name(&pool.name) {
+        if !pool::is_name(&pool.name) {
             fail!(InvalidConfig, "--pool-name: {:?} is no name of a pool", pool.name);
         }
     }
@@ -360,7 +362,7 @@ fn show(plan: &Plan, output: Output) -> Result<ExitCode> {
                 let Pool { name, rail, plane, spec, .. } = pool;
                 let rows = &spec.static_allocations;
                 let routes: Vec<_> = spec.routes.iter().map(|to| to.dst.as_str()).collect();
-                let end = |row: Option<&ipam::cidrpool::Row>| {
+                let end = |row: Option<&pool::cidrpool::Row>| {
                     row.map(|row| format!("{} {}", row.prefix, row.node_name)).unwrap_or_default()
                 };
                 let number =
@@ -396,7 +398,7 @@ fn store(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<
     args.refuse_warnings(&import.warnings)?;
     tell(&import);
     if !args.diff {
-        ipam::write(&node, &import, args.force)?;
+        change::write(&node, &import, args.force)?;
     }
     show_changes(&import, args.diff, output)?;
     Ok(ExitCode::SUCCESS)
@@ -461,7 +463,7 @@ fn changes(args: &PlanArgs, node: &Node, plan: &Plan, pools: &Pools, nodes: &Nod
             _ => (),
         }
     }
-    ipam::changes(node, pools, nodes, &Terms { prune: args.prune, is_whole: true, replaces })
+    change::changes(node, pools, nodes, &Terms { prune: args.prune, is_whole: true, replaces })
 }
 
 /// Several files are told from each other by a comment that each of the formats knows; manifests make one file for

@@ -7,7 +7,8 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::inventory::{Attached, Inventory, Rail, RdmaMode, State, link_state};
-use super::lost::Lost;
+use crate::attach::debt;
+use crate::attach::lost::Lost;
 use crate::node::Node;
 use crate::output::{self, Output};
 
@@ -234,7 +235,7 @@ fn json(node_name: &str, inventory: &Inventory, todo: &[String]) -> Value {
             "link": one.link.as_ref().map(link_state), "rdma": rdma_of(one, inventory), "error": one.error,
         })
     });
-    let debts: Vec<_> = inventory.debts.iter().map(super::debt::json).collect();
+    let debts: Vec<_> = inventory.debts.iter().map(debt::json).collect();
     json!({"node": node_name, "rdma": rdma, "rails": rails.collect::<Vec<_>>(),
         "attachments": attachments.collect::<Vec<_>>(), "debts": debts, "unreadable": inventory.unreadable,
         "lost": inventory.lost.iter().map(Lost::json).collect::<Vec<_>>(), "todo": todo})

@@ -8,9 +8,9 @@ use ipnet::IpNet;
 use serde_json::{Map, Value};
 
 use super::files::Host;
+use crate::cni::is_netdev_name;
 use crate::document::{Part, Place};
-use crate::ipam::allocation::{Allocation, To, VERSION};
-use crate::plan::Cable;
+use crate::pool::allocation::{Allocation, To, VERSION};
 
 /// A rail's link, as its host has it.
 #[derive(Clone, Debug)]
@@ -253,15 +253,16 @@ impl<'a> Ethernet<'a> {
         let wrong = |what: &str, why: String| self.fault(part, format!(".{what}{why}"));
         allocation.check().map_err(|why| wrong("routes: ", why))?;
         allocation.check_host(address).map_err(|why| wrong("addresses: ", format!("{address} {why}")))?;
-        let cable = Cable { interface: self.netdev(), ..Cable::default() };
-        if let Some(fault) = cable.faults().into_iter().flatten().next() {
-            return Err(self.fault(self.parts.first().unwrap_or(part), format!(": {fault}")));
+        let interface = self.netdev();
+        if let Some(name) = interface.as_ref().filter(|name| !is_netdev_name(name)) {
+            let fault = format!(": {name:?} is no name of a netdev");
+            return Err(self.fault(self.parts.first().unwrap_or(part), fault));
         }
         let keys = self.merged();
         Ok(Some(Rail {
             node_name: node_name.to_owned(),
             id: self.id.into(),
-            interface: cable.interface,
+            interface,
             mtu: keys.get("mtu").and_then(number),
             address,
             prefix,

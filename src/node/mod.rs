@@ -1,6 +1,8 @@
 //! /etc/rail-cni/node.json: what the operator of the node says. Every path that the programs use comes from
 //! here; a network configuration, which a tenant may have written, names none.
 
+mod place;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,7 +14,7 @@ use serde_json::{Map, Value};
 
 use crate::files::{self, Dir};
 use crate::nearest::nearest;
-use crate::{cluster, cni, fail, failure, watchdog};
+use crate::{cluster_networks, cni, fail, failure, watchdog};
 
 /// Environment variable that names another file: for tests and unusual hosts.
 pub const VARIABLE: &str = "RAIL_CNI_NODE_CONFIG";
@@ -293,7 +295,7 @@ fn parse(path: &Path, value: &Value) -> Result<Node> {
         }
     }
     for (index, network) in node.cluster_networks.iter().enumerate() {
-        if let Err(what) = cluster::check(*network) {
+        if let Err(what) = cluster_networks::check(*network) {
             fail!(InvalidConfig, "{}: clusterNetworks[{index}]: {what}", path.display());
         }
     }

@@ -379,7 +379,7 @@ pub fn has_ipv6() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attach::doctor::Verdict;
+    use crate::commands::doctor::Verdict;
 
     fn judged(settings: &[(&str, &str)]) -> Findings {
         let root = tempfile::tempdir().unwrap();

@@ -8,14 +8,14 @@ use anyhow::Result;
 use super::networks::Network;
 use super::node::has_ipv6;
 use super::{Check, Findings, count, routes};
-use crate::attach::inventory::{Attached, Inventory, State};
 use crate::attach::record::Record;
+use crate::commands::inventory::{Attached, Inventory, State};
 use crate::files;
 use crate::ipam::lease::{self, Folder, Holder, Lease};
-use crate::ipam::store::Store;
-use crate::ipam::{Allocation, rail_in};
 use crate::netns::Life;
 use crate::node::Node;
+use crate::pool::store::Store;
+use crate::pool::{Allocation, rail_in};
 
 /// Of a large store a part is looked at: nodes whose pools are compared with ours.
 const OTHER_NODES: usize = 200;
@@ -24,7 +24,7 @@ const STEP: Duration = Duration::from_secs(60);
 
 /// All checks of this file.
 pub fn check(node: &Node, inventory: &Inventory, networks: &[Network], found: &mut Findings) {
-    let node_name = match crate::ipam::node_name(node) {
+    let node_name = match crate::pool::node_name(node) {
         Ok(name) => name,
         Err(error) => {
             return found.add(Check::fail("pools", format!("{error:#}"), "set nodeName in node.json"));

@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use crate::document::{self, Document};
-use crate::ipam::is_name;
-use crate::plan::refused;
+use crate::pool::is_name;
 
 /// A host's files, and what is no file of a host.
 pub struct Found {
@@ -28,7 +27,7 @@ pub struct Host {
 }
 
 /// The hosts below these paths. All faults are told at once.
-pub fn find(paths: &[String]) -> Result<Found> {
+pub fn find(paths: &[String]) -> Result<Found, Vec<String>> {
     let mut search = Search::default();
     for path in paths {
         search.look_at(Path::new(path));
@@ -40,7 +39,7 @@ pub fn find(paths: &[String]) -> Result<Found> {
             paths.join(", ")
         ));
     }
-    if faults.is_empty() { Ok(Found { hosts, ignored }) } else { Err(refused(&faults)) }
+    if faults.is_empty() { Ok(Found { hosts, ignored }) } else { Err(faults) }
 }
 
 impl Host {

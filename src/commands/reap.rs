@@ -1,105 +1,23 @@
-//! Operator's commands of rail-cni: the arguments, and `reap`.
+//! `rail-cni reap`: puts right what lost DELs left.
 
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Args, Parser, Subcommand};
+use clap::Args;
 use serde_json::{Value, json};
 
-use super::check::check;
-use super::claim::{Holding, holding, settle};
-use super::debt;
-use super::doctor::doctor;
 use super::inventory::Inventory;
-use super::lint::lint;
-use super::lost::Lost;
-use super::record::{DebtFile, Record, Records};
-use super::status::status;
+use crate::attach::claim::{Holding, holding, settle};
+use crate::attach::debt;
+use crate::attach::lost::Lost;
+use crate::attach::record::{DebtFile, Record, Records};
 use crate::netlink::Socket;
 use crate::node::Node;
 use crate::output::{self, Output};
-use crate::watchdog;
 
-const PROGRAM: &str = "rail-cni";
-
-/// Rails in pods: what this node has, whether it is ready, and putting right what lost DELs left.
-#[derive(Debug, Parser)]
-#[command(
-    name = "rail-cni",
-    version = output::VERSION.as_str(),
-    after_help = "A container runtime calls the same program with CNI_COMMAND set. Paths and the name of
-the node come from /etc/rail-cni/node.json (RAIL_CNI_NODE_CONFIG names another file).
-Exit status: 0 done, 1 failed or something is left to do, 2 wrong usage."
-)]
-struct Cli {
-    #[command(subcommand)]
-    command: Command,
-    /// What is printed
-    #[arg(long, global = true, value_enum, default_value = "table", value_name = "FORM")]
-    output: Output,
-}
-
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// The rails of this node, and which pod has what of them
-    #[command(
-        after_help = "STATE is live (the pod has the device), busy (an ADD or DEL is at work), dead (the \
-pod is gone and no DEL came), cut-off (its ADD was killed), on-host (the pod lives, its device is on the host), \
-returned (the device is back, its address is not), missing (the pod is gone, the device has not come back), \
-elsewhere (the pod lives, its device is neither there nor on the host), unknown (the pod cannot be looked into). \
-VFS is how many there are of how many there could be.
-Exit status: 0 nothing to do, 1 there is something to do, told below the tables, or failed, 2 wrong usage."
-    )]
-    Status,
-    /// Are the rails in pods what ADD made, and do their gateways answer? Every difference, of every pod
-    #[command(
-        after_help = "What CHECK does when a runtime asks, for all attachments at once and whatever `gatewayProbe` \
-says. Each gateway has a second to answer; nothing in a pod is changed.
-Exit status: 0 nothing differs, 1 something does, or failed, 2 wrong usage."
-    )]
-    Check,
-    /// Is this node ready for pods with rails? Each check with its remedy
-    #[command(
-        after_help = "FAIL: pods with that rail, or with any, do not start or do not work: a node can be gated by it. warn: they \
-do, mostly. skip: it cannot be told, and why. Nothing is changed or made.
-Exit status: 0 nothing failed, 1 a check failed, 2 wrong usage."
-    )]
-    Doctor(DoctorArgs),
-    /// What is wrong with networks, before a pod finds out: NetworkAttachmentDefinitions, .conf and .conflist
-    #[command(
-        after_help = "Needs neither node.json nor root. error: ADD refuses it, or it cannot be meant. warning: \
-it works, perhaps not as it was meant.
-Exit status: 0 no error, 1 an error, 2 wrong usage."
-    )]
-    Lint(LintArgs),
-    /// Put right what lost DELs left: devices of pods that are gone go back under their names, with their old
-    /// MTU and MAC, and their addresses are free again; what is still owed of earlier ones is tried once more
-    #[command(
-        after_help = "WHICH is a container id, a pod as NAMESPACE/NAME, a device as status shows it, or the \
-file of a record that cannot be read. Without one, all are meant.
-A pod is left alone while its network namespace lives, and also while that cannot be told: from another mount \
-namespace, without the right to look. Run it on the host, as root.
-Exit status: 0 done, 1 something is left or owed, 2 wrong usage."
-    )]
-    Reap(ReapArgs),
-}
-
+/// Arguments of `rail-cni reap`.
 #[derive(Debug, Args)]
-struct DoctorArgs {
-    /// That the networks have, for rails of which none is known on the node
-    #[arg(long, value_name = "BYTES", default_value_t = 9000)]
-    mtu: u32,
-}
-
-#[derive(Debug, Args)]
-struct LintArgs {
-    /// YAML or JSON as kubectl takes and prints it, CNI configurations, folders of them; - for stdin
-    #[arg(required = true, value_name = "FILE")]
-    files: Vec<String>,
-}
-
-#[derive(Debug, Args)]
-struct ReapArgs {
+pub struct ReapArgs {
     /// Only say what would be done
     #[arg(long)]
     dry_run: bool,
@@ -126,39 +44,6 @@ impl ReapArgs {
     }
 }
 
-/// Runs the command in the arguments.
-pub fn run() -> ExitCode {
-    let Cli { command, output } = match output::parse() {
-        Ok(cli) => cli,
-        Err(code) => return code,
-    };
-    let done = match command {
-        // No log: what is wrong is in the answer.
-        Command::Status => look().and_then(|node| status(&node, output)),
-        Command::Check => look().and_then(|node| check(&node, output)),
-        Command::Doctor(args) => {
-            output::watch(PROGRAM);
-            doctor(args.mtu, output)
-        }
-        Command::Lint(args) => lint(&args.files, output),
-        Command::Reap(args) => reap(&args, output),
-    };
-    output::end(PROGRAM, done)
-}
-
-/// For commands that only look, which nobody waits for without end.
-fn look() -> Result<Node> {
-    output::watch(PROGRAM);
-    let node = Node::load()?;
-    watchdog::allow(node.call_timeout());
-    Ok(node)
-}
-
-fn start(command: &str) -> Result<Node> {
-    crate::log::describe_command(PROGRAM, command);
-    Node::load()
-}
-
 /// What became of attachments.
 #[derive(Default)]
 struct Reaped {
@@ -178,23 +63,23 @@ struct Reaped {
     dropped: Vec<String>,
 }
 
-fn reap(args: &ReapArgs, output: Output) -> Result<ExitCode> {
-    let node = start("reap")?;
+/// `rail-cni reap`.
+pub fn reap(node: &Node, args: &ReapArgs, output: Output) -> Result<ExitCode> {
     node.check_place(None)?;
     let mut reaped = Reaped::default();
     if args.rebuild {
-        rebuild(args, &node, &mut reaped)?;
+        rebuild(args, node, &mut reaped)?;
     }
-    if let Some(records) = Records::open_existing(&node)? {
+    if let Some(records) = Records::open_existing(node)? {
         // Those first: what is owed of the others has been tried once when it is filed below.
         for debt in records.debts()?.into_iter().filter(|debt| !args.dry_run && args.means(&debt.record)) {
             // It is told below as owed.
-            reap_debt(&records, debt, &node, &mut reaped).unwrap_or_else(|error| log::warn!("{error:#}"));
+            reap_debt(&records, debt, node, &mut reaped).unwrap_or_else(|error| log::warn!("{error:#}"));
         }
         let (mut all, unreadable) = records.all()?;
         all.sort_by(|one, other| one.device.id.cmp(&other.device.id));
         for record in all.into_iter().filter(|record| args.means(record)) {
-            if let Err(error) = reap_one(&records, &record, &node, args, &mut reaped) {
+            if let Err(error) = reap_one(&records, &record, node, args, &mut reaped) {
                 reaped.left.push((record, Some(format!("{error:#}"))));
             }
         }
@@ -341,20 +226,4 @@ fn json(record: &Record, error: Option<&str>) -> Value {
     let Record { device, network, container_id, ifname, pod, since, .. } = record;
     json!({"device": device.id, "netdev": device.link.as_ref().map(|link| &link.name), "network": network,
         "containerID": container_id, "ifname": ifname, "pod": pod, "since": since, "error": error})
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory as _;
-
-    #[test]
-    fn the_arguments_are_in_order() {
-        Cli::command().debug_assert();
-        assert!(Cli::try_parse_from(["rail-cni", "reap", "--dry-run", "--output", "json"]).is_ok());
-        assert!(Cli::try_parse_from(["rail-cni", "reap", "--forget", "ai/trainer-0"]).is_ok());
-        assert!(Cli::try_parse_from(["rail-cni"]).is_err());
-        // Not everything at once.
-        assert!(Cli::try_parse_from(["rail-cni", "reap", "--force"]).is_err());
-    }
 }

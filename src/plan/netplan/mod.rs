@@ -1,19 +1,13 @@
 //! netplan files of the hosts: a fabric that was addressed by hand is read from them, and a plan is written as them.
 //!
-//! [`files`] finds the files of each host, [`host`] tells rails from other interfaces, [`pools`] makes pools of the
-//! rails of all hosts. An interface is written with the addresses, routes and MTU of the plan, and with what its
+//! [`crate::netplan`] finds the rails of each host, [`pools`] makes pools of the rails of all hosts. An interface is written with the addresses, routes and MTU of the plan, and with what its
 //! file had beside them.
 
-mod files;
-mod host;
 mod pools;
 #[cfg(test)]
 mod tests;
 
 use std::collections::HashMap;
-use std::fs;
-use std::net::IpAddr;
-use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::Result;
@@ -22,19 +16,14 @@ use serde_json::{Map, Value, json};
 
 use super::{Cable, Ethernet, File, Plan, Pool, refused, yaml};
 use crate::document::Place;
+use crate::netplan::files::{self, Found, Host};
+use crate::netplan::host::{self, Notes};
 use crate::progress::Progress;
-use files::{Found, Host};
-use host::Notes;
-
-/// Is it a netplan file?
-pub fn is_netplan(value: &Value) -> bool {
-    value.get("network").is_some_and(Value::is_object)
-}
 
 /// The plan of hosts. A path is a host's file `NODE.yaml`, or a folder with such files and with folders of hosts
 /// (`NODE/*.yaml`, `NODE/etc/netplan/*.yaml`).
 pub fn read(paths: &[String]) -> Result<Plan> {
-    let Found { hosts, ignored } = files::find(paths)?;
+    let Found { hosts, ignored } = files::find(paths).map_err(|faults| refused(&faults))?;
     let (mut notes, mut rails) = (Notes::default(), Vec::new());
     let mut progress = Progress::new("hosts", hosts.len());
     for (name, files) in hosts {
@@ -64,18 +53,6 @@ pub fn read(paths: &[String]) -> Result<Plan> {
     }
     only_what_is_not_planned(&mut plan)?;
     Ok(plan)
-}
-
-/// What the files in this host's own folder make rails: the netdev, and the address. Nothing where they cannot be read.
-pub fn of_this_host(folder: &Path) -> Vec<(String, IpAddr)> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut files: Vec<_> = entries.filter_map(|entry| entry.path().to_str().map(str::to_owned)).collect();
-    files.retain(|file| file.ends_with(".yaml"));
-    files.sort();
-    let mut notes = Notes::default();
-    let host = Host::read(String::new(), &files, &mut notes.faults);
-    let rails = host::rails(&host, &mut notes).into_iter();
-    rails.map(|rail| (rail.interface.unwrap_or(rail.id), rail.address)).collect()
 }
 
 /// A file for each node.
@@ -146,7 +123,7 @@ fn interfaces(plan: &Plan) -> Result<Vec<(&str, Vec<Interface<'_>>)>> {
             let Some(interface) = interfaces.get_mut(place) else { continue };
             interface.addresses.push(IpNet::new_assert(link.host, link.allocation.prefix.prefix_len()));
             if let Some(via) = link.allocation.gateway {
-                let route = |to: &crate::ipam::To| json!({"to": to.dst, "via": via});
+                let route = |to: &crate::pool::To| json!({"to": to.dst, "via": via});
                 interface.routes.extend(link.allocation.routes.iter().map(route));
             }
         }

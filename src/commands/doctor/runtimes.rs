@@ -159,7 +159,7 @@ fn configurations(folder: &Path, found: &mut Findings) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attach::doctor::Verdict;
+    use crate::commands::doctor::Verdict;
 
     #[test]
     fn the_version_is_found_wherever_it_stands() {

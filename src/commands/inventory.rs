@@ -5,9 +5,9 @@ use std::collections::HashSet;
 
 use anyhow::Result;
 
-use super::giveback;
-use super::lost::{self, Lost};
-use super::record::{Phase, Record, Records};
+use crate::attach::giveback;
+use crate::attach::lost::{self, Lost};
+use crate::attach::record::{Phase, Record, Records};
 use crate::files;
 use crate::ipam::{lease, living};
 use crate::netlink::link::{self, Link};

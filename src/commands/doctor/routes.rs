@@ -11,15 +11,15 @@ use serde_json::Value;
 use super::networks::Network;
 use super::runtimes::{CONFIGURATIONS, configurations_in};
 use super::{Check, Findings};
-use crate::attach::inventory::Inventory;
 use crate::attach::pod::is_of_links;
-use crate::cluster::overlap;
+use crate::cluster_networks::overlap;
+use crate::commands::inventory::Inventory;
 use crate::document;
 use crate::files;
-use crate::ipam::Allocation;
 use crate::netlink::route::{self, MAIN};
 use crate::netlink::{Socket, link};
 use crate::node::Node;
+use crate::pool::Allocation;
 
 /// Names the address of DNS, which is in the network of Services.
 const KUBELET: &str = "/var/lib/kubelet/config.yaml";

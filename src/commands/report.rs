@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::allocation::Allocation;
 use super::change::{Import, Line};
-use super::cidrpool::few;
 use crate::output::{self, Output, pretty, print, table};
+use crate::pool::allocation::Allocation;
+use crate::pool::cidrpool::few;
 
 /// More lines than this nobody reads.
 const MOST_LINES: usize = 200;

@@ -1,0 +1,115 @@
+//! `rail-ipam release`: gives back a lease, where the operator knows better.
+
+use std::net::IpAddr;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::rail_ipam::PROGRAM;
+use super::show::{State, lease_json, look};
+use crate::ipam::lease::{self, Entry, Lease, Tidy};
+use crate::node::Node;
+use crate::output::{self, Output, pretty, print};
+
+/// Arguments of `rail-ipam release`.
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("which").required(true).multiple(true).args(["container", "address", "dead"])))]
+pub struct ReleaseArgs {
+    /// What this container holds
+    #[arg(long, value_name = "ID")]
+    container: Option<String>,
+    /// Of that container, what this interface holds
+    #[arg(long, value_name = "NAME", requires = "container")]
+    ifname: Option<String>,
+    /// This address
+    #[arg(long, value_name = "IP")]
+    address: Option<IpAddr>,
+    /// What the dead hold
+    #[arg(long)]
+    dead: bool,
+    /// In this pool only
+    #[arg(long, value_name = "NAME")]
+    pool: Option<String>,
+    /// Also what is in use
+    #[arg(long, conflicts_with = "dead")]
+    force: bool,
+}
+
+/// `rail-ipam release`.
+pub fn release(node: &Node, args: &ReleaseArgs, output: Output) -> Result<ExitCode> {
+    node.check_place(None)?;
+    let (mut released, mut refused) = (Vec::new(), Vec::new());
+    let mut tidy = Tidy::default();
+    lease::for_each_folder(node, |folder| {
+        if args.pool.as_ref().is_some_and(|pool| *pool != folder.pool) {
+            return Ok(());
+        }
+        let Some(lock) = folder.lock()? else { return Ok(()) };
+        let entries = folder.entries()?;
+        let mut left = entries.len();
+        for entry in entries {
+            let Some((lease, state)) = look(folder, &entry)? else { continue };
+            if !args.selects(&entry, lease.as_ref().ok(), &state) {
+                continue;
+            }
+            let mut json = lease_json(&entry, &lease, &state);
+            json["node"] = folder.node_name.as_str().into();
+            json["pool"] = folder.pool.as_str().into();
+            let who = lease.map_or_else(|_| "unknown".to_owned(), |lease| lease.holder.to_string());
+            let text = format!("{} of pool {} from {who} ({})", entry.address, folder.pool, state.word());
+            let kept = match state {
+                State::Live => Some("its network namespace is there".to_owned()),
+                State::Unknown(why) => Some(format!("whether it is alive cannot be told: {why}")),
+                State::Dead | State::Unreadable => None,
+            };
+            match kept.filter(|_| !args.force) {
+                Some(why) => refused.push((format!("{text}: {why}"), json)),
+                None => {
+                    folder.remove(&entry)?;
+                    left -= 1;
+                    released.push((text, json));
+                }
+            }
+        }
+        if left == 0 {
+            tidy.remove_empty(folder, lock);
+        }
+        Ok(())
+    })?;
+
+    let jsons = |list: &[(String, Value)]| list.iter().map(|(_, json)| json.clone()).collect::<Vec<_>>();
+    match output {
+        Output::Json => {
+            print(&pretty(&json!({"released": jsons(&released), "refused": jsons(&refused)})))?;
+        }
+        Output::Table => {
+            print(&released.iter().map(|(text, _)| format!("released {text}\n")).collect::<String>())?;
+        }
+    }
+    for (text, _) in &refused {
+        let how = if args.dead { "`release --address` with --force" } else { "--force" };
+        output::say(PROGRAM, &format!("refused {text}; {how} if you know better"));
+    }
+    if released.is_empty() && refused.is_empty() {
+        output::say(PROGRAM, "no such lease: `rail-ipam show --all-nodes` shows what there is");
+        // A clean-up has nothing to do most of the time; who names a lease is told when it is not there.
+        return Ok(if args.dead { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
+    Ok(if refused.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl ReleaseArgs {
+    fn selects(&self, entry: &Entry, lease: Option<&Lease>, state: &State) -> bool {
+        let holder = lease.map(|lease| &lease.holder);
+        let is = |wanted: &Option<String>, value: Option<&String>| {
+            wanted.as_ref().is_none_or(|wanted| value == Some(wanted))
+        };
+        is(&self.container, holder.map(|holder| &holder.container_id))
+            && is(&self.ifname, holder.map(|holder| &holder.ifname))
+            && self.address.is_none_or(|address| address == entry.address)
+            // Those that cannot be judged are refused by name.
+            && (!self.dead || matches!(state, State::Dead | State::Unknown(_)))
+    }
+}

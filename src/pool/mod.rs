@@ -1,0 +1,66 @@
+//! What a pool is: the addressing of one rail, of which each node has a prefix, its allocation. Planning writes
+//! allocations to the store, serving reads them there; neither knows the other.
+
+pub mod allocation;
+pub mod cidrpool;
+pub mod store;
+
+use anyhow::Result;
+
+use crate::cni::is_identifier;
+use crate::fail;
+use crate::node::Node;
+
+pub use allocation::{Allocation, LeafPort, To};
+
+/// This node's name, which must be safe as the name of a directory.
+pub fn node_name(node: &Node) -> Result<String> {
+    let name = node.name()?;
+    if !is_name(&name) {
+        fail!(InvalidConfig, "the host name {name:?} is no name of a node: set nodeName in node.json");
+    }
+    Ok(name)
+}
+
+/// Can `name` be a node or a pool? Both become names of files, which end at 255 bytes.
+pub fn is_name(name: &str) -> bool {
+    is_identifier(name) && name.len() <= 200
+}
+
+/// `rail-3`, `rail3-v6`, `rail-3-plane-1`: what the name of a pool says, where the plan does not.
+pub fn rail_in(pool: &str) -> Option<u8> {
+    let lower = pool.to_ascii_lowercase();
+    let number_after = |word: &str| -> Option<u8> {
+        let (_, after) = lower.split_once(word)?;
+        let after = after.trim_start_matches(['-', '_', '.']);
+        after.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+    };
+    Some(number(number_after("rail")?, number_after("plane")))
+}
+
+/// `rail` of a network. Each plane of a rail is a network of its own, with routing tables of its own in the pod: the
+/// rails of plane 1 count from 8.
+pub fn number(rail: u8, plane: Option<u8>) -> u8 {
+    const RAILS: u8 = 8;
+    rail.saturating_add(plane.unwrap_or(0).saturating_mul(RAILS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_pools_may_tell_the_rail() {
+        for (pool, rail) in [
+            ("rail-3", Some(3)),
+            ("rail3-v6", Some(3)),
+            ("su1_Rail_12", Some(12)),
+            ("pool-3", None),
+            ("rail", None),
+            ("rail-0-plane-1", Some(8)),
+            ("rail-7-plane-3-v6", Some(31)),
+        ] {
+            assert_eq!(rail_in(pool), rail, "{pool}");
+        }
+    }
+}
