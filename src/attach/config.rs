@@ -99,42 +99,52 @@ pub struct Probe {
     pub timeout: Duration,
 }
 
-/// The keys as written. Absent, null and "" are the same, as they are for Go.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Raw {
-    #[serde(rename = "deviceID")]
-    device_id: Option<String>,
-    #[serde(rename = "pciBusID")]
-    pci_bus_id: Option<String>,
-    device: Option<String>,
-    hwaddr: Option<String>,
-    kernelpath: Option<String>,
-    rail: Option<u8>,
-    mtu: Option<u32>,
-    mac: Option<String>,
-    vlan: Option<u32>,
-    #[serde(rename = "vlanQoS")]
-    vlan_qos: Option<u32>,
-    #[serde(rename = "vlanProto")]
-    vlan_proto: Option<String>,
-    spoofchk: Option<String>,
-    trust: Option<String>,
-    link_state: Option<String>,
-    min_tx_rate: Option<u32>,
-    max_tx_rate: Option<u32>,
-    routes: Option<Vec<Route>>,
-    routing: Option<String>,
-    sysctl: Option<BTreeMap<String, String>>,
-    rdma: Option<String>,
-    #[serde(rename = "gatewayProbe")]
-    gateway_probe: Option<String>,
-    #[serde(rename = "gatewayProbeTimeout")]
-    gateway_probe_timeout: Option<String>,
-    #[serde(rename = "resetOnDel")]
-    reset_on_del: Option<String>,
-    ipam: Option<Ipam>,
-    dns: Option<Dns>,
+/// Declares a section of the configuration: its keys, which `lint` knows by the same list, and their types. Every key may
+/// be missing.
+macro_rules! section {
+    ($(#[$meta:meta])* struct $name:ident { $($key:literal => $field:ident: $type:ty,)* }) => {
+        $(#[$meta])*
+        #[derive(Debug, Default, Deserialize)]
+        #[serde(default)]
+        struct $name {
+            $(#[serde(rename = $key)] $field: Option<$type>,)*
+        }
+
+        impl $name {
+            const KEYS: &'static [&'static str] = &[$($key),*];
+        }
+    };
+}
+
+section! {
+    /// The keys as written. Absent, null and "" are the same, as they are for Go.
+    struct Raw {
+        "deviceID" => device_id: String,
+        "pciBusID" => pci_bus_id: String,
+        "device" => device: String,
+        "hwaddr" => hwaddr: String,
+        "kernelpath" => kernelpath: String,
+        "rail" => rail: u8,
+        "mtu" => mtu: u32,
+        "mac" => mac: String,
+        "vlan" => vlan: u32,
+        "vlanQoS" => vlan_qos: u32,
+        "vlanProto" => vlan_proto: String,
+        "spoofchk" => spoofchk: String,
+        "trust" => trust: String,
+        "link_state" => link_state: String,
+        "min_tx_rate" => min_tx_rate: u32,
+        "max_tx_rate" => max_tx_rate: u32,
+        "routes" => routes: Vec<Route>,
+        "routing" => routing: String,
+        "sysctl" => sysctl: BTreeMap<String, String>,
+        "rdma" => rdma: String,
+        "gatewayProbe" => gateway_probe: String,
+        "gatewayProbeTimeout" => gateway_probe_timeout: String,
+        "resetOnDel" => reset_on_del: String,
+        "ipam" => ipam: Ipam,
+        "dns" => dns: Dns,
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -143,8 +153,8 @@ struct Ipam {
     r#type: Option<String>,
 }
 
-/// Every key that means something at the top level; others are logged.
-pub const KNOWN: [&str; 41] = [
+/// Keys at the top level that others read: the CNI specification, libcni and Multus, `node::Node::start_log` and `lint`.
+const OTHERS: [&str; 16] = [
     "cniVersion",
     "cniVersions",
     "name",
@@ -153,40 +163,20 @@ pub const KNOWN: [&str; 41] = [
     "args",
     "runtimeConfig",
     "prevResult",
-    "ipam",
-    "dns",
     "ipMasq",
     "disableCheck",
     "disableGC",
     "loadOnlyInlinedPlugins",
-    "deviceID",
-    "pciBusID",
-    "device",
-    "hwaddr",
-    "kernelpath",
-    "rail",
-    "mtu",
-    "mac",
-    "vlan",
-    "vlanQoS",
-    "vlanProto",
-    "spoofchk",
-    "trust",
-    "link_state",
-    "min_tx_rate",
-    "max_tx_rate",
-    "routes",
-    "routing",
-    "sysctl",
-    "rdma",
-    "gatewayProbe",
-    "gatewayProbeTimeout",
-    "resetOnDel",
     "logLevel",
     "logFile",
     "resourceName",
     "rail-cni/lint-ignore",
 ];
+
+/// Every key that means something at the top level; ADD ignores others, with a warning.
+pub fn known() -> Vec<&'static str> {
+    [Raw::KEYS, &OTHERS].concat()
+}
 
 /// Warnings that `rail-cni lint` need not give, each with a reason. Nothing to ADD.
 pub const LINT_IGNORE: &str = "rail-cni/lint-ignore";
@@ -199,7 +189,7 @@ pub const ARGS: [&str; 3] = ["mac", "guid", "ips"];
 
 /// All that is read of a network configuration. The rest of `ipam` is for the IPAM to read.
 pub const NETWORK: Keys = Keys {
-    names: &[&KNOWN, &GC_KEYS],
+    names: &[Raw::KEYS, &OTHERS, &GC_KEYS],
     inside: &[
         ("routes", &Keys::flat(&[&Route::KEYS])),
         ("dns", &Keys::flat(&[&Dns::KEYS])),
@@ -303,8 +293,8 @@ impl NetConf {
         })
     }
 
-    /// Puts the rail before an error of ours, where it is known.
-    pub fn of_rail(&self, error: anyhow::Error) -> anyhow::Error {
+    /// Puts the rail, where it is known, before an error of ours.
+    pub fn with_rail(&self, error: anyhow::Error) -> anyhow::Error {
         match self.rail {
             Some(rail) => error.context(format!("rail {rail}")),
             None => error,
@@ -313,19 +303,17 @@ impl NetConf {
 
     /// Stops ADD with `error` where the probe is required; else the log has it.
     pub fn or_warn(&self, error: anyhow::Error) -> Result<()> {
-        let error = self.of_rail(error);
-        match self.probe {
-            Some(probe) if probe.required => return Err(error),
-            Some(_) => log::warn!("{error:#}"),
-            None => (),
+        if self.probe.is_some_and(|probe| probe.required) {
+            return Err(error);
         }
+        log::warn!("{:#}", self.with_rail(error));
         Ok(())
     }
 }
 
 /// Does `key` mean something at the top level?
 pub fn is_known(key: &str) -> bool {
-    KNOWN.contains(&key) || key.starts_with("cni.dev/")
+    Raw::KEYS.contains(&key) || OTHERS.contains(&key) || key.starts_with("cni.dev/")
 }
 
 /// What node.json lets networks ask for.
@@ -613,11 +601,26 @@ pub fn check_plugin_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The name of the IPAM plugin, for verbs that read nothing else of the configuration.
+/// The name of the IPAM plugin, for verbs that need nothing else of the configuration.
 pub fn ipam_of(network: &Network) -> Result<Option<&str>> {
     let name = network.get(&["ipam", "type"]).and_then(Value::as_str).filter(|name| !name.is_empty());
     name.map_or(Ok(()), check_plugin_name)?;
     Ok(name)
+}
+
+/// The rail, for STATUS, which has no device and no attachment.
+pub fn rail_of(network: &Network) -> Option<u64> {
+    network.get(&["rail"]).and_then(Value::as_u64)
+}
+
+/// The device that a DEL without a record means, if the runtime still says which it was. What cannot be read is absent.
+pub fn device_of(network: &Network, ifname: &str) -> Option<DeviceId> {
+    let previous = network.previous().ok().flatten();
+    let interfaces = previous.iter().flat_map(|result| &result.interfaces);
+    let of_result = interfaces.filter(|one| one.name == ifname).find_map(|one| one.pci_id.as_deref());
+    let given = [&["runtimeConfig", "deviceID"][..], &["deviceID"], &["pciBusID"]];
+    let text = |path: &&[&str]| network.get(path).and_then(Value::as_str);
+    given.iter().filter_map(text).chain(of_result).find_map(DeviceId::parse)
 }
 
 const LONGEST_NAME: usize = 240;

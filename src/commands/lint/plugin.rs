@@ -29,7 +29,7 @@ impl Lint {
         let ours = self.spelt(plugin, name, &config::NETWORK);
         let both = self.spelt(ours.root(), name, &ipam::config::NETWORK);
         let plugin = both.root();
-        self.keys(plugin, name, "", config::is_known, &config::KNOWN);
+        self.keys(plugin, name, "", config::is_known, &config::known());
         self.keys_at(plugin, name, "dns", &Dns::KEYS);
         self.keys_at(plugin, name, "args.cni", &config::ARGS);
         for at in 0..plugin.get("routes").map_or(0, |routes| routes.items().count()) {

@@ -499,7 +499,7 @@ proptest! {
     /// Whatever ADD refuses is an error here: who lints his networks is not surprised by a pod.
     #[test]
     fn lint_and_add_agree(
-        key in prop::sample::select(config::KNOWN.to_vec()),
+        key in prop::sample::select(config::known()),
         value in prop::sample::select(VALUES.to_vec()),
     ) {
         let mut config = json!({"cniVersion": "1.1.0", "name": "a", "type": "rail-cni", "deviceID": "0000:3b:00.2"});

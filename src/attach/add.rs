@@ -1,0 +1,345 @@
+//! ADD in four acts: prepare, claim, apply, report. What can be refused is refused before anything changes; from the
+//! moment the record is on file, every failure is undone from it, as DEL does.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+use super::config::NetConf;
+use super::device::{self, Device};
+use super::record::{self, DeviceLock, Phase, Record, Records};
+use super::settings::Settings;
+use super::{claim, debt, devinfo, giveback, pod, probe, rdma, vf};
+use crate::cni::{self, AddResult, Attachment, Delegate, Network, Version, find_plugin};
+use crate::netlink::Socket;
+use crate::netlink::link::{self, Link, Move};
+use crate::netlink::route::{MAIN, Route};
+use crate::netns::{Netns, NetnsId};
+use crate::node::Node;
+use crate::{fail, files, watchdog};
+
+/// ADD.
+pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<AddResult> {
+    let mut request = Request::prepare(network, attachment, path)?;
+    watchdog::step(|| "finding the device".to_owned());
+    let records = Records::open(&request.node)?;
+    let mut lock = records.lock(attachment)?;
+    lock.refuse_if_deleted()?;
+    let mut claimed = request.claim(&records).map_err(|error| request.conf.with_rail(error))?;
+    match request.apply(&mut claimed, &records) {
+        Ok(applied) => {
+            log::info!("{} is {} of the pod", claimed.device.describe(), attachment.ifname);
+            Ok(request.report(&claimed.record, applied))
+        }
+        Err(error) => {
+            // What cannot be undone stays on record: DEL, the next ADD or `reap` continue from there.
+            claim::undo(&claimed.record, &records, claimed.lock, &request.node)
+                .unwrap_or_else(|left| log::error!("undoing ADD failed: {left:#}"));
+            Err(error)
+        }
+    }
+}
+
+/// What the runtime asks for, checked as far as it can be without the device.
+struct Request<'a> {
+    network: &'a Network,
+    attachment: &'a Attachment,
+    /// CNI_NETNS.
+    path: &'a Path,
+    node: Node,
+    conf: NetConf,
+    /// What earlier plugins of the chain made.
+    previous: AddResult,
+    netns: Netns,
+    /// Of the pod's namespace.
+    pod: Socket,
+    /// Of ours.
+    host: Socket,
+}
+
+/// A device that no other call takes while this is kept, with its record on file.
+struct Claimed {
+    device: Device,
+    lock: DeviceLock,
+    record: Record,
+    vf: Option<vf::Plan>,
+    /// The network configuration that the IPAM gets: with the rail, where the device told it.
+    stdin: Vec<u8>,
+}
+
+/// What apply made of it.
+struct Applied {
+    /// The netdev in the pod; none where a program in user space has the device.
+    link: Option<Link>,
+    leased: AddResult,
+}
+
+impl<'a> Request<'a> {
+    /// Reads and checks all that the runtime and the node say. Nothing changes.
+    fn prepare(network: &'a Network, attachment: &'a Attachment, path: &'a Path) -> Result<Request<'a>> {
+        let node = Node::load()?;
+        node.start_log(network);
+        node.check_place(Some(path))?;
+        let conf = NetConf::parse(network, attachment, &node)?;
+        let previous = network.previous()?.unwrap_or_default();
+        let netns = Netns::open(path)?;
+        // Before anything is done: a plugin that is not there gives no address.
+        conf.ipam.as_deref().map(|name| find_plugin(name, &network.path)).transpose()?;
+        let pod = netns.run(Socket::open)?;
+        let host = Socket::open()?;
+        Ok(Request { network, attachment, path, node, conf, previous, netns, pod, host })
+    }
+
+    /// Finds the device, refuses what can be refused now that it is known, and puts the record on file: with what the
+    /// device is, and what is going to change.
+    fn claim(&mut self, records: &Records) -> Result<Claimed> {
+        let Request { network, attachment, node, conf, pod, host, .. } = self;
+        claim::settle_own(records, attachment, node)?;
+        pod::refuse_name_in_use(pod, &attachment.ifname)?;
+        let claim::Claim { device, mut lock, left } = claim::claim(records, conf, attachment, node, host)?;
+        device::check(&device, conf, node, &network.name, host)?;
+        let told = conf.rail.is_none().then(|| device::rail_of(&device, node)).flatten();
+        conf.rail = conf.rail.or(told);
+        // The IPAM compares it with the rail of its pool.
+        let with_rail = told.map(|rail| network.stdin_with("rail", Value::from(rail))).transpose()?;
+        let stdin = with_rail.unwrap_or_else(|| network.stdin.clone());
+        rdma::refuse_owed(conf, &device, records)?;
+        claim::refuse_pf_of_attached_vfs(records, &device, node)?;
+        probe::refuse_userspace(conf, &device)?;
+        if let Some(path) = &conf.device_info {
+            devinfo::check(path, &device, attachment, records)?;
+        }
+        let vf = vf::plan(conf, &device, left.as_ref(), node, host)?;
+        let mut record = self.new_record(&device, &stdin)?;
+        record.vf = vf.as_ref().map(|plan| plan.record.clone());
+        record.rdma = rdma::plan(&self.conf, &device, &self.node)?;
+        let link = device.home.link.as_ref();
+        record.settings = link.map(|link| Settings::take(link, &self.node.sysfs_root, &mut self.host));
+        left.iter().for_each(|left| record.begin_as(left));
+        records.write(&record, &mut lock)?;
+        if left.is_some() {
+            debt::taken_over(records, &device.home.id)?;
+        }
+        Ok(Claimed { device, lock, record, vf, stdin })
+    }
+
+    /// Address, PF settings, the move, the rail in the pod; then the record says that it is attached.
+    fn apply(&mut self, claimed: &mut Claimed, records: &Records) -> Result<Applied> {
+        // Held until the routes are there: another network of this pod must not choose the same table.
+        let is_any_table = self.conf.rail.is_none();
+        let _table = is_any_table.then(|| records.lock_netns(&claimed.record.netns)).transpose()?;
+        // An error of the IPAM is passed on as it came.
+        let leased = self.lease(claimed, records)?;
+        self.attach(claimed, &leased, records)
+            .map(|link| Applied { link, leased })
+            .map_err(|error| self.conf.with_rail(error))
+    }
+
+    fn attach(
+        &mut self,
+        claimed: &mut Claimed,
+        leased: &AddResult,
+        records: &Records,
+    ) -> Result<Option<Link>> {
+        let Claimed { device, lock, record, vf, .. } = claimed;
+        self.plan_routes(device, record, leased, records)?;
+        records.write(record, lock)?;
+        watchdog::step(|| format!("setting what the PF sets for {}", device.home.id));
+        if let Some(vf) = vf {
+            vf::apply(vf, records, &self.node, &mut self.host)?;
+            if let Some(home) = &device.home.link {
+                vf::refuse_guid_not_taken(&vf.record, home, &mut self.host)?;
+            }
+        }
+        // Before the netdev: a driver may refuse, and IPoIB makes its netdev anew where the RDMA device is.
+        watchdog::step(|| format!("moving {}", device.home.id));
+        rdma::move_in(&record.rdma, &self.netns)?;
+        let is_changed = vf.as_ref().is_some_and(vf::Plan::is_something) || !record.rdma.is_empty();
+        let link = match self.look_again(record, device, is_changed)? {
+            Some(home) => Some(self.move_in(&home, record)?),
+            // A program in user space has the device, and will own the address.
+            None => {
+                record.applied.mac = vf::prescribed_mac(device, &mut self.host)?.unwrap_or_default();
+                None
+            }
+        };
+        if let Some(link) = &link {
+            self.ask_gateway(link, record, leased)?;
+        }
+        if let Some(path) = &self.conf.device_info {
+            devinfo::write(path, device, self.attachment)?;
+        }
+        record.phase = Phase::Attached;
+        records.write(record, lock)?;
+        Ok(link)
+    }
+
+    /// What the rail is to have in the pod, compared with what the pod has.
+    fn plan_routes(
+        &mut self,
+        device: &Device,
+        record: &mut Record,
+        leased: &AddResult,
+        records: &Records,
+    ) -> Result<()> {
+        crate::log::addresses(leased.ips.iter().map(|ip| ip.address.addr()));
+        let Some(home) = &device.home.link else { return Ok(()) };
+        record.applied = pod::plan(&self.conf, home, leased, &mut self.pod)?;
+        let rails = records.ifnames_of(&self.attachment.container_id)?;
+        pod::check_routes(&record.applied, &self.node, &rails, &mut self.pod)?;
+        record.probe = probe::plan(&self.conf, &record.applied, leased)?;
+        Ok(())
+    }
+
+    /// Asks the gateway where the network wants that; else announces the address.
+    fn ask_gateway(&mut self, link: &Link, record: &Record, leased: &AddResult) -> Result<()> {
+        watchdog::step(|| "asking the gateway".to_owned());
+        if record.probe.is_none() {
+            probe::announce(&mut self.pod, &self.netns, link, record, leased);
+            return Ok(());
+        }
+        let asked = probe::run(&mut self.pod, &self.netns, link, record, &self.node);
+        asked.or_else(|error| self.conf.or_warn(error))
+    }
+
+    /// The record of this ADD, before anything of it is done.
+    fn new_record(&self, device: &Device, stdin: &[u8]) -> Result<Record> {
+        let Request { network, attachment, path, conf, .. } = self;
+        let netns = NetnsId::of(path).ok().flatten();
+        let ipam = conf.ipam.as_ref().map(|name| -> Result<record::Ipam> {
+            Ok(record::Ipam {
+                r#type: name.clone(),
+                config: String::from_utf8(stdin.to_vec()).context("stdin is not UTF-8")?,
+                args: network.args.raw.clone(),
+                path: network.path.clone(),
+                may_hold: true,
+            })
+        });
+        Ok(Record {
+            version: record::VERSION,
+            boot_id: files::boot_id()?.to_owned(),
+            phase: Phase::Adding,
+            network: network.name.clone(),
+            container_id: attachment.container_id.clone(),
+            ifname: attachment.ifname.clone(),
+            pod: network.args.pod(),
+            netns: netns.with_context(|| format!("{} vanished", path.display()))?,
+            since: files::now(),
+            rail: conf.rail,
+            device: device.home.clone(),
+            applied: record::Applied::default(),
+            ipam: ipam.transpose()?,
+            settings: None,
+            vf: None,
+            rdma: Vec::new(),
+            probe: None,
+            device_info: conf.device_info.clone(),
+            reset: conf.reset_on_del,
+            debt: None,
+        })
+    }
+
+    /// The address comes first: while it is refused, nothing has moved.
+    fn lease(&self, claimed: &mut Claimed, records: &Records) -> Result<AddResult> {
+        let Claimed { record, stdin, .. } = claimed;
+        let Request { network, node, .. } = self;
+        let Some(name) = record.ipam.as_ref().map(|ipam| ipam.r#type.clone()) else {
+            return Ok(AddResult::default());
+        };
+        let ipam = Delegate::find(&name, &network.path, stdin)?;
+        let mut added = ipam.add(network.version);
+        // Perhaps because of what pods before this one still owe.
+        if added.as_ref().is_err_and(cni::gave_nothing)
+            && debt::pay_addresses(records, node, &name, &record.attachment())?
+        {
+            ipam.run("DEL")?;
+            added = ipam.add(network.version);
+        }
+        if let Some(recorded) = &mut record.ipam {
+            recorded.may_hold = !added.as_ref().is_err_and(cni::gave_nothing);
+        }
+        let leased = added?;
+        let of_family =
+            |is_v4| leased.ips.iter().filter(move |ip| ip.address.addr().is_ipv4() == is_v4).count();
+        if network.version < Version::V030 && (of_family(true) > 1 || of_family(false) > 1) {
+            let version = network.version.as_str();
+            fail!(
+                InvalidConfig,
+                "a result of cniVersion {version} has room for one address of a family: use 0.3.0"
+            );
+        }
+        if leased.ips.is_empty() {
+            fail!(InvalidConfig, "the IPAM plugin {name} gave no address");
+        }
+        Ok(leased)
+    }
+
+    /// The device as it is right before its move: a driver that was told something through the PF, or whose RDMA device
+    /// has left, may have made the netdev anew.
+    fn look_again(&mut self, record: &Record, device: &Device, is_changed: bool) -> Result<Option<Link>> {
+        if device.home.link.is_none() || !is_changed {
+            return Ok(device.home.link.clone());
+        }
+        let Some(link) = giveback::wait_for(record, &self.node, &mut self.host)? else {
+            fail!(Internal, "{} vanished from the host while it was prepared", device.describe());
+        };
+        Ok(Some(link))
+    }
+
+    /// Moves the device, then makes it a rail.
+    fn move_in(&mut self, home: &Link, record: &mut Record) -> Result<Link> {
+        let Request { conf, netns, host, pod, .. } = self;
+        for altname in pod::clashing_altnames(pod, home, &record.ifname)? {
+            link::remove_altname(host, home, &altname)?;
+        }
+        // A VF may not be able to take a MAC that its PF prescribes until it comes up.
+        let prescribed = record.vf.as_ref().and_then(|vf| vf.wanted.mac.as_ref()).and(conf.mac.as_deref());
+        let mac = conf.mac.as_deref().filter(|_| prescribed.is_none());
+        link::move_to(host, home, netns, &Move { name: &record.ifname, mtu: conf.mtu, mac })?;
+        let moved = link::by_name(pod, &record.ifname)?;
+        let moved = moved.filter(|link| link.parent == home.parent && link.kind == home.kind);
+        let moved = moved.with_context(|| format!("{} vanished on its way to the pod", home.name))?;
+        record.applied.index = moved.index.get();
+        let refused = prescribed.and_then(|mac| link::set_mac(pod, &moved, mac).err());
+        let applied = &record.applied;
+        netns.run(|| pod::set_sysctls(conf, applied, &record.ifname))?;
+        pod::configure(pod, &moved, applied)?;
+        if prescribed.is_none() {
+            return Ok(moved);
+        }
+        let now = link::by_index(pod, moved.index)?.unwrap_or(moved);
+        match refused.filter(|_| now.mac != record.applied.mac) {
+            Some(error) => Err(error),
+            None => Ok(now),
+        }
+    }
+
+    /// The result: only what was done.
+    fn report(self, record: &Record, applied: Applied) -> AddResult {
+        let Applied { link, leased } = applied;
+        let interface = cni::Interface {
+            name: record.ifname.clone(),
+            mac: link.as_ref().map_or_else(|| record.applied.mac.clone(), |link| link.mac.clone()),
+            mtu: link.as_ref().map(|link| link.mtu),
+            sandbox: self.path.to_string_lossy().into_owned(),
+            pci_id: record.device.pci_id.clone(),
+            socket_path: None,
+        };
+        let ips = leased.ips.into_iter().map(|ip| cni::Ip { interface: Some(0), ..ip }).collect();
+        let is_own_table = |route: &Route| record.applied.rules.iter().any(|rule| rule.table == route.table);
+        let routes =
+            record.applied.routes.iter().filter(|route| !is_own_table(route)).map(|route| cni::Route {
+                dst: route.dst,
+                gw: route.gateway,
+                mtu: route.mtu,
+                advmss: route.advmss,
+                priority: Some(route.metric).filter(|metric| *metric != 0),
+                table: Some(route.table).filter(|table| *table != MAIN),
+                scope: route.scope,
+            });
+        let routes = routes.collect();
+        let dns = if self.conf.dns.is_empty() { leased.dns } else { self.conf.dns.clone() };
+        self.previous.merged_with(AddResult { interfaces: vec![interface], ips, routes, dns })
+    }
+}

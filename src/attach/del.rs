@@ -1,0 +1,88 @@
+//! DEL: the device goes home, the address is free, and what fails is owed.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use super::record::{Record, Records};
+use super::{claim, config, debt, giveback, lost};
+use crate::cni::{Attachment, Delegate, Network};
+use crate::error::all_of;
+use crate::netns::Netns;
+use crate::node::Node;
+
+/// Needs nothing but the key: everything else is on record, or gone.
+pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> Result<()> {
+    let node = Node::load_lenient()?;
+    node.start_log(network);
+    let ipam = config::ipam_of(network).unwrap_or_else(|error| {
+        log::warn!("{error:#}");
+        None
+    });
+    let delegate = ipam.map(|name| Delegate::find(name, &network.path, &network.stdin));
+
+    let records = Records::open_for_del(&node)?;
+    let (lock, record) = claim::lock_and_find(records.as_ref(), attachment)?;
+    let (_rebuilt, record) = lost::or_rebuilt(records.as_ref(), record, attachment, path)?;
+    let done = match (&records, &record) {
+        (Some(records), Some(record)) => {
+            crate::log::addresses(record.applied.addresses.iter().map(ipnet::IpNet::addr));
+            let done = claim::settle(records, record, &node);
+            if done.is_ok() {
+                log::info!("{}", what_became_of(record));
+            }
+            // The configuration may name another IPAM by now than the one that ADD used: that is told too.
+            if record.ipam.as_ref().map(|of_add| of_add.r#type.as_str()) != ipam {
+                let told = delegate.map_or(Ok(()), |delegate| delegate?.run("DEL"));
+                told.unwrap_or_else(|error| log::warn!("{error:#}: ADD did not use it"));
+            }
+            done
+        }
+        _ => {
+            // What was never added succeeds, whatever its configuration holds.
+            let done = give_back_unrecorded(network, attachment, path, &node);
+            log::info!("nothing is on record of it");
+            let told = delegate.map_or(Ok(()), |delegate| delegate?.run("DEL"));
+            told.unwrap_or_else(|error| log::warn!("{error:#}: nothing is on record of {attachment}"));
+            let removed = records.as_ref().map_or(Ok(()), |records| {
+                debt::pay_own(records, &node, attachment, debt::WHOLE)?;
+                records.remove(attachment, None)
+            });
+            // Where nothing is found, it must have been looked for in the right place.
+            all_of([done, removed, node.check_place(path)])
+        }
+    };
+    // What is only for later calls must not fail this one, on a full /run for example.
+    let left = lock.map_or(Ok(()), |mut lock| lock.set_deleted());
+    if let Some(records) = &records {
+        let aside = [left, debt::pay_due(records, &node), records.prune_locks()];
+        all_of(aside).unwrap_or_else(|error| log::warn!("{error:#}"));
+    }
+    done
+}
+
+/// What DEL did, for the log.
+fn what_became_of(record: &Record) -> String {
+    let Record { device, applied, since, .. } = record;
+    let name = device.link.as_ref().map_or(String::new(), |link| format!(" as {}", link.name));
+    let addresses: Vec<_> = applied.addresses.iter().map(ToString::to_string).collect();
+    let addresses =
+        if addresses.is_empty() { String::new() } else { format!(", {}", addresses.join(" and ")) };
+    format!("{} went back to the host{name}{addresses}; attached since {since}", device.id)
+}
+
+/// DEL without a record: the device is known by its PCI address, if the runtime still knows that.
+fn give_back_unrecorded(
+    network: &Network,
+    attachment: &Attachment,
+    path: Option<&Path>,
+    node: &Node,
+) -> Result<()> {
+    let Some(netns) = path.and_then(|path| Netns::open(path).ok()) else { return Ok(()) };
+    match config::device_of(network, &attachment.ifname) {
+        Some(id) if !netns.is(&Netns::current()?)? => {
+            giveback::give_back_unrecorded(&netns, &id, &attachment.ifname, node).map(drop)
+        }
+        _ => Ok(()),
+    }
+}
