@@ -297,10 +297,15 @@ fn resources_networks_and_pod_are_of_one_piece() {
 
 // --- documents -------------------------------------------------------------------------------------------------
 
+/// The pages of the root and of docs/.
 fn documents() -> Vec<(String, String)> {
-    let mut files = vec!["README.md".to_owned()];
-    let docs = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs")).unwrap();
-    files.extend(docs.map(|entry| format!("docs/{}", entry.unwrap().file_name().to_str().unwrap())));
+    let mut files = Vec::new();
+    for directory in ["", "docs/"] {
+        let entries = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(directory)).unwrap();
+        files.extend(
+            entries.map(|entry| format!("{directory}{}", entry.unwrap().file_name().to_str().unwrap())),
+        );
+    }
     files.retain(|file| file.ends_with(".md"));
     files.into_iter().map(|file| (file.clone(), read(&file))).collect()
 }
@@ -366,23 +371,12 @@ fn both_programs_say_release_and_commit() {
 }
 
 #[test]
-fn the_readme_shows_what_import_prints() {
+fn planning_shows_what_import_prints() {
     let output =
         Bench::new().command(RAIL_IPAM, &["import", POOLS[0], POOLS[1], "--dry-run"]).output().unwrap();
     let printed = String::from_utf8(output.stdout).unwrap();
     assert!(printed.lines().count() == 11, "{printed}");
-    assert!(read("README.md").contains(&printed), "{printed}");
-}
-
-#[test]
-fn the_readme_shows_what_plan_prints() {
-    let output = Bench::new().command(RAIL_IPAM, &["plan", "conf/fabric.yaml"]).output().unwrap();
-    let printed = String::from_utf8(output.stdout).unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(printed.lines().count(), 9, "{printed}{said}");
-    for part in printed.lines().take(3).chain(said.lines()) {
-        assert!(read("README.md").contains(part), "{part}");
-    }
+    assert!(read("docs/planning.md").contains(&printed), "{printed}");
 }
 
 #[test]
@@ -477,30 +471,93 @@ fn the_keys_of_node_json_are_those_of_the_code() {
     assert_eq!(keys("## node.json"), node_keys());
 }
 
-/// The tables of the README are short. What is in them is there, and of node.json all is in them.
+/// What `policy` does before a device is looked at. Its other keys are those of a device: `tests/netns/rails/device.rs`.
 #[test]
-fn the_keys_in_the_readme_are_those_of_the_code() {
-    let text = read("README.md");
-    let rows = |heading: &str| -> Vec<Vec<String>> {
-        let (_, table) = text.split_once(&format!("\n| {heading} | default | |\n")).unwrap();
-        let rows = table.lines().skip(1).take_while(|line| line.starts_with('|'));
-        rows.map(|row| row.split('|').map(str::to_owned).collect()).collect()
-    };
-    let first = |heading: &str| -> BTreeSet<String> {
-        rows(heading).iter().flat_map(|cells| in_backquotes(&cells[1])).collect()
-    };
-    for (heading, section) in [("rail-cni", "## rail-cni"), ("rail-ipam", "## rail-ipam")] {
-        let told = first(heading);
-        assert!(!told.is_empty() && told.is_subset(&keys(section)), "{heading}: {told:?}");
-    }
-    let mut told = first("node.json");
-    for cells in rows("node.json") {
-        for key in in_backquotes(&cells[1]).iter().filter(|key| ["log", "policy"].contains(&key.as_str())) {
-            told.remove(key);
-            told.extend(in_backquotes(&cells[3]).iter().map(|below| format!("{key}.{below}")));
+fn the_policy_does_what_its_tables_say() {
+    let bench = Bench::new();
+    let answer = |program, policy: &Value, has_rails: bool, more: &Value| -> Value {
+        let mut node = json_of("conf/node.json");
+        node["nodeName"] = json!("worker-gpu-0");
+        node["runDir"] = json!(bench.path("run"));
+        node["sysfsRoot"] = json!(bench.path("sys"));
+        node["log"] = json!({});
+        node["policy"] = policy.clone();
+        if !has_rails {
+            node["rails"] = json!([]);
         }
+        fs::write(bench.path("node.json"), node.to_string()).unwrap();
+        let config =
+            json!({"cniVersion": "1.1.0", "name": "rail-0", "type": "rail-cni", "deviceID": vf_of(0)});
+        let mut config = if program == RAIL_CNI { config } else { json_of("conf/cnitool/rail-0.conf") };
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        serde_json::from_slice(&bench.call(program, "ADD", &config).stdout).unwrap()
+    };
+    let is_refused = |policy: Value, has_rails, more: &Value| {
+        let error = answer(RAIL_CNI, &policy, has_rails, more);
+        assert!([7, 8].contains(&error["code"].as_i64().unwrap()), "{policy} {more}: {error}");
+        // 8: all of the configuration is accepted, and the namespace is none.
+        let is_refused = error["code"] == 7;
+        assert_eq!(is_refused, error["msg"].as_str().unwrap().contains("this node's policy"), "{error}");
+        is_refused
+    };
+
+    let text = read("docs/configuration.md");
+    let row = text.lines().find(|line| line.starts_with("| `policy.vfKeys` |")).unwrap();
+    let documented = in_backquotes(row.split('|').nth(2).unwrap());
+    let (mac, guid) = ("02:00:00:00:00:01", "02:00:00:00:00:00:00:01");
+    let settings = [
+        ("vlan", json!({"vlan": 5})),
+        ("vlanQoS", json!({"vlan": 5, "vlanQoS": 3})),
+        ("vlanProto", json!({"vlan": 5, "vlanProto": "802.1ad"})),
+        ("min_tx_rate", json!({"min_tx_rate": 10})),
+        ("max_tx_rate", json!({"max_tx_rate": 10})),
+        ("spoofchk", json!({"spoofchk": "off"})),
+        ("trust", json!({"trust": "on"})),
+        ("link_state", json!({"link_state": "enable"})),
+        ("mac", json!({"mac": mac})),
+        ("mac", json!({"runtimeConfig": {"mac": mac}})),
+        ("mac", json!({"args": {"cni": {"mac": mac}}})),
+        ("infinibandGUID", json!({"runtimeConfig": {"infinibandGUID": guid}})),
+        ("infinibandGUID", json!({"args": {"cni": {"guid": guid}}})),
+    ];
+    let keys: BTreeSet<_> = settings.iter().map(|(key, _)| *key).collect();
+    assert_eq!(keys, documented.iter().map(String::as_str).collect());
+    for (key, more) in &settings {
+        assert!(is_refused(json!({"vfKeys": []}), true, more), "{key}");
+        let others: Vec<_> = keys.iter().filter(|other| *other != key).collect();
+        assert!(is_refused(json!({ "vfKeys": others }), true, more), "{key}");
+        assert!(!is_refused(json!({"vfKeys": [key, "vlan"]}), true, more), "{key}");
+        assert!(!is_refused(json!({}), true, more), "{key}");
     }
-    assert_eq!(told, node_keys());
+    for more in [
+        json!({"vlanQoS": 0, "vlanProto": "802.1q", "min_tx_rate": 0, "max_tx_rate": 0}),
+        json!({"mtu": 9000, "routes": [{"dst": "10.0.0.0/24"}], "sysctl": {"net.ipv4.conf.IFNAME.log_martians": "1"}}),
+    ] {
+        assert!(!is_refused(json!({"vfKeys": []}), true, &more), "{more}");
+    }
+    // A pod that asks a shipped network for a MAC, on a node as conf/node.json describes it.
+    let shipped = Bench::new();
+    let mut network = with_device(plugin_configs(&config_of(&nads()[0])).pop().unwrap(), &vf_of(0));
+    network["runtimeConfig"]["mac"] = json!(mac);
+    let error = String::from_utf8(shipped.call(RAIL_CNI, "ADD", &network).stdout).unwrap();
+    assert!(error.contains("mac: this node's policy"), "{error}");
+
+    // Without `rail`, and with rails in node.json, the device tells the rail later.
+    for (more, has_rails, expected) in [
+        (json!({"rail": 1}), true, false),
+        (json!({"rail": 0}), true, true),
+        (json!({"rail": 1}), false, false),
+        (json!({"rail": 0}), false, true),
+        (json!({}), true, false),
+        (json!({}), false, true),
+    ] {
+        assert_eq!(is_refused(json!({"rails": [1, 2]}), has_rails, &more), expected, "{more} {has_rails}");
+    }
+
+    let refused = answer(RAIL_IPAM, &json!({"inlinePools": false}), true, &json!({}));
+    assert!(refused["msg"].as_str().unwrap().contains("policy.inlinePools"), "{refused}");
+    let leased = answer(RAIL_IPAM, &json!({}), true, &json!({}));
+    assert_eq!(leased["ips"][0]["address"], "172.16.0.0/31", "{leased}");
 }
 
 #[test]
@@ -756,4 +813,39 @@ fn no_module_uses_one_above_it() {
     let listed: BTreeSet<&str> = LAYERS.iter().flat_map(|layer| layer.iter().copied()).collect();
     assert_eq!(listed, seen, "a module of LAYERS is gone, or there are none");
     assert!(modules_used("use crate::{fail, cni::{self, keys}, node};").len() == 3);
+}
+
+#[test]
+fn architecture_has_the_layers_and_every_directory_of_the_code() {
+    let text = read("ARCHITECTURE.md");
+    let [picture] = &blocks(&text, "text layers")[..] else { panic!("one picture") };
+    let names: BTreeSet<&str> = LAYERS.iter().flat_map(|layer| layer.iter().copied()).collect();
+    let mut seen = Vec::new();
+    for line in picture.lines() {
+        // What a line says of its modules is in the last column, after two spaces and more.
+        let line = line.char_indices().nth(68).map_or(line, |(at, _)| &line[..at]);
+        let words = line.split([' ', ',']).filter(|word| names.contains(word));
+        seen.extend(words.map(|word| (LAYERS.iter().position(|layer| layer.contains(&word)).unwrap(), word)));
+    }
+    assert!(seen.is_sorted_by_key(|(layer, _)| *layer), "{seen:?}");
+    assert_eq!(seen.iter().map(|(_, word)| *word).collect::<BTreeSet<_>>(), names);
+    assert_eq!(seen.len(), names.len(), "{seen:?}");
+    for file in source_files() {
+        let (directory, _) = file.rsplit_once('/').unwrap();
+        let is_there = directory == "src" || text.contains(&format!("`{directory}/`"));
+        // The checks of one command, and what is below it.
+        let is_of_a_command = directory.starts_with("src/commands/");
+        assert!(is_there || is_of_a_command, "ARCHITECTURE.md does not name {directory}/");
+    }
+    for path in in_backquotes(&text) {
+        let Some((directory, _)) = path.split_once('/') else { continue };
+        if names.contains(directory) {
+            assert!(source_files().contains(&format!("src/{path}")), "src/{path} is not there");
+        }
+    }
+}
+
+#[test]
+fn the_readme_is_short() {
+    assert!(read("README.md").lines().count() <= 150);
 }
