@@ -530,7 +530,7 @@ fn the_policy_does_what_its_tables_say() {
         assert!(!is_refused(json!({}), true, more), "{key}");
     }
     for more in [
-        json!({"vlanQoS": 0, "vlanProto": "802.1q", "min_tx_rate": 0, "max_tx_rate": 0}),
+        json!({"vlan": 0, "vlanQoS": 0, "vlanProto": "802.1q", "min_tx_rate": 0, "max_tx_rate": 0}),
         json!({"mtu": 9000, "routes": [{"dst": "10.0.0.0/24"}], "sysctl": {"net.ipv4.conf.IFNAME.log_martians": "1"}}),
     ] {
         assert!(!is_refused(json!({"vfKeys": []}), true, &more), "{more}");
@@ -846,6 +846,11 @@ fn architecture_has_the_layers_and_every_directory_of_the_code() {
 }
 
 #[test]
-fn the_readme_is_short() {
-    assert!(read("README.md").lines().count() <= 150);
+fn the_readme_is_short_and_names_the_oldest_rust() {
+    let readme = read("README.md");
+    assert!(readme.lines().count() <= 150);
+    let manifest = read("Cargo.toml");
+    let rust =
+        manifest.lines().find_map(|line| line.strip_prefix("rust-version = ")).unwrap().trim_matches('"');
+    assert!(readme.contains(&format!("Rust {rust}")), "README.md does not name Rust {rust}");
 }
