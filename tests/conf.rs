@@ -330,6 +330,44 @@ fn blocks(text: &str, language: &str) -> Vec<String> {
     found
 }
 
+/// What GitHub calls the headings of a page.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    let is_kept = |c: &char| c.is_alphanumeric() || ['-', '_', ' '].contains(c);
+    let anchor =
+        |line: &str| line.trim_start_matches('#').trim().to_lowercase().chars().filter(is_kept).collect();
+    headings.map(|line| -> String { anchor(line) }).map(|line| line.replace(' ', "-")).collect()
+}
+
+#[test]
+fn every_link_to_a_heading_reaches_one() {
+    let pages = documents();
+    let mut count = 0;
+    for (file, text) in &pages {
+        let links = text.split("](").skip(1).filter_map(|rest| rest.split_once(')').map(|(link, _)| link));
+        for (page, anchor) in
+            links.filter_map(|link| link.split_once('#')).filter(|(page, _)| !page.contains("://"))
+        {
+            let directory = if page.starts_with("../") {
+                ""
+            } else {
+                file.rsplit_once('/').map_or("", |(directory, _)| directory)
+            };
+            let page = page.trim_start_matches("../");
+            let page = match (page, directory) {
+                ("", _) => file.clone(),
+                (page, "") => page.to_owned(),
+                (page, directory) => format!("{directory}/{page}"),
+            };
+            let (_, target) =
+                pages.iter().find(|(name, _)| *name == page).unwrap_or_else(|| panic!("{file}: {page}"));
+            assert!(anchors(target).contains(anchor), "{file}: {page} has no heading #{anchor}");
+            count += 1;
+        }
+    }
+    assert!(count > 50, "{count}");
+}
+
 #[test]
 fn code_in_the_documents_parses() {
     let mut bench = Bench::new();
