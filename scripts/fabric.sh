@@ -1,5 +1,6 @@
 # shellcheck shell=bash disable=SC2034,SC2154
-# A Spectrum-X fabric in namespaces, for scripts/demo and tests/fabric: sourced after lib.sh, not a program.
+# A Spectrum-X fabric in namespaces, for scripts/demo: sourced after lib.sh, not a program. tests/fabric has its own, in
+# Rust, which can also break it.
 #
 #   node-0 node-1      SU 0: a port of each node on each of leaf-su0-r0 ... leaf-su0-r7
 #   node-2 node-3      SU 1: likewise on leaf-su1-r0 ... leaf-su1-r7
@@ -15,8 +16,7 @@ rails=(0 1 2 3 4 5 6 7)
 sus=(0 1)
 nodes=(0 1 2 3)
 spines=(0 1)
-families=(4)
-declare -A planned=() # "NODE RAIL FAMILY" -> the rail's address, "... leaf" -> the leaf's
+declare -A planned=() # "NODE RAIL" -> the rail's address, "NODE RAIL leaf" -> the leaf's
 
 # --- who is where ----------------------------------------------------------------------------------------------
 
@@ -26,24 +26,10 @@ leaf_of() { printf 'leaf-su%d-r%d' $(($1 / 2)) "$2"; }
 port_of() { printf 'swp%d' $(($1 % 2 + 1)); }
 
 # Of the network team: what the leaf of an SU and a rail tells the spines, what it expects behind them, and
-# the addresses of an uplink: uplink FAMILY SPINE SU RAIL SIDE, where side 0 is the spine.
-leaf_network() {
-    if (($1 == 4)); then
-        printf '172.%d.%d.0/24' $((16 | $3 << 1)) "$2"
-    else
-        printf 'fd02:0:%x:%x::/56' $(($3 << 8)) $(($2 << 8))
-    fi
-}
-aggregate() { if (($1 == 4)); then printf 172.16.0.0/12; else printf fd02::/32; fi; }
-uplink() {
-    local link=$(($3 * 8 + $4))
-    if (($1 == 4)); then
-        printf '10.255.%d.%d' "$2" $((link << 1 | $5))
-    else
-        printf 'fd00:255:%d:%x::%d' "$2" "$link" $(($5 + 1))
-    fi
-}
-link_length() { if (($1 == 4)); then printf 31; else printf 64; fi; }
+# the addresses of an uplink: uplink SPINE SU RAIL SIDE, where side 0 is the spine.
+leaf_network() { printf '172.%d.%d.0/24' $((16 | $2 << 1)) "$1"; }
+aggregate=172.16.0.0/12
+uplink() { printf '10.255.%d.%d' "$1" $((($2 * 8 + $3) << 1 | $4)); }
 
 # --- machines and cables ---------------------------------------------------------------------------------------
 
@@ -83,39 +69,32 @@ make_router() {
         for all in all default; do
             echo 0 >ipv4/conf/$all/rp_filter
             echo 1 >ipv4/conf/$all/arp_ignore
-            if [ -d ipv6 ]; then echo 0 >ipv6/conf/$all/accept_dad; echo 1 >ipv6/conf/$all/forwarding; fi
         done
         echo 1 >ipv4/ip_forward
-        echo 1 >ipv4/fib_multipath_hash_policy
-        if [ -d ipv6 ]; then echo 1 >ipv6/fib_multipath_hash_policy; fi'
+        echo 1 >ipv4/fib_multipath_hash_policy'
 }
 
 set_up_spine() {
-    local s r f
+    local s r
     for s in "${sus[@]}"; do
         for r in "${rails[@]}"; do
             printf 'link set su%s-r%s up\n' "$s" "$r"
-            for f in "${families[@]}"; do
-                printf 'address add %s/%s dev su%s-r%s\n' "$(uplink "$f" "$1" "$s" "$r" 0)" "$(link_length "$f")" "$s" "$r"
-                printf 'route add %s via %s\n' "$(leaf_network "$f" "$s" "$r")" "$(uplink "$f" "$1" "$s" "$r" 1)"
-            done
+            printf 'address add %s/31 dev su%s-r%s\n' "$(uplink "$1" "$s" "$r" 0)" "$s" "$r"
+            printf 'route add %s via %s\n' "$(leaf_network "$s" "$r")" "$(uplink "$1" "$s" "$r" 1)"
         done
     done
 }
 
 # What is of the leaf's own network but on no port of it is nowhere.
 set_up_uplinks() {
-    local f k hops
-    for f in "${families[@]}"; do
-        hops=''
-        for k in "${spines[@]}"; do
-            printf 'link set up%s up\n' "$k"
-            printf 'address add %s/%s dev up%s\n' "$(uplink "$f" "$k" "$1" "$2" 1)" "$(link_length "$f")" "$k"
-            hops+=" nexthop via $(uplink "$f" "$k" "$1" "$2" 0) dev up$k"
-        done
-        printf 'route add %s%s\n' "$(aggregate "$f")" "$hops"
-        printf 'route add blackhole %s metric 9999\n' "$(leaf_network "$f" "$1" "$2")"
+    local k hops=''
+    for k in "${spines[@]}"; do
+        printf 'link set up%s up\n' "$k"
+        printf 'address add %s/31 dev up%s\n' "$(uplink "$k" "$1" "$2" 1)" "$k"
+        hops+=" nexthop via $(uplink "$k" "$1" "$2" 0) dev up$k"
     done
+    printf 'route add %s%s\n' "$aggregate" "$hops"
+    printf 'route add blackhole %s metric 9999\n' "$(leaf_network "$1" "$2")"
 }
 
 # inside NAMESPACE COMMAND...: in the network namespace, and in our mounts.
@@ -125,11 +104,9 @@ inside() { nsenter --net="/run/netns/$1" -- "${@:2}"; }
 
 # $dir/fabric.yaml, and $planned from it.
 write_plan() {
-    local family=ipv4
-    [[ ${families[*]} == 4 ]] || family=$([[ ${families[*]} == 6 ]] && echo ipv6 || echo dual)
     cat >"$dir/fabric.yaml" <<END
 fabric: spectrum-x
-family: $family
+family: ipv4
 rails: 8
 sus: 2
 hostsPerSU: 2
@@ -144,11 +121,11 @@ END
     read_plan
 }
 read_plan() {
-    local node rail of address gateway
-    while IFS=, read -r node rail _ _ of address gateway _; do
+    local node rail address gateway
+    while IFS=, read -r node rail _ _ _ address gateway _; do
         [[ $node != node ]] || continue
-        planned["${node#node-} $rail ${of#ipv}"]=$address
-        planned["${node#node-} $rail ${of#ipv} leaf"]=$gateway
+        planned["${node#node-} $rail"]=$address
+        planned["${node#node-} $rail leaf"]=$gateway
     done <"$dir/plan.csv"
 }
 
@@ -179,23 +156,17 @@ set_up_leaves() {
 
 # --- the plugin ------------------------------------------------------------------------------------------------
 
-# cni VERB NODE RAIL: rail-cni on the node, called as a runtime does, with the keys of $conf beside the usual ones.
-# The answer is in $dir/node-N/out, what was logged in .../err. $here is the node that we are in already.
+# cni VERB NODE RAIL: rail-cni on the node, called as a runtime does, by a script that is in the node's namespace already.
+# The answer is in $dir/node-N/out, what was logged in .../err.
 cni() {
-    local n=$2 pool=rail-$3 run=()
-    [[ ${families[*]} != '4 6' ]] || pool=rail-$3,rail-$3-v6
-    printf '{"cniVersion":"1.1.0","name":"rail-%d","type":"rail-cni","rail":%d,"mtu":9000,"device":"%s",%s"ipam":{"type":"rail-ipam","pool":"%s"}%s}' \
-        "$3" "$3" "$(device "$3")" "${conf:+$conf,}" "$pool" "$(previous "$@")" >"$dir/node-$n/conf"
-    [[ ${here:-} == "$n" ]] || run=(inside "node-$n")
+    local n=$2
+    printf '{"cniVersion":"1.1.0","name":"rail-%d","type":"rail-cni","rail":%d,"mtu":9000,"device":"%s","ipam":{"type":"rail-ipam","pool":"rail-%d"}}' \
+        "$3" "$3" "$(device "$3")" "$3" >"$dir/node-$n/conf"
     RAIL_CNI_NODE_CONFIG=$dir/node-$n/node.json \
         CNI_COMMAND=$1 CNI_CONTAINERID=pod-$n CNI_NETNS=/run/netns/pod-$n CNI_IFNAME=net$(($3 + 1)) CNI_PATH=$bin \
         CNI_ARGS="IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod-$n" \
-        "${run[@]}" "$bin/rail-cni" <"$dir/node-$n/conf" >"$dir/node-$n/out" 2>"$dir/node-$n/err" || return
-    [[ $1 != ADD ]] || cp "$dir/node-$n/out" "$dir/node-$n/result-$3"
+        "$bin/rail-cni" <"$dir/node-$n/conf" >"$dir/node-$n/out" 2>"$dir/node-$n/err"
 }
-
-# For CHECK, the result of ADD.
-previous() { [[ $1 != CHECK ]] || printf ',"prevResult":%s' "$(<"$dir/node-$2/result-$3")"; }
 
 # What a DEL must restore: name, MTU, MAC, up or down.
 state_of() {

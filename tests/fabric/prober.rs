@@ -1,141 +1,138 @@
-//! Asks every rail from every rail: what the fabric test runs in each pod.
-//!
-//! `prober listen` answers TCP connections with the address that they come from. `prober probe` reads lines of
-//! standard input and prints each with its verdict, `ok HOPS` or `failed REASON`:
-//!
-//! ```text
-//! LABEL KIND INTERFACE SOURCE DESTINATION
-//! ```
-//!
-//! | kind | |
-//! | --- | --- |
-//! | `device` | an ICMP echo whose socket is bound to INTERFACE, as `ping -I net1` |
-//! | `source` | bound to SOURCE, as `ping -I 172.16.0.0` |
-//! | `jumbo` | bound to SOURCE, 9000 bytes that may not be fragmented, as `ping -M do -s 8972` |
-//! | `tcp` | a TCP connection bound to SOURCE |
-//! | `tcp-device` | bound to SOURCE and INTERFACE |
-//! | `unbound` | an ICMP echo bound to nothing |
-//!
-//! HOPS are the routers that the answer crossed; `-` for TCP, whose packets the kernel keeps to itself.
+//! Asks every rail from every rail. A thread that is in a pod's network namespace asks all that the pod has to ask, and
+//! the sockets of its own threads are in that namespace, too.
 
 use std::fmt;
-use std::io::{IoSliceMut, Read as _, Write as _, stdin, stdout};
+use std::io::{IoSliceMut, Read as _, Write as _};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::str::FromStr;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use nix::errno::Errno;
 use nix::sys::socket::sockopt::{BindToDevice, Ipv4RecvTtl, Ipv6RecvHopLimit};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, setsockopt};
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, Timeout};
-use rustix::net::{AddressFamily, SocketType, bind, connect, ipproto, send, socket};
+use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketType, bind, connect, ipproto, send, socket};
 
 const PORT: u16 = 7000;
-/// For an answer; a fabric in one kernel answers within a millisecond.
+/// How long an ICMP answer is waited for. A fabric in one kernel answers within a millisecond.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// TCP asks again by itself, after one second and three.
+/// TCP sends its first packet again by itself, after one second and after three.
 const PATIENCE_TCP: Duration = Duration::from_secs(5);
-/// At once. Those of one rail share its queue of packets that wait for the leaf's MAC.
+/// Questions that are asked at once. Those of one rail share its queue of packets that wait for the leaf's MAC.
 const WORKERS: usize = 256;
+/// The TTL that every packet starts with.
 const TTL: i32 = 64;
+/// Bytes of a jumbo frame's packet, its IP header included.
 const JUMBO: usize = 9000;
 
-fn main() -> Result<()> {
-    match std::env::args().nth(1).as_deref() {
-        Some("listen") => listen(),
-        Some("probe") => probe_all(),
-        _ => bail!("usage: prober listen | probe"),
-    }
-}
-
-/// Prints a line when it is ready.
-fn listen() -> Result<()> {
-    // With room for all who come at once: std's has it for 128.
-    let socket = socket(AddressFamily::INET6, SocketType::STREAM, None)?;
-    bind(&socket, &SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), PORT))?;
-    rustix::net::listen(&socket, 4096)?;
-    let listener = TcpListener::from(socket);
-    writeln!(stdout(), "listening")?;
-    for stream in listener.incoming() {
-        let mut stream = stream?;
-        let peer = stream.peer_addr()?.ip().to_canonical();
-        // Who hangs up early is counted where it was asked.
-        let _ = stream.write_all(peer.to_string().as_bytes());
-    }
-    Ok(())
-}
-
-fn probe_all() -> Result<()> {
-    let mut text = String::new();
-    stdin().read_to_string(&mut text)?;
-    let probes = text.lines().map(str::parse).collect::<Result<Vec<Probe>>>()?;
-    let next = AtomicUsize::new(0);
-    let out = Mutex::new(String::new());
-    std::thread::scope(|scope| {
-        for _ in 0..WORKERS.min(probes.len()) {
-            scope.spawn(|| {
-                while let Some(probe) = probes.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let line = match probe.run() {
-                        Ok(Some(hops)) => format!("{} ok {hops}\n", probe.line),
-                        Ok(None) => format!("{} ok -\n", probe.line),
-                        Err(error) => format!("{} failed {error}\n", probe.line),
-                    };
-                    if let Ok(mut out) = out.lock() {
-                        out.push_str(&line);
-                    }
-                }
-            });
-        }
-    });
-    let out = out.into_inner()?;
-    stdout().write_all(out.as_bytes())?;
-    Ok(())
-}
-
-struct Probe {
-    line: String,
-    kind: Kind,
-    interface: String,
-    source: IpAddr,
-    destination: IpAddr,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Kind {
+/// How a question is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// An ICMP echo whose socket is bound to the interface, as `ping -I net1`.
     Device,
-    Source,
-    Jumbo,
-    Tcp,
+    /// A TCP connection bound to source address and interface.
     TcpDevice,
+    /// An ICMP echo bound to the source address, as `ping -I 172.16.0.0`.
+    Source,
+    /// Bound to the source address, 9000 bytes that may not be fragmented, as `ping -M do -s 8972`.
+    Jumbo,
+    /// A TCP connection bound to the source address.
+    Tcp,
+    /// An ICMP echo bound to nothing.
     Unbound,
 }
 
-impl FromStr for Probe {
-    type Err = anyhow::Error;
-
-    fn from_str(line: &str) -> Result<Probe> {
-        let words: Vec<&str> = line.split(' ').collect();
-        let [_, kind, interface, source, destination] = words[..] else { bail!("not five words: {line:?}") };
-        let kind = match kind {
-            "device" => Kind::Device,
-            "source" => Kind::Source,
-            "jumbo" => Kind::Jumbo,
-            "tcp" => Kind::Tcp,
-            "tcp-device" => Kind::TcpDevice,
-            "unbound" => Kind::Unbound,
-            _ => bail!("no such kind: {kind}"),
-        };
-        let (source, destination) = (source.parse()?, destination.parse()?);
-        Ok(Probe { line: line.to_owned(), kind, interface: interface.to_owned(), source, destination })
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Device => "device",
+            Kind::TcpDevice => "tcp-device",
+            Kind::Source => "source",
+            Kind::Jumbo => "jumbo",
+            Kind::Tcp => "tcp",
+            Kind::Unbound => "unbound",
+        })
     }
 }
 
+/// One question.
+#[derive(Clone, Debug)]
+pub struct Probe {
+    /// How it is asked.
+    pub kind: Kind,
+    /// The interface to bind to.
+    pub interface: String,
+    /// The address to bind to.
+    pub source: IpAddr,
+    /// The address that is asked.
+    pub destination: IpAddr,
+}
+
+/// The routers that the answer crossed, `None` for TCP, whose packets the kernel keeps to itself; or what failed.
+pub type Answer = Result<Option<i32>, Failure>;
+
+/// Why a question has no answer, in a word.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure(pub String);
+
+/// Answers TCP connections in the namespace in which it was made, each with the address that it comes from. Dropping it
+/// ends it, and its hold on the namespace.
+pub struct Listener {
+    socket: TcpListener,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Listener {
+    pub fn new() -> Listener {
+        // The queue has room for all that connect at once; that of std's listener has it for 128.
+        let socket = socket(AddressFamily::INET6, SocketType::STREAM, None).unwrap();
+        bind(&socket, &SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), PORT)).unwrap();
+        rustix::net::listen(&socket, 4096).unwrap();
+        let socket = TcpListener::from(socket);
+        let listener = socket.try_clone().unwrap();
+        let thread = std::thread::spawn(move || {
+            while let Ok((mut stream, peer)) = listener.accept() {
+                // A client that hung up early has noted that itself.
+                let _ = stream.write_all(peer.ip().to_canonical().to_string().as_bytes());
+            }
+        });
+        Listener { socket, thread: Some(thread) }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // The thread's accept fails then.
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Asks everything, and returns the answers in the order of the questions.
+pub fn ask(probes: &[Probe]) -> Vec<Answer> {
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut answers = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(probe) = probes.get(index) else { return answers };
+            answers.push((index, probe.ask()));
+        }
+    };
+    let mut answers: Vec<(usize, Answer)> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..WORKERS.min(probes.len())).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+    });
+    answers.sort_by_key(|(index, _)| *index);
+    answers.into_iter().map(|(_, answer)| answer).collect()
+}
+
 impl Probe {
-    /// The hops, where they can be seen.
-    fn run(&self) -> Result<Option<i32>, Failure> {
+    fn ask(&self) -> Answer {
         match self.kind {
             Kind::Tcp | Kind::TcpDevice => self.connect().map(|()| None),
             _ => self.echo().map(Some),
@@ -163,9 +160,9 @@ impl Probe {
             sockopt::set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::DO)?;
             request[0] = 128;
         }
-        // Connected, it takes answers of this address alone.
+        // A connected socket takes answers of this address alone.
         connect(&socket, &SocketAddr::new(self.destination, 0))?;
-        send(&socket, &request, rustix::net::SendFlags::empty())?;
+        send(&socket, &request, SendFlags::empty())?;
 
         let mut answer = vec![0; JUMBO];
         let mut space = nix::cmsg_space!(i32);
@@ -179,7 +176,7 @@ impl Probe {
             ControlMessageOwned::Ipv4Ttl(left) | ControlMessageOwned::Ipv6HopLimit(left) => Some(TTL - left),
             _ => None,
         });
-        hops.ok_or_else(|| Failure("no-ttl".into()))
+        hops.ok_or_else(|| Failure("no-ttl".to_owned()))
     }
 
     fn socket(&self, what: SocketType) -> Result<OwnedFd, Failure> {
@@ -201,23 +198,13 @@ impl Probe {
     }
 }
 
-/// Why, in one word: the lines are for awk.
-struct Failure(String);
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl From<nix::errno::Errno> for Failure {
-    fn from(error: nix::errno::Errno) -> Failure {
-        use nix::errno::Errno;
+impl From<Errno> for Failure {
+    fn from(error: Errno) -> Failure {
         Failure(match error {
-            // Of a socket with a deadline: EINPROGRESS is connect's.
-            Errno::EAGAIN | Errno::EINPROGRESS => "no-answer".into(),
-            Errno::EHOSTUNREACH => "unreachable".into(),
-            Errno::EMSGSIZE => "too-long".into(),
+            // Of a socket with a deadline; EINPROGRESS is that of connect.
+            Errno::EAGAIN | Errno::EINPROGRESS => "no-answer".to_owned(),
+            Errno::EHOSTUNREACH => "unreachable".to_owned(),
+            Errno::EMSGSIZE => "too-long".to_owned(),
             other => format!("{other:?}"),
         })
     }
@@ -225,12 +212,12 @@ impl From<nix::errno::Errno> for Failure {
 
 impl From<rustix::io::Errno> for Failure {
     fn from(error: rustix::io::Errno) -> Failure {
-        nix::errno::Errno::from_raw(error.raw_os_error()).into()
+        Errno::from_raw(error.raw_os_error()).into()
     }
 }
 
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Failure {
-        nix::errno::Errno::from_raw(error.raw_os_error().unwrap_or(0)).into()
+        Errno::from_raw(error.raw_os_error().unwrap_or(0)).into()
     }
 }

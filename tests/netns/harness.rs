@@ -8,6 +8,7 @@ use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Value, json};
 
@@ -30,7 +31,7 @@ pub struct Host {
     pub dir: tempfile::TempDir,
     /// Names of namespaces begin with it.
     pub id: String,
-    namespaces: std::cell::RefCell<Vec<String>>,
+    namespaces: Mutex<Vec<String>>,
 }
 
 /// How a program ended.
@@ -94,6 +95,13 @@ pub fn skip(test: &str, reason: &str) {
         let mut file = fs::File::options().append(true).create(true).open(path).unwrap();
         writeln!(file, "{test}: {reason}").unwrap();
     }
+}
+
+/// The cases that a test of many tries: of each N the first, where the variable RAIL_TEST_ONE_IN is N, and else all.
+/// scripts/test says what is left out.
+pub fn sample<T>(cases: impl Iterator<Item = T>) -> Vec<T> {
+    let step = std::env::var("RAIL_TEST_ONE_IN").map_or(1, |text| text.parse().unwrap());
+    cases.step_by(step).collect()
 }
 
 impl Host {
@@ -190,7 +198,7 @@ impl Host {
     /// The namespace of the leaf ports, made at first use.
     pub fn leaf(&self) -> String {
         let name = format!("{}-leaf", self.id);
-        if !self.namespaces.borrow().contains(&name) {
+        if !self.namespaces.lock().unwrap().contains(&name) {
             self.add_netns("leaf");
         }
         name
@@ -209,7 +217,7 @@ impl Host {
         let name = format!("{}-{name}", self.id);
         self.ip(&format!("netns add {name}"));
         self.ip(&format!("-n {name} link set lo up"));
-        self.namespaces.borrow_mut().push(name.clone());
+        self.namespaces.lock().unwrap().push(name.clone());
         Path::new("/run/netns").join(name)
     }
 
@@ -217,7 +225,7 @@ impl Host {
     pub fn delete_netns(&self, path: &Path) {
         let name = path.file_name().unwrap().to_str().unwrap();
         self.ip(&format!("netns del {name}"));
-        self.namespaces.borrow_mut().retain(|other| other != name);
+        self.namespaces.lock().unwrap().retain(|other| other != name);
     }
 
     /// Runs `ip` on this host; it must succeed.
@@ -355,7 +363,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        for name in self.namespaces.borrow().iter() {
+        for name in self.namespaces.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let _ = Command::new("ip").args(["netns", "del", name]).output();
         }
     }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 
-use crate::harness::{Host, rail, vf_address, with};
+use crate::harness::{Host, rail, sample, vf_address, with};
 use crate::trace::{self, Traced};
 
 /// A host with one VF and two pods, and everything that there was before the first call.
@@ -115,14 +115,11 @@ fn sweep(test: &str, verb: &str) {
     drop(bench);
     // How often the plugin looks for its IPAM's answer varies a little.
     let last = whole.calls + 5;
-    let (next, failures) = (AtomicUsize::new(1), Mutex::new(Vec::new()));
+    let victims = sample(1..=last);
+    let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let worker = || {
         let mut bench = Bench::new(test).unwrap();
-        loop {
-            let victim = next.fetch_add(1, Ordering::Relaxed);
-            if victim > last {
-                break;
-            }
+        while let Some(victim) = victims.get(next.fetch_add(1, Ordering::Relaxed)).copied() {
             let work = AssertUnwindSafe(|| {
                 begin(&bench, verb);
                 let traced = bench.killed(verb, Some(victim));
