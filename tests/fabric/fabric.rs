@@ -494,8 +494,8 @@ impl Fabric {
         states
     }
 
-    /// Pods and leaves, leaves and spines get to know each other's MACs. An answer that waits for a MAC takes room in
-    /// the one buffer that the kernel has for its ICMP answers, and hundreds at once do not fit.
+    /// Pods and leaves, leaves and spines learn each other's MACs. Without that cells are lost on a busy machine: an ICMP
+    /// answer that waits for a MAC stays in the send buffer of the kernel's own socket, which about 160 of them fill.
     pub fn greet(&self) {
         let mut greetings: BTreeMap<String, Vec<Probe>> = BTreeMap::new();
         for &family in &self.setup.families {
