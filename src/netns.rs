@@ -343,3 +343,4 @@ mod tests {
         assert_eq!((old == ours, old.life()), (true, Life::Alive));
     }
 }
+// x
