@@ -122,3 +122,31 @@ fn a_damaged_list_of_what_lives_is_made_anew() {
         host.cni("ADD", "c2", &two, &second()).error(11);
     }
 }
+
+/// The rails of a pod, or of several, come at once on a fresh node: those that wait for the first one must not take its
+/// start for a run directory that was emptied, and refuse the addresses that a pod has given itself.
+#[test]
+fn the_first_calls_of_a_boot_look_into_no_namespace() {
+    let Some((host, [one, two])) = host("first", 96) else { return };
+    host.plan("rail-0", "192.0.2.96/28", "192.0.2.97", &[]);
+    for address in 98..111 {
+        host.ip_in(&one, &format!("addr add 192.0.2.{address}/32 dev lo"));
+    }
+    for _ in 0..8 {
+        for below in ["run", "run.begun"] {
+            let path = host.path(below);
+            if path.exists() {
+                remove(&path);
+            }
+        }
+        std::thread::scope(|scope| {
+            let (host, two) = (&host, &two);
+            for number in 0..8 {
+                scope.spawn(move || {
+                    host.call("ADD", &format!("c{number}"), two).ipam().run(&rail(0)).ok();
+                });
+            }
+        });
+        assert!(!host.path("run/living.json").exists());
+    }
+}
