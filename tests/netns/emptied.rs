@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use nix::fcntl::{Flock, FlockArg};
 use serde_json::{Value, json};
 
 use crate::harness::{Host, Sleeper, rail, with};
@@ -132,21 +134,19 @@ fn the_first_calls_of_a_boot_look_into_no_namespace() {
     for address in 98..111 {
         host.ip_in(&one, &format!("addr add 192.0.2.{address}/32 dev lo"));
     }
-    for _ in 0..8 {
-        for below in ["run", "run.begun"] {
-            let path = host.path(below);
-            if path.exists() {
-                remove(&path);
-            }
+    // All of them wait for this, so that none is alone.
+    fs::create_dir(host.path("run")).unwrap();
+    let lock = fs::File::create(host.path("run/living.lock")).unwrap();
+    let lock = Flock::lock(lock, FlockArg::LockExclusive).unwrap();
+    std::thread::scope(|scope| {
+        let (host, two) = (&host, &two);
+        for number in 0..8 {
+            scope.spawn(move || {
+                host.call("ADD", &format!("c{number}"), two).ipam().run(&rail(0)).ok();
+            });
         }
-        std::thread::scope(|scope| {
-            let (host, two) = (&host, &two);
-            for number in 0..8 {
-                scope.spawn(move || {
-                    host.call("ADD", &format!("c{number}"), two).ipam().run(&rail(0)).ok();
-                });
-            }
-        });
-        assert!(!host.path("run/living.json").exists());
-    }
+        std::thread::sleep(Duration::from_millis(500));
+        drop(lock);
+    });
+    assert!(!host.path("run/living.json").exists());
 }
