@@ -1,22 +1,22 @@
-//! The cluster's own networks, of Services and pods: what a rail's routes must leave to eth0.
+//! The cluster's own networks, of Services and pods, which the routes of a rail must not cover.
 //!
-//! A pod reaches them by the default route of eth0. A route of a rail is longer than that one, so whatever of these
-//! networks it covers goes to the fabric, and the pod is without DNS.
+//! A pod reaches them by the default route of eth0. A route of a rail is longer than the default route, so the part of
+//! these networks that it covers goes to the fabric, and the pod has no DNS.
 
 use std::fmt;
 
 use ipnet::IpNet;
 
-/// A network that clusters have unless somebody chose another one.
+/// A network that clusters have by default.
 #[derive(Clone, Copy, Debug)]
 pub struct Usual {
-    /// Whose it is.
+    /// The product and what it uses the network for.
     pub of: &'static str,
-    /// Without host bits.
+    /// The prefix, without host bits.
     network: &'static str,
 }
 
-/// What installers choose.
+/// The defaults of common installers.
 pub const USUAL: [Usual; 11] = [
     Usual { of: "kubeadm's Services", network: "10.96.0.0/12" },
     Usual { of: "flannel's pods", network: "10.244.0.0/16" },
@@ -32,18 +32,18 @@ pub const USUAL: [Usual; 11] = [
 ];
 
 impl Usual {
-    /// The network.
+    /// The prefix.
     pub fn network(self) -> Option<IpNet> {
         self.network.parse().ok()
     }
 }
 
-/// Two prefixes overlap where one holds the other.
+/// Whether two prefixes overlap, which means that one contains the other.
 pub fn overlap(one: IpNet, other: IpNet) -> bool {
     one.contains(&other) || other.contains(&one)
 }
 
-/// Each of the networks that a route overlaps, with the first route that does, in the order of the networks.
+/// The networks that a route overlaps, each with the first such route, in the order of the networks.
 pub fn taken(networks: &[IpNet], routes: &[IpNet]) -> Vec<(IpNet, IpNet)> {
     let first = |network: IpNet| routes.iter().copied().find(|route| overlap(*route, network));
     networks.iter().filter_map(|network| Some((*network, first(*network)?))).collect()
@@ -52,15 +52,16 @@ pub fn taken(networks: &[IpNet], routes: &[IpNet]) -> Vec<(IpNet, IpNet)> {
 /// A network that pods lose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taken {
-    /// The cluster's.
+    /// The network of the cluster.
     pub network: IpNet,
-    /// The widest that overlaps it.
+    /// The widest route that overlaps it.
     pub route: IpNet,
-    /// Whose route it is: pools or networks.
+    /// The names of the pools or networks that have the route.
     pub by: Vec<String>,
 }
 
-/// What the routes of these pools or networks take of the cluster's networks; a default route is never a rail's.
+/// The networks that the routes of these pools or networks overlap. A default route does not count, because a rail never
+/// gets one.
 pub fn taken_by(routes: &[(String, Vec<IpNet>)], networks: &[IpNet]) -> Vec<Taken> {
     let mut routes = routes.to_vec();
     for (_, routes) in &mut routes {
@@ -77,7 +78,8 @@ pub fn taken_by(routes: &[(String, Vec<IpNet>)], networks: &[IpNet]) -> Vec<Take
     networks.iter().filter_map(of).collect()
 }
 
-/// The same of what clusters usually have; the cluster's own can be named `elsewhere` beside node.json.
+/// A warning about routes that overlap the networks that clusters usually have. `elsewhere` is where the cluster's own
+/// can be named beside node.json.
 pub fn usually_taken_by(routes: &[(String, Vec<IpNet>)], elsewhere: &str) -> Option<String> {
     let usual: Vec<IpNet> = USUAL.iter().filter_map(|usual| usual.network()).collect();
     let taken = taken_by(routes, &usual);
@@ -88,8 +90,8 @@ pub fn usually_taken_by(routes: &[(String, Vec<IpNet>)], elsewhere: &str) -> Opt
         .collect();
     let first = taken.first()?;
     Some(format!(
-        "{}, a route of {}, overlaps networks that clusters usually have, and takes them from pods: {}. Name the \
-         cluster's own in clusterNetworks of node.json{elsewhere}, and those are compared",
+        "{}, a route of {}, overlaps networks that clusters usually have, and pods would lose them: {}. Name the \
+         cluster's own in clusterNetworks of node.json{elsewhere} to compare with those instead",
         first.route,
         first.names(),
         listed.join(", ")
@@ -97,7 +99,7 @@ pub fn usually_taken_by(routes: &[(String, Vec<IpNet>)], elsewhere: &str) -> Opt
 }
 
 impl Taken {
-    /// The first of them and how many more.
+    /// The first name, and the number of the others.
     pub fn names(&self) -> String {
         match self.by.as_slice() {
             [] => String::new(),
@@ -114,7 +116,7 @@ impl fmt::Display for Taken {
     }
 }
 
-/// What is wrong with a network that somebody names as the cluster's.
+/// Fails if a prefix cannot be a network of the cluster.
 pub fn check(network: IpNet) -> Result<(), String> {
     if network.prefix_len() == 0 {
         return Err(format!("{network} is every address: give the prefixes of Services and pods"));

@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::fault::Fault;
+
 /// Error codes: 1 to 99 are the specification's (SPEC.md, "Error").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
@@ -74,6 +76,8 @@ impl std::error::Error for Failure {}
 pub fn code_of(error: &anyhow::Error) -> u32 {
     if let Some(failure) = failure_in(error) {
         failure.code
+    } else if error.chain().any(|cause| cause.is::<Fault>()) {
+        Code::InvalidConfig as u32
     } else if error.chain().any(|cause| cause.is::<std::io::Error>() || cause.is::<nix::errno::Errno>()) {
         Code::Io as u32
     } else {
@@ -194,6 +198,7 @@ mod tests {
     fn an_io_error_is_code_5_and_anything_else_999() {
         assert_eq!(code_of(&anyhow::Error::new(std::io::Error::other("x"))), 5);
         assert_eq!(code_of(&anyhow::anyhow!("x")), 999);
+        assert_eq!(code_of(&anyhow::Error::new(Fault::new("mtu", "x")).context("above")), 7);
     }
 
     /// go-cni takes an error with `not found` for a success (docs/cni-contract.md, item 82, trap 2).

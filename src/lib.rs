@@ -25,6 +25,7 @@
 //! | `cluster_networks` | networks of Services and pods, which no route of a rail may cover |
 //! | [`log`] | stderr and a file |
 //! | [`nearest`] | what a mistyped key may have meant |
+//! | [`fault`] | what is wrong with a file: where, at which key, what, and what to do |
 //! | `watchdog` | ends a call that hangs |
 //! | [`error`] | errors with a code of CNI; `fail!` and `failure!`, used everywhere |
 
@@ -35,6 +36,7 @@ pub mod commands;
 pub mod document;
 pub mod error;
 mod every_netns;
+pub mod fault;
 pub mod files;
 pub mod ipam;
 pub mod log;

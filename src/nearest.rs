@@ -1,6 +1,6 @@
-//! What a mistyped word may have meant.
+//! Finds the word that a mistyped one may mean.
 
-/// The known word that differs least from `word`, if it differs little: a letter in three, and letter case.
+/// The known word that differs least from `word`, in at most a third of its letters. Letter case does not count.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let allowed = (word.chars().count() / 3).max(1);
     let near = known.into_iter().map(|one| (distance(word, one), one));
@@ -9,14 +9,14 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, one)| one)
 }
 
-/// All words, those that differ least from `word` first, and else as people count.
+/// All words, in the order of their difference from `word`, then of their length.
 pub fn by_distance<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let mut known: Vec<_> = known.into_iter().collect();
     known.sort_by_cached_key(|one| (distance(word, one), one.len(), *one));
     known
 }
 
-/// How many letters to insert, remove, replace or swap with their neighbour (Damerau, Levenshtein).
+/// The number of letters to insert, remove, replace or swap with their neighbour (Damerau-Levenshtein).
 fn distance(one: &str, other: &str) -> usize {
     let one: Vec<char> = one.to_lowercase().chars().collect();
     let other: Vec<char> = other.to_lowercase().chars().collect();

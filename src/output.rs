@@ -1,4 +1,4 @@
-//! What the commands print: tables for people, JSON for programs, and an exit status that a script can use.
+//! The output of the commands: tables for people, JSON for programs, and an exit status for scripts.
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -11,22 +11,22 @@ use serde_json::Value;
 
 use crate::watchdog;
 
-/// The release, and the commit that `scripts/build` named: `0.1.0 (71c319b3c2d1)`.
+/// The release and the commit, which `scripts/build` passes: `0.1.0 (71c319b3c2d1)`.
 pub static VERSION: LazyLock<String> = LazyLock::new(|| {
     let commit = option_env!("RAIL_CNI_COMMIT").filter(|commit| !commit.is_empty());
     format!("{} ({})", env!("CARGO_PKG_VERSION"), commit.unwrap_or("commit unknown"))
 });
 
-/// `--output`.
+/// The value of `--output`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
-    /// For people.
+    /// A table for people.
     Table,
-    /// For programs.
+    /// JSON for programs.
     Json,
 }
 
-/// Reads the arguments; what is wrong with them, or the help that they ask for, is printed.
+/// Parses the arguments. Prints a usage error or the help, and then returns the exit status.
 pub fn parse<C: Parser>() -> Result<C, ExitCode> {
     C::try_parse().map_err(|error| {
         let _ = error.print();
@@ -34,7 +34,7 @@ pub fn parse<C: Parser>() -> Result<C, ExitCode> {
     })
 }
 
-/// An error that takes several lines. None of them has a line feed of its own, whoever wrote what is in it.
+/// An error of several lines. A line feed within a line, which may come from a tenant, is replaced.
 #[derive(Debug)]
 pub struct Lines(pub Vec<String>);
 
@@ -46,7 +46,7 @@ impl fmt::Display for Lines {
 
 impl std::error::Error for Lines {}
 
-/// The exit status of a command, when what failed has been said.
+/// Prints the error of a command, and returns the exit status.
 pub fn end(program: &str, done: Result<ExitCode>) -> ExitCode {
     done.unwrap_or_else(|error| {
         let text = format!("{error:#}");
@@ -61,7 +61,7 @@ pub fn end(program: &str, done: Result<ExitCode>) -> ExitCode {
     })
 }
 
-/// Columns as wide as their widest cell; an empty one is a dash, so that scripts can count.
+/// A table whose columns are as wide as their widest cell. An empty cell is a dash, so that scripts can count columns.
 pub fn table(headers: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let headers = headers.iter().map(|header| (*header).to_owned()).collect();
     let clean = |cell: String| if cell.is_empty() { "-".to_owned() } else { printable(&cell) };
@@ -82,17 +82,17 @@ pub fn table(headers: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Strin
     rows.iter().map(line).collect()
 }
 
-/// What a runtime or a tenant wrote must not steer a terminal.
+/// The text without control characters: a text of a tenant must not control the terminal.
 pub fn printable(text: &str) -> String {
     text.replace(crate::log::is_unprintable, "?")
 }
 
-/// JSON, a line for each key.
+/// JSON with a line for each key.
 pub fn pretty(json: &Value) -> String {
     format!("{json:#}\n")
 }
 
-/// Not `println!`, which panics when the reader is gone: then nobody is left to be told.
+/// Prints to stdout. `println!` panics if the reader is gone; this ignores it.
 pub fn print(text: &str) -> Result<()> {
     watchdog::end();
     let mut stdout = io::stdout().lock();
@@ -102,13 +102,13 @@ pub fn print(text: &str) -> Result<()> {
     }
 }
 
-/// Ends a command that only looks if it hangs: who asks a node's state every minute must get an answer.
+/// Ends a command that hangs and changes nothing: a monitor that runs it every minute must get an answer.
 pub fn watch(program: &'static str) {
     watchdog::start(move |why: String| say(program, &format!("this {why}")));
     watchdog::allow(watchdog::LIMIT);
 }
 
-/// A line beside the answer, on stderr.
+/// Prints a message to stderr.
 pub fn say(program: &str, text: &str) {
     let _ = writeln!(io::stderr().lock(), "{program}: {}", printable(text));
 }

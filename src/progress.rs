@@ -1,33 +1,33 @@
-//! How far long work has come, on a terminal. Nothing where stderr is a file or a pipe.
+//! A progress bar on a terminal. If stderr is a file or a pipe, nothing is printed.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
-/// Work that is done within this needs no bar.
+/// Work that ends within this time gets no bar.
 const PATIENCE: Duration = Duration::from_millis(200);
 const PERIOD: Duration = Duration::from_millis(100);
 const WIDTH: usize = 20;
 
-/// A bar, until it is dropped.
+/// A progress bar, which disappears when it is dropped.
 #[derive(Debug)]
 pub struct Progress {
     what: &'static str,
     total: usize,
     done: usize,
-    /// When it is drawn again; without a terminal, never.
+    /// The time of the next drawing; `None` without a terminal.
     next: Option<Instant>,
     is_drawn: bool,
 }
 
 impl Progress {
-    /// For `total` steps of `what`.
+    /// A bar for `total` steps of `what`.
     pub fn new(what: &'static str, total: usize) -> Progress {
         let is_seen =
             io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
         Progress { what, total, done: 0, next: is_seen.then(|| Instant::now() + PATIENCE), is_drawn: false }
     }
 
-    /// For one step, which is shown at once.
+    /// A bar for one step, which is drawn at once.
     pub fn wait(what: &'static str) -> Progress {
         let mut progress = Progress::new(what, 0);
         if progress.next.is_some() {
@@ -36,7 +36,7 @@ impl Progress {
         progress
     }
 
-    /// One more is done.
+    /// Counts a step that is done.
     pub fn step(&mut self) {
         self.done += 1;
         if let Some(next) = self.next

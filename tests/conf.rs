@@ -475,7 +475,7 @@ fn the_keys_of_the_ipam_section_are_those_of_the_code() {
 
 #[test]
 fn the_keys_of_a_fabric_are_those_of_the_code() {
-    let known = strings("src/plan/fabric.rs", "const KEYS");
+    let known = strings("src/plan/fabric/keys.rs", "const KEYS");
     assert_eq!(known.len(), 18);
     assert_eq!(keys_in("docs/planning.md", "## Fabric file"), known);
 }
@@ -776,7 +776,7 @@ const LAYERS: [&[&str]; 11] = [
     &["netns", "sysfs", "document"],
     &["files", "output", "progress", "cluster_networks"],
     &["log"],
-    &["nearest", "watchdog", "error"],
+    &["nearest", "fault", "watchdog", "error"],
 ];
 /// Modules that are side by side, of which none may use another.
 const APART: [&str; 3] = ["attach", "ipam", "plan"];

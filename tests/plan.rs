@@ -147,7 +147,7 @@ fn hosts_tell_the_plan_that_they_were_given() {
     assert!(place.files("pools-2") == place.files("pools-3"));
     let same = ["plan", &out("hosts"), "--check", "--against", FABRIC];
     assert_eq!(place.ok("store", &same), "no difference in 512 allocations\n");
-    assert!(place.fails(1, &["plan", &out("hosts"), "--tiers", "2"]).contains("these are netplan files"));
+    assert!(place.fails(1, &["plan", &out("hosts"), "--tiers", "2"]).contains("the source is netplan files"));
 }
 
 /// What is written for Kubernetes is what `rail-cni lint` finds nothing wrong with.
@@ -283,7 +283,7 @@ fn a_topology_in_another_order_is_caught() {
     );
     let against = ["plan", &sorted, "--tiers", "2", "--check", "--against", &before];
     assert!(place.fails(1, &against).contains("172.16.1.0/31 (was 172.16.1.2/31)"));
-    assert!(place.fails(1, &["plan", &before]).contains("how many tiers"));
+    assert!(place.fails(1, &["plan", &before]).contains("number of switch tiers"));
     let fault = place.fails(1, &["plan", &before, "--tiers", "3"]);
     assert!(fault.contains("topology.json:5: links[0][0].attributes.pod: is missing: 0 to 31"), "{fault}");
 }
@@ -304,7 +304,7 @@ fn a_store_that_the_plan_does_not_know_whole_is_told() {
     let other =
         place.write("other.yaml", &fs::read_to_string(FABRIC).unwrap().replace("worker-gpu-", "Worker-GPU-"));
     let said = place.fails(1, &["plan", &other, "--to", "store", "--prune"]);
-    assert!(said.contains("did the plan mean it with Worker-GPU-62?"), "{said}");
+    assert!(said.contains("did you mean Worker-GPU-62?"), "{said}");
     assert_eq!(place.files("store").len(), 17);
 
     let shown = place.ok("store", &["plan", FABRIC, "--to", "store", "--prune", "--diff"]);
@@ -334,26 +334,32 @@ fn no_link_leads_out_of_the_folder_that_is_written() {
 fn what_makes_no_sense_is_refused_before_anything_is_written() {
     let place = Place::new();
     let scheme = ["plan", FABRIC, "--tiers", "2"];
-    assert!(place.fails(1, &scheme).contains("--tiers is for topology files"));
-    assert!(place.fails(1, &["plan", FABRIC, "--prune"]).contains("--prune is for the store, or --out"));
+    assert!(place.fails(1, &scheme).contains("--tiers is for topology.json only"));
+    assert!(place.fails(1, &["plan", FABRIC, "--prune"]).contains("--prune needs --to store or --out"));
     for target in ["cidrpool", "nads"] {
         let said = place.fails(1, &["plan", FABRIC, "--pool-name", "Rail-{rail}", "--to", target]);
-        assert!(said.contains("pool Rail-0: Kubernetes takes small letters"), "{said}");
+        assert!(said.contains("pool Rail-0: names in Kubernetes have small letters"), "{said}");
     }
     let diff = ["plan", FABRIC, "--to", "cidrpool", "--diff"];
-    assert!(place.fails(1, &diff).contains("--diff needs the store, or --out"));
+    assert!(place.fails(1, &diff).contains("--diff needs --to store or --out"));
     assert!(
-        place.fails(1, &["plan", FABRIC, "--to", "cidrpool", "--all-nodes"]).contains("are for the store")
+        place
+            .fails(1, &["plan", FABRIC, "--to", "cidrpool", "--all-nodes"])
+            .contains("need --to store or --check")
     );
     assert!(place.fails(1, &["plan", FABRIC, "--to", "store", "--out", "x"]).contains("--out is for files"));
     assert!(place.fails(1, &["plan", FABRIC, "--pool-name", "{x}"]).contains("--pool-name"));
-    assert!(place.fails(1, &["plan", FABRIC, "--pool-name", "../{rail}"]).contains("no name of a pool"));
-    assert!(place.fails(1, &["plan", FABRIC, "--pool-name", "same"]).contains("it is there twice"));
     assert!(
-        place.fails(1, &["plan", FABRIC, "--to", "store", "--node", "../x"]).contains("no name of a node")
+        place.fails(1, &["plan", FABRIC, "--pool-name", "../{rail}"]).contains("not a valid name of a pool")
+    );
+    assert!(place.fails(1, &["plan", FABRIC, "--pool-name", "same"]).contains("two pools have this name"));
+    assert!(
+        place
+            .fails(1, &["plan", FABRIC, "--to", "store", "--node", "../x"])
+            .contains("not a valid name of a node")
     );
     let unknown = place.fails(1, &["plan", FABRIC, "--to", "store", "--node", "Worker-GPU-62"]);
-    assert!(unknown.contains("did the plan mean it with worker-gpu-62?"), "{unknown}");
+    assert!(unknown.contains("did you mean worker-gpu-62?"), "{unknown}");
     for usage in [&["plan"][..], &["plan", FABRIC, "--to", "x"], &["plan", FABRIC, "--against", "x"]] {
         place.fails(2, usage);
     }
@@ -378,7 +384,7 @@ fn files_of_the_wrong_kind_are_told_with_their_place() {
         (executable.to_owned(), ""),
         (fifo.display().to_string(), "not a regular file"),
         ("/nonexistent".to_owned(), "/nonexistent"),
-        (place.write("empty", ""), "nothing in it"),
+        (place.write("empty", ""), "the file is empty"),
         (place.write("half", &pool[..pool.find("NetworkPrefix").unwrap()]), "half:"),
         (place.write("half.json", "{\"nodes\": ["), "half.json:1:11"),
         (place.write("deep", &"[".repeat(1_000_000)), "deep:1:"),
@@ -386,7 +392,7 @@ fn files_of_the_wrong_kind_are_told_with_their_place() {
         (place.write("other", "kind: Pod\n"), "other:1: kind"),
         (
             place.write("name", &pool.replacen("worker-gpu-0", "../../etc", 1)),
-            "\"../../etc\" is no name of a node",
+            "\"../../etc\" is not a valid name of a node",
         ),
         (place.write("slash", &pool.replacen("worker-gpu-0", "a/b", 1)), "slash:18"),
         (place.write("pool", &pool.replacen("name: rail-0", "name: ../rail-0", 1)), "pool:8: metadata.name"),
@@ -439,8 +445,8 @@ fn a_node_is_replaced_by_a_word_and_not_by_a_slip() {
     let (is_done, said) = put(&renamed, &[]);
     assert!(!is_done, "{said}");
     let told = "node spare-7 would get 172.16.0.10/31 and 7 more, which the store has for node worker-gpu-5 in pool rail-0";
-    assert!(said.contains(told) && said.contains("--replaces spare-7=worker-gpu-5 says so"), "{said}");
-    assert!(said.ends_with("nothing was written: 1 nodes would get what stays another's\n"), "{said}");
+    assert!(said.contains(told) && said.contains("add --replaces spare-7=worker-gpu-5"), "{said}");
+    assert!(said.ends_with("nothing was written: 1 nodes would get prefixes of other nodes\n"), "{said}");
     assert!(place.files("store") == before, "the store changed");
 
     // With it, on the command line or in the plan.
@@ -480,7 +486,7 @@ fn a_node_is_replaced_by_a_word_and_not_by_a_slip() {
     let nowhere = place.write("nowhere.yaml", &format!("{fabric}nodes:\n- {{name: a, replaces: b}}\n"));
     let said = place.fails(1, &["plan", &nowhere]);
     assert!(
-        said.contains("nowhere.yaml:24: nodes[0].replaces: b is not by nodeName: say su and host"),
+        said.contains("nowhere.yaml:24: nodes[0].replaces: no name by nodeName is b: give su and host"),
         "{said}"
     );
 }
@@ -512,7 +518,11 @@ fn files_of_an_earlier_plan_are_told_and_go_when_they_are_pruned() {
             shown.contains(&format!("worker-gpu-5.yaml  {change}")) && !shown.contains("gpu-6"),
             "{shown}"
         );
-        assert_eq!(said.contains("stays (--prune: it goes): worker-gpu-5.yaml"), change == "stale", "{said}");
+        assert_eq!(
+            said.contains("stays (--prune removes it): worker-gpu-5.yaml"),
+            change == "stale",
+            "{said}"
+        );
         assert!(
             said.contains(
                 "nothing tells who wrote it: look at it, and remove it if it is old: foreign.yaml\n"
@@ -620,8 +630,8 @@ fn the_store_has_leaf_ports_where_the_plan_knows_them() {
 
     for (from, to, told) in [
         ("0: leaf-su01-r1 swp1s0", "0 leaf", "is not NODE: LEAF PORT"),
-        ("leaf-su01-r1 swp1s0", "leaf-su01-r1 swp$1", "\"swp$1\" is no name of a switch port"),
-        ("worker-gpu-1:", "worker-gpu-0:", "this node is there twice"),
+        ("leaf-su01-r1 swp1s0", "leaf-su01-r1 swp$1", "\"swp$1\" is not a valid name of a switch port"),
+        ("worker-gpu-1:", "worker-gpu-0:", "the node is given twice"),
     ] {
         let wrong = place.write("wrong.yaml", &text.replacen(from, to, 1));
         let said = place.fails(1, &["plan", &wrong]);
@@ -663,7 +673,7 @@ fn networks_of_manifests_without_annotations_have_their_rail() {
     for rail in 0..8 {
         assert!(text.contains(&format!("\"rail\": {rail},")), "{text}");
     }
-    assert!(said.contains("comes from the addresses of the pools: "), "{said}");
+    assert!(said.contains("follows from the addresses of the pools: "), "{said}");
 }
 
 /// Who is called otherwise than in the plan sees who there is.
@@ -950,7 +960,7 @@ fn two_hosts_in_one_leaf_port_are_told_with_both_links() {
     assert_eq!(
         broken.faults,
         [
-            "links[10]: port swp2 of leaf-su1-r0 has another cable (topology.json:203: links[8]): correct the port of one"
+            "links[10]: port swp2 of leaf-su1-r0 has another cable (topology.json:203: links[8]): correct one of the ports"
         ]
     );
     *broken.at("links[10][1].interface") = "swp3".into();
@@ -1035,5 +1045,5 @@ fn the_mtu_of_a_topology_reaches_hosts_and_networks() {
     assert!(place.fails(1, &[&nvue[..], &["9600"]].concat()).contains("its interface has MTU 9600"));
     place.ok("store", &[&nvue[..], &["9216"]].concat());
     place.fails(2, &[&nvue[..], &["1279"]].concat());
-    assert!(place.fails(1, &["plan", FABRIC, "--mtu", "9000"]).contains("--mtu is for topology files"));
+    assert!(place.fails(1, &["plan", FABRIC, "--mtu", "9000"]).contains("--mtu is for topology.json only"));
 }

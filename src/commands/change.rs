@@ -1,5 +1,5 @@
-//! A plan beside what the store has: what would change, whom it would hurt, and
-//! making it so. `import` and `plan` both end here.
+//! Compares a plan with the store: what would change, and which pods would lose their addresses. Then it changes the
+//! store. `import` and `plan` both use this.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -9,16 +9,16 @@ use anyhow::Result;
 use ipnet::IpNet;
 
 use crate::fail;
+use crate::fault::few;
 use crate::ipam::lease::{self, Entry, Folder};
 use crate::node::Node;
 use crate::plan::Pools;
 use crate::pool::allocation::{Allocation, To, bits};
-use crate::pool::cidrpool::few;
 use crate::pool::is_name;
 use crate::pool::store::{self, Change, Store};
 use crate::progress::Progress;
 
-/// Into which nodes' folders.
+/// The nodes to write.
 #[derive(Debug)]
 pub enum Nodes {
     /// Every one that the plan names or the store has.
@@ -38,23 +38,49 @@ impl Nodes {
     }
 }
 
-/// What becomes of that which the plan does not name.
+/// Which pools of the store a plan is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scope {
+    /// Those that it has: other pools of the store stay.
+    #[default]
+    OwnPools,
+    /// All: it is the whole content of the store.
+    WholeStore,
+}
+
+/// Whether a plan is written although running pods would lose their addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Force {
+    /// It is not.
+    No,
+    /// It is.
+    Yes,
+}
+
+impl Force {
+    /// The value of `--force`.
+    pub fn of(is_given: bool) -> Force {
+        if is_given { Force::Yes } else { Force::No }
+    }
+}
+
+/// What happens to nodes and pools of the store that the plan does not name.
 #[derive(Debug, Default)]
 pub struct Terms {
-    /// It goes. Otherwise it stays, and is told.
+    /// They are removed. Otherwise they stay, with a warning.
     pub prune: bool,
-    /// The plan is all that the store should have: pools beside it are told, or go.
-    pub is_whole: bool,
-    /// A node that the plan names, and the one whose place it takes, which goes.
+    /// Which pools the plan is about.
+    pub scope: Scope,
+    /// Nodes of the plan, each with the node that it replaces, which is removed.
     pub replaces: BTreeMap<String, String>,
 }
 
 impl Terms {
-    /// Of `--replaces NEW=OLD`.
+    /// Parses `--replaces NEW=OLD`.
     pub fn parse_replaces(text: &str) -> Result<(String, String), String> {
         match text.split_once('=') {
             Some((new, old)) if is_name(new) && is_name(old) && new != old => Ok((new.into(), old.into())),
-            _ => Err("NEW=OLD: the names of two nodes".to_owned()),
+            _ => Err("must be NEW=OLD with the names of two nodes".to_owned()),
         }
     }
 
@@ -63,12 +89,12 @@ impl Terms {
         for (new, old) in &self.replaces {
             if !named.contains(new.as_str()) {
                 let hint = store::near_hint(new, named.iter().copied(), "the plan");
-                fail!(InvalidConfig, "node {new} replaces {old}, and is not in the plan{hint}");
+                fail!(InvalidConfig, "node {new} replaces {old} and is not in the plan{hint}");
             }
             if named.contains(old.as_str()) {
                 fail!(
                     InvalidConfig,
-                    "node {new} replaces {old}, which is still in the plan: take it out there"
+                    "node {new} replaces {old}, which is still in the plan: remove it there"
                 );
             }
             if let Some(other) = replaced.insert(old, new) {
@@ -83,23 +109,23 @@ impl Terms {
     }
 }
 
-/// What the store says of a node in a pool, before and after.
+/// The allocation of a node in a pool, before and after the change.
 #[derive(Debug)]
 pub struct Line {
-    /// Whose.
+    /// The name of the node.
     pub node_name: String,
-    /// In which pool.
+    /// The name of the pool.
     pub pool: String,
-    /// What is there already.
+    /// The allocation in the store.
     pub before: Option<Allocation>,
-    /// What is planned; `None`: the pool has nothing for the node any more.
+    /// The allocation in the plan; `None` if the pool has none for the node any more.
     pub after: Option<Allocation>,
     /// The node that had this prefix before.
     pub takes_place_of: Option<String>,
 }
 
 impl Line {
-    /// In a word.
+    /// The kind of change, in one word.
     pub fn change(&self) -> &'static str {
         match (&self.before, &self.after) {
             (_, None) => "removed",
@@ -109,7 +135,7 @@ impl Line {
         }
     }
 
-    /// The prefix, if the node did not have it before.
+    /// The prefix of the plan, if the node did not have it before.
     fn new_prefix(&self) -> Option<IpNet> {
         let prefix = self.after.as_ref()?.prefix;
         self.before.as_ref().is_none_or(|before| before.prefix != prefix).then_some(prefix)
@@ -119,15 +145,15 @@ impl Line {
 /// A live lease that the new plan has no room for.
 #[derive(Debug)]
 pub struct Outside {
-    /// Whose folder it is in.
+    /// The name of the node.
     pub node_name: String,
-    /// Of which pool.
+    /// The name of the pool.
     pub pool: String,
-    /// What is held.
+    /// The address that is held.
     pub address: IpAddr,
-    /// By whom, or that nobody knows.
+    /// The holder, or why it is unknown.
     pub holder: String,
-    /// What the plan says against it.
+    /// Why the plan has no room for the lease.
     pub why: String,
 }
 
@@ -138,20 +164,20 @@ impl fmt::Display for Outside {
     }
 }
 
-/// A node that would get what stays another's.
+/// A node whose prefix in the plan belongs to another node, which keeps it.
 #[derive(Debug)]
 pub struct Taken {
-    /// Who would get it.
+    /// The node that the plan gives it to.
     pub node_name: String,
-    /// Whose it stays.
+    /// The node that keeps it.
     pub owner: String,
-    /// The first prefix of several.
+    /// The first of these prefixes.
     pub prefix: IpNet,
-    /// In which pool the owner has it.
+    /// The pool in which the owner has it.
     pub pool: String,
-    /// How many prefixes.
+    /// The number of these prefixes.
     pub count: usize,
-    /// Does the plan name the owner, but not its pool?
+    /// Whether the plan names the owner, but not its pool.
     pub is_pool: bool,
 }
 
@@ -166,32 +192,32 @@ impl fmt::Display for Taken {
         if *is_pool {
             write!(
                 f,
-                "the plan does not name that pool: `rail-ipam plan --to store --prune` takes such pools out"
+                "the plan does not name that pool: `rail-ipam plan --to store --prune` removes such pools"
             )
         } else {
             write!(
                 f,
-                "the plan does not name {owner}: if {node_name} takes its place, --replaces {node_name}={owner} says \
-                 so; --prune takes out all nodes that the plan does not name"
+                "the plan does not name {owner}: if {node_name} replaces it, add --replaces {node_name}={owner}; \
+                 --prune removes all nodes that the plan does not name"
             )
         }
     }
 }
 
-/// What writing a plan does, and what is to be said about it.
+/// What writing a plan changes, and the messages about it.
 #[derive(Debug, Default)]
 pub struct Import {
     /// Sorted by node and pool.
     pub lines: Vec<Line>,
-    /// For people.
+    /// Messages about what looks like a mistake.
     pub warnings: Vec<String>,
-    /// What stops [`write`] that is not forced.
+    /// These stop [`write`] unless it is forced.
     pub outside: Vec<Outside>,
-    /// What stops [`write`] in any case: a prefix is one node's.
+    /// These stop [`write`] in any case, because a prefix belongs to one node.
     pub taken: Vec<Taken>,
 }
 
-/// Prefixes with their nodes and pools. They are apart from each other, as plans are.
+/// Prefixes with their nodes and pools. They do not overlap, as in any plan.
 #[derive(Default)]
 struct Owners(BTreeMap<(bool, u128), (IpNet, String, String)>);
 
@@ -201,7 +227,7 @@ impl Owners {
         self.0.insert(key, (prefix, node_name.to_owned(), pool.to_owned()));
     }
 
-    /// Who has a part of `prefix`, or all of it.
+    /// The node and the pool that have a part of `prefix`, or all of it.
     fn of(&self, prefix: IpNet) -> Option<(&str, &str)> {
         let last = (prefix.addr().is_ipv4(), bits(prefix.broadcast()));
         let (_, (found, node_name, pool)) = self.0.range(..=last).next_back()?;
@@ -210,25 +236,25 @@ impl Owners {
     }
 }
 
-/// What the store has beside the lines.
+/// The parts of the store that do not become lines.
 #[derive(Default)]
 struct Beside {
-    /// What stays with nodes or pools that the plan does not name.
+    /// The prefixes of nodes or pools that stay although the plan does not name them.
     staying: Owners,
-    /// What nodes lose or exchange for another prefix, here or where their own store is written.
+    /// The prefixes that nodes lose or exchange for others, here or where their own store is written.
     leaving: Owners,
-    /// How many pools of each node that the plan does not name stay.
+    /// The number of pools that stay, for each node that the plan does not name.
     nodes: BTreeMap<String, usize>,
-    /// How many nodes of each pool that the plan does not name stay.
+    /// The number of nodes that stay, for each pool that the plan does not name.
     pools: BTreeMap<String, usize>,
 }
 
-/// Compares `pools` with the store; changes nothing.
+/// Compares `pools` with the store, and changes nothing.
 pub fn changes(node: &Node, pools: &Pools, nodes: &Nodes, terms: &Terms) -> Result<Import> {
     let named: BTreeSet<&str> = pools.values().flat_map(|pool| pool.keys().map(String::as_str)).collect();
     terms.check(&named)?;
     let is_named = |name: &str| named.contains(name);
-    // A node that is not in the plan at all has most likely another name there, and would lose everything.
+    // A node that is not in the plan probably has another name there, and would lose everything.
     if let Nodes::Own(name) = nodes
         && terms.prune
         && !is_named(name)
@@ -236,7 +262,7 @@ pub fn changes(node: &Node, pools: &Pools, nodes: &Nodes, terms: &Terms) -> Resu
         let hint = store::near_hint(name, named.iter().copied(), "the plan");
         fail!(
             InvalidConfig,
-            "--prune: node {name} is not in the plan{hint}; if it is gone, --node {name} says so"
+            "--prune: node {name} is not in the plan{hint}; if the node is gone, add --node {name}"
         );
     }
 
@@ -264,12 +290,12 @@ pub fn changes(node: &Node, pools: &Pools, nodes: &Nodes, terms: &Terms) -> Resu
             let mut after = planned.and_then(|allocations| allocations.get(node_name)).cloned();
             let stays = match planned {
                 Some(_) => !is_named(node_name) && !goes,
-                None => !(terms.prune && terms.is_whole),
+                None => !(terms.prune && terms.scope == Scope::WholeStore),
             };
             match (&before, &mut after) {
                 (None, None) => {
                     if nodes.one() == Some(node_name) {
-                        import.warnings.push(format!("pool {pool} has nothing for node {node_name}"));
+                        import.warnings.push(format!("pool {pool} has no prefix for node {node_name}"));
                     }
                     continue;
                 }
@@ -299,7 +325,7 @@ pub fn changes(node: &Node, pools: &Pools, nodes: &Nodes, terms: &Terms) -> Resu
     if let (Some(name), true) = (nodes.one(), import.lines.is_empty()) {
         let hint = store::near_hint(name, named.iter().copied(), "the plan");
         if beside.nodes.is_empty() {
-            fail!(InvalidConfig, "none of these pools has anything for node {name}{hint}");
+            fail!(InvalidConfig, "none of these pools has a prefix for node {name}{hint}");
         }
         import.warnings.push(format!("node {name} is not in the plan{hint}"));
     }
@@ -325,20 +351,20 @@ impl Beside {
     fn tell(&self, terms: &Terms, warnings: &mut Vec<String>) {
         let nodes = self.nodes.iter().map(|(name, count)| {
             format!(
-                "node {name} is in the store ({count} pools) and not in the plan: it stays (--prune: it goes)"
+                "node {name} is in the store ({count} pools) and not in the plan: it stays (--prune removes it)"
             )
         });
         warnings.extend(few(nodes.collect()));
-        let pools = self.pools.iter().filter(|_| terms.is_whole).map(|(pool, count)| {
+        let pools = self.pools.iter().filter(|_| terms.scope == Scope::WholeStore).map(|(pool, count)| {
             format!(
-                "pool {pool} is in the store ({count} nodes) and not in the plan: it stays (--prune: it goes)"
+                "pool {pool} is in the store ({count} nodes) and not in the plan: it stays (--prune removes it)"
             )
         });
         warnings.extend(few(pools.collect()));
     }
 }
 
-/// What other nodes have, where one node gets a new prefix: a store of one node has nothing else.
+/// Reads the prefixes of other nodes, if one node gets a new prefix.
 fn look_at_others(
     store: &Store,
     wanted: &BTreeSet<String>,
@@ -351,7 +377,7 @@ fn look_at_others(
     for other in others.iter().filter(|other| !wanted.contains(*other)) {
         progress.step();
         for (pool, found) in store.everything(other)? {
-            // What is damaged is told when that node is written.
+            // Damage is reported when that node is written.
             let Ok(Some(found)) = found else { continue };
             match pools.get(&pool).and_then(|pool| pool.get(other)) {
                 Some(planned) if planned.prefix == found.prefix => (),
@@ -364,7 +390,7 @@ fn look_at_others(
     Ok(())
 }
 
-/// Whose prefixes the nodes get.
+/// Finds the nodes that have, or had, the prefixes that other nodes get.
 fn places(import: &mut Import, beside: &Beside, named: &BTreeSet<&str>) {
     let mut taken: BTreeMap<(String, String), Taken> = BTreeMap::new();
     for line in &mut import.lines {
@@ -387,7 +413,7 @@ fn places(import: &mut Import, beside: &Beside, named: &BTreeSet<&str>) {
     import.taken = taken.into_values().collect();
 }
 
-/// Pods keep the addresses they have, with gateway and routes; who renumbers must know of them.
+/// Finds pods that keep addresses, gateways or routes which the plan changes.
 fn hurt(folder: &Folder, import: &mut Import) -> Result<()> {
     let name = (folder.node_name.as_str(), folder.pool.as_str());
     let own = import.lines.binary_search_by(|line| (line.node_name.as_str(), line.pool.as_str()).cmp(&name));
@@ -409,7 +435,7 @@ fn hurt(folder: &Folder, import: &mut Import) -> Result<()> {
         let Some(holder) = holder(folder, &entry)? else { continue };
         let address = entry.address;
         let judged = match own {
-            Some(Line { after: None, .. }) => Err("the plan has nothing for this node".to_owned()),
+            Some(Line { after: None, .. }) => Err("the plan has no prefix for this node".to_owned()),
             Some(Line { after: Some(after), .. }) => {
                 after.check_host(address).map_err(|why| format!("in the plan it {why}"))
             }
@@ -425,8 +451,8 @@ fn hurt(folder: &Folder, import: &mut Import) -> Result<()> {
                 why,
             }),
             Ok(()) if keeps.is_some_and(|(before, after)| told(before) != told(after)) => warnings.push(format!(
-                "pool {}: node {}: {address}, {holder}: the pod keeps prefix length, gateway and routes of before \
-                 until it is made anew",
+                "pool {}: node {}: {address}, {holder}: the pod keeps its old prefix length, gateway and routes until \
+                 it is created again",
                 folder.pool, folder.node_name
             )),
             Ok(()) => (),
@@ -437,7 +463,7 @@ fn hurt(folder: &Folder, import: &mut Import) -> Result<()> {
     Ok(())
 }
 
-/// Who holds it, if he is not dead.
+/// The holder of a lease, unless it is dead.
 fn holder(folder: &Folder, entry: &Entry) -> Result<Option<String>> {
     Ok(match folder.read(entry) {
         Ok(None) => None,
@@ -447,22 +473,23 @@ fn holder(folder: &Folder, entry: &Entry) -> Result<Option<String>> {
     })
 }
 
-/// What a pod was told beside its address.
+/// What a pod gets with its address.
 fn told(allocation: &Allocation) -> (u8, Option<IpAddr>, &[To]) {
     (allocation.prefix.prefix_len(), allocation.gateway, &allocation.routes)
 }
 
-/// Writes what [`changes`] found; with live leases outside of it, only by `force`.
-pub fn write(node: &Node, import: &Import, force: bool) -> Result<()> {
+/// Writes what [`changes`] found. Fails if a prefix belongs to another node, and without force if a running pod would
+/// lose its address.
+pub fn write(node: &Node, import: &Import, force: Force) -> Result<()> {
     if !import.taken.is_empty() {
         let count: BTreeSet<&str> = import.taken.iter().map(|taken| taken.node_name.as_str()).collect();
-        fail!(InvalidConfig, "nothing was written: {} nodes would get what stays another's", count.len());
+        fail!(InvalidConfig, "nothing was written: {} nodes would get prefixes of other nodes", count.len());
     }
-    if !force && !import.outside.is_empty() {
+    if force == Force::No && !import.outside.is_empty() {
         let count = import.outside.len();
         fail!(
             TryAgain,
-            "nothing was written: {count} live leases are outside of the new plan: end those pods first, or \
+            "nothing was written: {count} live leases are outside of the new plan: end those pods first, or add \
              --force, and they keep addresses that the fabric may route elsewhere"
         );
     }
@@ -476,251 +503,4 @@ pub fn write(node: &Node, import: &Import, force: bool) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ipam::lease::{Ask, Holder, take};
-    use crate::pool::allocation::tests::allocation;
-    use std::path::Path;
-
-    /// The plan is all that there should be.
-    const PRUNE: Terms = Terms { prune: true, is_whole: true, replaces: BTreeMap::new() };
-
-    fn node(temp: &Path) -> Node {
-        let dirs = serde_json::json!({"storeDir": temp.join("store"), "runDir": temp.join("run")});
-        serde_json::from_value(dirs).unwrap()
-    }
-
-    /// `n` has `prefix` in the pool `p`.
-    fn plan(prefix: &str, gateway: &str) -> BTreeMap<String, BTreeMap<String, Allocation>> {
-        let ours = BTreeMap::from([("n".to_owned(), allocation(prefix, Some(gateway), &[]))]);
-        BTreeMap::from([("p".to_owned(), ours)])
-    }
-
-    fn nothing() -> BTreeMap<String, BTreeMap<String, Allocation>> {
-        BTreeMap::from([("p".to_owned(), BTreeMap::new())])
-    }
-
-    /// A pod on `n` that got 10.0.0.0 of 10.0.0.0/31. Its namespace is the file `netns`.
-    fn pod(temp: &Path) -> Node {
-        let node = node(temp);
-        let pools = plan("10.0.0.0/31", "10.0.0.1");
-        write(&node, &changes(&node, &pools, &Nodes::All, &PRUNE).unwrap(), false).unwrap();
-        std::fs::write(temp.join("netns"), "").unwrap();
-        let holder = serde_json::json!({"network": "net", "containerID": "c1", "ifname": "net1",
-            "netns": crate::netns::NetnsId::of(&temp.join("netns")).unwrap(), "pod": "ai/trainer"});
-        let holder: Holder = serde_json::from_value(holder).unwrap();
-        let ask = Ask::all(vec!["p".into()], vec![pools["p"]["n"].clone()], &[]).unwrap();
-        take(&node, "n", &ask, &holder).unwrap();
-        node
-    }
-
-    /// Live leases outside the new plan are named and nothing is written without `--force`.
-    #[test]
-    fn what_a_running_pod_would_lose_is_named_and_not_written() {
-        let temp = tempfile::tempdir().unwrap();
-        let node = pod(temp.path());
-        for (pools, why) in [
-            (nothing(), "the plan has nothing for this node"),
-            (plan("10.0.0.2/31", "10.0.0.3"), "outside of this node's prefix 10.0.0.2/31"),
-            (plan("10.0.0.0/31", "10.0.0.0"), "is the gateway of 10.0.0.0/31"),
-        ] {
-            for nodes in [Nodes::All, Nodes::One("n".to_owned())] {
-                let import = changes(&node, &pools, &nodes, &PRUNE).unwrap();
-                let told = import.outside[0].to_string();
-                for part in ["10.0.0.0", "pod ai/trainer", "container c1", "since 2", why] {
-                    assert!(told.contains(part), "{part}: {told}");
-                }
-                let error = write(&node, &import, false).unwrap_err().to_string();
-                assert!(error.contains("nothing was written: 1 live"), "{error}");
-            }
-        }
-        assert_eq!(
-            store::load(&node, "n", &["p".to_owned()]).unwrap(),
-            [plan("10.0.0.0/31", "10.0.0.1")["p"]["n"].clone()]
-        );
-        write(&node, &changes(&node, &nothing(), &Nodes::All, &PRUNE).unwrap(), true).unwrap();
-        assert!(store::load(&node, "n", &["p".to_owned()]).is_err());
-        // The store says nothing of it any more, but the pod is still there.
-        let other = changes(&node, &plan("10.0.0.2/31", "10.0.0.3"), &Nodes::All, &PRUNE).unwrap();
-        assert_eq!(other.outside.len(), 1);
-    }
-
-    #[test]
-    fn the_dead_and_the_unchanged_stop_nothing() {
-        let temp = tempfile::tempdir().unwrap();
-        let node = pod(temp.path());
-        let same = changes(&node, &plan("10.0.0.0/31", "10.0.0.1"), &Nodes::All, &PRUNE).unwrap();
-        assert!(same.outside.is_empty() && same.warnings.is_empty());
-        std::fs::remove_file(temp.path().join("netns")).unwrap();
-        assert!(changes(&node, &nothing(), &Nodes::All, &PRUNE).unwrap().outside.is_empty());
-    }
-
-    #[test]
-    fn a_pod_that_keeps_its_address_but_not_its_gateway_is_a_warning() {
-        let temp = tempfile::tempdir().unwrap();
-        let node = pod(temp.path());
-        let mut pools = plan("10.0.0.0/31", "10.0.0.1");
-        let ours = pools.get_mut("p").unwrap().get_mut("n").unwrap();
-        ours.gateway = None;
-        let import = changes(&node, &pools, &Nodes::All, &PRUNE).unwrap();
-        assert!(import.outside.is_empty());
-        assert!(import.warnings[0].contains("10.0.0.0") && import.warnings[0].contains("made anew"));
-        write(&node, &import, false).unwrap();
-    }
-
-    /// Who holds it is unknown, so it counts as alive.
-    #[test]
-    fn a_lease_that_cannot_be_read_stops_too() {
-        let temp = tempfile::tempdir().unwrap();
-        let node = pod(temp.path());
-        let folder = temp.path().join("run/leases/n/p");
-        let file = std::fs::read_dir(folder).unwrap().flatten().find(|file| file.file_name() != "lock");
-        std::fs::write(file.unwrap().path(), "x").unwrap();
-        let import = changes(&node, &nothing(), &Nodes::All, &PRUNE).unwrap();
-        assert!(import.outside[0].to_string().contains("rail-ipam release --address 10.0.0.0"));
-        assert!(write(&node, &import, false).is_err());
-    }
-
-    /// `a` and `b` have the first two prefixes of `p`, of which `gone` are taken out; `new` have the same ones.
-    fn two(gone: &[&str], new: &[(&str, &str)]) -> Pools {
-        let all = [("a", "10.0.0.0/31"), ("b", "10.0.0.2/31")];
-        let rows = all.iter().filter(|(name, _)| !gone.contains(name)).chain(new);
-        let rows = rows.map(|(name, prefix)| ((*name).to_owned(), allocation(prefix, None, &[])));
-        BTreeMap::from([("p".to_owned(), rows.collect())])
-    }
-
-    fn terms(prune: bool, replaces: &[(&str, &str)]) -> Terms {
-        let replaces = replaces.iter().map(|(new, old)| ((*new).to_owned(), (*old).to_owned())).collect();
-        Terms { prune, is_whole: true, replaces }
-    }
-
-    fn shown(import: &Import) -> Vec<String> {
-        let shown = |line: &Line| {
-            let place = line.takes_place_of.as_ref().map_or_else(String::new, |other| format!(" of {other}"));
-            format!("{} {}{place}", line.node_name, line.change())
-        };
-        import.lines.iter().map(shown).collect()
-    }
-
-    #[test]
-    fn a_node_that_the_plan_no_longer_names_stays_until_it_is_pruned() {
-        let temp = tempfile::tempdir().unwrap();
-        let node = node(temp.path());
-        let put = |pools: &Pools, nodes: &Nodes, terms: &Terms| {
-            let import = changes(&node, pools, nodes, terms).unwrap();
-            write(&node, &import, false).unwrap();
-            (shown(&import), import.warnings)
-        };
-        put(&two(&[], &[]), &Nodes::All, &Terms::default());
-        for nodes in [Nodes::All, Nodes::Own("b".into()), Nodes::All] {
-            let (lines, warnings) = put(&two(&["a"], &[]), &nodes, &terms(false, &[]));
-            assert_eq!(lines, ["b same"]);
-            let told =
-                matches!(nodes, Nodes::All).then_some("node a is in the store (1 pools) and not in the plan");
-            assert_eq!(warnings.len(), usize::from(told.is_some()), "{warnings:?}");
-            assert!(warnings.iter().all(|warning| warning.starts_with(told.unwrap())));
-        }
-        let (lines, warnings) = put(&two(&["a"], &[]), &Nodes::Own("a".into()), &terms(false, &[]));
-        assert!(lines.is_empty());
-        assert!(warnings[0].starts_with("node a is not in the plan: the plan has b;"), "{warnings:?}");
-        assert!(warnings[1].contains("it stays (--prune: it goes)"), "{warnings:?}");
-        let own = changes(&node, &two(&["a"], &[]), &Nodes::Own("a".into()), &terms(true, &[])).unwrap_err();
-        assert!(own.to_string().contains("if it is gone, --node a says so"), "{own}");
-        assert_eq!(put(&two(&["a"], &[]), &Nodes::One("a".into()), &terms(true, &[])).0, ["a removed"]);
-        assert_eq!(put(&two(&["a"], &[]), &Nodes::All, &terms(true, &[])).0, ["b same"]);
-    }
-
-    #[test]
-    fn a_node_takes_the_place_of_another_only_when_that_is_meant() {
-        let temp = tempfile::tempdir().unwrap();
-        let node = node(temp.path());
-        let put = |pools: &Pools, nodes: &Nodes, terms: &Terms| {
-            let import = changes(&node, pools, nodes, terms).unwrap();
-            let told: Vec<_> = import.taken.iter().map(Taken::to_string).collect();
-            let written = write(&node, &import, false);
-            assert_eq!(written.is_err(), !told.is_empty(), "{written:?}");
-            if written.is_ok() { Ok(shown(&import)) } else { Err(told.join("; ")) }
-        };
-        put(&two(&[], &[]), &Nodes::All, &terms(false, &[])).unwrap();
-        let new = two(&["a"], &[("c", "10.0.0.0/31")]);
-        for nodes in [Nodes::All, Nodes::Own("c".into())] {
-            let told = put(&new, &nodes, &terms(false, &[])).unwrap_err();
-            for part in ["node c would get 10.0.0.0/31", "for node a in pool p", "--replaces c=a", "--prune"]
-            {
-                assert!(told.contains(part), "{part}: {told}");
-            }
-        }
-        // A part of it, or more than it.
-        for prefix in ["10.0.0.0/30", "10.0.0.0/32"] {
-            let new = two(&["a", "b"], &[("c", prefix)]);
-            assert!(put(&new, &Nodes::All, &terms(false, &[])).unwrap_err().contains("for node"), "{prefix}");
-        }
-        for (pairs, why) in [
-            (&[("c", "b")][..], "which is still in the plan"),
-            (&[("d", "a")], "is not in the plan: the plan has"),
-            (&[("b", "a"), ("c", "a")], "both replace a"),
-        ] {
-            let error = changes(&node, &new, &Nodes::All, &terms(false, pairs)).unwrap_err().to_string();
-            assert!(error.contains(why), "{error}");
-        }
-        let replaced = terms(false, &[("c", "a")]);
-        assert_eq!(put(&new, &Nodes::Own("c".into()), &replaced).unwrap(), ["a removed", "c new of a"]);
-        assert_eq!(put(&new, &Nodes::All, &replaced).unwrap(), ["b same", "c same"]);
-        // Where both move, the row tells.
-        let swapped = two(&["b"], &[("b", "10.0.0.0/31"), ("c", "10.0.0.2/31")]);
-        let swapped = BTreeMap::from([("p".to_owned(), {
-            let mut rows = swapped["p"].clone();
-            rows.remove("a");
-            rows
-        })]);
-        assert_eq!(put(&swapped, &Nodes::Own("b".into()), &terms(false, &[])).unwrap(), ["b changed of c"]);
-    }
-
-    /// Its pods hold addresses in the pool of the old name, of which the new one knows nothing.
-    #[test]
-    fn a_pool_with_another_name_waits_for_the_pods_of_the_old_one() {
-        let temp = tempfile::tempdir().unwrap();
-        let node = pod(temp.path());
-        let mut pools = plan("10.0.0.0/31", "10.0.0.1");
-        let rows = pools.remove("p").unwrap();
-        pools.insert("q".to_owned(), rows);
-        for terms in [terms(false, &[]), terms(true, &[])] {
-            let import = changes(&node, &pools, &Nodes::Own("n".into()), &terms).unwrap();
-            let told = import.outside[0].to_string();
-            assert!(
-                told.contains("pool p: node n: 10.0.0.0 is in use, held by net1 of pod ai/trainer"),
-                "{told}"
-            );
-            assert!(write(&node, &import, false).is_err());
-        }
-        std::fs::remove_file(temp.path().join("netns")).unwrap();
-        let import = changes(&node, &pools, &Nodes::Own("n".into()), &terms(false, &[])).unwrap();
-        write(&node, &import, false).unwrap();
-    }
-
-    /// A node whose name changed has its pods under the old one.
-    #[test]
-    fn a_pod_of_the_node_that_is_replaced_stops_the_plan() {
-        let temp = tempfile::tempdir().unwrap();
-        let node = pod(temp.path());
-        let mut pools = plan("10.0.0.0/31", "10.0.0.1");
-        let rows = pools.get_mut("p").unwrap();
-        let ours = rows.remove("n").unwrap();
-        rows.insert("new".to_owned(), ours);
-        let replaced = terms(false, &[("new", "n")]);
-        let import = changes(&node, &pools, &Nodes::Own("new".into()), &replaced).unwrap();
-        assert!(import.outside[0].to_string().contains("pod ai/trainer"), "{:?}", import.outside);
-        assert!(write(&node, &import, false).unwrap_err().to_string().contains("1 live leases"));
-        // Also where the store has nothing of it any more.
-        std::fs::remove_dir_all(temp.path().join("store/n")).unwrap();
-        let import = changes(&node, &pools, &Nodes::Own("new".into()), &terms(false, &[])).unwrap();
-        let told = import.outside[0].to_string();
-        assert!(
-            told.contains("node n: 10.0.0.0 is in use") && told.contains("gives 10.0.0.0/31 to node new"),
-            "{told}"
-        );
-        write(&node, &import, true).unwrap();
-        let again = changes(&node, &pools, &Nodes::Own("new".into()), &replaced).unwrap();
-        assert!(again.outside.is_empty() && shown(&again) == ["new same"]);
-    }
-}
+mod tests;

@@ -1,12 +1,12 @@
-//! `rail-ipam import`: CIDRPool manifests into the store.
+//! `rail-ipam import`: puts CIDRPool manifests into the store.
 
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
 
-use super::change::{self, Import, Nodes, Terms};
-use super::report::{show_changes, tell};
+use super::change::{self, Force, Import, Nodes, Scope, Terms};
+use super::report::{Run, show_changes, tell};
 use crate::node::Node;
 use crate::output::Output;
 use crate::plan::{Pools, manifest, refused};
@@ -16,25 +16,25 @@ use crate::{document, fail};
 /// Arguments of `rail-ipam import`.
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// CIDRPool manifests, YAML or JSON; - for standard input
+    /// CIDRPool manifests in YAML or JSON; - is standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<String>,
-    /// Write the folder of every node that the manifests name
+    /// Write all nodes that the manifests name
     #[arg(long, conflicts_with = "node")]
     all_nodes: bool,
-    /// Write the folder of this node instead of our own
+    /// Node to write instead of this one
     #[arg(long, value_name = "NAME")]
     node: Option<String>,
-    /// Take nodes out of these pools that the manifests do not name
+    /// Remove nodes from these pools that the manifests do not name
     #[arg(long)]
     prune: bool,
-    /// NEW takes the place of OLD, which goes
+    /// Node NEW replaces node OLD, which is removed from the store
     #[arg(long, value_name = "NEW=OLD", value_parser = Terms::parse_replaces)]
     replaces: Vec<(String, String)>,
-    /// Check and show, write nothing
+    /// Check the manifests and print what would change, and write nothing
     #[arg(long)]
     dry_run: bool,
-    /// Also while pods use addresses that they would lose
+    /// Proceed even if running pods would lose their addresses
     #[arg(long)]
     force: bool,
 }
@@ -44,28 +44,27 @@ pub fn import(node: &Node, args: &ImportArgs, output: Output) -> Result<ExitCode
     let nodes = match &args.node {
         _ if args.all_nodes => Nodes::All,
         Some(name) if is_name(name) => Nodes::One(name.clone()),
-        Some(name) => fail!(InvalidConfig, "--node {name:?} is no name of a node"),
+        Some(name) => fail!(InvalidConfig, "--node: {name:?} is not a valid name of a node"),
         None => Nodes::Own(node_name(node)?),
     };
     let replaces = args.replaces.iter().cloned().collect();
-    let terms = Terms { prune: args.prune, is_whole: false, replaces };
+    let terms = Terms { prune: args.prune, scope: Scope::OwnPools, replaces };
     let import = plan(node, &args.files, &nodes, &terms)?;
     tell(&import);
-    if !args.dry_run {
-        change::write(node, &import, args.force)?;
+    let run = if args.dry_run { Run::Dry } else { Run::Write };
+    if run == Run::Write {
+        change::write(node, &import, Force::of(args.force))?;
     }
-
-    show_changes(&import, args.dry_run, output)?;
+    show_changes(&import, run, output)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads and checks all files, compares them with the store, and changes nothing.
+/// Reads and checks all files, and compares them with the store, which stays as it is.
 fn plan(node: &Node, files: &[String], nodes: &Nodes, terms: &Terms) -> Result<Import> {
     let read = || -> Result<(Pools, Vec<String>)> {
         let documents = document::read_all(files)?;
         let mut plan = manifest::read(&documents)?;
-        plan.sources = documents;
-        let pools = plan.check().map_err(|faults| refused(&faults))?;
+        let pools = plan.check().map_err(refused)?;
         plan.warnings.extend(plan.doubts.into_warnings());
         Ok((pools, plan.warnings))
     };
@@ -76,130 +75,4 @@ fn plan(node: &Node, files: &[String], nodes: &Nodes, terms: &Terms) -> Result<I
 }
 
 #[cfg(test)]
-mod tests {
-    use super::change::write;
-    use super::*;
-    use crate::pool::store;
-    use std::path::Path;
-
-    const EXAMPLES: [&str; 2] = ["conf/pools/spectrum-x.yaml", "conf/pools/dual-stack.yaml"];
-
-    fn node(temp: &Path) -> Node {
-        let dirs = serde_json::json!({"storeDir": temp.join("store"), "runDir": temp.join("run")});
-        serde_json::from_value(dirs).unwrap()
-    }
-
-    fn plan_of(text: &str, nodes: &Nodes) -> Result<Import> {
-        let temp = tempfile::tempdir().unwrap();
-        let file = temp.path().join("pools");
-        std::fs::write(&file, text).unwrap();
-        plan(&node(temp.path()), &[file.display().to_string()], nodes, &Terms::default())
-    }
-
-    fn pool(name: &str, rows: &str) -> String {
-        format!(
-            "apiVersion: nv-ipam.nvidia.com/v1alpha1\nkind: CIDRPool\nmetadata: {{name: {name}}}\n\
-             spec: {{cidr: 172.16.0.0/15, perNodeNetworkPrefix: 31, staticAllocations: [{rows}]}}\n"
-        )
-    }
-
-    #[test]
-    fn the_examples_give_each_node_its_side_of_every_rail() {
-        let temp = tempfile::tempdir().unwrap();
-        let node = node(temp.path());
-        let import = plan(&node, &EXAMPLES.map(str::to_owned), &Nodes::All, &Terms::default()).unwrap();
-        write(&node, &import, false).unwrap();
-        let load = |name: &str, pool: &str| {
-            store::load(&node, name, &[pool.to_owned()]).map(|mut all| all.remove(0))
-        };
-        let ours = load("worker-gpu-62", "rail-0").unwrap();
-        assert_eq!(ours.prefix.to_string(), "172.16.1.60/31");
-        assert_eq!(ours.gateway.unwrap().to_string(), "172.16.1.61");
-        for node_name in ["worker-gpu-0", "worker-gpu-1", "worker-gpu-62", "worker-gpu-63"] {
-            for rail in 0..8 {
-                let ours = load(node_name, &format!("rail-{rail}")).unwrap();
-                let address = ours.first_free(|_| false).unwrap().to_string();
-                assert!(address.starts_with(&format!("172.{}.", 16 + 2 * rail)), "{address}");
-                assert_eq!(ours.routes[0].dst.to_string(), format!("172.{}.0.0/15", 16 + 2 * rail));
-                assert_eq!(ours.routes[1].dst.to_string(), "172.16.0.0/12");
-            }
-        }
-        let error = load("Worker-GPU-62.example.com", "rail-0").unwrap_err().to_string();
-        assert!(error.contains("did the plan mean it with worker-gpu-62?"), "{error}");
-        let again = plan(&node, &EXAMPLES.map(str::to_owned), &Nodes::All, &Terms::default()).unwrap();
-        assert!(again.lines.iter().all(|line| line.change() == "same"));
-    }
-
-    #[test]
-    fn a_row_that_left_the_pool_leaves_the_store_when_it_is_pruned() {
-        let temp = tempfile::tempdir().unwrap();
-        let node = node(temp.path());
-        let file = temp.path().join("p.yaml");
-        let files = [file.display().to_string()];
-        let one = "{nodeName: a, prefix: 172.16.0.0/31, gateway: 172.16.0.1}";
-        std::fs::write(&file, pool("r", &format!("{one}, {{nodeName: b, prefix: 172.16.0.2/31}}"))).unwrap();
-        write(&node, &plan(&node, &files, &Nodes::All, &Terms::default()).unwrap(), false).unwrap();
-        std::fs::write(&file, pool("r", one)).unwrap();
-        let import = plan(&node, &files, &Nodes::One("b".into()), &Terms::default()).unwrap();
-        assert!(import.lines.is_empty() && import.warnings.len() == 2, "{:?}", import.warnings);
-        let prune = Terms { prune: true, ..Terms::default() };
-        let import = plan(&node, &files, &Nodes::One("b".into()), &prune).unwrap();
-        assert_eq!(import.lines[0].change(), "removed");
-        write(&node, &import, false).unwrap();
-        assert!(store::load(&node, "b", &["r".to_owned()]).is_err());
-        assert!(store::load(&node, "a", &["r".to_owned()]).is_ok());
-        assert!(plan(&node, &files, &Nodes::One("b".into()), &prune).is_err());
-    }
-
-    #[test]
-    fn every_form_that_kubectl_prints_is_read() {
-        let row = "{nodeName: a, prefix: 172.16.0.0/31, gateway: 172.16.0.1}";
-        let json = r#"{"apiVersion":"nv-ipam.nvidia.com/v1alpha1","kind":"CIDRPool","metadata":{"name":"r"},
-            "spec":{"cidr":"172.16.0.0/15","perNodeNetworkPrefix":31,"exclusions":null,
-            "staticAllocations":[{"nodeName":"a","prefix":"172.16.0.0/31"}]},"status":{"allocations":null}}"#;
-        for (text, count) in [
-            (pool("r", row), 1),
-            (format!("---\n{}---\n{}---\n", pool("r", row), pool("s", &row.replace("16.0", "17.0"))), 2),
-            (json.to_owned(), 1),
-            (format!("[{json}]"), 1),
-            (format!(r#"{{"kind":"List","apiVersion":"v1","items":[{json}]}}"#), 1),
-            (format!("kind: List\nitems:\n- {}", pool("r", row).replace('\n', "\n  ")), 1),
-        ] {
-            assert_eq!(plan_of(&text, &Nodes::All).unwrap().lines.len(), count, "{text}");
-        }
-    }
-
-    #[test]
-    fn what_cannot_be_meant_is_refused_with_its_place() {
-        let row = "{nodeName: a, prefix: 172.16.0.0/31}";
-        let good = pool("r", row);
-        for (text, told) in [
-            (String::new(), "nothing in it"),
-            ("x".to_owned(), "is no CIDRPool"),
-            ("{".to_owned(), "JSON: EOF"),
-            ("a: [".to_owned(), "YAML"),
-            (good.replace("CIDRPool", "IPPool"), "kind \"IPPool\""),
-            (good.replace("v1alpha1", "v2"), "apiVersion: nv-ipam.nvidia.com/v2"),
-            (good.replace("name: r", "name: ../r"), "metadata.name"),
-            (good.replace("name: r", "x: r"), "pools:3: metadata.name: is missing"),
-            (good.replace("31,", "31, spare: 1,"), "CIDRPool r: spec.spare: unknown field"),
-            (good.replace("prefix: 172", "prefix: [172"), "YAML"),
-            (
-                good.replace("nodeName: a", "nodeName: [a]"),
-                "spec.staticAllocations[0].nodeName: invalid type",
-            ),
-            (good.replace("172.16.0.0/31", "172.16.0.1/31"), "CIDRPool r: spec.staticAllocations[0].prefix"),
-            (format!("{good}---\n{good}"), "pools:8: CIDRPool r: metadata.name: this pool is there twice"),
-            (
-                format!("{good}---\n{}", good.replace("name: r", "name: s")),
-                "/pools:9: pool s: node a: 172.16.0.0/31 is also the prefix of node a in pool r",
-            ),
-            (format!("{good}kind: CIDRPool\n"), "the key \"kind\" stands twice"),
-            (pool("r", ""), "kubectl get cidrpool r"),
-        ] {
-            let error = format!("{:#}", plan_of(&text, &Nodes::All).unwrap_err());
-            assert!(error.contains(told) && error.contains("/pools:"), "{told}: {error}");
-        }
-        assert!(plan_of(&good, &Nodes::One("A.example".into())).unwrap_err().to_string().contains("with a?"));
-    }
-}
+mod tests;

@@ -1,6 +1,6 @@
-//! `--out`: the files of a target in a folder, and what an earlier plan left there.
+//! `--out`: writes the files of a target to a directory, and removes those of an earlier plan.
 //!
-//! A hidden file in the folder says what was written, so that no file goes that somebody else put there.
+//! A hidden file in the directory lists what was written, so that other files are never removed.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write as _};
@@ -12,36 +12,55 @@ use anyhow::{Context as _, Result};
 use imara_diff::{Algorithm, BasicLineDiffPrinter, Diff, InternedInput, UnifiedDiffConfig};
 use serde_json::json;
 
+use super::report::Run;
 use crate::failure;
+use crate::fault::SHOWN;
 use crate::files::{self, hash};
 use crate::output::{self, Output, pretty, print, table};
 use crate::plan::File;
-use crate::pool::cidrpool::SHOWN;
 
-/// Neither kubectl, netplan nor `rail-ipam plan` takes it for one of theirs.
+/// A name that kubectl, netplan and `rail-ipam plan` ignore.
 const WRITTEN: &str = ".rail-ipam-plan";
 
-/// By target, each file that was written for it, with a hash of its content.
+/// The files that were written for each target, with a hash of their content.
 type Written = BTreeMap<String, BTreeMap<String, String>>;
 
-/// What is to be done with the files of a target.
-#[derive(Debug)]
-pub struct Out<'a> {
-    /// Where they go.
-    pub dir: &'a Path,
-    /// As on the command line.
-    pub target: &'a str,
-    /// Of new files.
-    pub mode: u32,
-    /// Is another file that ends like these an earlier one, most likely?
-    pub is_alone: bool,
-    /// Files of an earlier plan go.
-    pub prune: bool,
-    /// Nothing is written.
-    pub is_diff: bool,
+/// Who puts files with the ending of a target into a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// Plans only: a file that is not listed is probably of an earlier plan.
+    Plans,
+    /// Anybody.
+    Anybody,
 }
 
-/// Files in a folder, each written beside and renamed. What others put there is left.
+/// What happens to files of an earlier plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stale {
+    /// They stay, with a message.
+    Keep,
+    /// They are removed.
+    Remove,
+}
+
+/// How the files of a target are written.
+#[derive(Debug)]
+pub struct Out<'a> {
+    /// The directory.
+    pub dir: &'a Path,
+    /// The name of the target on the command line.
+    pub target: &'a str,
+    /// The mode of new files.
+    pub mode: u32,
+    /// Who else has files with their ending.
+    pub owner: Owner,
+    /// What happens to files of an earlier plan.
+    pub stale: Stale,
+    /// Whether anything is written.
+    pub run: Run,
+}
+
+/// Writes files to a directory, each under another name first, and then renamed. Files of others stay.
 pub fn write(out: &Out<'_>, files: &[File], output: Output) -> Result<ExitCode> {
     let mut written = out.written()?;
     let mut changes: Vec<(&str, &str)> = Vec::new();
@@ -53,7 +72,7 @@ pub fn write(out: &Out<'_>, files: &[File], output: Output) -> Result<ExitCode> 
             Some(before) if before == file.text.as_bytes() => "same",
             Some(_) => "changed",
         };
-        if out.is_diff && change == "changed" && output == Output::Table {
+        if out.run == Run::Dry && change == "changed" && output == Output::Table {
             let before = String::from_utf8_lossy(before.as_deref().unwrap_or_default()).into_owned();
             print(&difference(&path, &before, &file.text))?;
         }
@@ -67,7 +86,7 @@ pub fn write(out: &Out<'_>, files: &[File], output: Output) -> Result<ExitCode> 
     });
     let unknown = out.unknown(files, &earlier, &written)?;
 
-    if !out.is_diff {
+    if out.run == Run::Write {
         std::fs::create_dir_all(out.dir).with_context(|| format!("cannot make {}", out.dir.display()))?;
         for (file, (_, change)) in files.iter().zip(&changes) {
             if *change != "same" {
@@ -78,12 +97,12 @@ pub fn write(out: &Out<'_>, files: &[File], output: Output) -> Result<ExitCode> 
     let mut left = now;
     for (name, hash) in &earlier {
         let change = out.end(name, hash)?;
-        if change != "removed" || out.is_diff {
+        if change != "removed" || out.run == Run::Dry {
             left.insert(name.clone(), hash.clone());
         }
         changes.push((name, change));
     }
-    if !out.is_diff {
+    if out.run == Run::Write {
         written.insert(out.target.to_owned(), left);
         let text = pretty(&json!(written));
         if read(&out.dir.join(WRITTEN))?.as_deref() != Some(text.as_bytes()) {
@@ -100,11 +119,11 @@ impl Out<'_> {
         let Some(text) = read(&path)? else { return Ok(Written::new()) };
         serde_json::from_slice(&text).map_err(|error| {
             let file = path.display();
-            failure!(Decode, "{file}: {error}: it says what earlier plans wrote here: remove it, and look for their files yourself")
+            failure!(Decode, "{file}: {error}: it lists what earlier plans wrote here: remove it, and look for their files yourself")
         })
     }
 
-    /// Files of no plan that we know of, which an older rail-ipam may have written.
+    /// Files that are not listed, which an older rail-ipam may have written.
     fn unknown(
         &self,
         files: &[File],
@@ -112,7 +131,7 @@ impl Out<'_> {
         others: &Written,
     ) -> Result<Vec<String>> {
         let ending = files.first().and_then(|file| file.name.rsplit_once('.')).map(|(_, ending)| ending);
-        let Some(ending) = ending.filter(|_| self.is_alone) else { return Ok(Vec::new()) };
+        let Some(ending) = ending.filter(|_| self.owner == Owner::Plans) else { return Ok(Vec::new()) };
         let entries = match std::fs::read_dir(self.dir) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.with_context(|| format!("cannot read {}", self.dir.display()))?,
@@ -128,18 +147,18 @@ impl Out<'_> {
         Ok(unknown)
     }
 
-    /// What becomes of a file that the plan does not make any more.
+    /// Removes or keeps a file that the plan does not make any more, and returns the word for that.
     fn end(&self, name: &str, written: &str) -> Result<&'static str> {
         let path = self.dir.join(name);
         let is_file = path.symlink_metadata().is_ok_and(|found| found.is_file());
         let text = if is_file { read(&path)? } else { None };
         let is_as_written =
             text.is_some_and(|text| std::str::from_utf8(&text).is_ok_and(|text| hash(&[text]) == written));
-        Ok(match (is_as_written, self.prune) {
+        Ok(match (is_as_written, self.stale) {
             (false, _) => "edited",
-            (true, false) => "stale",
-            (true, true) => {
-                if !self.is_diff {
+            (true, Stale::Keep) => "stale",
+            (true, Stale::Remove) => {
+                if self.run == Run::Write {
                     std::fs::remove_file(&path)
                         .with_context(|| format!("cannot remove {}", path.display()))?;
                 }
@@ -148,7 +167,7 @@ impl Out<'_> {
         })
     }
 
-    /// Never through a link that somebody else put there; what is left of a run that was killed goes.
+    /// Writes a file, never through a link. A half-written file of a killed run is removed.
     fn put(&self, name: &str, text: &str, mode: u32) -> Result<()> {
         let (path, beside) = (self.dir.join(name), self.dir.join(format!(".{name}.new")));
         let mut options = std::fs::File::options();
@@ -175,19 +194,16 @@ impl Out<'_> {
                 output::say("rail-ipam", &format!("{dir}: {what}: {}{more}", first.join(", ")));
             }
         };
-        say(&all("stale"), "written for an earlier plan and not in this one, stays (--prune: it goes)");
+        say(&all("stale"), "written for an earlier plan and not in this one, stays (--prune removes it)");
         say(
             &all("edited"),
-            "written for an earlier plan and not in this one, and changed since, so it stays: look at it, and remove it",
+            "written for an earlier plan and not in this one, but changed since, so it stays: look at it, and remove it",
         );
         let unknown: Vec<&str> = unknown.iter().map(String::as_str).collect();
-        say(
-            &unknown,
-            "not in this plan, and nothing tells who wrote it: look at it, and remove it if it is old",
-        );
+        say(&unknown, "not in this plan, and of an unknown writer: look at it, and remove it if it is old");
     }
 
-    /// What is as it was is a number.
+    /// Prints the changes; files that are the same are only counted.
     fn show(&self, changes: &[(&str, &str)], output: Output) -> Result<ExitCode> {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         changes.iter().for_each(|(_, change)| *counts.entry(change).or_default() += 1);
@@ -198,7 +214,7 @@ impl Out<'_> {
                     .iter()
                     .map(|(name, change)| json!({"file": path(name), "change": change}))
                     .collect();
-                print(&pretty(&json!({"dryRun": self.is_diff, "files": files, "counts": counts})))?;
+                print(&pretty(&json!({"dryRun": self.run == Run::Dry, "files": files, "counts": counts})))?;
             }
             Output::Table => {
                 let told = changes.iter().filter(|(_, change)| *change != "same");
@@ -209,7 +225,7 @@ impl Out<'_> {
                 }
                 let counts: Vec<_> =
                     counts.iter().map(|(change, count)| format!("{count} {change}")).collect();
-                let end = if self.is_diff { " (nothing written)" } else { "" };
+                let end = if self.run == Run::Dry { " (nothing written)" } else { "" };
                 print(&format!("{}{end}\n", counts.join(", ")))?;
             }
         }
@@ -217,7 +233,7 @@ impl Out<'_> {
     }
 }
 
-/// One name in the folder itself; the list of what was written is a file that others may have changed.
+/// Whether a name is that of a file in the directory itself: others may have changed the list of what was written.
 fn is_plain(name: &str) -> bool {
     !name.starts_with('.') && !name.contains('/')
 }

@@ -9,12 +9,13 @@ use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
-use super::change::{self, Import, Line, Nodes, Terms};
-use super::out::{self, Out};
-use super::report::{show_changes, tell};
+use super::change::{self, Force, Import, Line, Nodes, Scope, Terms};
+use super::out::{self, Out, Owner, Stale};
+use super::report::{Run, show_changes, tell};
 use crate::cluster_networks;
 use crate::document;
 use crate::fail;
+use crate::fault::Fault;
 use crate::node::Node;
 use crate::output::{self, Output, pretty, print, table};
 use crate::plan::pattern::Pattern;
@@ -28,68 +29,68 @@ use crate::pool;
 /// Arguments of `rail-ipam plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// Where the plan comes from: topology.json (spcx-gen or NVIDIA AIR), a fabric file, CIDRPool manifests, or
-    /// a folder with netplan files of hosts; - for standard input
+    /// Sources of the plan: topology.json (spcx-gen or NVIDIA AIR), a fabric file, CIDRPool manifests, or a directory
+    /// with netplan files of hosts; - is standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<String>,
-    /// What the files are, where their content does not say it
+    /// Kind of the files, if their content does not say it
     #[arg(long, value_enum, value_name = "KIND")]
     from: Option<Kind>,
-    /// What to write; without it, the plan is checked and shown
+    /// Target to write; without it, the plan is checked and printed
     #[arg(long, value_enum, value_name = "TARGET")]
     to: Option<Target>,
-    /// Folder for the files of the target; without it they are printed
+    /// Directory for the files of the target; without it, they are printed
     #[arg(long, value_name = "DIR", requires = "to")]
     out: Option<PathBuf>,
-    /// Show what would change, write nothing
+    /// Print what would change, and write nothing
     #[arg(long, requires = "to")]
     diff: bool,
-    /// Compare with the store of this node; exit status 1 if anything differs
+    /// Compare the plan with the store of this node; the exit status is 1 if anything differs
     #[arg(long, conflicts_with = "to")]
     check: bool,
-    /// Compare with these instead: manifests, or any other source
+    /// Compare with these files instead: manifests, or any other source
     #[arg(long, value_name = "FILE", requires = "check", num_args = 1..)]
     against: Vec<String>,
-    /// The store of this node instead of our own
+    /// Node to write or compare instead of this one
     #[arg(long, value_name = "NAME", conflicts_with = "all_nodes")]
     node: Option<String>,
-    /// The store of every node of the plan
+    /// Write or compare all nodes of the plan
     #[arg(long)]
     all_nodes: bool,
-    /// Take out what the plan does not name: pools and nodes of the store, files of an earlier plan in the folder
+    /// Remove what the plan does not name: pools and nodes of the store, files of an earlier plan in the directory
     #[arg(long)]
     prune: bool,
-    /// NEW takes the place of OLD in the store, which goes
+    /// Node NEW replaces node OLD, which is removed from the store
     #[arg(long, value_name = "NEW=OLD", value_parser = Terms::parse_replaces)]
     replaces: Vec<(String, String)>,
-    /// Also while pods use addresses that they would lose
+    /// Proceed even if running pods would lose their addresses
     #[arg(long)]
     force: bool,
-    /// Of switches, for topology.json
+    /// Number of switch tiers (topology.json only)
     #[arg(long, value_enum, value_name = "N")]
     tiers: Option<Tiers>,
-    /// How traffic is spread over planes, for topology.json [default: none]
+    /// How traffic is spread over planes (topology.json only) [default: none]
     #[arg(long, value_enum, value_name = "MODE")]
     mode: Option<Mode>,
-    /// Of addresses, for topology.json [default: ipv4]
+    /// Address families of the links (topology.json only) [default: ipv4]
     #[arg(long, value_enum, value_name = "FAMILY")]
     family: Option<Family>,
-    /// Of IPv4 addresses, for topology.json [default: 172 with two tiers, 10 with three]
+    /// First octet of IPv4 addresses (topology.json only) [default: 172 with two tiers, 10 with three]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=223))]
     first_octet: Option<u8>,
-    /// Which side is the switch, for topology.json [default: leaf-odd, as NVIDIA's]
+    /// Which side of a link is the switch (topology.json only) [default: leaf-odd, as NVIDIA's]
     #[arg(long, value_enum, value_name = "SIDE")]
     polarity: Option<Polarity>,
-    /// Of the hosts' interfaces, for topology.json: 1280 to 65535
+    /// MTU of the hosts' interfaces (topology.json only), 1280 to 65535
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1280..=65535))]
     mtu: Option<u32>,
-    /// Networks of Services and pods, with commas between them: beside those of the fabric file and of node.json
+    /// Networks of Services and pods, separated by commas, in addition to those of the fabric file and of node.json
     #[arg(long, value_name = "PREFIX", value_delimiter = ',')]
     cluster_networks: Vec<IpNet>,
-    /// What is meant as it is, and would be refused otherwise
+    /// Accept doubts of these kinds, which refuse the plan otherwise
     #[arg(long, value_enum, value_name = "KIND", value_delimiter = ',')]
     allow: Vec<Doubt>,
-    /// Every warning is an error
+    /// Treat every warning as an error
     #[arg(long)]
     strict: bool,
     /// Names of the pools: {rail}, {rail+1}, {plane} [default: rail-{rail}, with swplb rail-{rail}-plane-{plane}]
@@ -97,25 +98,25 @@ pub struct PlanArgs {
     pool_name: Option<String>,
 }
 
-/// What a plan can be read from.
+/// A kind of source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     /// topology.json of spcx-gen or of NVIDIA AIR.
     Topology,
-    /// A fabric in a page of YAML.
+    /// A fabric described in a page of YAML.
     Fabric,
-    /// Manifests of CIDRPools.
+    /// CIDRPool manifests.
     Cidrpool,
     /// Netplan files of hosts.
     Netplan,
 }
 
-/// What a plan can be written as.
+/// A target of `--to`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Target {
-    /// Allocations, for rail-ipam.
+    /// Allocations for rail-ipam.
     Store,
-    /// Manifests of CIDRPools.
+    /// CIDRPool manifests.
     Cidrpool,
     /// NetworkAttachmentDefinitions of the rails.
     Nads,
@@ -125,23 +126,23 @@ pub enum Target {
     Nvue,
     /// A line for each cable, for the network team.
     Csv,
-    /// A node.json for each host: which NIC is which rail.
+    /// A node.json for each host, with the NIC of each rail.
     NodeJson,
     /// Resources of the SR-IOV device plugin.
     DevicePlugin,
 }
 
-/// Reads, checks, and then writes, compares or shows.
+/// `rail-ipam plan`: reads and checks a plan, and then writes, compares or prints it.
 pub fn plan(args: &PlanArgs, output: Output) -> Result<ExitCode> {
     if args.out.is_some() && args.to == Some(Target::Store) {
-        fail!(InvalidConfig, "--out is for files: node.json says where the store is");
+        fail!(InvalidConfig, "--out is for files; the store is where node.json says");
     }
     let of_the_store = args.force || args.node.is_some() || args.all_nodes || !args.replaces.is_empty();
     if !args.is_of_the_store() && of_the_store {
-        fail!(InvalidConfig, "--node, --all-nodes, --replaces and --force are for the store");
+        fail!(InvalidConfig, "--node, --all-nodes, --replaces and --force need --to store or --check");
     }
     if !args.is_of_the_store() && args.out.is_none() && args.prune {
-        fail!(InvalidConfig, "--prune is for the store, or --out with what is there");
+        fail!(InvalidConfig, "--prune needs --to store or --out");
     }
     let (mut plan, pools, meant) = args.read()?;
     let files = match args.to {
@@ -164,42 +165,49 @@ pub fn plan(args: &PlanArgs, output: Output) -> Result<ExitCode> {
         (Some(target), Some(dir)) => {
             // netplan warns of files that others may read; manifests and switch configuration are shared.
             let mode = if target == Target::Netplan { 0o600 } else { 0o666 };
-            let is_alone = matches!(target, Target::Netplan | Target::Nvue);
-            let (prune, is_diff) = (args.prune, args.diff);
+            let owner = match target {
+                Target::Netplan | Target::Nvue => Owner::Plans,
+                _ => Owner::Anybody,
+            };
+            let stale = if args.prune { Stale::Remove } else { Stale::Keep };
+            let run = if args.diff { Run::Dry } else { Run::Write };
             let name =
                 target.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-            out::write(&Out { dir, target: &name, mode, is_alone, prune, is_diff }, &files, output)
+            out::write(&Out { dir, target: &name, mode, owner, stale, run }, &files, output)
         }
         (Some(_), None) if args.diff => {
-            fail!(InvalidConfig, "--diff needs the store, or --out with what is there")
+            fail!(InvalidConfig, "--diff needs --to store or --out")
         }
         (Some(target), None) => {
             // JSON knows no comments.
             if files.len() > 1 && target == Target::NodeJson && output == Output::Table {
                 fail!(
                     InvalidConfig,
-                    "{} files: --out says where they go, --output json prints them",
+                    "{} files: write them with --out, or print them with --output json",
                     files.len()
                 );
             }
-            let are_documents = !matches!(target, Target::Nvue | Target::Csv);
-            print_files(&files, are_documents, output)
+            let separator = if matches!(target, Target::Nvue | Target::Csv) { "" } else { "---\n" };
+            print_files(&files, separator, output)
         }
     }
 }
 
 impl PlanArgs {
-    /// Does it write or look at the store?
+    /// Whether the command writes or reads the store.
     fn is_of_the_store(&self) -> bool {
         self.to == Some(Target::Store) || (self.check && self.against.is_empty())
     }
 
-    /// With `--strict`, a warning is a fault.
+    /// Fails if there is a warning and `--strict` is given.
     fn refuse_warnings(&self, warnings: &[String]) -> Result<()> {
-        if self.strict && !warnings.is_empty() { Err(refused(warnings)) } else { Ok(()) }
+        if self.strict && !warnings.is_empty() {
+            return Err(refused(warnings.iter().map(Fault::whole).collect()));
+        }
+        Ok(())
     }
 
-    /// The plan that the files make, checked as a whole; with the doubts that are meant.
+    /// Reads the plan and checks it as a whole. Returns the allowed doubts as well.
     fn read(&self) -> Result<(Plan, Pools, Vec<String>)> {
         let (mut plan, kind) = self.read_files(&self.files, self.from)?;
         let mut meant = plan.doubts.allow(&self.allow);
@@ -226,7 +234,7 @@ impl PlanArgs {
         Ok((plan, pools, meant))
     }
 
-    /// The cluster's networks, as far as anybody says them.
+    /// The cluster's networks, of all places that can name them.
     fn known_networks(&self, plan: &Plan) -> Result<Vec<IpNet>> {
         for network in &self.cluster_networks {
             cluster_networks::check(*network)
@@ -239,14 +247,14 @@ impl PlanArgs {
         Ok(known)
     }
 
-    /// What the plan is compared with.
+    /// Reads the plan to compare with.
     fn read_other(&self) -> Result<Pools> {
         let (mut plan, kind) = self.read_files(&self.against, None)?;
-        // Manifests have the names that they were given.
+        // Manifests have names of their own.
         if let Some(pattern) = self.pool_name.as_ref().filter(|_| kind != Kind::Cidrpool) {
             rename(&mut plan, pattern)?;
         }
-        plan.check().map_err(|faults| refused(&faults))
+        plan.check().map_err(refused)
     }
 
     fn read_files(&self, files: &[String], from: Option<Kind>) -> Result<(Plan, Kind)> {
@@ -271,16 +279,15 @@ impl PlanArgs {
             None if crate::netplan::is_netplan(&first.value) => Kind::Netplan,
             None => Kind::Cidrpool,
         };
-        let mut plan = match (kind, documents.as_slice()) {
+        let plan = match (kind, documents.as_slice()) {
             (Kind::Fabric, [_, second, ..]) => {
-                fail!(InvalidConfig, "{}: a second fabric", second.root().place(""))
+                return Err(second.root().fault("", "is a second fabric: plan each by itself").into());
             }
             (Kind::Fabric, _) => fabric::read(first)?,
-            // Whose file it is, its name says.
+            // The name of a file is that of its host.
             (Kind::Netplan, _) => netplan::read(files)?,
             _ => manifest::read(&documents)?,
         };
-        plan.sources = documents;
         Ok((plan, kind))
     }
 
@@ -289,7 +296,7 @@ impl PlanArgs {
         let Some(tiers) = self.tiers else {
             fail!(
                 InvalidConfig,
-                "a topology file does not say how many tiers of switches there are: --tiers 2 or 3"
+                "a topology file does not say the number of switch tiers: give --tiers 2 or --tiers 3"
             );
         };
         Ok(Scheme {
@@ -301,7 +308,7 @@ impl PlanArgs {
         })
     }
 
-    /// What would be ignored is refused.
+    /// Fails if an option is given that would be ignored.
     fn refuse_scheme(&self, kind: Kind) -> Result<()> {
         let given = [
             ("--tiers", self.tiers.is_some()),
@@ -313,7 +320,7 @@ impl PlanArgs {
         ];
         match given.iter().find(|(_, is_given)| *is_given) {
             Some((name, _)) => {
-                fail!(InvalidConfig, "{name} is for topology files, these are {}", kind.name())
+                fail!(InvalidConfig, "{name} is for topology.json only, and the source is {}", kind.name())
             }
             None => Ok(()),
         }
@@ -323,30 +330,30 @@ impl PlanArgs {
         Ok(match &self.node {
             _ if self.all_nodes => Nodes::All,
             Some(name) if pool::is_name(name) => Nodes::One(name.clone()),
-            Some(name) => fail!(InvalidConfig, "--node {name:?} is no name of a node"),
+            Some(name) => fail!(InvalidConfig, "--node: {name:?} is not a valid name of a node"),
             None => Nodes::Own(pool::node_name(node)?),
         })
     }
 }
 
-/// Gives the pools other names; one that has no number of a rail cannot have them.
+/// Renames the pools, whose rails must be known.
 fn rename(plan: &mut Plan, pattern: &str) -> Result<()> {
     let pattern = Pattern::<2>::parse(pattern, &["rail", "plane"]).context("--pool-name")?;
     for pool in &mut plan.pools {
         let Some(rail) = pool.rail else {
-            fail!(InvalidConfig, "--pool-name: nothing says which rail pool {} is", pool.name);
+            fail!(InvalidConfig, "--pool-name: no source says which rail pool {} is", pool.name);
         };
         let suffix = if pool.name.ends_with("-v6") { "-v6" } else { "" };
         let plane = u64::from(pool.plane.unwrap_or(0));
         pool.name = pattern.render(&[u64::from(rail), plane]) + suffix;
         if !pool::is_name(&pool.name) {
-            fail!(InvalidConfig, "--pool-name: {:?} is no name of a pool", pool.name);
+            fail!(InvalidConfig, "--pool-name: {:?} is not a valid name of a pool", pool.name);
         }
     }
     Ok(())
 }
 
-/// The plan at a glance.
+/// Prints a summary of the plan.
 fn show(plan: &Plan, output: Output) -> Result<ExitCode> {
     match output {
         Output::Json => {
@@ -381,7 +388,7 @@ fn show(plan: &Plan, output: Output) -> Result<ExitCode> {
             let headers = ["POOL", "RAIL", "PLANE", "CIDR", "ROUTES", "NODES", "FIRST", "LAST"];
             print(&table(&headers, rows))?;
             say(&format!(
-                "{} nodes, {} pools; nothing was written: --to says what to write",
+                "{} nodes, {} pools; nothing was written: select a target with --to",
                 plan.nodes().len(),
                 plan.pools.len()
             ));
@@ -390,17 +397,18 @@ fn show(plan: &Plan, output: Output) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the store, or shows what that would change.
+/// Writes the store, or prints what that would change.
 fn store(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<ExitCode> {
     let node = Node::load()?;
     let nodes = args.nodes(&node)?;
     let import = changes(args, &node, plan, pools, &nodes)?;
     args.refuse_warnings(&import.warnings)?;
     tell(&import);
-    if !args.diff {
-        change::write(&node, &import, args.force)?;
+    let run = if args.diff { Run::Dry } else { Run::Write };
+    if run == Run::Write {
+        change::write(&node, &import, Force::of(args.force))?;
     }
-    show_changes(&import, args.diff, output)?;
+    show_changes(&import, run, output)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -416,7 +424,7 @@ fn check(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<
     args.refuse_warnings(&import.warnings)?;
     tell(&import);
     for line in &mut import.lines {
-        // Manifests and a store of rail-ipam 0.1.0 know none, which is no difference in addresses.
+        // Manifests and a store of rail-ipam 0.1.0 have no leaf ports, and addresses do not depend on them.
         if let (Some(before), Some(after)) = (&mut line.before, &mut line.after) {
             before.keep_leaf_ports_of(after);
             after.keep_leaf_ports_of(before);
@@ -428,7 +436,7 @@ fn check(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<
         print(&format!("no difference in {all} allocations\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
-    show_changes(&import, true, output)?;
+    show_changes(&import, Run::Dry, output)?;
     Ok(if import.lines.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -458,17 +466,16 @@ fn changes(args: &PlanArgs, node: &Node, plan: &Plan, pools: &Pools, nodes: &Nod
     for (new, old) in &args.replaces {
         match replaces.insert(new.clone(), old.clone()) {
             Some(other) if other != *old => {
-                fail!(InvalidConfig, "--replaces {new}={old}: in the plan it replaces {other}")
+                fail!(InvalidConfig, "--replaces {new}={old}: the plan says that {new} replaces {other}")
             }
             _ => (),
         }
     }
-    change::changes(node, pools, nodes, &Terms { prune: args.prune, is_whole: true, replaces })
+    change::changes(node, pools, nodes, &Terms { prune: args.prune, scope: Scope::WholeStore, replaces })
 }
 
-/// Several files are told from each other by a comment that each of the formats knows; manifests make one file for
-/// kubectl.
-fn print_files(files: &[File], are_documents: bool, output: Output) -> Result<ExitCode> {
+/// Prints files. A comment before each of several has its name; manifests make one file for kubectl.
+fn print_files(files: &[File], separator: &str, output: Output) -> Result<ExitCode> {
     if output == Output::Json {
         let files: Vec<_> = files.iter().map(|file| json!({"name": file.name, "text": file.text})).collect();
         print(&pretty(&json!({ "files": files })))?;
@@ -476,7 +483,6 @@ fn print_files(files: &[File], are_documents: bool, output: Output) -> Result<Ex
     }
     for file in files {
         if files.len() > 1 {
-            let separator = if are_documents { "---\n" } else { "" };
             print(&format!("{separator}# {}\n", file.name))?;
         }
         print(&file.text)?;
@@ -488,7 +494,7 @@ impl Kind {
     fn name(self) -> &'static str {
         match self {
             Kind::Topology => "topology files",
-            Kind::Fabric => "a fabric file, which says that itself",
+            Kind::Fabric => "a fabric file, which has a key for it",
             Kind::Cidrpool => "CIDRPools",
             Kind::Netplan => "netplan files",
         }

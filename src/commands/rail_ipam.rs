@@ -12,37 +12,38 @@ use super::show::{ShowArgs, show};
 use crate::node::Node;
 use crate::output::{self, Output};
 
-/// Before what it says on stderr.
+/// The name before each message on stderr.
 pub const PROGRAM: &str = "rail-ipam";
 const PLAN_HELP: &str = "Examples:
-  rail-ipam plan fabric.yaml                                       check it, and show its pools
+  rail-ipam plan fabric.yaml                                       check it, and print its pools
   rail-ipam plan topology.json --tiers 2 --to cidrpool --out pools
   rail-ipam plan --from netplan hosts/ --pool-name 'rail-{rail+1}' --to cidrpool
   rail-ipam plan pools/*.yaml --to store --diff                    what would change on this node
   rail-ipam plan topology.json --tiers 2 --check --against pools/*.yaml
 
-Everything is checked first; if anything is wrong, nothing is written. Exit status: 0 done or no
-difference, 1 failed, refused or differences, 2 wrong usage.";
+Everything is checked first; if anything is wrong, nothing is written. The exit status is 0 if the
+command is done or finds no difference, 1 if it fails, refuses the plan or finds a difference, and 2
+for wrong usage.";
 
-/// Addresses of the rails: what was planned for a node, and which pod holds what.
+/// Manage the addresses of the rails: the prefixes of each node, and the pods that hold addresses
 #[derive(Debug, Parser)]
 #[command(
     name = "rail-ipam",
     version = output::VERSION.as_str(),
     after_help = "Examples:
-  rail-ipam show                                  what this node has, and who holds it
-  rail-ipam import pools/*.yaml --dry-run         what these CIDRPools would change here
+  rail-ipam show                                  print this node's prefixes and their holders
+  rail-ipam import pools/*.yaml --dry-run         print what these CIDRPools would change here
   kubectl get cidrpools -A -o yaml | rail-ipam import -
-  rail-ipam release --dead                        give back what dead pods still hold
+  rail-ipam release --dead                        release the addresses of dead pods
 
 A container runtime calls the same program with CNI_COMMAND set. Paths and the name of
-the node come from /etc/rail-cni/node.json (RAIL_CNI_NODE_CONFIG names another file).
-Exit status: 0 done, 1 failed or refused, 2 wrong usage."
+the node come from /etc/rail-cni/node.json, or from the file in RAIL_CNI_NODE_CONFIG.
+The exit status is 0 on success, 1 on failure or refusal, and 2 for wrong usage."
 )]
 struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// What is printed
+    /// Form of the output
     #[arg(long, global = true, value_enum, default_value = "table", value_name = "FORM")]
     output: Output,
 }
@@ -51,31 +52,30 @@ struct Cli {
 enum Command {
     /// Put CIDRPool manifests into the store of this node
     #[command(after_help = "Each file is a CIDRPool, several as YAML documents, a list, or what \
-`kubectl get cidrpools -A -o yaml` prints; - is standard input. Static allocations count, and those in \
-status.allocations that nv-ipam's controller chose. All files are checked first: if anything is wrong, \
-nothing is written. A node that no manifest names keeps what an earlier import gave it, until --prune; one that takes \
-its place needs --replaces. Where a running pod would lose its address, it is named and nothing is written without \
---force.")]
+`kubectl get cidrpools -A -o yaml` prints; - is standard input. The import uses static allocations, and those that \
+nv-ipam's controller chose, in status.allocations. All files are checked first: if anything is wrong, nothing is \
+written. A node that no manifest names keeps its allocations unless --prune is given; a node that replaces it needs \
+--replaces. If a running pod would lose its address, the pod is named and nothing is written without --force.")]
     Import(ImportArgs),
-    /// Plan a fabric: check it, show it, compare it, write it
+    /// Check, print, compare or write the plan of a fabric
     #[command(after_help = PLAN_HELP)]
     Plan(PlanArgs),
-    /// Show allocations and leases of this node
+    /// Print allocations and leases
     #[command(
-        after_help = "STATE is live (the pod's network namespace is there), dead (it is gone: the next \
-ADD takes the address over), unknown (which of both cannot be told from here), free, unreadable (a file in the \
-lease folder that is damaged) or damaged (the file in the store)."
+        after_help = "STATE is live (the pod's network namespace exists), dead (it is gone, and the next \
+ADD takes the address over), unknown (nothing proves either), free (no pod holds the address), unreadable (the \
+lease's file is damaged) or damaged (the file in the store is damaged)."
     )]
     Show(ShowArgs),
-    /// Give leases back whose pods are gone
+    /// Release leases of pods that are gone
     #[command(after_help = "Examples:
   rail-ipam release --address 172.16.1.60
   rail-ipam release --container 0a1b2c3d --ifname net1
   rail-ipam release --pool rail-3 --dead
 
-A lease whose network namespace is still there, or cannot be judged, is kept, unless --force is
-given: the address would be given to a second pod while the first one uses it. Exit status 1 when
-one was kept.")]
+A lease is kept if its network namespace exists or if nothing proves that it is gone, because a second
+pod would get an address that the first one uses. --force releases it all the same. The exit status
+is 1 if a lease was kept.")]
     Release(ReleaseArgs),
 }
 

@@ -1,4 +1,4 @@
-//! `rail-ipam release`: gives back a lease, where the operator knows better.
+//! `rail-ipam release`: releases leases on request of the operator.
 
 use std::net::IpAddr;
 use std::process::ExitCode;
@@ -17,22 +17,22 @@ use crate::output::{self, Output, pretty, print};
 #[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("which").required(true).multiple(true).args(["container", "address", "dead"])))]
 pub struct ReleaseArgs {
-    /// What this container holds
+    /// Release the leases of this container
     #[arg(long, value_name = "ID")]
     container: Option<String>,
-    /// Of that container, what this interface holds
+    /// Only the lease of this interface of the container
     #[arg(long, value_name = "NAME", requires = "container")]
     ifname: Option<String>,
-    /// This address
+    /// Release the lease of this address
     #[arg(long, value_name = "IP")]
     address: Option<IpAddr>,
-    /// What the dead hold
+    /// Release the leases of dead pods
     #[arg(long)]
     dead: bool,
-    /// In this pool only
+    /// Only leases of this pool
     #[arg(long, value_name = "NAME")]
     pool: Option<String>,
-    /// Also what is in use
+    /// Release even leases that may be in use
     #[arg(long, conflicts_with = "dead")]
     force: bool,
 }
@@ -60,7 +60,7 @@ pub fn release(node: &Node, args: &ReleaseArgs, output: Output) -> Result<ExitCo
             let who = lease.map_or_else(|_| "unknown".to_owned(), |lease| lease.holder.to_string());
             let text = format!("{} of pool {} from {who} ({})", entry.address, folder.pool, state.word());
             let kept = match state {
-                State::Live => Some("its network namespace is there".to_owned()),
+                State::Live => Some("its network namespace exists".to_owned()),
                 State::Unknown(why) => Some(format!("whether it is alive cannot be told: {why}")),
                 State::Dead | State::Unreadable => None,
             };
@@ -90,11 +90,11 @@ pub fn release(node: &Node, args: &ReleaseArgs, output: Output) -> Result<ExitCo
     }
     for (text, _) in &refused {
         let how = if args.dead { "`release --address` with --force" } else { "--force" };
-        output::say(PROGRAM, &format!("refused {text}; {how} if you know better"));
+        output::say(PROGRAM, &format!("refused {text}; {how} releases it all the same"));
     }
     if released.is_empty() && refused.is_empty() {
-        output::say(PROGRAM, "no such lease: `rail-ipam show --all-nodes` shows what there is");
-        // A clean-up has nothing to do most of the time; who names a lease is told when it is not there.
+        output::say(PROGRAM, "no such lease: `rail-ipam show --all-nodes` prints all leases");
+        // A clean-up usually has nothing to do, but a lease that was named should exist.
         return Ok(if args.dead { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     Ok(if refused.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -109,7 +109,7 @@ impl ReleaseArgs {
         is(&self.container, holder.map(|holder| &holder.container_id))
             && is(&self.ifname, holder.map(|holder| &holder.ifname))
             && self.address.is_none_or(|address| address == entry.address)
-            // Those that cannot be judged are refused by name.
+            // Leases in the state unknown are selected so that they are refused by name.
             && (!self.dead || matches!(state, State::Dead | State::Unknown(_)))
     }
 }

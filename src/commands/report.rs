@@ -1,4 +1,4 @@
-//! What a plan changes in the store, told to people and programs.
+//! Prints what a plan changes in the store, for people and for programs.
 
 use std::collections::BTreeMap;
 
@@ -6,14 +6,14 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::change::{Import, Line};
+use crate::fault::few;
 use crate::output::{self, Output, pretty, print, table};
 use crate::pool::allocation::Allocation;
-use crate::pool::cidrpool::few;
 
-/// More lines than this nobody reads.
+/// Nobody reads more lines than this.
 const MOST_LINES: usize = 200;
 
-/// What is to be said before anything is written.
+/// Prints the messages that precede writing.
 pub fn tell(import: &Import) {
     let say = |text: &str| output::say("rail-ipam", text);
     import.warnings.iter().for_each(|warning| say(warning));
@@ -22,8 +22,17 @@ pub fn tell(import: &Import) {
     few(taken.collect()).iter().for_each(|taken| say(taken));
 }
 
-/// What a plan changes in the store; of a change, what was there before.
-pub fn show_changes(import: &Import, is_dry_run: bool, output: Output) -> Result<()> {
+/// Whether a command writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Run {
+    /// It writes.
+    Write,
+    /// It only shows what it would write.
+    Dry,
+}
+
+/// Prints what a plan changes in the store.
+pub fn show_changes(import: &Import, run: Run, output: Output) -> Result<()> {
     let mut counts = BTreeMap::new();
     for line in &import.lines {
         *counts.entry(line.change()).or_insert(0) += 1;
@@ -55,14 +64,14 @@ pub fn show_changes(import: &Import, is_dry_run: bool, output: Output) -> Result
                         "prefix": taken.prefix, "count": taken.count})
                 })
                 .collect();
-            print(&pretty(&json!({"dryRun": is_dry_run, "allocations": lines, "counts": counts,
+            print(&pretty(&json!({"dryRun": run == Run::Dry, "allocations": lines, "counts": counts,
                 "outside": outside, "taken": taken})))
         }
         Output::Table => {
             let table =
                 if import.lines.len() > MOST_LINES { table_of_pools(import) } else { table_of_nodes(import) };
             let counts: Vec<_> = counts.iter().map(|(change, count)| format!("{count} {change}")).collect();
-            let end = if is_dry_run { " (nothing written)" } else { "" };
+            let end = if run == Run::Dry { " (nothing written)" } else { "" };
             print(&format!("{table}{}{end}\n", counts.join(", ")))
         }
     }
@@ -89,7 +98,7 @@ fn table_of_nodes(import: &Import) -> String {
     table(&["NODE", "POOL", "PREFIX", "GATEWAY", "ROUTES", "CHANGE"], rows)
 }
 
-/// How many nodes of each pool change, and one of them.
+/// The number of nodes that change in each pool, and the name of one of them.
 fn table_of_pools(import: &Import) -> String {
     let mut pools: BTreeMap<(&str, &str), (usize, &str)> = BTreeMap::new();
     for line in &import.lines {
@@ -103,7 +112,7 @@ fn table_of_pools(import: &Import) -> String {
     table(&["POOL", "CHANGE", "NODES", "WHICH (--output json: all)"], rows)
 }
 
-/// In a word; with what the other columns do not show.
+/// The kind of change, with the fields that the other columns do not show.
 fn changed(before: &Option<Allocation>, after: &Option<Allocation>) -> String {
     match (before, after) {
         (_, None) => "removed".to_owned(),
@@ -121,7 +130,7 @@ fn changed(before: &Option<Allocation>, after: &Option<Allocation>) -> String {
     }
 }
 
-/// Prefix, gateway and routes.
+/// The prefix, the gateway and the routes of an allocation, as cells of a table.
 pub fn columns(allocation: &Allocation) -> [String; 3] {
     let routes: Vec<_> = allocation.routes.iter().map(|to| to.dst.to_string()).collect();
     let gateway = allocation.gateway.map(|gateway| gateway.to_string());

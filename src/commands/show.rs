@@ -1,4 +1,4 @@
-//! `rail-ipam show`: what a node has, and who holds it.
+//! `rail-ipam show`: prints the allocations of nodes and the leases.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -22,15 +22,15 @@ use crate::progress::Progress;
 /// Arguments of `rail-ipam show`.
 #[derive(Debug, Args)]
 pub struct ShowArgs {
-    /// Another node than this one
+    /// Node to print instead of this one
     #[arg(long, value_name = "NAME", conflicts_with = "all_nodes")]
     node: Option<String>,
-    /// Every node in the store
+    /// Print all nodes in the store
     #[arg(long)]
     all_nodes: bool,
 }
 
-/// A pool on a node, for people.
+/// A pool on a node.
 #[derive(Default)]
 struct Shown {
     allocation: Option<Allocation>,
@@ -47,7 +47,7 @@ pub fn show(node: &Node, args: &ShowArgs, output: Output) -> Result<ExitCode> {
     let wanted = match &args.node {
         _ if args.all_nodes => None,
         Some(name) if is_name(name) => Some(name.clone()),
-        Some(name) => fail!(InvalidConfig, "--node {name:?} is no name of a node"),
+        Some(name) => fail!(InvalidConfig, "--node: {name:?} is not a valid name of a node"),
         None => Some(node_name(node)?),
     };
     let store = Store::open(node)?;
@@ -123,7 +123,7 @@ pub fn show(node: &Node, args: &ShowArgs, output: Output) -> Result<ExitCode> {
 }
 
 impl Shown {
-    /// The address that the next pod would get.
+    /// The address that the next pod would get, if one is free.
     fn free(&self) -> Option<IpAddr> {
         let held: BTreeSet<IpAddr> = self.leases.iter().map(|(entry, ..)| entry.address).collect();
         self.allocation.as_ref()?.first_free(|address| held.contains(&address))
@@ -166,7 +166,7 @@ impl Shown {
     }
 }
 
-/// What `show` says of a lease.
+/// The state of a lease, as `show` prints it.
 #[derive(Debug)]
 pub enum State {
     Live,
@@ -177,7 +177,7 @@ pub enum State {
 }
 
 impl State {
-    /// As it is printed.
+    /// The word in the column STATE.
     pub fn word(&self) -> &'static str {
         match self {
             State::Live => "live",
@@ -188,7 +188,7 @@ impl State {
     }
 }
 
-/// The lease of an entry and its state; `None` when it is gone by now.
+/// The lease of an entry and its state; `None` if it is gone by now.
 pub fn look(folder: &Folder, entry: &Entry) -> Result<Option<(Result<Lease, String>, State)>> {
     Ok(match folder.read(entry) {
         Ok(None) => None,
@@ -204,7 +204,7 @@ pub fn look(folder: &Folder, entry: &Entry) -> Result<Option<(Result<Lease, Stri
     })
 }
 
-/// A lease, for programs.
+/// A lease as JSON.
 pub fn lease_json(entry: &Entry, lease: &Result<Lease, String>, state: &State) -> Value {
     let (holder, error) = match (lease, state) {
         (Ok(lease), State::Unknown(why)) => (Some(lease), Some(why)),

@@ -1,5 +1,4 @@
-//! The `ipam` section of a network configuration: which pools, from where, and
-//! which addresses were asked for.
+//! The `ipam` section of a network configuration: the pools, where they are, and the requested addresses.
 
 use std::net::IpAddr;
 
@@ -9,6 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::cluster_networks::overlap;
 use crate::cni::{GC_KEYS, Keys, Network};
+use crate::fault::{Fault, some_of};
 use crate::node::Node;
 use crate::pool::allocation::Allocation;
 use crate::pool::cidrpool::{self, Plan, Spec};
@@ -16,10 +16,10 @@ use crate::pool::is_name;
 use crate::pool::store::{self, Store};
 use crate::{fail, failure};
 
-/// The keys of a section that names pools; [`cidrpool::SPEC_KEYS`] are those of one that is a pool.
+/// The keys of a section that names pools; a section that is a pool has [`cidrpool::SPEC_KEYS`].
 pub const KEYS: [&str; 4] = ["type", "pool", "poolName", "poolType"];
 
-/// All that is read of a network configuration.
+/// All keys of a network configuration that rail-ipam reads.
 pub const NETWORK: Keys = Keys {
     names: &[
         &["cniVersion", "name", "rail", "ipam", "runtimeConfig", "args", "prevResult"],
@@ -33,54 +33,61 @@ pub const NETWORK: Keys = Keys {
     ],
 };
 
-/// The section, checked.
+/// The section, parsed and checked.
 #[derive(Debug)]
 pub struct Config {
-    /// One or two, of different names.
+    /// The names of one or two pools, which differ.
     pub pools: Vec<String>,
-    /// The pool itself, where it is not in the store.
+    /// The pool itself, if the section has it.
     inline: Option<Spec>,
-    /// The rail that rail-cni attaches, to be compared with what the pools were planned for.
+    /// The rail that rail-cni attaches, to compare with the rail that the pools were planned for.
     rail: Option<u64>,
 }
 
 impl Config {
     /// Reads `{"pool": "rail-0"}`, nv-ipam's `{"poolName": "rail-0", "poolType": "cidrpool"}`, or the fields of
-    /// a CIDRPool's spec. Without a name, the network's is the pool's.
+    /// a CIDRPool's spec. Without a name, the pool has the name of the network.
     pub fn parse(network: &Network) -> Result<Config> {
         let section = match network.get(&["ipam"]) {
             Some(Value::Object(section)) => section,
-            Some(_) => fail!(InvalidConfig, "ipam: not a JSON object"),
-            None => fail!(InvalidConfig, "ipam is missing: {{\"type\": \"rail-ipam\", \"pool\": NAME}}"),
+            Some(_) => return wrong("ipam", "is not a JSON object"),
+            None => return wrong("ipam", "is missing: {\"type\": \"rail-ipam\", \"pool\": NAME}"),
         };
         let names = match (text(network, "pool")?, text(network, "poolName")?) {
             (Some(one), Some(other)) if one != other => {
-                fail!(InvalidConfig, "ipam.pool {one:?} and ipam.poolName {other:?} differ: give one")
+                return wrong(
+                    "ipam.pool",
+                    format!("{one:?} and ipam.poolName {other:?} differ: give one of them"),
+                );
             }
             (Some(names), _) | (None, Some(names)) => names,
             (None, None) => &network.name,
         };
         let pools = pool_names(names)?;
         if let Some(kind) = text(network, "poolType")?.filter(|kind| !kind.eq_ignore_ascii_case("cidrpool")) {
-            fail!(InvalidConfig, "ipam.poolType {kind:?}: only pools of type cidrpool are served");
+            return wrong(
+                "ipam.poolType",
+                format!("{kind:?} is not cidrpool, the only type that rail-ipam supports"),
+            );
         }
         let inline = inline(section)?;
         if inline.is_some() && pools.len() > 1 {
-            fail!(InvalidConfig, "ipam: two pools ({names}) must be in the store, cidr describes one");
+            let problem = format!("two pools ({names}) must be in the store: these keys describe only one");
+            return wrong("ipam", problem);
         }
         for key in section.keys().filter(|key| !is_known(key)) {
-            log::warn!("ipam.{key}: unknown key, ignored");
+            log::warn!("ipam.{key}: unknown key, which is ignored");
         }
         let rail = network.get(&["rail"]).and_then(Value::as_u64);
         Ok(Config { pools, inline, rail })
     }
 
-    /// What the pool in place gives to all nodes, or all that is wrong with it; `None`: it is in the store.
-    pub fn plan(&self) -> Option<Result<Plan, Vec<String>>> {
+    /// The allocations of all nodes in an inline pool, or all of its faults; `None` for pools in the store.
+    pub fn plan(&self) -> Option<Result<Plan, Vec<Fault>>> {
         self.inline.as_ref().map(|spec| spec.plan("ipam", &[]))
     }
 
-    /// What each pool gives to this node, in the order of the pools.
+    /// The allocation of this node in each pool, in the order of the pools.
     pub fn allocations(&self, node: &Node, node_name: &str) -> Result<Vec<Allocation>> {
         let Some(plan) = self.plan() else {
             let allocations = store::load(node, node_name, &self.pools)?;
@@ -90,8 +97,7 @@ impl Config {
             return Ok(allocations);
         };
         let pool = &self.pools[0];
-        let mut plan =
-            plan.map_err(|faults| failure!(InvalidConfig, "pool {pool}: {}", cidrpool::some_of(&faults)))?;
+        let mut plan = plan.map_err(|faults| failure!(InvalidConfig, "pool {pool}: {}", some_of(&faults)))?;
         for warning in &plan.warnings {
             log::warn!("pool {pool}: {warning}");
         }
@@ -122,13 +128,13 @@ impl Config {
     }
 }
 
-/// Who writes a network is not who planned the fabric: a pool in place takes neither the name nor the addresses
-/// of what this node has in the store, nor those that its planned routes lead to.
+/// Fails if an inline pool takes the name or the addresses of a planned pool of this node, or addresses that its planned
+/// routes lead to: a tenant may write networks, and only the operator plans the fabric.
 fn beside_the_plan(node: &Node, node_name: &str, pool: &str, allocation: &Allocation) -> Result<()> {
     if !node.policy.inline_pools {
         fail!(
             InvalidConfig,
-            "pool {pool}: policy.inlinePools of node.json allows no pool in a network: name one of the store"
+            "pool {pool}: policy.inlinePools of node.json forbids pools in networks: name a pool of the store"
         );
     }
     let store = Store::open(node)?;
@@ -136,8 +142,8 @@ fn beside_the_plan(node: &Node, node_name: &str, pool: &str, allocation: &Alloca
     if planned.iter().any(|planned| planned == pool) {
         fail!(
             InvalidConfig,
-            "pool {pool} is planned, and ipam describes another one: leave out cidr and staticAllocations, or \
-             give ipam.pool another name"
+            "pool {pool} is in the store, and ipam describes another pool of this name: leave out cidr and \
+             staticAllocations, or give ipam.pool another name"
         );
     }
     let prefix = allocation.prefix;
@@ -158,47 +164,49 @@ fn beside_the_plan(node: &Node, node_name: &str, pool: &str, allocation: &Alloca
     Ok(())
 }
 
-/// Addresses that were asked for. A source hides those below it (CONVENTIONS.md: `args.cni.ips` over CNI_ARGS).
+/// The requested addresses, each with its prefix length if the request has one. `runtimeConfig.ips` takes precedence
+/// over `args.cni.ips`, which takes precedence over CNI_ARGS (CONVENTIONS.md of the CNI specification).
 pub fn requested(network: &Network) -> Result<Vec<(IpAddr, Option<u8>)>> {
     for path in [["runtimeConfig", "ips"].as_slice(), &["args", "cni", "ips"]] {
         let Some(value) = network.get(path) else { continue };
         let path = path.join(".");
-        let Value::Array(list) = value else { fail!(InvalidConfig, "{path}: not a list of addresses") };
-        let texts = list.iter().map(|value| {
-            value.as_str().ok_or_else(|| failure!(InvalidConfig, "{path}: {value} is not a string"))
-        });
-        let texts = texts.collect::<Result<Vec<_>>>()?;
+        let Value::Array(list) = value else { return wrong(&path, "is not a list of addresses") };
+        let texts = list
+            .iter()
+            .map(|value| value.as_str().ok_or_else(|| Fault::new(&path, format!("{value} is not a string"))));
+        let texts = texts.collect::<Result<Vec<_>, _>>()?;
         if !texts.is_empty() {
             return texts.into_iter().map(|text| parse_address(&path, text)).collect();
         }
     }
-    // Thin Multus writes a list here.
+    // Thin Multus passes a list with commas.
     let list = network.args.get("IP").unwrap_or_default();
     let texts = list.split(',').map(str::trim).filter(|text| !text.is_empty());
     texts.map(|text| parse_address("CNI_ARGS IP", text)).collect()
 }
 
-/// With or without the length of its prefix.
+/// Parses an address with or without the length of its prefix.
 fn parse_address(path: &str, text: &str) -> Result<(IpAddr, Option<u8>)> {
     if let Ok(address) = text.parse::<IpAddr>() {
         return Ok((address, None));
     }
     match text.parse::<IpNet>() {
         Ok(net) => Ok((net.addr(), Some(net.prefix_len()))),
-        Err(_) => fail!(InvalidConfig, "{path}: {text:?} is not an IP address"),
+        Err(_) => wrong(path, format!("{text:?} is not an IP address")),
     }
 }
 
 fn pool_names(names: &str) -> Result<Vec<String>> {
     let pools: Vec<String> = names.split(',').map(|name| name.trim().to_owned()).collect();
     if let Some(bad) = pools.iter().find(|name| !is_name(name)) {
-        fail!(InvalidConfig, "ipam.pool: {bad:?} is no name of a pool (letters, digits, '-', '_', '.')");
+        let problem = format!("{bad:?} is not a valid name of a pool (letters, digits, '-', '_', '.')");
+        return wrong("ipam.pool", problem);
     }
     match pools.as_slice() {
         [_] => Ok(pools),
         [one, other] if one != other => Ok(pools),
-        [_, _] => fail!(InvalidConfig, "ipam.pool: {names:?} names the same pool twice"),
-        _ => fail!(InvalidConfig, "ipam.pool: {names:?} names more than two pools"),
+        [_, _] => wrong("ipam.pool", format!("{names:?} names the same pool twice")),
+        _ => wrong("ipam.pool", format!("{names:?} names more than two pools")),
     }
 }
 
@@ -215,12 +223,12 @@ fn inline(section: &Map<String, Value>) -> Result<Option<Spec>> {
     let spec = serde_path_to_error::deserialize(Value::Object(fields)).map_err(|error| {
         // "." is the section itself.
         let path = format!("ipam.{}", error.path());
-        failure!(InvalidConfig, "{}: {}", path.trim_end_matches('.'), error.inner())
+        Fault::new(path.trim_end_matches('.'), error.inner().to_string())
     })?;
     Ok(Some(spec))
 }
 
-/// Does `key` mean something in the section?
+/// Whether the section can have `key`.
 pub fn is_known(key: &str) -> bool {
     KEYS.contains(&key) || cidrpool::SPEC_KEYS.contains(&key)
 }
@@ -229,91 +237,13 @@ fn text<'a>(network: &'a Network, key: &str) -> Result<Option<&'a str>> {
     match network.get(&["ipam", key]) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.as_str()).filter(|text| !text.is_empty())),
-        Some(other) => fail!(InvalidConfig, "ipam.{key}: {other} is not a string"),
+        Some(other) => wrong(&format!("ipam.{key}"), format!("{other} is not a string")),
     }
+}
+
+fn wrong<T>(path: &str, problem: impl Into<String>) -> Result<T> {
+    Err(Fault::new(path, problem).into())
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cni::Args;
-    use proptest::prelude::*;
-    use serde_json::json;
-
-    fn network(config: Value) -> Network {
-        Network::parse(config.to_string().into_bytes(), Args::default(), vec![], &NETWORK, false).unwrap()
-    }
-
-    fn pools(ipam: Value) -> Result<Vec<String>> {
-        Config::parse(&network(json!({"name": "net", "ipam": ipam}))).map(|config| config.pools)
-    }
-
-    #[test]
-    fn a_pool_is_named_as_ours_or_as_nv_ipams_or_after_the_network() {
-        assert_eq!(pools(json!({"type": "rail-ipam", "pool": "rail-0"})).unwrap(), ["rail-0"]);
-        assert_eq!(pools(json!({"poolName": "rail-0", "poolType": "CIDRPool"})).unwrap(), ["rail-0"]);
-        assert_eq!(pools(json!({"PoolName": "a", "pool": "a"})).unwrap(), ["a"]);
-        assert_eq!(pools(json!({"type": "rail-ipam", "daemonSocket": "x"})).unwrap(), ["net"]);
-        assert_eq!(pools(json!({"pool": "a, b"})).unwrap(), ["a", "b"]);
-    }
-
-    #[test]
-    fn a_pool_that_cannot_be_meant_is_refused_with_code_7() {
-        for ipam in [
-            json!({"pool": "a", "poolName": "b"}),
-            json!({"pool": "a", "poolType": "ippool"}),
-            json!({"pool": "a,a"}),
-            json!({"pool": "a,b,c"}),
-            json!({"pool": "a,"}),
-            json!({"pool": "../a"}),
-            json!({"pool": "a".repeat(201)}),
-            json!({"pool": 1}),
-            json!({"pool": "a,b", "cidr": "10.0.0.0/8", "perNodeNetworkPrefix": 31}),
-            json!({"cidr": "10.0.0.0/8"}),
-            json!([]),
-            json!(null),
-        ] {
-            let error = pools(ipam.clone()).unwrap_err();
-            assert_eq!(crate::error::code_of(&error), 7, "{ipam}: {error:#}");
-        }
-    }
-
-    #[test]
-    fn keys_of_a_pool_in_place_are_taken_in_any_letter_case() {
-        let config = |ipam: Value| Config::parse(&network(json!({"name": "net", "ipam": ipam}))).unwrap();
-        let spelt = json!({"cidr": "10.0.0.0/24", "perNodeNetworkPrefix": 30, "gatewayIndex": 1,
-            "routes": [{"dst": "10.0.0.0/8"}], "exclusions": [{"startIP": "10.0.0.2", "endIP": "10.0.0.2"}],
-            "perNodeExclusions": [{"startIndex": 0, "endIndex": 0}],
-            "staticAllocations": [{"nodeName": "a", "prefix": "10.0.0.0/30", "gateway": "10.0.0.1"}]});
-        let otherwise = json!({"CIDR": "10.0.0.0/24", "PerNodeNetworkPrefix": 30, "gatewayindex": 1,
-            "Routes": [{"Dst": "10.0.0.0/8"}], "Exclusions": [{"StartIP": "10.0.0.2", "ENDIP": "10.0.0.2"}],
-            "PerNodeExclusions": [{"StartIndex": 0, "endindex": 0}],
-            "staticallocations": [{"NodeName": "a", "Prefix": "10.0.0.0/30", "GATEWAY": "10.0.0.1"}]});
-        assert_eq!(config(otherwise).inline, config(spelt).inline);
-    }
-
-    #[test]
-    fn a_request_hides_those_below_it_and_odd_shapes_do_no_harm() {
-        let ask = |config: Value| requested(&network(config)).map(|list| list.len());
-        let both = json!({"name": "n", "runtimeConfig": {"IPs": ["10.0.0.1/31", "10.0.0.2"]},
-            "args": {"cni": {"ips": ["10.0.0.9"]}}});
-        assert_eq!(ask(both).unwrap(), 2);
-        // nv-ipam's plugin panics on these.
-        for args in [json!({}), json!({"other": 1}), json!({"cni": null}), json!({"cni": []}), json!(7)] {
-            assert_eq!(ask(json!({"name": "n", "args": args})).unwrap(), 0);
-        }
-        assert_eq!(ask(json!({"name": "n", "runtimeConfig": {"ips": null}})).unwrap(), 0);
-        for bad in [json!("10.0.0.1"), json!([1]), json!(["x"]), json!(["10.0.0.1/33"])] {
-            assert!(ask(json!({"name": "n", "runtimeConfig": {"ips": bad}})).is_err());
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn no_section_makes_it_panic(key in "(pool|poolName|poolType|cidr|routes|exclusions|staticAllocations)",
-            value in "[\\[\\]{}\":,0-9a-z./ ]{0,40}", text: String) {
-            let value = serde_json::from_str(&value).unwrap_or(Value::String(text));
-            let _ = pools(json!({key: value, "perNodeNetworkPrefix": 31}));
-        }
-    }
-}
+mod tests;

@@ -1,10 +1,10 @@
-//! A run folder that somebody emptied while pods live: no lease tells of their addresses any more, so their namespaces
-//! are asked. Never is an address given twice.
+//! Recovers from a run directory that somebody emptied while pods live. The leases of their addresses are gone, so their
+//! namespaces are asked, and no address is given twice.
 //!
-//! That it was emptied is told by two marks. The folder of leases has one inside, made with its first use, that goes
-//! with whatever empties it; the other is beside the run folder, and stays until the next boot. After a boot neither
-//! is there, and nobody lives: then no namespace is looked at, for what pods say of their addresses is not to be
-//! believed without need. A pod may say that it has any.
+//! Two marks show that the directory was emptied. One is in the directory of leases since its first use, and disappears
+//! with whatever empties it. The other is beside the run directory, and stays until the next boot. After a boot there is
+//! neither mark and no pod. Then no namespace is asked, because a pod may claim any address, and is believed only when
+//! there is no other way.
 
 use std::net::IpAddr;
 use std::ops::ControlFlow;
@@ -21,26 +21,26 @@ use crate::files::{self, Dir};
 use crate::netlink::{address, link};
 use crate::node::Node;
 
-/// In the folder of leases, a folder: 0.1.0 takes it for a node without pools. No name of a node begins so, and no
-/// `*` of a shell passes it over.
+/// A directory in that of leases, which 0.1.0 takes for a node without pools. No name of a node begins with `_`, and
+/// the `*` of a shell matches it.
 pub const BEGUN: &str = "_begun";
-/// In the run folder: what was found when the leases were gone.
+/// The file in the run directory with the addresses that were found when the leases were gone.
 const LIST: &str = "living.json";
 const LOCK: &str = "living.lock";
 const PATIENCE: Duration = Duration::from_secs(10);
-/// For namespaces of which there are only processes.
+/// The time limit for namespaces that only processes refer to.
 const LOOK: Duration = Duration::from_secs(5);
-/// A pod can give itself addresses without end.
+/// A pod can give itself any number of addresses, of which this many count.
 const MOST: usize = 4096;
 
-/// An address that a pod has, though perhaps no lease says so.
+/// An address that a pod has, perhaps without a lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Living {
-    /// It.
+    /// The address.
     pub address: IpAddr,
-    /// Name of the interface.
+    /// The name of the interface.
     pub ifname: String,
-    /// How its namespace can be reached.
+    /// A path of its network namespace.
     pub netns: PathBuf,
 }
 
@@ -51,8 +51,8 @@ impl std::fmt::Display for Living {
     }
 }
 
-/// What lives in `prefixes` and was there when the leases were found gone. Empty, but for the first calls after that,
-/// without a look at any namespace. To be called before a lease is chosen.
+/// The addresses in `prefixes` that pods had when the leases were gone. Almost always empty, and then no namespace is
+/// asked. Call it before a lease is chosen.
 pub fn within(node: &Node, prefixes: &[IpNet]) -> Result<Vec<Living>> {
     let run = Dir::create(&node.run_dir)?;
     let leases = run.create_sub(FOLDER)?;
@@ -76,7 +76,7 @@ pub fn within(node: &Node, prefixes: &[IpNet]) -> Result<Vec<Living>> {
     let (living, seen) = look()?;
     if !is_begun {
         log::warn!(
-            "{} was emptied while pods may live: their namespaces have {} addresses, which are not given again",
+            "{} was emptied while pods may live: their namespaces have {} addresses, which no other pod will get",
             leases.path().display(),
             living.len()
         );
@@ -84,26 +84,26 @@ pub fn within(node: &Node, prefixes: &[IpNet]) -> Result<Vec<Living>> {
     run.write(LIST, &serde_json::to_vec(&living)?, false)?;
     match seen {
         Seen::All => drop(leases.create_sub(BEGUN)?),
-        // Looked at again by the next call.
+        // The next call looks again.
         Seen::Part => log::warn!("there was no time to look into every namespace for addresses of pods"),
     }
     Ok(living.into_iter().filter(is_asked).collect())
 }
 
-/// What is on the list, for `status` and `doctor`: without leases, it may be, and perhaps gone by now.
+/// The addresses on the list, for `status` and `doctor`. They may have no lease, and may be gone by now.
 pub fn known(node: &Node) -> Result<Vec<Living>> {
     let Some(run) = node.existing_run_dir()? else { return Ok(Vec::new()) };
     Ok(read(&run)?.unwrap_or_default())
 }
 
-/// Was the run folder emptied, and no ADD has come since?
+/// Whether the run directory was emptied, and no ADD came since.
 pub fn is_emptied(node: &Node) -> Result<bool> {
     let leases = node.existing_run(FOLDER)?;
     let begun = leases.map_or(Ok(None), |leases| leases.sub(BEGUN))?;
     Ok(begun.is_none() && was_used(&node.run_dir)?)
 }
 
-/// The list; `None` where it cannot be believed. There is none while nothing was found gone.
+/// The list; `None` if it is damaged. There is no file as long as no lease was lost.
 fn read(run: &Dir) -> Result<Option<Vec<Living>>> {
     let Some(list) = run.read(LIST)? else { return Ok(Some(Vec::new())) };
     Ok(serde_json::from_slice(&list).ok())
@@ -116,7 +116,7 @@ fn mark(run_dir: &Path) -> PathBuf {
     run_dir.with_file_name(name)
 }
 
-/// Was the run folder used in this boot?
+/// Whether the run directory was used in this boot.
 fn was_used(run_dir: &Path) -> Result<bool> {
     let boot_id = files::boot_id()?;
     Ok(files::read(&mark(run_dir)).is_ok_and(|mark| mark == boot_id.as_bytes()))
@@ -124,16 +124,16 @@ fn was_used(run_dir: &Path) -> Result<bool> {
 
 fn mark_used(run_dir: &Path) -> Result<()> {
     let path = mark(run_dir);
-    let (folder, name) = (path.parent().unwrap_or(Path::new("/")), path.file_name().unwrap_or_default());
-    let write = || Dir::open(folder)?.write(&name.to_string_lossy(), files::boot_id()?.as_bytes(), false);
-    // A container may have no more than the run folder from the host.
+    let (directory, name) = (path.parent().unwrap_or(Path::new("/")), path.file_name().unwrap_or_default());
+    let write = || Dir::open(directory)?.write(&name.to_string_lossy(), files::boot_id()?.as_bytes(), false);
+    // A container may have nothing but the run directory from the host.
     write().or_else(|error: anyhow::Error| {
-        log::debug!("{error:#}: it will not be seen if {} is emptied", run_dir.display());
+        log::debug!("{error:#}: rail-ipam will not notice if {} is emptied", run_dir.display());
         Ok(())
     })
 }
 
-/// The addresses of every namespace but ours.
+/// The addresses of every namespace but the plugin's own.
 fn look() -> Result<(Vec<Living>, Seen)> {
     let mut found = Vec::new();
     let seen = every_netns::visit(Which::All, Instant::now() + LOOK, |socket, netns| {

@@ -1,6 +1,5 @@
-//! rail-ipam: the address of a rail in a pod. A pool gives each node a prefix,
-//! its allocation, which was planned with the fabric; an attachment holds one
-//! address of it, its lease. Nothing here is ever invented: the switch is
+//! rail-ipam: the address of a rail in a pod. A pool gives each node a prefix, its allocation, which was planned with the
+//! fabric. An attachment holds one address of it, its lease. rail-ipam never invents an address, because the switch is
 //! already configured.
 
 pub mod config;
@@ -59,15 +58,15 @@ impl Plugin for Ipam {
         Ok(result)
     }
 
-    /// Needs the key alone: pools, store and even the node's name may have changed since ADD. Where nothing is
-    /// found, it must have been looked for in the right place: success would leave the lease to nobody.
+    /// Needs the key alone: pools, store and even the node's name may have changed since ADD. If there is no lease, the
+    /// run directory must be the host's: success elsewhere would leave the lease without an owner.
     fn del(&self, network: &Network, attachment: &Attachment, netns: Option<&Path>) -> Result<()> {
         let node = Node::load_lenient()?;
         node.start_log(network);
         match lease::release(&node, &network.name, attachment)? {
             true => Ok(()),
             false => {
-                log::info!("it holds nothing");
+                log::info!("the attachment holds no lease");
                 node.check_place(netns)
             }
         }
@@ -102,7 +101,7 @@ impl Plugin for Ipam {
         Ok(())
     }
 
-    /// Looks, without locks and writing nothing: runtimes ask every few seconds.
+    /// Takes no lock and writes nothing: runtimes call STATUS every few seconds.
     fn status(&self, network: &Network) -> Result<()> {
         let node = Node::load()?;
         node.start_log(network);
@@ -119,15 +118,15 @@ impl Plugin for Ipam {
     }
 }
 
-/// Which namespace the address goes to. It is looked at and never opened: an IPAM has no business there.
+/// The namespace that the address goes to. An IPAM has no business in it, so it is never opened.
 fn netns_id(netns: &Path) -> Result<Option<NetnsId>> {
     NetnsId::of(netns).map_err(|error| {
         let shown = netns.display();
-        failure!(InvalidNetns, "CNI_NETNS {shown}: {error}: nobody could tell when the lease ends")
+        failure!(InvalidNetns, "CNI_NETNS {shown}: {error}: a lease without a namespace would have no end")
     })
 }
 
-/// Before 0.3.0 a result has room for one address of each family; the others would vanish silently.
+/// Fails if a result before 0.3.0, which has room for one address of each family, would lack an address.
 fn one_address_per_family_in_old_versions(version: Version, allocations: &[Allocation]) -> Result<()> {
     let families: HashSet<bool> = allocations.iter().map(Allocation::is_ipv4).collect();
     if version < Version::V030 && families.len() < allocations.len() {
@@ -140,8 +139,8 @@ fn one_address_per_family_in_old_versions(version: Version, allocations: &[Alloc
     Ok(())
 }
 
-/// What differs between a lease with its allocation and the result of ADD. The result may hold more: other
-/// plugins add to it.
+/// Compares a lease and its allocation with the result of ADD. The result may have more, because other plugins add to
+/// it.
 fn compare(
     pool: &str,
     address: std::net::IpAddr,
@@ -173,7 +172,7 @@ fn compare(
     }
 }
 
-/// Would an ADD be served?
+/// Fails if an ADD would fail.
 fn serves(node: &Node, config: &Config) -> Result<()> {
     node.check_place(None)?;
     let node_name = node_name(node)?;

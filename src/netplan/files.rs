@@ -1,4 +1,4 @@
-//! Which file is which host's.
+//! The files of each host.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,54 +8,52 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use crate::document::{self, Document};
+use crate::fault::{Fault, Place};
 use crate::pool::is_name;
 
-/// A host's files, and what is no file of a host.
+/// The files below some paths.
 pub struct Found {
-    /// By the name of the node, its files in netplan's order: what comes later counts.
+    /// The files of each host by the name of the node, in netplan's order, in which later values count.
     pub hosts: BTreeMap<String, Vec<String>>,
-    /// What netplan would not read.
+    /// Other files, which netplan would not read.
     pub ignored: Vec<String>,
 }
 
-/// A host, read.
+/// A host, with the content of its files.
 pub struct Host {
-    /// The node.
+    /// The name of the node.
     pub name: String,
-    /// Its files.
+    /// Its files in netplan's order.
     pub documents: Vec<Document>,
 }
 
-/// The hosts below these paths. All faults are told at once.
-pub fn find(paths: &[String]) -> Result<Found, Vec<String>> {
+/// Finds the hosts below these paths. The error has all faults.
+pub fn find(paths: &[String]) -> Result<Found, Vec<Fault>> {
     let mut search = Search::default();
     for path in paths {
         search.look_at(Path::new(path));
     }
     let Search { hosts, ignored, mut faults } = search;
     if hosts.is_empty() && faults.is_empty() {
-        faults.push(format!(
-            "{}: no files of hosts: NODE.yaml, NODE/*.yaml or NODE/etc/netplan/*.yaml",
-            paths.join(", ")
-        ));
+        let problem = "no files of hosts: expected NODE.yaml, NODE/*.yaml or NODE/etc/netplan/*.yaml";
+        faults.push(Fault::whole(problem).at(Place::file(paths.join(", "))));
     }
     if faults.is_empty() { Ok(Found { hosts, ignored }) } else { Err(faults) }
 }
 
 impl Host {
     /// Reads a host's files.
-    pub fn read(name: String, files: &[String], faults: &mut Vec<String>) -> Host {
+    pub fn read(name: String, files: &[String], faults: &mut Vec<Fault>) -> Host {
         let mut documents = Vec::new();
         for file in files {
             match document::read(file) {
                 Ok(some) => {
                     if let [_, second, ..] = some.as_slice() {
-                        let second = second.root().place("");
-                        faults.push(format!("{second}: a second document: netplan takes one"));
+                        faults.push(second.root().fault("", "is a second document, and netplan takes one"));
                     }
                     documents.extend(some.into_iter().take(1));
                 }
-                Err(fault) => faults.push(fault.to_string()),
+                Err(fault) => faults.push(fault),
             }
         }
         Host { name, documents }
@@ -66,18 +64,21 @@ impl Host {
 struct Search {
     hosts: BTreeMap<String, Vec<String>>,
     ignored: Vec<String>,
-    faults: Vec<String>,
+    faults: Vec<Fault>,
 }
 
 impl Search {
-    /// What the user named.
+    /// Adds a path that the user named.
     fn look_at(&mut self, path: &Path) {
         match fs::metadata(path) {
             Ok(found) if found.is_dir() => {
                 if path.canonicalize().is_ok_and(|path| path.ends_with("etc/netplan")) {
-                    self.fault(path, "is the folder of one host: name a folder with NODE/etc/netplan in it");
+                    self.fault(
+                        path,
+                        "is the directory of one host: name a directory that has NODE/etc/netplan",
+                    );
                 } else {
-                    self.folder(path);
+                    self.directory(path);
                 }
             }
             Ok(_) => self.file(path),
@@ -85,11 +86,11 @@ impl Search {
         }
     }
 
-    /// A folder with hosts.
-    fn folder(&mut self, folder: &Path) {
-        for path in self.entries(folder) {
+    /// Adds a directory with hosts.
+    fn directory(&mut self, directory: &Path) {
+        for path in self.entries(directory) {
             match kind(&path) {
-                Ok(Kind::Folder) => self.host(&path),
+                Ok(Kind::Directory) => self.host(&path),
                 Ok(Kind::Other) if is_yaml(&path) => self.file(&path),
                 Ok(Kind::Other) => self.ignored.push(path.display().to_string()),
                 Ok(Kind::Link) => self.fault(&path, LINK),
@@ -98,13 +99,13 @@ impl Search {
         }
     }
 
-    /// A folder of one host, perhaps its root.
-    fn host(&mut self, folder: &Path) {
-        let (etc, netplan) = (folder.join("etc"), folder.join("etc/netplan"));
-        let mut at = folder;
+    /// Adds the directory of one host, which may be a copy of its root.
+    fn host(&mut self, directory: &Path) {
+        let (etc, netplan) = (directory.join("etc"), directory.join("etc/netplan"));
+        let mut at = directory;
         for path in [&etc, &netplan] {
             match kind(path) {
-                Ok(Kind::Folder) if path == &netplan => at = &netplan,
+                Ok(Kind::Directory) if path == &netplan => at = &netplan,
                 Ok(Kind::Link) => return self.fault(path, LINK),
                 _ => (),
             }
@@ -119,8 +120,8 @@ impl Search {
             }
         }
         match files.is_empty() {
-            true => self.ignored.push(folder.display().to_string()),
-            false => self.add(folder, folder.file_name(), files),
+            true => self.ignored.push(directory.display().to_string()),
+            false => self.add(directory, directory.file_name(), files),
         }
     }
 
@@ -128,13 +129,13 @@ impl Search {
         if is_yaml(path) {
             self.add(path, path.file_stem(), vec![path.to_owned()]);
         } else {
-            self.fault(path, "a host's file is called NODE.yaml");
+            self.fault(path, "is not NODE.yaml, the file of a host");
         }
     }
 
     fn add(&mut self, path: &Path, name: Option<&std::ffi::OsStr>, files: Vec<PathBuf>) {
         let Some(name) = name.and_then(|name| name.to_str()).filter(|name| is_name(name)) else {
-            return self.fault(path, "its name is no name of a node");
+            return self.fault(path, "the name is not a valid name of a node");
         };
         let files: Vec<_> = files.iter().map(|file| file.display().to_string()).collect();
         if let Some(others) = self.hosts.insert(name.to_owned(), files) {
@@ -142,12 +143,13 @@ impl Search {
         }
     }
 
-    /// Sorted; netplan reads none that is hidden.
-    fn entries(&mut self, folder: &Path) -> Vec<PathBuf> {
+    /// The entries of a directory, sorted, without hidden ones, which netplan does not read.
+    fn entries(&mut self, directory: &Path) -> Vec<PathBuf> {
         let is_seen =
             |path: &PathBuf| !path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-        let all =
-            || -> io::Result<Vec<PathBuf>> { fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect() };
+        let all = || -> io::Result<Vec<PathBuf>> {
+            fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect()
+        };
         match all() {
             Ok(mut all) => {
                 all.retain(is_seen);
@@ -155,21 +157,21 @@ impl Search {
                 all
             }
             Err(error) => {
-                self.fault(folder, &error.to_string());
+                self.fault(directory, &error.to_string());
                 Vec::new()
             }
         }
     }
 
     fn fault(&mut self, path: &Path, why: &str) {
-        self.faults.push(format!("{}: {why}", path.display()));
+        self.faults.push(Fault::whole(why).at(Place::file(path.display().to_string())));
     }
 }
 
-const LINK: &str = "a symbolic link, which could name another host's file: name the file itself";
+const LINK: &str = "is a symbolic link, which could lead to another host's file: name the file itself";
 
 enum Kind {
-    Folder,
+    Directory,
     Link,
     Other,
 }
@@ -178,7 +180,7 @@ fn kind(path: &Path) -> io::Result<Kind> {
     let found = fs::symlink_metadata(path)?;
     Ok(match found.file_type() {
         it if it.is_symlink() => Kind::Link,
-        it if it.is_dir() => Kind::Folder,
+        it if it.is_dir() => Kind::Directory,
         _ => Kind::Other,
     })
 }

@@ -1,4 +1,4 @@
-//! Which interfaces of a host are rails: ethernets with a static address and routes by a gateway in its prefix.
+//! The rails of a host: ethernets with a static address and routes by a gateway in its prefix.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,71 +9,74 @@ use serde_json::{Map, Value};
 
 use super::files::Host;
 use crate::cni::is_netdev_name;
-use crate::document::{Part, Place};
-use crate::pool::allocation::{Allocation, To, VERSION};
+use crate::document::Part;
+use crate::fault::{Fault, Place};
+use crate::pool::allocation::{Allocation, IpVersion, To, VERSION};
 
-/// A rail's link, as its host has it.
+/// The host's end of a rail's link.
 #[derive(Clone, Debug)]
 pub struct Rail {
-    /// The host.
+    /// The name of the host.
     pub node_name: String,
-    /// The interface's key.
+    /// The key of the interface below `ethernets`.
     pub id: String,
-    /// The netdev, if the file says which it is.
+    /// The name of the netdev, if the file says it.
     pub interface: Option<String>,
-    /// Of the netdev.
+    /// The MTU of the netdev, in bytes.
     pub mtu: Option<u32>,
-    /// Of the host.
+    /// The address of the host.
     pub address: IpAddr,
-    /// What it is in.
+    /// The prefix of the link, without host bits.
     pub prefix: IpNet,
-    /// The leaf's port.
+    /// The address of the leaf's port.
     pub gateway: IpAddr,
-    /// By the gateway, in the order of the file; no default routes.
+    /// The destinations of the routes by the gateway, in the order of the file, without default routes.
     pub routes: Vec<IpNet>,
-    /// Where the address stands, and the first route.
+    /// The positions of the address and of the first route.
     pub places: [Place; 2],
-    /// The whole interface, its files made one.
+    /// The whole interface, merged from all files.
     pub keys: Rc<Map<String, Value>>,
 }
 
-/// What is told at the end.
+/// What was found wrong with the files of all hosts.
 #[derive(Debug, Default)]
 pub struct Notes {
-    /// Why there is no plan.
-    pub faults: Vec<String>,
-    /// How often, and where first.
+    /// Reasons to make no plan.
+    pub faults: Vec<Fault>,
+    /// By their text, with their number and the position of the first.
     warnings: BTreeMap<String, (usize, Place)>,
-    /// Interfaces with addresses that are no rails: by their key, and what is wrong if it is a rail elsewhere.
-    pub astray: Vec<(String, String)>,
+    /// Interfaces that have addresses and are not rails: the key, and the fault if it is a rail on other hosts.
+    pub astray: Vec<(String, Fault)>,
 }
 
 impl Notes {
-    /// Hundreds of hosts have the same to say.
-    pub fn warn(&mut self, place: Place, problem: String) {
-        self.warnings.entry(problem).or_insert((0, place)).0 += 1;
+    /// Adds a warning. Hundreds of hosts may have the same.
+    pub fn warn(&mut self, warning: Fault) {
+        self.warnings.entry(warning.message()).or_insert((0, warning.place)).0 += 1;
     }
 
-    /// The warnings, each once.
+    /// Takes the warnings, each once.
     pub fn warnings(&mut self) -> Vec<String> {
         let line = |(problem, (count, place)): (String, (usize, Place))| match count {
             1 => format!("{place}: {problem}"),
-            _ => format!("{place}: {problem}; so {} others", count - 1),
+            _ => format!("{place}: {problem}; and {} others like this", count - 1),
         };
         std::mem::take(&mut self.warnings).into_iter().map(line).collect()
     }
 }
 
-/// The rails of a host; what else it has is told.
+/// The rails of a host. Notes get its other interfaces, and faults.
 pub fn rails(host: &Host, notes: &mut Notes) -> Vec<Rail> {
     interfaces(host, notes).iter().flat_map(|interface| interface.rails(&host.name, notes)).collect()
 }
 
-/// An ethernet: what each of the host's files says of it.
+/// An ethernet.
 struct Ethernet<'a> {
+    /// Its key.
     id: &'a str,
+    /// Its value in each of the host's files that have it.
     parts: Vec<Part<'a>>,
-    /// That of all interfaces; the default is another.
+    /// The renderer of all interfaces, if the files name one.
     renderer: Option<&'a Value>,
 }
 
@@ -84,18 +87,15 @@ fn interfaces<'a>(host: &'a Host, notes: &mut Notes) -> Vec<Ethernet<'a>> {
     for document in &host.documents {
         let root = document.root();
         let Some(network) = root.get("network").filter(|network| network.value.is_object()) else {
-            notes
-                .faults
-                .push(root.fault("network: is missing: this is no netplan file".to_owned()).to_string());
+            notes.faults.push(root.fault("network", "is missing: this is not a netplan file"));
             continue;
         };
         for (key, part) in network.entries() {
             let path = format!("network.{key}");
+            let fault = |path: &str, problem: &str| Fault::new(path, problem).at(part.place(""));
             match (key, part.value) {
                 ("version", version) if *version == 2 => (),
-                ("version", _) => {
-                    notes.faults.push(format!("{}: {path}: {} is not 2", part.place(""), part.value));
-                }
+                ("version", _) => notes.faults.push(fault(&path, &format!("{} is not 2", part.value))),
                 ("renderer", value) => renderer = Some(value),
                 (_, Value::Null) => (),
                 ("ethernets", Value::Object(_)) => {
@@ -104,14 +104,16 @@ fn interfaces<'a>(host: &'a Host, notes: &mut Notes) -> Vec<Ethernet<'a>> {
                             let new = || Ethernet { id, parts: Vec::new(), renderer: None };
                             found.entry(id).or_insert_with(new).parts.push(part);
                         } else if !part.value.is_null() {
-                            notes.faults.push(format!("{}: {path}.{id}: not an object", part.place("")));
+                            let fault = Fault::new(format!("{path}.{id}"), "is not an object");
+                            notes.faults.push(fault.at(part.place("")));
                         }
                     }
                 }
-                ("ethernets", _) => notes.faults.push(format!("{}: {path}: not an object", part.place(""))),
+                ("ethernets", _) => notes.faults.push(fault(&path, "is not an object")),
                 _ => {
                     for (id, part) in part.entries() {
-                        notes.warn(part.place(""), format!("{path}.{id}: left out: rails are ethernets"));
+                        let warning = Fault::new(format!("{path}.{id}"), "is left out: rails are ethernets");
+                        notes.warn(warning.at(part.place("")));
                     }
                 }
             }
@@ -129,26 +131,25 @@ struct Address<'a> {
 
 /// An item of `routes` that leads by a gateway.
 struct Route<'a> {
-    /// `None`: everywhere.
+    /// The destination; `None` for a default route.
     to: Option<IpNet>,
     via: IpAddr,
     part: Part<'a>,
 }
 
 impl<'a> Ethernet<'a> {
-    /// The links of this interface, one of a family at most.
+    /// The links of this interface, at most one in each family.
     fn rails(&self, node_name: &str, notes: &mut Notes) -> Vec<Rail> {
         let before = notes.faults.len();
         let (addresses, routes) = (self.addresses(notes), self.routes(notes));
         if notes.faults.len() > before {
             return Vec::new();
         }
-        let place = self.place();
         let mut rails: Vec<Rail> = Vec::new();
-        for is_ipv4 in [true, false] {
+        for version in [IpVersion::V4, IpVersion::V6] {
             let addresses: Vec<_> =
-                addresses.iter().filter(|one| one.net.addr().is_ipv4() == is_ipv4).collect();
-            let routes: Vec<_> = routes.iter().filter(|one| one.via.is_ipv4() == is_ipv4).collect();
+                addresses.iter().filter(|one| IpVersion::of(one.net.addr()) == version).collect();
+            let routes: Vec<_> = routes.iter().filter(|one| IpVersion::of(one.via) == version).collect();
             match self.link(node_name, &addresses, &routes, notes) {
                 Ok(rail) => rails.extend(rail),
                 Err(fault) => notes.faults.push(fault),
@@ -158,36 +159,49 @@ impl<'a> Ethernet<'a> {
             return Vec::new();
         }
         if rails.is_empty() {
-            let why = match (addresses.as_slice(), routes.as_slice()) {
-                ([], _) if self.is_on("dhcp4") || self.is_on("dhcp6") => "its addresses come by DHCP",
-                ([], _) => "it has no static address",
-                (_, []) => "it has no routes",
-                (_, routes) if routes.iter().all(|route| route.to.is_none()) => {
-                    "it has a default route alone"
-                }
-                _ => "none of its routes has a gateway in its prefix",
-            };
-            // A file that was cut is still YAML. With a default route it is another kind of host.
-            if !addresses.is_empty() && routes.is_empty() {
-                let fault = self.path(&format!(": {why}, and on other hosts it is a rail"));
-                notes.astray.push((self.id.to_owned(), format!("{place}: {fault}")));
-            }
-            notes.warn(place, self.path(&format!(": left out: {why}")));
-            return Vec::new();
+            self.warn_of_no_rail(&addresses, &routes, notes);
+        } else {
+            self.warn_of_extras(addresses.len() > rails.len(), &routes, notes);
         }
-        if addresses.len() > rails.len() {
-            notes.warn(place, self.path(".addresses: on a rail, addresses without routes: left out"));
+        rails
+    }
+
+    /// Notes why the interface is not a rail.
+    fn warn_of_no_rail(&self, addresses: &[Address<'_>], routes: &[Route<'_>], notes: &mut Notes) {
+        let why = match (addresses, routes) {
+            ([], _) if self.is_on("dhcp4") || self.is_on("dhcp6") => "it gets its addresses by DHCP",
+            ([], _) => "it has no static address",
+            (_, []) => "it has no routes",
+            (_, routes) if routes.iter().all(|route| route.to.is_none()) => {
+                "its only route is a default route"
+            }
+            _ => "none of its routes has a gateway in its prefix",
+        };
+        // A file that was cut is still YAML. With a default route it is another kind of host.
+        if !addresses.is_empty() && routes.is_empty() {
+            let problem = format!("{why}, and is a rail on other hosts");
+            notes.astray.push((self.id.to_owned(), self.fault_at(self.place(), "", problem)));
+        }
+        notes.warn(self.fault_at(self.place(), "", format!("is left out: {why}")));
+    }
+
+    /// Notes what a rail has beside its link and will not have in the plan.
+    fn warn_of_extras(&self, has_more_addresses: bool, routes: &[Route<'_>], notes: &mut Notes) {
+        if has_more_addresses {
+            let problem = "the rail has addresses without routes, which are left out";
+            notes.warn(self.fault_at(self.place(), ".addresses", problem));
         }
         for key in ["dhcp4", "dhcp6"].into_iter().filter(|key| self.is_on(key)) {
             let place = self.all(key).last().map_or(self.place(), |part| part.place(""));
-            notes.warn(place, self.path(&format!(".{key}: on a rail, where it may bring a default route")));
+            let problem = "DHCP on a rail may bring a default route";
+            notes.warn(self.fault_at(place, &format!(".{key}"), problem));
         }
         let gateways = ["gateway4", "gateway6"].into_iter().flat_map(|key| self.all(key));
         let defaults = routes.iter().filter(|route| route.to.is_none()).map(|route| route.part);
         for part in gateways.chain(defaults) {
-            notes.warn(part.place(""), self.path(": a default route by a rail: left out of the plan"));
+            let problem = "the rail has a default route, which is left out of the plan";
+            notes.warn(self.fault(&part, "", problem));
         }
-        rails
     }
 
     /// The link of one family.
@@ -197,7 +211,7 @@ impl<'a> Ethernet<'a> {
         addresses: &[&Address<'a>],
         routes: &[&Route<'a>],
         notes: &mut Notes,
-    ) -> Result<Option<Rail>, String> {
+    ) -> Result<Option<Rail>, Fault> {
         let routes: Vec<_> = routes.iter().filter(|route| route.to.is_some()).collect();
         let has_room = |address: &&&Address<'_>| address.net.prefix_len() < address.net.max_prefix_len();
         let mut found: Option<(&Address<'_>, &Route<'_>, Vec<IpNet>)> = None;
@@ -209,25 +223,18 @@ impl<'a> Ethernet<'a> {
                 continue;
             };
             if to != to.trunc() {
-                notes.warn(
-                    route.part.place("to"),
-                    self.path(&format!(".routes: {to} has host bits set, taken as {}", to.trunc())),
-                );
+                let problem = format!("{to} has host bits set, and is taken as {}", to.trunc());
+                notes.warn(self.fault_at(route.part.place("to"), ".routes", problem));
             }
             let (first_address, first, all) = found.get_or_insert_with(|| (address, route, Vec::new()));
             if first_address.net != address.net {
-                return Err(self.fault(
-                    &address.part,
-                    format!(
-                        ".addresses: {} and {} both have routes: one is a rail's",
-                        first_address.net, address.net
-                    ),
-                ));
+                let problem =
+                    format!("{} and {} both have routes, and a rail has one", first_address.net, address.net);
+                return Err(self.fault(&address.part, ".addresses", problem));
             }
             if first.via != route.via {
-                let (one, other) = (first.via, route.via);
-                return Err(self
-                    .fault(&route.part, format!(".routes: by {other}, and others by {one}: which is it?")));
+                let problem = format!("the gateways {} and {} differ: a rail has one", first.via, route.via);
+                return Err(self.fault(&route.part, ".routes", problem));
             }
             if !all.contains(&to.trunc()) {
                 all.push(to.trunc());
@@ -236,9 +243,8 @@ impl<'a> Ethernet<'a> {
         let Some((Address { net, part }, first, all)) = found else { return Ok(None) };
         let (address, prefix, gateway) = (net.addr(), net.trunc(), first.via);
         if address == gateway {
-            return Err(
-                self.fault(&first.part, format!(".routes: the gateway {gateway} is the host's own address"))
-            );
+            let problem = format!("the gateway {gateway} is the host's own address");
+            return Err(self.fault(&first.part, ".routes", problem));
         }
         let dsts = all.iter().map(|dst| To { dst: *dst }).collect();
         let allocation = Allocation {
@@ -250,13 +256,13 @@ impl<'a> Ethernet<'a> {
             exclusions: Vec::new(),
             leaf_ports: Vec::new(),
         };
-        let wrong = |what: &str, why: String| self.fault(part, format!(".{what}{why}"));
-        allocation.check().map_err(|why| wrong("routes: ", why))?;
-        allocation.check_host(address).map_err(|why| wrong("addresses: ", format!("{address} {why}")))?;
+        allocation.check().map_err(|Fault { problem, .. }| self.fault(part, ".routes", problem))?;
+        let not_a_host = |why: String| self.fault(part, ".addresses", format!("{address} {why}"));
+        allocation.check_host(address).map_err(not_a_host)?;
         let interface = self.netdev();
         if let Some(name) = interface.as_ref().filter(|name| !is_netdev_name(name)) {
-            let fault = format!(": {name:?} is no name of a netdev");
-            return Err(self.fault(self.parts.first().unwrap_or(part), fault));
+            let problem = format!("{name:?} is not a valid name of a netdev");
+            return Err(self.fault(self.parts.first().unwrap_or(part), "", problem));
         }
         let keys = self.merged();
         Ok(Some(Rail {
@@ -273,12 +279,12 @@ impl<'a> Ethernet<'a> {
         }))
     }
 
-    /// A route by a gateway outside of all prefixes. On a link of two it is a mistake; elsewhere it may be one.
-    fn astray(&self, route: &Route<'_>, addresses: &[&Address<'_>], notes: &mut Notes) -> Result<(), String> {
+    /// Handles a route by a gateway outside of all prefixes. On a link of two addresses it is a mistake; elsewhere it
+    /// may be one.
+    fn astray(&self, route: &Route<'_>, addresses: &[&Address<'_>], notes: &mut Notes) -> Result<(), Fault> {
         let Some(address) = addresses.first() else { return Ok(()) };
-        let why =
-            format!(".routes: the gateway {} is outside of the prefix {}", route.via, address.net.trunc());
-        let fault = self.fault(&route.part, why);
+        let problem = format!("the gateway {} is outside of the prefix {}", route.via, address.net.trunc());
+        let fault = self.fault(&route.part, ".routes", problem);
         if addresses.iter().any(|one| (1..=2).contains(&(one.net.max_prefix_len() - one.net.prefix_len()))) {
             return Err(fault);
         }
@@ -296,17 +302,21 @@ impl<'a> Ethernet<'a> {
                 _ => None,
             };
             let Some(text) = text else {
-                notes.faults.push(self.fault(&part, format!(".addresses: {} is no address", part.value)));
+                let problem = format!("{} is not an address", part.value);
+                notes.faults.push(self.fault(&part, ".addresses", problem));
                 continue;
             };
             match text.parse::<IpNet>() {
-                // netplan takes an address that is there twice once.
+                // netplan takes an address that is given twice as one.
                 Ok(net) if addresses.iter().any(|one| one.net == net) => (),
                 Ok(net) => addresses.push(Address { net, part }),
-                Err(_) if text.parse::<IpAddr>().is_ok() => {
-                    notes.faults.push(self.fault(&part, format!(".addresses: {text} has no prefix length")));
+                Err(_) => {
+                    let problem = match text.parse::<IpAddr>() {
+                        Ok(_) => format!("{text} has no prefix length"),
+                        Err(_) => format!("{text:?} is not an address"),
+                    };
+                    notes.faults.push(self.fault(&part, ".addresses", problem));
                 }
-                Err(_) => notes.faults.push(self.fault(&part, format!(".addresses: {text:?} is no address"))),
             }
         }
         addresses
@@ -317,26 +327,26 @@ impl<'a> Ethernet<'a> {
         for part in self.list("routes", notes) {
             match route(part) {
                 Ok(route) => routes.extend(route),
-                Err(why) => notes.faults.push(self.fault(&part, format!(".routes: {why}"))),
+                Err(problem) => notes.faults.push(self.fault(&part, ".routes", problem)),
             }
         }
         routes
     }
 
-    /// The items of a key in all files: netplan puts lists behind one another.
+    /// The items of a key in all files, whose lists netplan joins.
     fn list(&self, key: &str, notes: &mut Notes) -> Vec<Part<'a>> {
         let mut items = Vec::new();
         for part in self.all(key) {
             match part.value {
                 Value::Array(_) => items.extend(part.items()),
                 Value::Null => (),
-                _ => notes.faults.push(self.fault(&part, format!(".{key}: not a list"))),
+                _ => notes.faults.push(self.fault(&part, &format!(".{key}"), "is not a list")),
             }
         }
         items
     }
 
-    /// The values of a key, a file each.
+    /// The value of a key in each file that has it.
     fn all(&self, key: &str) -> Vec<Part<'a>> {
         let of = |part: &Part<'a>| part.entries().find(|(name, _)| *name == key).map(|(_, part)| part);
         self.parts.iter().filter_map(of).collect()
@@ -369,7 +379,7 @@ impl<'a> Ethernet<'a> {
         }
     }
 
-    /// All files as one.
+    /// The values of all files as one.
     fn merged(&self) -> Map<String, Value> {
         let mut all = Value::Object(Map::new());
         self.parts.iter().for_each(|part| merge(&mut all, part.value));
@@ -384,28 +394,29 @@ impl<'a> Ethernet<'a> {
         self.parts.first().map(|part| part.place("")).unwrap_or_default()
     }
 
-    fn path(&self, rest: &str) -> String {
-        format!("network.ethernets.{}{rest}", self.id)
+    /// A fault of a value of the interface; `key` is its path behind that of the interface, such as `.routes`.
+    fn fault(&self, part: &Part<'_>, key: &str, problem: impl Into<String>) -> Fault {
+        self.fault_at(part.place(""), key, problem)
     }
 
-    fn fault(&self, part: &Part<'_>, rest: String) -> String {
-        format!("{}: {}", part.place(""), self.path(&rest))
+    fn fault_at(&self, place: Place, key: &str, problem: impl Into<String>) -> Fault {
+        Fault::new(format!("network.ethernets.{}{key}", self.id), problem).at(place)
     }
 }
 
-/// `None`: it leads by no gateway.
+/// Parses a route; `None` for one without a gateway.
 fn route(part: Part<'_>) -> Result<Option<Route<'_>>, String> {
     if !part.value.is_object() {
-        return Err(format!("{} is no route", part.value));
+        return Err(format!("{} is not a route", part.value));
     }
     let text = |key: &str| match part.get(key).map(|part| part.value) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.as_str())),
-        Some(other) => Err(format!("{key}: {other} is no address")),
+        Some(other) => Err(format!("{key}: {other} is not an address")),
     };
     let (to, via, kind) = (text("to")?, text("via")?, part.text("type"));
     let Some(via) = via.filter(|_| kind.is_none_or(|kind| kind == "unicast")) else { return Ok(None) };
-    let via: IpAddr = via.parse().map_err(|_| format!("via: {via:?} is no address"))?;
+    let via: IpAddr = via.parse().map_err(|_| format!("via: {via:?} is not an address"))?;
     let to = match to {
         None => return Err("to: is missing".to_owned()),
         Some("default") => None,
@@ -415,7 +426,7 @@ fn route(part: Part<'_>) -> Result<Option<Route<'_>>, String> {
         }
     };
     if let Some(to) = to.filter(|to| to.addr().is_ipv4() != via.is_ipv4()) {
-        return Err(format!("to: {to} by {via}: the families differ"));
+        return Err(format!("to: {to} and via: {via} are of different address families"));
     }
     Ok(Some(Route { to: to.filter(|to| to.prefix_len() > 0), via, part }))
 }
@@ -427,7 +438,7 @@ fn number(value: &Value) -> Option<u32> {
     }
 }
 
-/// As netplan makes one of several files: what is in both is taken from the later one, lists are put together.
+/// Merges values as netplan does with those of several files: lists are joined, and otherwise the later value counts.
 fn merge(to: &mut Value, from: &Value) {
     match (to, from) {
         (Value::Object(to), Value::Object(from)) => {

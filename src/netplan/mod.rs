@@ -1,5 +1,5 @@
 //! netplan files of hosts, as far as they say which interfaces are rails. [`files`] finds the files of each host,
-//! [`host`] tells rails from other interfaces. What a plan makes of them is in [`crate::plan::netplan`].
+//! [`host`] finds the rails among its interfaces.
 
 pub mod files;
 pub mod host;
@@ -13,13 +13,13 @@ use serde_json::Value;
 use files::Host;
 use host::Notes;
 
-/// Is it a netplan file?
+/// Whether the file is a netplan file.
 pub fn is_netplan(value: &Value) -> bool {
     value.get("network").is_some_and(Value::is_object)
 }
 
-/// The rails in the files of this host's own directory: the netdev and the address of each. Empty where the files
-/// cannot be read.
+/// The netdev and the address of each rail in the files of this host's own directory. Empty if the files cannot be
+/// read.
 pub fn of_this_host(directory: &Path) -> Vec<(String, IpAddr)> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut files: Vec<_> = entries.filter_map(|entry| entry.path().to_str().map(str::to_owned)).collect();

@@ -1,4 +1,4 @@
-//! The plan as a table, for the network team: RFC 4180, a line for each cable.
+//! The plan as a table for the network team: RFC 4180, with a line for each cable.
 
 use std::net::IpAddr;
 
@@ -21,7 +21,7 @@ const COLUMNS: [&str; 12] = [
     "mtu",
 ];
 
-/// One file; `gateway` is the address of the leaf's port.
+/// Writes one file, in which `gateway` is the address of the leaf's port.
 pub fn write(plan: &Plan) -> Result<Vec<File>> {
     let mut text = line(COLUMNS.map(str::to_owned));
     for pool in &plan.pools {
@@ -57,8 +57,8 @@ fn line<const N: usize>(cells: [String; N]) -> String {
     cells.map(|cell| quoted(&cell)).join(",") + "\r\n"
 }
 
-/// A spreadsheet takes what begins with these signs for a formula. Names of nodes and pools cannot; those of
-/// interfaces and ports are other people's.
+/// A cell, quoted where RFC 4180 needs it. A spreadsheet takes a text that begins with one of these signs for a formula,
+/// and names of interfaces and ports can begin so.
 fn quoted(cell: &str) -> String {
     let apostrophe = if cell.starts_with(['=', '+', '-', '@', '\t', '\r']) { "'" } else { "" };
     if cell.contains(['"', ',', '\r', '\n']) {

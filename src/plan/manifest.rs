@@ -1,4 +1,4 @@
-//! CIDRPool manifests: read as people and kubectl write them, written for nv-ipam and for `rail-ipam import`.
+//! CIDRPool manifests, read in the forms that people and kubectl write, and written for nv-ipam and `rail-ipam import`.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,26 +7,27 @@ use serde_json::Value;
 
 use super::yaml::scalar;
 use super::{Cable, File, Plan, Pool, is_object_name, leaf_ports, refused};
-use crate::document::{Document, Fault, Part};
+use crate::document::{Document, Part};
 use crate::fail;
-use crate::pool::cidrpool::{Row, Spec, some_of};
+use crate::fault::{Fault, Place, some_of};
+use crate::pool::cidrpool::{Row, Spec};
 use crate::pool::{allocation, is_name};
 
 const API_VERSION: &str = "nv-ipam.nvidia.com/v1alpha1";
 /// nv-ipam reads the pools of its own namespace; this is where NVIDIA's network operator puts it.
 const NAMESPACE: &str = "nvidia-network-operator";
-/// Annotations that say what nv-ipam has no fields for. A name says nothing: there are fabrics whose rail 0 is
-/// `rail-1`.
+/// Annotations for what nv-ipam has no fields for. The name of a pool does not say the rail: there are fabrics whose
+/// rail 0 is `rail-1`.
 const RAIL: &str = "rail-cni/rail";
 const PLANE: &str = "rail-cni/plane";
-/// Where the cables end: a line for each node, `NODE: LEAF PORT`, and behind a comma those of other planes.
+/// The leaf ports of the cables: a line for each node, `NODE: LEAF PORT`, with those of other planes behind commas.
 const LEAF_PORTS: &str = "rail-cni/leaf-ports";
-/// What the annotations of an object have room for; `kubectl apply` keeps the whole object in one of them.
+/// The bytes that the annotations of an object can have; `kubectl apply` keeps the whole object in one of them.
 const MAX_ANNOTATIONS: usize = 256 << 10;
-/// etcd takes requests of 1.5 MiB at most (its default, `--max-request-bytes`).
+/// The bytes that etcd takes in a request (1.5 MiB, the default of `--max-request-bytes`).
 const MAX_OBJECT: usize = 3 << 19;
 
-/// The CIDRPools of these documents. All faults of all of them make one error.
+/// The plan of the CIDRPools in these documents. One error has all faults of all of them.
 pub fn read(documents: &[Document]) -> Result<Plan> {
     let (mut manifests, mut faults) = (Vec::new(), Vec::new());
     for document in documents {
@@ -36,25 +37,28 @@ pub fn read(documents: &[Document]) -> Result<Plan> {
     for manifest in manifests {
         let Manifest { name, ref spec, ref status, .. } = manifest;
         if spec.is_dynamic() && status.is_empty() {
-            faults.push(manifest.at(&format!(
-                "spec: it has no staticAllocations, so nv-ipam chooses the prefixes as nodes come: read what it \
-                 chose, `kubectl get cidrpool {name} -o yaml` shows it in status.allocations"
-            )));
+            let problem = "has no staticAllocations, so nv-ipam chooses the prefixes when nodes join";
+            let remedy = format!(
+                "read the prefixes that it chose: `kubectl get cidrpool {name} -o yaml` prints them in \
+                 status.allocations"
+            );
+            faults.push(manifest.locate(Fault::new("spec", problem).remedy(remedy)));
             continue;
         }
         match spec.plan("spec", status) {
             Ok(checked) => {
-                plan.warnings.extend(checked.warnings.iter().map(|warning| manifest.at(warning)));
+                let lines = checked.warnings.into_iter().map(|warning| manifest.locate(warning).to_string());
+                plan.warnings.extend(lines);
                 if plan.pools.iter().any(|pool| pool.name == name) {
-                    faults.push(manifest.at("metadata.name: this pool is there twice"));
+                    faults.push(manifest.locate(Fault::new("metadata.name", "two pools have this name")));
                 }
                 plan.pools.push(manifest.pool());
             }
-            Err(more) => faults.extend(more.iter().map(|fault| manifest.at(fault))),
+            Err(more) => faults.extend(more.into_iter().map(|fault| manifest.locate(fault))),
         }
     }
     if !faults.is_empty() {
-        return Err(refused(&faults));
+        return Err(refused(faults));
     }
     if let Some(names) = not_of_nodes(&plan) {
         plan.warnings
@@ -76,20 +80,27 @@ struct Manifest<'a> {
 }
 
 impl Manifest<'_> {
-    /// A message that begins with its path, with file, line and name before it.
-    fn at(&self, fault: &str) -> String {
-        format!("{}: CIDRPool {}: {fault}", self.part.place(fault), self.name)
+    /// Adds the position and the name of the pool to a fault.
+    fn locate(&self, fault: Fault) -> Fault {
+        self.part.locate(fault).of(format!("CIDRPool {}", self.name))
     }
 
-    /// What nv-ipam chose becomes what is planned.
+    /// The pool, with the prefixes that nv-ipam chose as planned ones.
     fn pool(self) -> Pool {
         let mut spec = self.spec;
         let named: HashSet<String> =
             spec.static_allocations.iter().map(|row| row.node_name.clone()).collect();
-        let chosen = self.status.into_iter().filter(|row| !named.contains(&row.node_name));
-        spec.static_allocations.extend(chosen);
-        let prefix = |row: &Row| row.prefix.parse::<ipnet::IpNet>().ok();
-        spec.static_allocations.sort_by_cached_key(prefix);
+        let places = |path: &str| -> Vec<Place> {
+            let items = self.part.get(path).into_iter().flat_map(Part::items);
+            items.map(|row| row.place("prefix")).collect()
+        };
+        let planned = std::mem::take(&mut spec.static_allocations).into_iter();
+        let chosen = self.status.into_iter().zip(places("status.allocations"));
+        let chosen = chosen.filter(|(row, _)| !named.contains(&row.node_name));
+        let mut rows: Vec<_> = planned.zip(places("spec.staticAllocations")).chain(chosen).collect();
+        rows.sort_by_cached_key(|(row, _)| row.prefix.parse::<ipnet::IpNet>().ok());
+        let places;
+        (spec.static_allocations, places) = rows.into_iter().unzip();
         let mut of_node = self.cables;
         let cables = match of_node.is_empty() {
             true => Vec::new(),
@@ -99,48 +110,48 @@ impl Manifest<'_> {
             }
         };
         let namespace = self.part.text("metadata.namespace").map(str::to_owned);
-        Pool { name: self.name.to_owned(), rail: self.rail, plane: self.plane, namespace, spec, cables }
+        let (rail, plane) = (self.rail, self.plane);
+        Pool { name: self.name.to_owned(), rail, plane, namespace, spec, cables, places }
     }
 }
 
-/// Finds the CIDRPools: the value itself, a list, or what `kubectl get -o yaml` makes of several.
-fn pools_in<'a>(part: Part<'a>, found: &mut Vec<Manifest<'a>>, faults: &mut Vec<String>) {
-    let place = part.place("");
+/// Finds the CIDRPools: the value itself, a list, or several as `kubectl get -o yaml` prints them.
+fn pools_in<'a>(part: Part<'a>, found: &mut Vec<Manifest<'a>>, faults: &mut Vec<Fault>) {
     match (part.value, part.text("kind")) {
         (Value::Array(_), _) => part.items().for_each(|item| pools_in(item, found, faults)),
         (Value::Object(_), Some("List" | "CIDRPoolList")) => match part.get("items") {
             Some(items) if items.value.is_array() => pools_in(items, found, faults),
-            _ => faults.push(format!("{}: items: not a list", part.place("items"))),
+            _ => faults.push(part.fault("items", "is not a list")),
         },
         (Value::Object(_), Some("CIDRPool")) => match manifest(part) {
             Ok(manifest) => found.push(manifest),
-            Err(fault) => faults.push(fault.to_string()),
+            Err(fault) => faults.push(fault),
         },
         (Value::Object(_), Some(other)) => {
-            faults.push(format!("{}: kind {other:?} is no CIDRPool", part.place("kind")));
+            faults.push(part.fault("kind", format!("{other:?} is not CIDRPool")));
         }
-        (Value::Object(_), None) => faults.push(format!("{place}: no kind: CIDRPool")),
+        (Value::Object(_), None) => faults.push(part.fault("kind", "is missing: CIDRPool")),
         (other, _) => {
             let shown: String = other.to_string().chars().take(40).collect();
-            faults.push(format!("{place}: {shown} is no CIDRPool"));
+            faults.push(part.fault("", format!("{shown} is not a CIDRPool")));
         }
     }
 }
 
 fn manifest(part: Part<'_>) -> Result<Manifest<'_>, Fault> {
-    let wrong = |problem: String| part.fault(problem);
-    let name = match part.text("metadata.name") {
+    const NAME: &str = "metadata.name";
+    let name = match part.text(NAME) {
         Some(name) if is_name(name) => name,
-        Some(name) => return Err(wrong(format!("metadata.name: {name:?} is no name of a pool"))),
-        None => return Err(wrong("metadata.name: is missing".to_owned())),
+        Some(name) => return Err(part.fault(NAME, format!("{name:?} is not a valid name of a pool"))),
+        None => return Err(part.fault(NAME, "is missing")),
     };
-    let within = |fault: Fault| Fault { problem: format!("CIDRPool {name}: {}", fault.problem), ..fault };
-    match part.text("apiVersion") {
-        Some(API_VERSION) => (),
-        other => {
-            let other = other.unwrap_or("none");
-            return Err(within(wrong(format!("apiVersion: {other} is not {API_VERSION}"))));
-        }
+    parse(part, name).map_err(|fault| fault.of(format!("CIDRPool {name}")))
+}
+
+fn parse<'a>(part: Part<'a>, name: &'a str) -> Result<Manifest<'a>, Fault> {
+    let version = part.text("apiVersion").unwrap_or("none");
+    if version != API_VERSION {
+        return Err(part.fault("apiVersion", format!("{version} is not {API_VERSION}")));
     }
     let number = |key: &str| {
         let path = format!("metadata.annotations.{key}");
@@ -148,18 +159,18 @@ fn manifest(part: Part<'_>) -> Result<Manifest<'_>, Fault> {
         let number = given.value.as_str().and_then(|text| text.parse::<u8>().ok());
         number
             .map(Some)
-            .ok_or_else(|| within(wrong(format!("{path}: {} is no number in quotes", given.value))))
+            .ok_or_else(|| part.fault(&path, format!("{} is not a number in quotes, 0 to 255", given.value)))
     };
     let (rail, plane) = (number(RAIL)?, number(PLANE)?);
     let path = format!("metadata.annotations.{LEAF_PORTS}");
-    let cables = cables(part.text(&path).unwrap_or_default())
-        .map_err(|why| within(part.fault(format!("{path}: {why}"))))?;
-    let spec = part.decode("spec").map_err(within)?;
-    let status: Option<Vec<Row>> = part.decode("status.allocations").map_err(within)?;
+    let cables =
+        cables(part.text(&path).unwrap_or_default()).map_err(|problem| part.fault(&path, problem))?;
+    let spec = part.decode("spec")?;
+    let status: Option<Vec<Row>> = part.decode("status.allocations")?;
     Ok(Manifest { part, name, rail, plane, cables, spec, status: status.unwrap_or_default() })
 }
 
-/// What [`LEAF_PORTS`] says, by node.
+/// The cables in [`LEAF_PORTS`], by node.
 fn cables(text: &str) -> Result<HashMap<String, Vec<Cable>>, String> {
     let mut found = HashMap::new();
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
@@ -177,13 +188,13 @@ fn cables(text: &str) -> Result<HashMap<String, Vec<Cable>>, String> {
             cables.push(cable);
         }
         if found.insert(node_name.trim().to_owned(), cables).is_some() {
-            return Err(wrong("this node is there twice"));
+            return Err(wrong("the node is given twice"));
         }
     }
     Ok(found)
 }
 
-/// Names that no node of a cluster can have, if there are any.
+/// A message about names that no node of a cluster can have, if there are any.
 fn not_of_nodes(plan: &Plan) -> Option<String> {
     let names: Vec<_> =
         plan.nodes().into_iter().filter(|name| !is_object_name(name)).map(str::to_owned).collect();
@@ -196,15 +207,18 @@ fn not_of_nodes(plan: &Plan) -> Option<String> {
 pub fn write(plan: &mut Plan) -> Result<Vec<File>> {
     let mut files = Vec::new();
     if let Some(names) = not_of_nodes(plan) {
-        fail!(InvalidConfig, "{names}, and nv-ipam looks for the node's name there: correct the plan");
+        fail!(
+            InvalidConfig,
+            "{names}, and nv-ipam compares them with the names of the cluster's nodes: correct the plan"
+        );
     }
     for pool in &plan.pools {
         pool.check_object_name()?;
         let (ports, mut text) = (ports(pool), text(pool, ""));
         if ports.len() + text.len() + ports.len() > MAX_ANNOTATIONS {
             plan.warnings.push(format!(
-                "pool {}: the annotation {LEAF_PORTS} is left out: with it, annotations would have more than {} KiB, \
-                 and Kubernetes takes no more",
+                "pool {}: the annotation {LEAF_PORTS} is left out: with it, the annotations would have more than the \
+                 {} KiB that Kubernetes takes",
                 pool.name,
                 MAX_ANNOTATIONS >> 10
             ));
@@ -213,8 +227,8 @@ pub fn write(plan: &mut Plan) -> Result<Vec<File>> {
         }
         if text.len() > MAX_OBJECT {
             plan.warnings.push(format!(
-                "pool {}: {} nodes make {} KiB, and etcd takes 1536: the Kubernetes API will refuse it, `rail-ipam \
-                 import` will not",
+                "pool {}: {} nodes make {} KiB, and etcd takes 1536: the Kubernetes API will refuse the pool, \
+                 `rail-ipam import` will not",
                 pool.name,
                 pool.spec.static_allocations.len(),
                 text.len() >> 10
@@ -225,7 +239,7 @@ pub fn write(plan: &mut Plan) -> Result<Vec<File>> {
     Ok(files)
 }
 
-/// What [`LEAF_PORTS`] says of the pool.
+/// The text of [`LEAF_PORTS`] for the pool.
 fn ports(pool: &Pool) -> String {
     let lines = pool.rows().map(|(row, cables)| (row, leaf_ports(cables)));
     let lines = lines.filter(|(row, ports)| !row.node_name.is_empty() && !ports.is_empty());
@@ -296,102 +310,4 @@ fn text(pool: &Pool, ports: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::document;
-    use crate::plan::Cable;
-    use crate::plan::scheme::{Family, HostLink, Mode, Polarity, Scheme, Tiers};
-    use proptest::prelude::*;
-
-    fn read_text(text: &str) -> Result<Plan> {
-        read(&document::parse("pools", text.as_bytes())?)
-    }
-
-    fn written(plan: &Plan) -> String {
-        plan.pools.iter().map(|pool| format!("---\n{}", super::text(pool, &ports(pool)))).collect()
-    }
-
-    /// The rail of the deployment that the project came from, as NVIDIA's script made it there.
-    #[test]
-    fn the_published_pool_reads_as_planned_and_writes_as_read() {
-        let text = std::fs::read_to_string("conf/pools/spectrum-x.yaml").unwrap();
-        let plan = read_text(&text).unwrap();
-        let again = read_text(&written(&plan)).unwrap();
-        assert_eq!(written(&plan), written(&again));
-        for (ours, theirs) in plan.pools.iter().zip(&again.pools) {
-            assert_eq!(ours.spec, theirs.spec);
-        }
-    }
-
-    #[test]
-    fn a_pool_that_nv_ipam_filled_becomes_a_plan() {
-        let text = "apiVersion: nv-ipam.nvidia.com/v1alpha1\nkind: CIDRPool\nmetadata: {name: r, namespace: n}\n\
-            spec: {cidr: 10.0.0.0/8, perNodeNetworkPrefix: 31, gatewayIndex: 1, nodeSelector: {a: [b]}, \
-            staticAllocations: [{nodeName: b, prefix: 10.0.0.2/31}]}\n\
-            status: {allocations: [{nodeName: a, prefix: 10.0.0.0/31, gateway: 10.0.0.1}, \
-            {nodeName: b, prefix: 10.0.0.2/31, gateway: 10.0.0.3}]}\n";
-        let plan = read_text(text).unwrap();
-        assert_eq!(
-            written(&plan),
-            "---\napiVersion: nv-ipam.nvidia.com/v1alpha1\nkind: CIDRPool\nmetadata:\n  name: r\n  namespace: \"n\"\n\
-             spec:\n  cidr: 10.0.0.0/8\n  gatewayIndex: 1\n  perNodeNetworkPrefix: 31\n  nodeSelector: {\"a\":[\"b\"]}\n  \
-             staticAllocations:\n  - nodeName: a\n    prefix: 10.0.0.0/31\n    gateway: 10.0.0.1\n  - nodeName: b\n    \
-             prefix: 10.0.0.2/31\n"
-        );
-    }
-
-    #[test]
-    fn a_number_of_a_rail_that_is_none_is_refused_with_its_line() {
-        let text = |rail: &str| {
-            format!(
-                "apiVersion: nv-ipam.nvidia.com/v1alpha1\nkind: CIDRPool\nmetadata:\n  name: r\n  annotations:\n    \
-                 rail-cni/rail: {rail}\nspec: {{cidr: 10.0.0.0/8, perNodeNetworkPrefix: 31,\n  \
-                 staticAllocations: [{{nodeName: b, prefix: 10.0.0.2/31}}]}}\n"
-            )
-        };
-        assert_eq!(read_text(&text("\"7\"")).unwrap().pools[0].rail, Some(7));
-        for bad in ["7", "\"x\"", "\"256\"", "[]"] {
-            let error = read_text(&text(bad)).unwrap_err().to_string();
-            assert!(
-                error.starts_with("pools:6: CIDRPool r: metadata.annotations.rail-cni/rail: "),
-                "{error}"
-            );
-        }
-    }
-
-    proptest! {
-        /// Plan, manifests, plan: nothing is lost, and what nv-ipam's rules refuse is never written.
-        #[test]
-        fn manifests_carry_the_whole_plan(
-            spots in proptest::collection::btree_set((0u64..4, 0u64..8, 0u64..4, 0u64..8), 1..40),
-            three in any::<bool>(), mode in 0..3usize, family in 0..3usize, even in any::<bool>(),
-        ) {
-            let scheme = Scheme {
-                tiers: if three { Tiers::Three } else { Tiers::Two },
-                mode: [Mode::None, Mode::Swplb, Mode::Hwplb][mode],
-                family: [Family::Ipv4, Family::Ipv6, Family::Dual][family],
-                first_octet: 172,
-                polarity: if even { Polarity::LeafEven } else { Polarity::LeafOdd },
-            };
-            let links = spots.iter().map(|(plane, rail, su, host)| HostLink {
-                node_name: format!("n{su}-{host}.True"), plane: *plane, rail: *rail, pod: 0, su: *su, host: *host,
-                cable: Cable::default(),
-            });
-            let mut plan = scheme.plan(links, &|number| number.to_string()).unwrap();
-            plan.check().unwrap();
-            let again = read_text(&written(&plan)).unwrap();
-            prop_assert_eq!(plan.pools.len(), again.pools.len());
-            for (ours, theirs) in plan.pools.iter().zip(&again.pools) {
-                prop_assert_eq!(&ours.spec, &theirs.spec);
-                prop_assert_eq!((&ours.name, ours.rail, ours.plane), (&theirs.name, theirs.rail, theirs.plane));
-            }
-            prop_assert_eq!(written(&plan), written(&again));
-        }
-
-        #[test]
-        fn every_text_is_read_as_the_text_it_was(text in "[ -~]{1,20}") {
-            let document = document::parse("t", format!("a: {}\n", scalar(&text)).as_bytes()).unwrap();
-            prop_assert_eq!(document[0].root().text("a"), Some(text.as_str()));
-        }
-    }
-}
+mod tests;

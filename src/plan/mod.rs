@@ -1,7 +1,7 @@
-//! The plan of a fabric: which prefix each node has on each rail, and in which leaf port its cable is.
+//! The plan of a fabric: the prefix of each node on each rail, and the leaf port of its cable.
 //!
-//! A plan is a list of pools as NVIDIA's CIDRPools describe them. It is read from what an operator has, checked
-//! as a whole, and written as what somebody needs; the store, which ADD reads, is one of these.
+//! A plan is a list of pools as NVIDIA's CIDRPools describe them. It is read from one of several sources, checked as a
+//! whole, and written as one of several targets, of which the store, which ADD reads, is one.
 
 pub mod csv;
 pub mod fabric;
@@ -25,13 +25,13 @@ use anyhow::Result;
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 
-use crate::document::{self, Document};
 use crate::fail;
-use crate::pool::cidrpool::{self, SHOWN, Spec, few, some_of};
+use crate::fault::{Fault, Place, SHOWN, few, some_of};
+use crate::pool::cidrpool::{self, Spec};
 use crate::pool::{self, Allocation, LeafPort};
 use refusal::{Doubt, Doubts, Refusal};
 
-/// A port without its leaf tells nobody where to look.
+/// The leaf ports of these cables. A port without its leaf is left out, because nobody could find it.
 fn leaf_ports(cables: &[Cable]) -> Vec<LeafPort> {
     let port = |cable: &Cable| Some(LeafPort { leaf: cable.leaf.clone()?, port: cable.port.clone() });
     cables.iter().filter_map(port).collect()
@@ -42,34 +42,37 @@ fn leaf_ports(cables: &[Cable]) -> Vec<LeafPort> {
 pub struct Plan {
     /// In the order of rail, plane and family.
     pub pools: Vec<Pool>,
-    /// For people: what was left out, what looks like a mistake.
+    /// Messages about what was left out and what looks like a mistake.
     pub warnings: Vec<String>,
-    /// What refuses it, unless it is meant.
+    /// What refuses the plan unless it is allowed.
     pub doubts: Doubts,
-    /// The cluster's own networks, if the source says them.
+    /// The cluster's own networks, if the source names them.
     pub cluster_networks: Vec<IpNet>,
-    /// What it was read from, for the lines of what is found wrong with the whole.
-    pub sources: Vec<Document>,
-    /// A node of the plan, and the one whose place it took.
+    /// The positions of nodes that the source lists by name, for messages about them.
+    pub listed: BTreeMap<String, Place>,
+    /// Nodes of the plan, each with the node that it replaces.
     pub replaces: BTreeMap<String, String>,
 }
 
 /// The addressing of a rail (and plane) in one family.
 #[derive(Clone, Debug)]
 pub struct Pool {
-    /// As networks name it.
+    /// The name that networks use.
     pub name: String,
-    /// Counted from 0, if the source says it.
+    /// The rail, counted from 0, if the source says it.
     pub rail: Option<u8>,
-    /// With `swplb`, the plane that the pool is of.
+    /// The plane, counted from 0, if the mode is `swplb`.
     pub plane: Option<u8>,
-    /// In which nv-ipam looks for it, if the source says it.
+    /// The Kubernetes namespace of the CIDRPool, if the source says it.
     pub namespace: Option<String>,
-    /// What nv-ipam would read; `staticAllocations` are the rows of the plan, in the order of their prefixes.
+    /// The spec of the CIDRPool; `staticAllocations` are the rows of the plan, in the order of their prefixes.
     pub spec: Spec,
-    /// The cables of each row, in the order of the rows: one, or with `hwplb` one to each plane. Empty: the source
-    /// knows of none.
+    /// The cables of each row, in the order of the rows: one, or with `hwplb` one to each plane. Empty if the source
+    /// has none.
     pub cables: Vec<Vec<Cable>>,
+    /// The position of each row, in the order of the rows. Empty if the source compares the prefixes of all pools
+    /// itself.
+    pub places: Vec<Place>,
 }
 
 /// Both ends of a link between a node and its leaf, as far as the source says them.
@@ -77,106 +80,130 @@ pub struct Pool {
 pub struct Cable {
     /// The node's netdev.
     pub interface: Option<String>,
-    /// MTU of that netdev.
+    /// The MTU of that netdev, in bytes.
     pub mtu: Option<u32>,
-    /// Name of the leaf.
+    /// The name of the leaf.
     pub leaf: Option<String>,
     /// The leaf's port.
     pub port: Option<String>,
-    /// What a netplan file says of the interface beside that.
+    /// The other keys of the interface in a netplan file.
     pub netplan: Option<Box<Ethernet>>,
 }
 
-/// An interface of a netplan file: what the plan has no words for.
+/// The part of an interface in a netplan file that the plan does not model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ethernet {
-    /// Its key below `ethernets`; the name of the netdev, if nothing else is said.
+    /// Its key below `ethernets`, which is the name of the netdev unless the file says otherwise.
     pub id: String,
-    /// The keys that the plan would not write like this by itself.
+    /// The keys that the plan would not write by itself.
     pub keys: Rc<Map<String, Value>>,
 }
 
 /// A node's end of a rail, as ADD would find it.
 #[derive(Clone, Debug)]
 pub struct Link<'a> {
-    /// The node.
+    /// The name of the node.
     pub node_name: &'a str,
     /// Its prefix, gateway and routes.
     pub allocation: Allocation,
-    /// The address of the host, which is the first that pods get.
+    /// The address of the host, which is the first that a pod gets.
     pub host: IpAddr,
-    /// One, or with `hwplb` one to each plane. Empty: the source knows of none.
+    /// One cable, or with `hwplb` one to each plane. Empty if the source has none.
     pub cables: &'a [Cable],
 }
 
-/// What each pool, by its name, gives to each node.
+/// The allocations of each pool by the name of the node, by the name of the pool.
 pub type Pools = BTreeMap<String, BTreeMap<String, Allocation>>;
 
 /// A file of a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
-    /// Without a folder.
+    /// Without a directory.
     pub name: String,
-    /// All of it.
+    /// The whole content.
     pub text: String,
 }
 
 impl Plan {
-    /// What is wrong with the plan as a whole, and what looks wrong, which goes to the doubts and warnings. A source
-    /// has told the faults of its own files by then, with their lines.
+    /// Checks the plan as a whole. Doubts and warnings are added to the plan. A source has reported the faults of its
+    /// own files before.
     ///
-    /// Returns what every pool gives to its nodes, as the store has it.
-    pub fn check(&mut self) -> Result<Pools, Vec<String>> {
+    /// Returns the allocations in the form of the store.
+    pub fn check(&mut self) -> Result<Pools, Vec<Fault>> {
         let (mut faults, mut pools) = (Vec::new(), Pools::new());
         let mut names = BTreeSet::new();
-        let mut prefixes: HashMap<IpNet, (&cidrpool::Row, &str)> = HashMap::new();
-        let mut pools_of: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for pool in &self.pools {
             let name = pool.name.as_str();
             if !names.insert(name) {
-                faults.push(format!("pool {name}: it is there twice"));
+                faults.push(Fault::whole("two pools have this name").of(format!("pool {name}")));
             }
-            match pool.spec.plan("spec", &[]) {
-                Ok(mut checked) => {
-                    for (row, cables) in pool.rows() {
-                        if let Some(allocation) = checked.allocations.get_mut(&row.node_name) {
-                            allocation.leaf_ports = leaf_ports(cables);
-                        }
-                    }
-                    checked.allocations.values_mut().for_each(|allocation| allocation.rail = pool.number());
-                    pools.insert(pool.name.clone(), checked.allocations);
-                }
-                Err(more) => {
-                    faults.extend(more.iter().map(|fault| format!("pool {name}: {fault}")));
-                    continue;
-                }
-            }
-            for row in &pool.spec.static_allocations {
-                let Ok(prefix) = row.prefix.parse::<IpNet>() else { continue };
-                let node_name = row.node_name.as_str();
-                if let Some((row_before, other)) = prefixes.insert(prefix, (row, name)) {
-                    let node = &row_before.node_name;
-                    let places = document::places(&self.sources, &[&row_before.prefix, &row.prefix]);
-                    faults.push(format!(
-                        "{places}pool {name}: node {node_name}: {prefix} is also the prefix of node {node} in pool \
-                         {other}"
-                    ));
-                }
-                if !node_name.is_empty() {
-                    pools_of.entry(node_name).or_default().push(name);
-                }
+            match pool.allocations() {
+                Ok(allocations) => drop(pools.insert(pool.name.clone(), allocations)),
+                Err(more) => faults.extend(more.into_iter().map(|fault| fault.of(format!("pool {name}")))),
             }
         }
-        // A source that knows of cables has said it with their lines, or what it comes from.
+        faults.extend(self.shared_prefixes(&pools));
+        // A source that has cables has told of missing ones with their lines, or of what they follow from.
         let is_told = [Doubt::MissingRail, Doubt::SecondLink, Doubt::OtherRail];
         if !is_told.into_iter().any(|doubt| self.doubts.has(doubt)) {
-            incomplete(&names, &pools_of, &mut self.doubts);
+            incomplete(&pools, &mut self.doubts);
         }
-        self.warnings.extend(alike(pools_of.keys().copied(), &self.sources));
+        let alike = self.alike();
+        self.warnings.extend(alike);
         if faults.is_empty() { Ok(pools) } else { Err(faults) }
     }
 
-    /// Every node, sorted.
+    /// Prefixes that two of these pools give.
+    fn shared_prefixes(&self, pools: &Pools) -> Vec<Fault> {
+        let mut faults = Vec::new();
+        let mut first: HashMap<IpNet, (&Pool, usize)> = HashMap::new();
+        for pool in self.pools.iter().filter(|pool| pools.contains_key(&pool.name)) {
+            for (index, row) in pool.spec.static_allocations.iter().enumerate() {
+                let Ok(prefix) = row.prefix.parse::<IpNet>() else { continue };
+                let Some((other, at)) = first.insert(prefix, (pool, index)) else { continue };
+                let Some(owner) = other.spec.static_allocations.get(at) else { continue };
+                let place = other.places.get(at).map_or_else(String::new, |place| format!(" ({place})"));
+                let (node, in_pool) = (&owner.node_name, &other.name);
+                let problem = format!("{prefix} is also the prefix of node {node} in pool {in_pool}{place}");
+                let fault = Fault::whole(problem).of(format!("pool {}: node {}", pool.name, row.node_name));
+                faults.push(fault.at(pool.places.get(index).cloned().unwrap_or_default()));
+            }
+        }
+        faults
+    }
+
+    /// Names are exact. Two that differ only in letter case or domain are one node, most likely.
+    fn alike(&self) -> Vec<String> {
+        let mut seen: HashMap<String, &str> = HashMap::new();
+        let mut found = Vec::new();
+        for name in self.nodes() {
+            let short = name.split('.').next().unwrap_or_default().to_ascii_lowercase();
+            if let Some(other) = seen.insert(short, name) {
+                found.push((other, name));
+            }
+        }
+        let line = |(number, (other, name)): (usize, &(&str, &str))| {
+            // A position is looked for only where it is shown.
+            let at = |name: &str| (number < SHOWN).then(|| self.place_of(name)).flatten();
+            let of = |name: &str| at(name).map_or_else(String::new, |place| format!(" ({place})"));
+            let problem =
+                format!("nodes {other}{} and {name} differ only in letter case or domain", of(other));
+            Fault::whole(problem).remedy("is it one node?").at(at(name).unwrap_or_default()).to_string()
+        };
+        few(found.iter().enumerate().map(line).collect())
+    }
+
+    /// The position of a node in the source.
+    fn place_of(&self, node_name: &str) -> Option<Place> {
+        let in_pool = |pool: &Pool| {
+            let rows = &pool.spec.static_allocations;
+            let index = rows.iter().position(|row| row.node_name == node_name)?;
+            pool.places.get(index).cloned()
+        };
+        self.listed.get(node_name).cloned().or_else(|| self.pools.iter().find_map(in_pool))
+    }
+
+    /// The names of all nodes, sorted.
     pub fn nodes(&self) -> BTreeSet<&str> {
         let rows = self.pools.iter().flat_map(|pool| &pool.spec.static_allocations);
         rows.map(|row| row.node_name.as_str()).filter(|name| !name.is_empty()).collect()
@@ -184,38 +211,50 @@ impl Plan {
 }
 
 impl Pool {
-    /// Can the pool's name be that of a CIDRPool or a network in Kubernetes?
+    /// Fails if the pool's name cannot be that of a CIDRPool or a network in Kubernetes.
     pub fn check_object_name(&self) -> Result<()> {
         let name = &self.name;
         if !is_object_name(name) {
             fail!(
                 InvalidConfig,
-                "pool {name}: Kubernetes takes small letters, digits, - and . in names: give it another one"
+                "pool {name}: names in Kubernetes have small letters, digits, - and . only: rename the pool"
             );
         }
         Ok(())
     }
 
-    /// Rows with their cables.
+    /// The rows with their cables.
     pub fn rows(&self) -> impl Iterator<Item = (&cidrpool::Row, &[Cable])> {
         let cables = self.cables.iter().map(Vec::as_slice).chain(std::iter::repeat([].as_slice()));
         self.spec.static_allocations.iter().zip(cables)
     }
 
-    /// `rail` of its network.
+    /// The `rail` of its network.
     pub fn number(&self) -> Option<u8> {
         Some(pool::number(self.rail?, self.plane))
     }
 
-    /// Of which family? By the cidr, that has been checked.
+    /// Whether the pool is of IPv4, by its cidr, which has been checked.
     pub fn is_ipv4(&self) -> bool {
         !self.spec.cidr.contains(':')
     }
 
-    /// The rows that are a node's, in their order.
+    /// The allocation of each node, with its rail and its leaf ports.
+    fn allocations(&self) -> Result<BTreeMap<String, Allocation>, Vec<Fault>> {
+        let mut allocations = self.spec.plan("spec", &[])?.allocations;
+        for (row, cables) in self.rows() {
+            if let Some(allocation) = allocations.get_mut(&row.node_name) {
+                allocation.leaf_ports = leaf_ports(cables);
+            }
+        }
+        allocations.values_mut().for_each(|allocation| allocation.rail = self.number());
+        Ok(allocations)
+    }
+
+    /// The rows that belong to a node, in their order.
     pub fn links(&self) -> Result<Vec<Link<'_>>> {
-        let mut allocations = match self.spec.plan("spec", &[]) {
-            Ok(checked) => checked.allocations,
+        let mut allocations = match self.allocations() {
+            Ok(allocations) => allocations,
             Err(faults) => fail!(InvalidConfig, "pool {}: {}", self.name, some_of(&faults)),
         };
         let links = self.rows().filter_map(|(row, cables)| {
@@ -227,7 +266,7 @@ impl Pool {
     }
 }
 
-/// RFC 1123, as Kubernetes checks it.
+/// Whether Kubernetes takes the name for an object: RFC 1123.
 fn is_object_name(name: &str) -> bool {
     let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let is_label = |label: &str| {
@@ -239,40 +278,28 @@ fn is_object_name(name: &str) -> bool {
 }
 
 /// One error for all faults.
-pub fn refused(faults: &[String]) -> anyhow::Error {
-    Refusal::from(faults.to_vec()).into()
+pub fn refused(faults: Vec<Fault>) -> anyhow::Error {
+    Refusal::from(faults).into()
 }
 
-/// A job holds all rails of a node: one that lacks a pool will stop there.
-fn incomplete(pools: &BTreeSet<&str>, pools_of: &BTreeMap<&str, Vec<&str>>, doubts: &mut Doubts) {
+/// A job holds all rails of a node, and will stop at one that lacks a pool.
+fn incomplete(pools: &Pools, doubts: &mut Doubts) {
+    let mut pools_of: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (pool, allocations) in pools {
+        allocations.keys().for_each(|node_name| pools_of.entry(node_name).or_default().push(pool));
+    }
     for (node_name, has) in pools_of.iter().filter(|(_, has)| has.len() < pools.len()) {
         doubts.push(Doubt::MissingRail, || {
-            let lacks: Vec<_> = pools.iter().filter(|pool| !has.contains(pool)).copied().collect();
-            format!("node {node_name} has nothing in {}: add it there", lacks.join(", "))
+            let lacks = pools.keys().map(String::as_str).filter(|pool| !has.contains(pool));
+            let lacks = lacks.collect::<Vec<_>>().join(", ");
+            Fault::whole(format!("node {node_name} has no prefix in {lacks}")).remedy("add it there")
         });
     }
 }
 
-/// Names are exact. Two that differ only in letter case or domain are one node, most likely.
-fn alike<'a>(nodes: impl Iterator<Item = &'a str>, sources: &[Document]) -> Vec<String> {
-    let mut seen: HashMap<String, &str> = HashMap::new();
-    let mut found = Vec::new();
-    for name in nodes {
-        let short = name.split('.').next().unwrap_or_default().to_ascii_lowercase();
-        if let Some(other) = seen.insert(short, name) {
-            let places =
-                if found.len() < SHOWN { document::places(sources, &[other, name]) } else { String::new() };
-            found.push(format!(
-                "{places}nodes {other} and {name} differ only in letter case or domain: are they one?"
-            ));
-        }
-    }
-    few(found)
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::scheme::{Family, HostLink, Mode, Polarity, Scheme, Tiers};
+    use super::scheme::{Family, HostLink, Mode, Origin, Polarity, Scheme, Tiers};
     use super::*;
 
     /// Two nodes of two SUs, two rails.
@@ -296,11 +323,21 @@ pub(crate) mod tests {
         (0..2).flat_map(|rail| places.map(|place| link(place, rail))).collect()
     }
 
+    /// The lines of these faults.
+    pub fn lines(faults: Vec<Fault>) -> Vec<String> {
+        faults.iter().map(ToString::to_string).collect()
+    }
+
+    /// `links[3]`.
+    pub fn origin(number: usize) -> Origin {
+        Origin { path: format!("links[{number}]"), ..Origin::default() }
+    }
+
     /// The plan of these links with two tiers, checked.
     pub fn plan(mode: Mode, family: Family, links: &[HostLink]) -> Plan {
         let scheme =
             Scheme { tiers: Tiers::Two, mode, family, first_octet: 172, polarity: Polarity::LeafOdd };
-        let mut plan = scheme.plan(links.to_vec(), &|number| format!("links[{number}]")).unwrap();
+        let mut plan = scheme.plan(links.to_vec(), &origin).unwrap();
         plan.check().unwrap();
         plan
     }

@@ -1,4 +1,4 @@
-//! NetworkAttachmentDefinitions: a network for each rail, or with `swplb` for each rail and plane.
+//! NetworkAttachmentDefinitions: one network for each rail, or with `swplb` for each rail and plane.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use super::{File, Plan, Pool, yaml};
 use crate::fail;
 use crate::pool::rail_in;
 
-/// Of pods, where no source says what their hosts have: below the 9216 of the leaves.
+/// The MTU of pods if no source says that of the hosts, in bytes: below the 9216 of the leaves.
 const MTU: u32 = 9000;
 /// The largest `rail` of a network.
 const MAX_RAIL: u8 = 127;
@@ -21,7 +21,7 @@ const HEAD: &str = "\
 # out a VF of that rail's PF.
 ";
 
-/// One file; a network has the name of its (IPv4) pool.
+/// Writes one file. A network has the name of its (IPv4) pool.
 pub fn write(plan: &mut Plan) -> Result<Vec<File>> {
     number(plan);
     let mut text = HEAD.to_owned();
@@ -31,8 +31,8 @@ pub fn write(plan: &mut Plan) -> Result<Vec<File>> {
     Ok(vec![File { name: "nads.yaml".to_owned(), text }])
 }
 
-/// Where no source says the rails: those of the formulas, if they made all addresses, or else of the names, if these
-/// count from 0. A name that counts from 1 may mean either.
+/// Numbers the rails if no source does: by the formulas if these made all addresses, or else by the names if these count
+/// from 0. Names that count from 1 may mean either.
 fn number(plan: &mut Plan) {
     if plan.pools.iter().any(|pool| pool.rail.is_some()) {
         let lacking: Vec<_> = plan.pools.iter().filter(|pool| pool.rail.is_none()).collect();
@@ -62,19 +62,19 @@ fn number(plan: &mut Plan) {
         plan.pools.iter().filter_map(|pool| Some(format!("{} is rail {}", pool.name, pool.number()?)));
     let shown: Vec<_> = shown.collect();
     plan.warnings.push(format!(
-        "no source says which rail a pool is, so `rail` of the networks comes from the {from} of the pools: {}",
+        "no source says which rail a pool is, so `rail` of the networks follows from the {from} of the pools: {}",
         shown.join(", ")
     ));
 }
 
-/// Rail and plane of each pool, if all are known and no two of a family are the same.
+/// The rail and the plane of each pool, if all are known and no two pools of a family have the same.
 fn unique(plan: &Plan, rails: Option<Vec<(u8, u8)>>) -> Option<Vec<(u8, u8)>> {
     let rails = rails?;
     let all: BTreeSet<_> = plan.pools.iter().map(Pool::is_ipv4).zip(&rails).collect();
     (!rails.is_empty() && all.len() == rails.len()).then_some(rails)
 }
 
-/// Where the formulas have all prefixes of the pool.
+/// The rail and the plane for which the formulas make all prefixes of the pool.
 fn of_addresses(pool: &Pool) -> Option<(u8, u8)> {
     let routes = pool.spec.routes.iter().filter_map(|to| to.dst.parse::<IpNet>().ok());
     let all_length = routes.map(|dst| dst.prefix_len()).min()?;
@@ -92,13 +92,13 @@ fn unknown(pools: &[&Pool]) -> Option<String> {
     let first = &pools.first()?.name;
     let names: Vec<_> = pools.iter().map(|pool| pool.name.as_str()).collect();
     Some(format!(
-        "nothing says which rail {} is, so the network has no `rail`, and ADD cannot tell when a device of another \
-         rail comes: say it in the CIDRPool (`kubectl annotate cidrpool {first} rail-cni/rail=0` for the first rail)",
+        "no source says which rail {} is, so the network has no `rail`, and ADD does not notice a device of another \
+         rail: add it to the CIDRPool (`kubectl annotate cidrpool {first} rail-cni/rail=0` for the first rail)",
         names.join(", ")
     ))
 }
 
-/// The pools of each network: both families of a rail, IPv4 first. What is not clear stays apart.
+/// The pools of each network: both families of a rail, IPv4 first. A pool of an unknown rail is a network of its own.
 pub(super) fn networks(plan: &Plan) -> Vec<Vec<&Pool>> {
     let mut of_rail: BTreeMap<_, Vec<&Pool>> = BTreeMap::new();
     for pool in &plan.pools {
@@ -125,7 +125,7 @@ fn network(pools: &[&Pool]) -> Result<String> {
     let mut plugin = vec![("type", json!("rail-cni"))];
     if let Some(rail) = first.number() {
         if rail > MAX_RAIL {
-            fail!(InvalidConfig, "pool {name}: as a network it would be rail {rail}, {MAX_RAIL} is the last");
+            fail!(InvalidConfig, "pool {name}: its network would be rail {rail}, and the last is {MAX_RAIL}");
         }
         plugin.push(("rail", json!(rail)));
     }
@@ -162,147 +162,4 @@ spec:
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::document;
-    use crate::plan::Cable;
-    use crate::plan::scheme::{Family, HostLink, Mode};
-    use crate::plan::tests::{cabled, plan};
-
-    fn configs(plan: &mut Plan) -> Vec<(String, serde_json::Value)> {
-        let text = write(plan).unwrap().remove(0).text;
-        let documents = document::parse("nads.yaml", text.as_bytes()).unwrap();
-        let config = |document: &document::Document| {
-            let root = document.root();
-            let name = root.text("metadata.name").unwrap();
-            let config = root.get("spec.config").unwrap().json().unwrap().root().value.clone();
-            assert_eq!(config["name"], name);
-            assert_eq!(
-                root.text("metadata.annotations.k8s.v1.cni.cncf.io/resourceName").unwrap(),
-                format!("nvidia.com/{name}")
-            );
-            (name.to_owned(), config["plugins"][0].clone())
-        };
-        documents.iter().map(config).collect()
-    }
-
-    fn shown(plan: &mut Plan) -> Vec<String> {
-        let shown = |(name, plugin): (String, serde_json::Value)| {
-            format!("{name} {} {} {}", plugin["rail"], plugin["mtu"], plugin["ipam"]["pool"])
-        };
-        configs(plan).into_iter().map(shown).collect()
-    }
-
-    /// The networks of conf/nads.yaml are those of a plan of eight rails.
-    #[test]
-    fn the_example_is_what_is_written() {
-        let links: Vec<_> =
-            (0..8).map(|rail| HostLink { rail, cable: Cable::default(), ..cabled().remove(0) }).collect();
-        let written = write(&mut plan(Mode::None, Family::Ipv4, &links)).unwrap().remove(0).text;
-        let example = include_str!("../../conf/nads.yaml");
-        let from_the_first = |text: &str| text[text.find("---\n").unwrap()..].to_owned();
-        assert_eq!(from_the_first(&written), from_the_first(example));
-    }
-
-    #[test]
-    fn both_families_of_a_rail_are_one_network() {
-        let mut plan = plan(Mode::None, Family::Dual, &cabled());
-        assert_eq!(
-            shown(&mut plan),
-            ["rail-0 0 9000 \"rail-0,rail-0-v6\"", "rail-1 1 9000 \"rail-1,rail-1-v6\""]
-        );
-    }
-
-    /// A pod with both has two routing tables: the tables are counted by `rail`.
-    #[test]
-    fn planes_of_a_rail_are_networks_with_numbers_of_their_own() {
-        let mut links = cabled();
-        links.push(HostLink { plane: 1, cable: Cable::default(), ..links[0].clone() });
-        links[0].cable.mtu = Some(4000);
-        let mut plan = plan(Mode::Swplb, Family::Ipv4, &links);
-        // ADD compares the two numbers.
-        assert_eq!(plan.check().unwrap()["rail-0-plane-1"]["worker-gpu-0"].rail, Some(8));
-        assert_eq!(
-            shown(&mut plan),
-            [
-                "rail-0-plane-0 0 4000 \"rail-0-plane-0\"",
-                "rail-0-plane-1 8 9000 \"rail-0-plane-1\"",
-                "rail-1-plane-0 1 9000 \"rail-1-plane-0\""
-            ]
-        );
-    }
-
-    #[test]
-    fn pools_without_a_rail_get_the_one_of_their_addresses_or_names() {
-        let unnamed = |names: [&str; 4]| {
-            let mut plan = plan(Mode::None, Family::Dual, &cabled());
-            for (pool, name) in plan.pools.iter_mut().zip(names) {
-                (pool.rail, pool.name, pool.cables) = (None, name.into(), Vec::new());
-            }
-            plan
-        };
-        let mut plan = unnamed(["gpu-a", "7", "gpu-b", "true"]);
-        assert_eq!(shown(&mut plan), ["gpu-a 0 9000 \"gpu-a,7\"", "gpu-b 1 9000 \"gpu-b,true\""]);
-        assert!(
-            plan.warnings[0].ends_with(
-                "the addresses of the pools: gpu-a is rail 0, 7 is rail 0, gpu-b is rail 1, true is rail 1"
-            ),
-            "{:?}",
-            plan.warnings
-        );
-        // Addresses go before names: this deployment counts from 1.
-        let mut plan = unnamed(["rail-1", "rail-1-v6", "rail-2", "rail-2-v6"]);
-        assert_eq!(
-            shown(&mut plan),
-            ["rail-1 0 9000 \"rail-1,rail-1-v6\"", "rail-2 1 9000 \"rail-2,rail-2-v6\""]
-        );
-
-        // Addresses that no formula makes.
-        let other = |names: [&str; 4]| {
-            let mut plan = unnamed(names);
-            plan.pools.iter_mut().for_each(|pool| pool.spec.routes.clear());
-            plan
-        };
-        let mut plan = other(["rail-1", "rail1-v6", "rail-0", "rail0-v6"]);
-        assert_eq!(
-            shown(&mut plan),
-            ["rail-0 0 9000 \"rail-0,rail0-v6\"", "rail-1 1 9000 \"rail-1,rail1-v6\""]
-        );
-        assert!(plan.warnings[0].contains("the names of the pools: rail-1 is rail 1"), "{:?}", plan.warnings);
-        for names in [
-            ["rail-1", "rail-1-v6", "rail-2", "rail-2-v6"],
-            ["a", "b", "c", "d"],
-            ["rail-0", "rail-0-v6", "rail-0-b", "x"],
-        ] {
-            let mut plan = other(names);
-            assert!(shown(&mut plan).iter().all(|network| network.contains(" null 9000 ")), "{names:?}");
-            let told = &plan.warnings[0];
-            assert!(told.contains(&format!("which rail {} is", names.join(", "))), "{told}");
-            assert!(
-                told.contains(&format!("kubectl annotate cidrpool {} rail-cni/rail=0", names[0])),
-                "{told}"
-            );
-        }
-        // One of several.
-        let mut plan = other(["rail-0", "rail-0-v6", "rail-1", "rail-1-v6"]);
-        plan.pools[0].rail = Some(0);
-        assert_eq!(shown(&mut plan).iter().filter(|network| network.contains(" null ")).count(), 3);
-        assert!(
-            plan.warnings[0].contains("which rail rail-0-v6, rail-1, rail-1-v6 is"),
-            "{:?}",
-            plan.warnings
-        );
-    }
-
-    #[test]
-    fn names_that_kubernetes_refuses_are_refused() {
-        for name in ["Rail-0", "rail_0", "rail.", "-rail", "a..b", ""] {
-            let mut plan = plan(Mode::None, Family::Ipv4, &cabled());
-            plan.pools[0].name = name.into();
-            assert!(write(&mut plan).unwrap_err().to_string().contains("give it another one"), "{name}");
-        }
-        let mut plan = plan(Mode::None, Family::Ipv4, &cabled());
-        plan.pools[0].rail = Some(255);
-        assert!(write(&mut plan).unwrap_err().to_string().contains("127 is the last"));
-    }
-}
+mod tests;

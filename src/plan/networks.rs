@@ -1,4 +1,4 @@
-//! Do the routes of the rails leave the cluster its own networks? NVIDIA's addresses of three tiers are all of
+//! Compares the routes of the rails with the cluster's own networks. NVIDIA's addresses of three tiers are all of
 //! 10.0.0.0/8, where most clusters have Services and pods.
 
 use ipnet::{IpNet, Ipv4Net};
@@ -6,12 +6,14 @@ use ipnet::{IpNet, Ipv4Net};
 use super::refusal::Doubt;
 use super::{Plan, Pool};
 use crate::cluster_networks::{self, USUAL, overlap};
+use crate::fault::Fault;
 
 /// First octets for a fabric: NVIDIA's two, and two of the US Department of Defense, which hardly any pod talks to.
 const OCTETS: [u8; 4] = [172, 10, 11, 30];
 
-/// Compares the routes with the cluster's networks. Those that are known refuse the plan; where none are, those that
-/// clusters usually have make a warning. `octet` is how the source says the first octet of its addresses.
+/// Compares the routes with the cluster's networks. An overlap with `known` networks is a doubt; without any, an overlap
+/// with the networks that clusters usually have is a warning. `octet` is the option or key of the source for the first
+/// octet of its addresses.
 pub fn compare(plan: &mut Plan, known: &[IpNet], octet: Option<&str>) {
     let routes: Vec<(String, Vec<IpNet>)> =
         plan.pools.iter().map(|pool| (pool.name.clone(), routes(pool))).collect();
@@ -30,7 +32,7 @@ pub fn compare(plan: &mut Plan, known: &[IpNet], octet: Option<&str>) {
         return;
     }
     for taken in cluster_networks::taken_by(&routes, known) {
-        plan.doubts.push(Doubt::ClusterNetworks, || format!("{taken}: {}", remedy(known)));
+        plan.doubts.push(Doubt::ClusterNetworks, || Fault::whole(taken.to_string()).remedy(remedy(known)));
     }
 }
 
@@ -39,7 +41,7 @@ fn routes(pool: &Pool) -> Vec<IpNet> {
     routes.chain([pool.spec.cidr.as_str()]).filter_map(|route| route.parse().ok()).collect()
 }
 
-/// With which first octet the IPv4 routes overlap none of the networks.
+/// A first octet with which the IPv4 routes overlap none of the networks.
 fn free_octet(routes: &[(String, Vec<IpNet>)], networks: &[IpNet]) -> Option<u8> {
     let v4 = |route: &IpNet| match route {
         IpNet::V4(route) => Some(*route),
@@ -57,7 +59,7 @@ fn free_octet(routes: &[(String, Vec<IpNet>)], networks: &[IpNet]) -> Option<u8>
     OCTETS.into_iter().find(|octet| {
         routes.iter().all(|route| {
             let Some(moved) = moved(*route, *octet) else { return false };
-            // Of 172.0.0.0/8, most is somebody's.
+            // Most of 172.0.0.0/8 is public.
             let is_private = *octet != 172 || private.is_some_and(|private| private.contains(&moved));
             is_private && !networks.iter().any(|network| overlap(moved, *network))
         })
@@ -74,7 +76,7 @@ mod tests {
     fn compared(tiers: Tiers, first_octet: u8, family: Family, known: &[&str]) -> (Vec<String>, Vec<String>) {
         let scheme = Scheme { tiers, mode: Mode::None, family, first_octet, polarity: Polarity::LeafOdd };
         let links: Vec<HostLink> = cabled();
-        let mut plan = scheme.plan(links, &|number| number.to_string()).unwrap();
+        let mut plan = scheme.plan(links, &crate::plan::tests::origin).unwrap();
         let known: Vec<IpNet> = known.iter().map(|net| net.parse().unwrap()).collect();
         compare(&mut plan, &known, Some("firstOctet: "));
         (plan.doubts.into_warnings(), plan.warnings)

@@ -1,15 +1,15 @@
 //! Names with numbers in them: `worker-gpu-{node}`, `leaf-su{su+1:02}-r{rail}`, `swp{host/2+1}s{host%2}`.
 //!
-//! Between braces stands the name of a number; behind it, in this order and each at most once, `*N`, `/N` (rounded
-//! down), `%N` (the remainder), `+N`, and `:0W` for at least W digits. One order, so that no reader has to know
-//! which of two signs goes first.
+//! Braces enclose the name of a number. Behind it may follow, in this order and each at most once, `*N`, `/N` (rounded
+//! down), `%N` (the remainder), `+N`, and `:0W` for at least W digits. Only this order is allowed, so that nobody has to
+//! know which of two operators binds first.
 
 use anyhow::Result;
 
 use crate::fail;
 use crate::nearest::nearest;
 
-/// No switch counts further.
+/// The largest number in a pattern; no switch counts further.
 const MAX_NUMBER: u64 = 999_999;
 
 /// A name that is made from `N` numbers.
@@ -26,18 +26,18 @@ enum Piece {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Number {
-    /// Which of the numbers.
+    /// The index in the list of numbers.
     index: usize,
     times: u64,
     by: u64,
     remainder_of: Option<u64>,
     plus: u64,
-    /// Digits, at least.
+    /// The least number of digits.
     width: usize,
 }
 
 impl<const N: usize> Pattern<N> {
-    /// Parses a pattern that may use the numbers of these names.
+    /// Parses a pattern that may use numbers of these names.
     pub fn parse(text: &str, known: &[&str; N]) -> Result<Pattern<N>> {
         let mut pieces = Vec::new();
         let mut rest = text;
@@ -45,7 +45,7 @@ impl<const N: usize> Pattern<N> {
             let (before, braces) = rest.split_at(at);
             let inner = braces.strip_prefix('{').and_then(|inner| inner.split_once('}'));
             let Some((inner, after)) = inner.filter(|(inner, _)| !inner.contains('{')) else {
-                fail!(InvalidConfig, "{text:?}: a brace without the other one");
+                fail!(InvalidConfig, "{text:?}: a brace has no counterpart");
             };
             if !before.is_empty() {
                 pieces.push(Piece::Text(before.to_owned()));
@@ -57,7 +57,7 @@ impl<const N: usize> Pattern<N> {
             pieces.push(Piece::Text(rest.to_owned()));
         }
         if pieces.is_empty() {
-            fail!(InvalidConfig, "an empty pattern names nothing");
+            fail!(InvalidConfig, "the pattern is empty");
         }
         Ok(Pattern { pieces })
     }
@@ -107,7 +107,7 @@ impl Number {
         if !rest.is_empty() || times == Some(0) || by == Some(0) || remainder_of == Some(0) {
             fail!(
                 InvalidConfig,
-                "{{{inner}}} cannot be read: behind {word}, in this order, may stand *N, /N, %N, +N and :0W, \
+                "{{{inner}}} cannot be parsed: behind {word} may follow, in this order, *N, /N, %N, +N and :0W, \
                  as in {{{word}/2+1:02}}"
             );
         }
@@ -130,71 +130,4 @@ impl Number {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const KNOWN: [&str; 3] = ["rail", "plane", "host"];
-
-    fn rendered(pattern: &str, numbers: [u64; 3]) -> String {
-        Pattern::parse(pattern, &KNOWN).unwrap().render(&numbers)
-    }
-
-    #[test]
-    fn numbers_are_counted_as_the_pattern_says() {
-        for (pattern, name) in [
-            ("rail-{rail}-plane-{plane}", "rail-7-plane-1"),
-            ("rail-{rail+1}", "rail-8"),
-            ("r{rail:03}", "r007"),
-            ("h{host:01}", "h37"),
-            ("swp{host/2+1}s{host%2}", "swp19s1"),
-            ("swp{host*2}", "swp74"),
-            ("swp{host*4/8%16+1:04}x", "swp0003x"),
-            ("{host}", "37"),
-            ("fixed", "fixed"),
-        ] {
-            assert_eq!(rendered(pattern, [7, 1, 37]), name, "{pattern}");
-        }
-        assert_eq!(rendered("{rail*999999+999999}", [u64::MAX, 0, 0]), u64::MAX.to_string());
-    }
-
-    #[test]
-    fn what_is_wrong_with_a_pattern_is_told() {
-        for (pattern, told) in [
-            ("", "an empty pattern"),
-            ("w{", "\"w{\": a brace without the other one"),
-            ("w}", "a brace without the other one"),
-            ("w{rail{plane}}", "a brace without the other one"),
-            ("{}", "{} is not one of {rail}, {plane}, {host}"),
-            ("{hots}", "{hots} is not one of {rail}, {plane}, {host}: did you mean host?"),
-            ("{Rail}", "did you mean rail?"),
-            ("{su}", "{su} is not one of"),
-            ("{rail-1}", "{rail-1} cannot be read: behind rail, in this order"),
-            ("{rail+1/2}", "as in {rail/2+1:02}"),
-            ("{rail+}", "cannot be read"),
-            ("{rail/0}", "cannot be read"),
-            ("{rail%0}", "cannot be read"),
-            ("{rail*0}", "cannot be read"),
-            ("{rail+1000000}", "cannot be read"),
-            ("{rail:2}", "cannot be read"),
-            ("{rail:00}", "cannot be read"),
-            ("{rail:010}", "cannot be read"),
-            ("{rail:0+2}", "cannot be read"),
-            ("{rail }", "cannot be read"),
-        ] {
-            let error = Pattern::parse(pattern, &KNOWN).unwrap_err().to_string();
-            assert!(error.contains(told), "{pattern}: {error}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn no_pattern_makes_it_panic(
-            pattern in "([a-z{}:*/%+0-9é]|rail|\\{rail){0,12}", number in any::<u64>(),
-        ) {
-            if let Ok(pattern) = Pattern::parse(&pattern, &KNOWN) {
-                pattern.render(&[number, 0, number]);
-            }
-        }
-    }
-}
+mod tests;

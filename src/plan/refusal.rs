@@ -1,16 +1,17 @@
-//! Why a plan is refused: a line for each fault, those of one cause together, ten of each and how many more.
+//! Why a plan is refused: a line for each fault. Faults of one cause are listed together, the first ten of each cause
+//! with the number of the others.
 //!
-//! A doubt is what can be meant and hardly ever is: one wrong digit in a topology gives other hosts other addresses.
-//! It refuses the plan like a fault, unless `--allow` names its kind.
+//! A doubt is something that can be meant and hardly ever is: one wrong digit in a topology gives other hosts other
+//! addresses. It refuses the plan like a fault, unless `--allow` names its kind.
 
 use std::collections::BTreeMap;
 
 use clap::ValueEnum;
 
+use crate::fault::{Fault, SHOWN};
 use crate::output::Lines;
-use crate::pool::cidrpool::SHOWN;
 
-/// What can be meant, and hardly ever is.
+/// A kind of doubt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Doubt {
     /// A leaf of another SU or pod than its host
@@ -25,11 +26,11 @@ pub enum Doubt {
     SecondLink,
     /// A node without a rail that others have
     MissingRail,
-    /// A name that stands twice among the nodes
+    /// A name that two nodes have
     SameName,
     /// A host that is not among the nodes
     UnknownHost,
-    /// Routes that take Services and pods of the cluster away
+    /// Routes that cover Services or pods of the cluster
     ClusterNetworks,
 }
 
@@ -38,11 +39,11 @@ impl Doubt {
         match self {
             Doubt::OtherSu => "host and leaf of a link are in different SUs or pods",
             Doubt::TwoSus => "a host is in two SUs or pods",
-            Doubt::MissingSu => "a host has no su, where others have one",
+            Doubt::MissingSu => "a host has no su, and others have one",
             Doubt::OtherRail => "a host is linked to a leaf that is not for its rail",
-            Doubt::SecondLink => "a host has two links on one rail: they have one address",
+            Doubt::SecondLink => "a host has two links on one rail, which get one address",
             Doubt::MissingRail => "a node lacks a rail that others have",
-            Doubt::SameName => "a name stands twice in nodes",
+            Doubt::SameName => "two nodes have one name",
             Doubt::UnknownHost => "a host with links is not in nodes",
             Doubt::ClusterNetworks => "routes of rails cover the cluster's own networks",
         }
@@ -58,39 +59,42 @@ impl Doubt {
 #[derive(Clone, Debug, Default)]
 pub struct Doubts(BTreeMap<Doubt, Few>);
 
-/// The first lines, and how many there are.
+/// The first faults of a cause, and the number of all.
 #[derive(Clone, Debug, Default)]
 struct Few {
-    first: Vec<String>,
+    first: Vec<Fault>,
     count: usize,
 }
 
 impl Few {
-    fn push(&mut self, line: impl FnOnce() -> String) {
+    fn push(&mut self, fault: impl FnOnce() -> Fault) {
         self.count += 1;
         if self.first.len() < SHOWN {
-            self.first.push(line());
+            self.first.push(fault());
         }
     }
 
     fn lines(self, more: &str) -> impl Iterator<Item = String> {
         let rest = self.count.saturating_sub(self.first.len());
-        self.first.into_iter().chain((rest > 0).then(|| format!("and {rest} more {more}")))
+        self.first
+            .into_iter()
+            .map(|fault| fault.to_string())
+            .chain((rest > 0).then(|| format!("and {rest} more {more}")))
     }
 }
 
 impl Doubts {
-    /// `line` is asked for where it is shown.
-    pub fn push(&mut self, doubt: Doubt, line: impl FnOnce() -> String) {
-        self.0.entry(doubt).or_default().push(line);
+    /// Adds a doubt. `fault` is called only for those that will be shown.
+    pub fn push(&mut self, doubt: Doubt, fault: impl FnOnce() -> Fault) {
+        self.0.entry(doubt).or_default().push(fault);
     }
 
-    /// Is there any of this kind?
+    /// Whether there is any of this kind.
     pub fn has(&self, doubt: Doubt) -> bool {
         self.0.contains_key(&doubt)
     }
 
-    /// Takes out what is meant, as warnings.
+    /// Removes the doubts of the allowed kinds, and returns them as warnings.
     pub fn allow(&mut self, allowed: &[Doubt]) -> Vec<String> {
         let meant = allowed.iter().filter_map(|doubt| self.0.remove(doubt));
         meant.flat_map(|few| few.lines("of these")).collect()
@@ -101,7 +105,7 @@ impl Doubts {
         self.0.into_values().flat_map(|few| few.lines("of these")).collect()
     }
 
-    /// An error, if there are any.
+    /// Fails if there are any.
     pub fn refuse(self) -> Result<(), Refusal> {
         if self.0.is_empty() { Ok(()) } else { Err(Refusal { doubts: self, faults: Vec::new() }) }
     }
@@ -110,14 +114,14 @@ impl Doubts {
 /// All that is wrong with a plan.
 #[derive(Debug, Default)]
 pub struct Refusal {
-    /// First, for what comes of them may be among the faults.
+    /// These are listed first, because some of the faults may follow from them.
     pub doubts: Doubts,
     /// In the order of the files.
-    pub faults: Vec<String>,
+    pub faults: Vec<Fault>,
 }
 
 impl Refusal {
-    /// The lines that are printed.
+    /// The lines to print.
     pub fn lines(self) -> Vec<String> {
         let Refusal { doubts, faults } = self;
         let mut groups: Vec<(String, Few)> = Vec::new();
@@ -131,7 +135,7 @@ impl Refusal {
             groups[group].1.push(|| fault);
         }
         let of_doubts = doubts.0.into_iter().map(|(doubt, few)| {
-            (format!("{} (--allow {}, if it is meant):", doubt.what(), doubt.name()), few)
+            (format!("{} (--allow {} if this is intended):", doubt.what(), doubt.name()), few)
         });
         let groups: Vec<_> = of_doubts.chain(groups).collect();
         // A head, or a line, needs no number above it.
@@ -153,8 +157,8 @@ impl Refusal {
     }
 }
 
-impl From<Vec<String>> for Refusal {
-    fn from(faults: Vec<String>) -> Refusal {
+impl From<Vec<Fault>> for Refusal {
+    fn from(faults: Vec<Fault>) -> Refusal {
         Refusal { faults, ..Refusal::default() }
     }
 }
@@ -165,11 +169,12 @@ impl From<Refusal> for anyhow::Error {
     }
 }
 
-/// Faults that differ in numbers and quoted words alone have one cause.
-fn shape(fault: &str) -> String {
-    let mut shape = String::with_capacity(fault.len());
+/// Faults at one key, whose problems differ in numbers and quoted words alone, have one cause. The file, the line and
+/// the object that they are of do not count.
+fn shape(Fault { path, problem, .. }: &Fault) -> String {
+    let mut shape = String::with_capacity(path.len() + problem.len());
     let (mut is_quoted, mut last) = (false, ' ');
-    for c in fault.chars() {
+    for c in path.chars().chain([' ']).chain(problem.chars()) {
         let as_shape = if c.is_ascii_digit() { '0' } else { c };
         if c == '"' {
             is_quoted = !is_quoted;
@@ -185,40 +190,55 @@ fn shape(fault: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fault::Place;
+
+    fn fault(line: u32, path: &str, problem: &str) -> Fault {
+        Fault::new(path, problem).at(Place { file: "t.json".into(), line, column: 0 })
+    }
 
     #[test]
-    fn faults_of_one_cause_stand_together_and_none_hides_another() {
+    fn faults_of_one_cause_are_together_and_none_hides_another() {
         let mut faults: Vec<_> =
-            (0..12).map(|n| format!("t.json:{}: links[{n}].rail: is missing", 7 * n)).collect();
-        faults.insert(3, "t.json:9: links[4]: \"a\" is no end".into());
-        faults.push("t.json:99: links[5]: \"bc\" is no end".into());
+            (0..12).map(|n| fault(7 * n + 1, &format!("links[{n}].rail"), "is missing")).collect();
+        faults.insert(3, fault(9, "links[4]", "\"a\" is not an end"));
+        faults.push(fault(99, "links[5]", "\"bc\" is not an end"));
         let lines = Refusal::from(faults).lines();
         assert_eq!(lines.len(), 1 + 10 + 1 + 2, "{lines:#?}");
         assert_eq!(lines[0], "14 faults:");
-        assert_eq!(lines[1], "  t.json:0: links[0].rail: is missing");
+        assert_eq!(lines[1], "  t.json:1: links[0].rail: is missing");
         assert_eq!(lines[11], "  and 2 more like these");
         assert_eq!(
             lines[12..],
-            ["  t.json:9: links[4]: \"a\" is no end", "  t.json:99: links[5]: \"bc\" is no end"]
+            ["  t.json:9: links[4]: \"a\" is not an end", "  t.json:99: links[5]: \"bc\" is not an end"]
         );
-        assert_eq!(Refusal::from(vec!["one".to_owned()]).lines(), ["one"]);
-        let words: Vec<_> = ('a'..='m').map(|c| format!("fault {c}")).collect();
+        assert_eq!(Refusal::from(vec![Fault::whole("one")]).lines(), ["one"]);
+        let words: Vec<_> = ('a'..='m').map(|c| Fault::whole(format!("fault {c}"))).collect();
         let lines = Refusal::from(words).lines();
         assert_eq!((lines.len(), lines[11].as_str()), (12, "  and 3 more, of 3 other kinds"));
+    }
+
+    /// A folder of files may have the same mistake in each.
+    #[test]
+    fn files_and_objects_do_not_make_causes_of_their_own() {
+        let of = |name: char| {
+            Fault::new("spec.cidr", "is missing").at(Place::file(name)).of(format!("CIDRPool {name}"))
+        };
+        let lines = Refusal::from(('a'..='z').map(of).collect::<Vec<_>>()).lines();
+        assert_eq!((lines.len(), lines[11].as_str()), (12, "  and 16 more like these"));
     }
 
     #[test]
     fn a_doubt_says_how_it_is_allowed() {
         let mut doubts = Doubts::default();
-        doubts.push(Doubt::TwoSus, || "w1".into());
+        doubts.push(Doubt::TwoSus, || Fault::whole("w1"));
         let alone = Refusal { doubts: doubts.clone(), faults: vec![] }.lines();
-        assert_eq!(alone, ["a host is in two SUs or pods (--allow two-sus, if it is meant):", "  w1"]);
-        (0..12).for_each(|n| doubts.push(Doubt::OtherSu, || format!("w{n}")));
-        let lines = Refusal { doubts: doubts.clone(), faults: vec!["x".into()] }.lines();
+        assert_eq!(alone, ["a host is in two SUs or pods (--allow two-sus if this is intended):", "  w1"]);
+        (0..12).for_each(|n| doubts.push(Doubt::OtherSu, || Fault::whole(format!("w{n}"))));
+        let lines = Refusal { doubts: doubts.clone(), faults: vec![Fault::whole("x")] }.lines();
         assert_eq!(lines[0], "14 faults:");
         assert_eq!(
             lines[1],
-            "  host and leaf of a link are in different SUs or pods (--allow other-su, if it is meant):"
+            "  host and leaf of a link are in different SUs or pods (--allow other-su if this is intended):"
         );
         assert_eq!(lines[12], "    and 2 more like these");
         assert_eq!(lines.last().unwrap(), "  x");

@@ -1,4 +1,4 @@
-//! NVIDIA's Spectrum-X address scheme: from a place in the fabric to a prefix.
+//! NVIDIA's Spectrum-X address scheme, which computes a prefix from a place in the fabric.
 //!
 //! The formulas are those of NVIDIA's k8s-launch-kit (`pkg/networkoperatorplugin/spectrumx/addressing.go`); all
 //! numbers count from 0.
@@ -14,6 +14,7 @@
 //! pod, SU and host; /40 is a rail, /32 a plane, /24 all planes.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::hash::Hash as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -23,13 +24,15 @@ use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
 use super::{Cable, Plan, Pool};
 use crate::cni::is_netdev_name;
+use crate::fault::{Fault, Place};
+use crate::pool::allocation::IpVersion;
 use crate::pool::cidrpool::{IndexRange, RouteTo, Row, Spec};
 use crate::pool::is_name;
 
-/// Faults in detail; a pattern or an attribute that is wrong everywhere has millions.
+/// Reading stops at this many faults, because a pattern or an attribute that is wrong everywhere makes millions.
 pub(super) const MAX_FAULTS: usize = 1000;
 
-/// Tiers of switches.
+/// The number of switch tiers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 pub enum Tiers {
     /// Leaves and spines.
@@ -79,63 +82,98 @@ pub enum Polarity {
 /// A scheme with its choices made.
 #[derive(Clone, Copy, Debug)]
 pub struct Scheme {
-    /// Of switches.
+    /// The number of switch tiers.
     pub tiers: Tiers,
-    /// Of planes.
+    /// How traffic is spread over planes.
     pub mode: Mode,
-    /// Of addresses.
+    /// The addresses that links have.
     pub family: Family,
-    /// Of IPv4 addresses.
+    /// The first octet of IPv4 addresses, 1 to 223.
     pub first_octet: u8,
-    /// Of links.
+    /// Which side of a link is the switch.
     pub polarity: Polarity,
 }
 
 /// A link between a host and its leaf, by its place in the fabric.
 #[derive(Clone, Debug)]
 pub struct HostLink {
-    /// The node, by the name that Kubernetes knows it by.
+    /// The name that the node has in Kubernetes.
     pub node_name: String,
-    /// 0 to 3.
+    /// The plane, 0 to 3.
     pub plane: u64,
-    /// 0 to 7.
+    /// The rail, 0 to 7.
     pub rail: u64,
-    /// 0 to 31; 0 with two tiers.
+    /// The pod of the fabric, 0 to 31; 0 with two tiers.
     pub pod: u64,
-    /// 0 to 63, or 255.
+    /// The SU in its pod, 0 to 63 or 0 to 255: see [`Scheme::last`].
     pub su: u64,
-    /// Index of the host in its SU, 0 to 127.
+    /// The index of the host in its SU, 0 to 127.
     pub host: u64,
-    /// The ends of it.
+    /// The names of both ends.
     pub cable: Cable,
 }
 
 /// The last value of each field that an address has room for.
 #[derive(Clone, Copy, Debug)]
 pub struct Last {
-    /// Of rails.
+    /// The last rail.
     pub rail: u64,
-    /// Of hosts in an SU.
+    /// The last host of an SU.
     pub host: u64,
-    /// Of SUs in a pod.
+    /// The last SU of a pod.
     pub su: u64,
-    /// Of pods.
+    /// The last pod.
     pub pod: u64,
-    /// Of planes.
+    /// The last plane.
     pub plane: u64,
 }
 
-/// A pool's links: of one rail, with `swplb` of one plane, of one family.
+/// Where a source has a link, for messages about it.
+#[derive(Clone, Debug, Default)]
+pub struct Origin {
+    /// The position in the file.
+    pub place: Place,
+    /// The node and the rail, where the path is that of a pattern for all links.
+    pub subject: String,
+    /// The key.
+    pub path: String,
+}
+
+impl Origin {
+    /// A fault of the link.
+    pub fn fault(self, problem: impl Into<String>) -> Fault {
+        let Origin { place, subject, path } = self;
+        Fault::new(path, problem).at(place).of(subject)
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Origin { place, subject, path } = self;
+        let parts = [place.to_string(), subject.clone(), path.clone()];
+        let given: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        f.write_str(&given.join(": "))
+    }
+}
+
+/// The links of a pool: those of one rail, with `swplb` of one plane, in one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     rail: u8,
     plane: u8,
-    is_v6: bool,
+    version: IpVersion,
+}
+
+/// How many planes the links of a plan have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Planes {
+    One,
+    Several,
 }
 
 #[derive(Default)]
 struct Rows {
-    /// By prefix, which is the order of the rows.
+    /// Node, cables and the number of the first link, by prefix, which is the order of the rows.
     by_prefix: BTreeMap<IpNet, (String, Vec<Cable>, usize)>,
     of_node: HashMap<String, IpNet>,
 }
@@ -149,92 +187,33 @@ impl Scheme {
         }
     }
 
-    /// The plan of these links. Faults are told with the place of their link, which `place` knows by its number.
+    /// The plan of these links. `origin` says where the source has the link with a number, counted from 0.
     pub fn plan(
         &self,
         links: impl IntoIterator<Item = HostLink>,
-        place: &dyn Fn(usize) -> String,
-    ) -> Result<Plan, Vec<String>> {
-        let mut faults = Vec::new();
-        let mut pools: BTreeMap<Key, Rows> = BTreeMap::new();
-        let mut several_planes = false;
-        let (mut ports, mut interfaces) = (HashMap::new(), HashMap::new());
+        origin: &dyn Fn(usize) -> Origin,
+    ) -> Result<Plan, Vec<Fault>> {
+        let mut builder = Builder::new(self, origin);
         for (number, link) in links.into_iter().enumerate() {
-            if faults.len() >= MAX_FAULTS {
-                faults.push(format!("{}: what follows was not looked at", place(number)));
+            if builder.faults.len() >= MAX_FAULTS {
+                builder.faults.push(origin(number).fault("too many faults: reading stopped here"));
                 break;
             }
-            if let Err(more) = self.check(&link) {
-                faults.extend(more.iter().map(|fault| format!("{}: {fault}", place(number))));
-                continue;
-            }
-            several_planes |= link.plane > 0;
-            let Cable { interface, leaf, port, .. } = &link.cable;
-            if let (Some(leaf), Some(port)) = (leaf, port)
-                && let Some(first) = ports.insert(hash(leaf, port), number)
-            {
-                let (at, first) = (place(number), place(first));
-                faults.push(format!(
-                    "{at}: port {port} of {leaf} has another cable ({first}): correct the port of one"
-                ));
-            }
-            let on = self.key(&link, false);
-            if let Some(interface) = interface
-                && let Some((first, other)) =
-                    interfaces.insert(hash(&link.node_name, interface), (number, on))
-                && other != on
-            {
-                let (at, first, node_name) = (place(number), place(first), &link.node_name);
-                faults.push(format!(
-                    "{at}: interface {interface} of node {node_name} is also on rail {} ({first})",
-                    other.rail
-                ));
-            }
-            let families: &[bool] = match self.family {
-                Family::Ipv4 => &[false],
-                Family::Ipv6 => &[true],
-                Family::Dual => &[false, true],
-            };
-            for is_v6 in families {
-                let key = self.key(&link, *is_v6);
-                let prefix = if *is_v6 { self.prefix_v6(&link) } else { self.prefix_v4(&link) };
-                let rows = pools.entry(key).or_default();
-                let name = &link.node_name;
-                match rows.of_node.insert(name.clone(), prefix) {
-                    Some(other) if other != prefix => {
-                        faults.push(format!(
-                            "{}: node {name} has {other} on rail {} by another link, and {prefix} by this one",
-                            place(number),
-                            key.rail
-                        ));
-                        continue;
-                    }
-                    _ => (),
-                }
-                let entry = rows.by_prefix.entry(prefix);
-                let (node, cables, first) = entry.or_insert_with(|| (name.clone(), Vec::new(), number));
-                if node != name {
-                    let (at, first) = (place(number), place(*first));
-                    faults.push(format!(
-                        "{at}: node {name} is in the place of node {node} ({first}): both would have {prefix}"
-                    ));
-                    continue;
-                }
-                if link.cable != Cable::default() && !cables.contains(&link.cable) {
-                    // A row has one, as a rule, and a Vec would take room for four.
-                    cables.reserve_exact(1);
-                    cables.push(link.cable.clone());
-                }
-            }
+            builder.add(number, &link);
         }
-        if !faults.is_empty() {
-            return Err(faults);
-        }
-        let pools = pools.into_iter().map(|(key, rows)| self.pool(key, rows, several_planes)).collect();
-        Ok(Plan { pools, ..Plan::default() })
+        builder.plan()
     }
 
-    /// What an address of this scheme has room for.
+    /// The families that each link has addresses of.
+    fn versions(&self) -> &'static [IpVersion] {
+        match self.family {
+            Family::Ipv4 => &[IpVersion::V4],
+            Family::Ipv6 => &[IpVersion::V6],
+            Family::Dual => &[IpVersion::V4, IpVersion::V6],
+        }
+    }
+
+    /// The last value of each field that an address of this scheme has room for.
     pub fn last(&self) -> Last {
         let is_v4 = self.family != Family::Ipv6;
         let su = match (is_v4, self.tiers, self.mode) {
@@ -249,17 +228,16 @@ impl Scheme {
         Last { rail: 7, host: if is_v4 { 127 } else { 255 }, su, pod, plane: 3 }
     }
 
-    /// Why `value` of a field that counts from 0 is too much.
+    /// The problem of a field that counts from 0 and has `value`, more than `last`.
     pub fn outside(&self, field: &str, value: u64, last: u64) -> String {
         match (field, self.tiers) {
-            ("pod", Tiers::Two) => {
-                format!("{value} is not 0: two tiers of switches have one pod; several take three (tiers 3)")
-            }
-            _ => format!("{value} is not 0 to {last}, which these tiers, mode and family have room for"),
+            ("pod", Tiers::Two) => "must be 0 with two tiers; several pods need three tiers".to_owned(),
+            _ => format!("{value} is not 0 to {last}, the range with these tiers, mode and family"),
         }
     }
 
-    fn check(&self, link: &HostLink) -> Result<(), Vec<String>> {
+    /// Fails if the address has no room for a field, or if a name cannot be one.
+    fn check(&self, link: &HostLink) -> Result<(), Vec<Fault>> {
         let last = self.last();
         let fields = [
             ("rail", link.rail, last.rail),
@@ -271,23 +249,30 @@ impl Scheme {
         let mut faults: Vec<_> = fields
             .into_iter()
             .filter(|(_, value, last)| value > last)
-            .map(|(field, value, last)| format!("{field} {}", self.outside(field, value, last)))
+            .map(|(field, value, last)| Fault::new(field, self.outside(field, value, last)))
             .collect();
         if !is_name(&link.node_name) {
-            faults.push(format!("{:?} is no name of a node", link.node_name));
+            faults.push(Fault::whole(format!("{:?} is not a valid name of a node", link.node_name)));
         }
-        faults.extend(link.cable.faults().into_iter().flatten());
+        faults.extend(link.cable.faults().into_iter().flatten().map(Fault::whole));
         if faults.is_empty() { Ok(()) } else { Err(faults) }
     }
 
-    fn key(&self, link: &HostLink, is_v6: bool) -> Key {
+    fn key(&self, link: &HostLink, version: IpVersion) -> Key {
         let plane = if self.mode == Mode::Swplb { byte(link.plane) } else { 0 };
-        Key { rail: byte(link.rail), plane, is_v6 }
+        Key { rail: byte(link.rail), plane, version }
     }
 
-    /// By the table above; [`Scheme::check`] has seen the fields.
+    fn prefix(&self, link: &HostLink, version: IpVersion) -> IpNet {
+        match version {
+            IpVersion::V4 => self.prefix_v4(link),
+            IpVersion::V6 => self.prefix_v6(link),
+        }
+    }
+
+    /// The table at the top of this file. [`Scheme::check`] has checked the fields.
     fn prefix_v4(&self, link: &HostLink) -> IpNet {
-        let Key { rail, plane, .. } = self.key(link, false);
+        let Key { rail, plane, .. } = self.key(link, IpVersion::V4);
         let (pod, su) = (byte(link.pod), byte(link.su));
         let (second, third) = match (self.tiers, self.mode) {
             (Tiers::Two, Mode::None) => (16 | rail << 1, su),
@@ -300,33 +285,34 @@ impl Scheme {
     }
 
     fn prefix_v6(&self, link: &HostLink) -> IpNet {
-        let Key { rail, plane, .. } = self.key(link, true);
+        let Key { rail, plane, .. } = self.key(link, IpVersion::V6);
         let pair = |high: u8, low: u8| u16::from(high) << 8 | u16::from(low);
         let (third, fourth) = (pair(rail, byte(link.pod)), pair(byte(link.su), byte(link.host)));
         let net = Ipv6Addr::new(0xfd02, u16::from(plane), third, fourth, 0, 0, 0, 0);
         IpNet::V6(Ipv6Net::new_assert(net, 64))
     }
 
-    /// Prefix lengths of a rail and of what its hosts route to it.
-    fn lengths(&self, is_v6: bool, several_planes: bool) -> (u8, u8) {
-        match (is_v6, self.tiers, self.mode) {
-            (true, ..) => (40, if several_planes { 24 } else { 32 }),
-            (false, Tiers::Two, Mode::None) => (15, 12),
-            (false, Tiers::Two, _) => (18, 14),
-            (false, Tiers::Three, Mode::None) => (11, 8),
-            (false, Tiers::Three, _) => (13, 10),
+    /// The prefix lengths of a rail and of all rails, to which hosts have routes.
+    fn lengths(&self, version: IpVersion, planes: Planes) -> (u8, u8) {
+        match (version, self.tiers, self.mode) {
+            (IpVersion::V6, ..) => (40, if planes == Planes::Several { 24 } else { 32 }),
+            (IpVersion::V4, Tiers::Two, Mode::None) => (15, 12),
+            (IpVersion::V4, Tiers::Two, _) => (18, 14),
+            (IpVersion::V4, Tiers::Three, Mode::None) => (11, 8),
+            (IpVersion::V4, Tiers::Three, _) => (13, 10),
         }
     }
 
-    fn pool(&self, key: Key, rows: Rows, several_planes: bool) -> Pool {
-        let Key { rail, plane, is_v6 } = key;
-        // Where the two sides are, counted from the first address of the prefix.
-        let leaf = match (self.polarity, is_v6) {
-            (Polarity::LeafOdd, false) | (Polarity::LeafEven, true) => 1,
-            (Polarity::LeafOdd, true) => 2,
-            (Polarity::LeafEven, false) => 0,
+    fn pool(&self, key: Key, rows: Rows, planes: Planes) -> Pool {
+        let Key { rail, plane, version } = key;
+        let is_v6 = version == IpVersion::V6;
+        // The leaf's side of a link, counted from the first address of the prefix.
+        let leaf = match (self.polarity, version) {
+            (Polarity::LeafOdd, IpVersion::V4) | (Polarity::LeafEven, IpVersion::V6) => 1,
+            (Polarity::LeafOdd, IpVersion::V6) => 2,
+            (Polarity::LeafEven, IpVersion::V4) => 0,
         };
-        let (rail_length, all_length) = self.lengths(is_v6, several_planes);
+        let (rail_length, all_length) = self.lengths(version, planes);
         let first = rows.by_prefix.keys().next().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpNet::network);
         let net = |length| IpNet::new_assert(first, length).trunc();
         let routes = if is_v6 { vec![net(all_length)] } else { vec![net(rail_length), net(all_length)] };
@@ -352,9 +338,9 @@ impl Scheme {
             spec: Spec {
                 cidr: net(rail_length).to_string(),
                 per_node_network_prefix: if is_v6 { 64 } else { 31 },
-                // nv-ipam wants an index beside routes; the rows say the gateway. On a /31 the index is the host's
-                // side and the leaf's side is excluded: a node that no row names then gets nothing, where it would
-                // otherwise get an address with both sides swapped.
+                // nv-ipam needs an index for routes, although the rows have the gateway. On a /31 the index is the
+                // host's side and the leaf's side is excluded: then a node without a row gets no address, instead of
+                // one with both sides swapped.
                 gateway_index: Some(if is_v6 { leaf } else { 1 - leaf }),
                 static_allocations,
                 routes: routes.into_iter().map(|dst| RouteTo { dst: dst.to_string() }).collect(),
@@ -364,13 +350,131 @@ impl Scheme {
                 node_selector: None,
             },
             cables,
+            places: Vec::new(),
         }
     }
 }
 
+/// Puts links into pools one by one, and finds those that exclude each other.
+struct Builder<'a> {
+    scheme: &'a Scheme,
+    origin: &'a dyn Fn(usize) -> Origin,
+    pools: BTreeMap<Key, Rows>,
+    planes: Planes,
+    /// The number of the link that has the port of a leaf.
+    ports: HashMap<u128, usize>,
+    /// The number of the first link that has the interface of a node, and its rail.
+    interfaces: HashMap<u128, (usize, Key)>,
+    faults: Vec<Fault>,
+}
+
+impl<'a> Builder<'a> {
+    fn new(scheme: &'a Scheme, origin: &'a dyn Fn(usize) -> Origin) -> Builder<'a> {
+        Builder {
+            scheme,
+            origin,
+            pools: BTreeMap::new(),
+            planes: Planes::One,
+            ports: HashMap::new(),
+            interfaces: HashMap::new(),
+            faults: Vec::new(),
+        }
+    }
+
+    fn plan(self) -> Result<Plan, Vec<Fault>> {
+        let Builder { scheme, pools, planes, faults, .. } = self;
+        if !faults.is_empty() {
+            return Err(faults);
+        }
+        let pools = pools.into_iter().map(|(key, rows)| scheme.pool(key, rows, planes)).collect();
+        Ok(Plan { pools, ..Plan::default() })
+    }
+
+    fn fault(&mut self, number: usize, problem: String) {
+        self.faults.push((self.origin)(number).fault(problem));
+    }
+
+    fn add(&mut self, number: usize, link: &HostLink) {
+        if let Err(faults) = self.scheme.check(link) {
+            let origin = (self.origin)(number);
+            self.faults.extend(faults.into_iter().map(|Fault { path: field, problem, .. }| {
+                let dot = if field.is_empty() || origin.path.is_empty() { "" } else { "." };
+                Origin { path: format!("{}{dot}{field}", origin.path), ..origin.clone() }.fault(problem)
+            }));
+            return;
+        }
+        if link.plane > 0 {
+            self.planes = Planes::Several;
+        }
+        self.claim_leaf_port(number, link);
+        self.claim_interface(number, link);
+        for version in self.scheme.versions() {
+            if let Err(problem) = self.add_row(number, link, *version) {
+                // In the other family it would be the same.
+                self.fault(number, problem);
+                break;
+            }
+        }
+    }
+
+    /// A port of a leaf has one cable.
+    fn claim_leaf_port(&mut self, number: usize, link: &HostLink) {
+        let Cable { leaf: Some(leaf), port: Some(port), .. } = &link.cable else { return };
+        if let Some(first) = self.ports.insert(hash(leaf, port), number) {
+            let first = (self.origin)(first);
+            let problem =
+                format!("port {port} of {leaf} has another cable ({first}): correct one of the ports");
+            self.fault(number, problem);
+        }
+    }
+
+    /// An interface of a node is on one rail.
+    fn claim_interface(&mut self, number: usize, link: &HostLink) {
+        let Some(interface) = &link.cable.interface else { return };
+        let (node_name, on) = (&link.node_name, self.scheme.key(link, IpVersion::V4));
+        match self.interfaces.insert(hash(node_name, interface), (number, on)) {
+            Some((first, other)) if other != on => {
+                let (first, rail) = ((self.origin)(first), other.rail);
+                let problem =
+                    format!("interface {interface} of node {node_name} is also on rail {rail} ({first})");
+                self.fault(number, problem);
+            }
+            _ => (),
+        }
+    }
+
+    /// A node has one prefix in a pool, and a prefix has one node.
+    fn add_row(&mut self, number: usize, link: &HostLink, version: IpVersion) -> Result<(), String> {
+        let key = self.scheme.key(link, version);
+        let prefix = self.scheme.prefix(link, version);
+        let rows = self.pools.entry(key).or_default();
+        let name = &link.node_name;
+        if let Some(other) = rows.of_node.insert(name.clone(), prefix).filter(|other| *other != prefix) {
+            return Err(format!(
+                "node {name} has {other} on rail {} by another link, and {prefix} by this one",
+                key.rail
+            ));
+        }
+        let entry = rows.by_prefix.entry(prefix);
+        let (node, cables, first) = entry.or_insert_with(|| (name.clone(), Vec::new(), number));
+        if node != name {
+            let first = (self.origin)(*first);
+            return Err(format!(
+                "node {name} is in the place of node {node} ({first}): both would have {prefix}"
+            ));
+        }
+        if link.cable != Cable::default() && !cables.contains(&link.cable) {
+            // A row has one, as a rule, and a Vec would take room for four.
+            cables.reserve_exact(1);
+            cables.push(link.cable.clone());
+        }
+        Ok(())
+    }
+}
+
 impl Cable {
-    /// What is wrong with the names of interface, leaf and port: they become words of commands and of files, and
-    /// need no quotes in any.
+    /// The faults of the names of interface, leaf and port, in this order. These names become words of commands and
+    /// of files, where they must need no quotes.
     pub fn faults(&self) -> [Option<String>; 3] {
         let Cable { interface, leaf, port, .. } = self;
         let is_port = |name: &str| {
@@ -378,7 +482,9 @@ impl Cable {
                 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-/:".contains(&byte))
         };
         let wrong = |name: &Option<String>, is_good: &dyn Fn(&str) -> bool, what: &str| {
-            name.as_ref().filter(|name| !is_good(name)).map(|name| format!("{name:?} is no name of {what}"))
+            name.as_ref()
+                .filter(|name| !is_good(name))
+                .map(|name| format!("{name:?} is not a valid name of {what}"))
         };
         [
             wrong(interface, &is_netdev_name, "a netdev"),
@@ -388,8 +494,8 @@ impl Cable {
     }
 }
 
-/// Where the formulas put a prefix: rail, plane and the prefix of the rail, when the hosts' route to all rails has
-/// this length. It tells tiers and planes; the rest is tried.
+/// Where the formulas put a prefix: its rail, its plane and the prefix of the rail. `all_length` is the length of the
+/// hosts' route to all rails, which says the number of tiers and whether there are planes.
 pub fn place_of(prefix: IpNet, all_length: u8) -> Option<(u8, u8, IpNet)> {
     let mut scheme = Scheme {
         tiers: Tiers::Three,
@@ -433,18 +539,18 @@ pub fn place_of(prefix: IpNet, all_length: u8) -> Option<(u8, u8, IpNet)> {
         }
     };
     scheme.check(&link).ok().filter(|()| made == prefix)?;
-    let (length, _) = scheme.lengths(!prefix.addr().is_ipv4(), false);
+    let (length, _) = scheme.lengths(IpVersion::of(prefix.addr()), Planes::One);
     Some((byte(link.rail), byte(link.plane), IpNet::new_assert(made.addr(), length).trunc()))
 }
 
-/// 128 bits in place of two names, of which a million would take the memory of the plan once more.
+/// 128 bits instead of two names, of which a million would take the memory of the plan once more.
 fn hash(one: &str, other: &str) -> u128 {
     let mut hasher = SipHasher13::new();
     (one, other).hash(&mut hasher);
     hasher.finish128().as_u128()
 }
 
-/// After [`Scheme::check`], nothing is cut off.
+/// The value as a byte; after [`Scheme::check`] it is one.
 fn byte(value: u64) -> u8 {
     u8::try_from(value).unwrap_or(u8::MAX)
 }
@@ -458,252 +564,4 @@ fn nth(prefix: IpNet, index: i64) -> IpAddr {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TWO: Scheme = Scheme {
-        tiers: Tiers::Two,
-        mode: Mode::None,
-        family: Family::Ipv4,
-        first_octet: 172,
-        polarity: Polarity::LeafOdd,
-    };
-
-    fn link(node_name: &str, plane: u64, rail: u64, pod: u64, su: u64, host: u64) -> HostLink {
-        HostLink { node_name: node_name.into(), plane, rail, pod, su, host, cable: Cable::default() }
-    }
-
-    fn plan(scheme: Scheme, links: &[HostLink]) -> Result<Plan, Vec<String>> {
-        let mut plan = scheme.plan(links.to_vec(), &|number| format!("links[{number}]"))?;
-        plan.check()?;
-        Ok(plan)
-    }
-
-    /// Name, cidr, routes, prefix and gateway of a link's first pool.
-    fn shown(scheme: Scheme, link: HostLink) -> String {
-        let plan = plan(scheme, &[link]).unwrap();
-        let Pool { name, spec, .. } = &plan.pools[0];
-        let routes: Vec<_> = spec.routes.iter().map(|to| to.dst.as_str()).collect();
-        let Row { prefix, gateway, .. } = &spec.static_allocations[0];
-        format!("{name} {} {} {prefix} {gateway}", spec.cidr, routes.join(","))
-    }
-
-    /// The corners of each row of the table above, as `addressing.go` computes them.
-    #[test]
-    fn the_formulas_are_nvidias() {
-        let three = Scheme { tiers: Tiers::Three, first_octet: 10, ..TWO };
-        for (scheme, link, expected) in [
-            (
-                TWO,
-                link("w", 0, 0, 0, 1, 30),
-                "rail-0 172.16.0.0/15 172.16.0.0/15,172.16.0.0/12 172.16.1.60/31 172.16.1.61",
-            ),
-            (
-                TWO,
-                link("w", 0, 7, 0, 63, 127),
-                "rail-7 172.30.0.0/15 172.30.0.0/15,172.16.0.0/12 172.30.63.254/31 172.30.63.255",
-            ),
-            (
-                Scheme { mode: Mode::Swplb, ..TWO },
-                link("w", 1, 1, 0, 0, 0),
-                "rail-1-plane-1 172.20.64.0/18 172.20.64.0/18,172.20.0.0/14 172.20.64.0/31 172.20.64.1",
-            ),
-            (
-                Scheme { mode: Mode::Swplb, ..TWO },
-                link("w", 3, 7, 0, 63, 127),
-                "rail-7-plane-3 172.29.192.0/18 172.29.192.0/18,172.28.0.0/14 172.29.255.254/31 172.29.255.255",
-            ),
-            (
-                Scheme { mode: Mode::Hwplb, ..TWO },
-                link("w", 3, 5, 0, 2, 1),
-                "rail-5 172.17.64.0/18 172.17.64.0/18,172.16.0.0/14 172.17.66.2/31 172.17.66.3",
-            ),
-            (
-                three,
-                link("w", 0, 7, 31, 255, 127),
-                "rail-7 10.224.0.0/11 10.224.0.0/11,10.0.0.0/8 10.255.255.254/31 10.255.255.255",
-            ),
-            (
-                Scheme { mode: Mode::Hwplb, ..three },
-                link("compute-a", 0, 0, 2, 3, 0),
-                "rail-0 10.0.0.0/13 10.0.0.0/13,10.0.0.0/10 10.0.131.0/31 10.0.131.1",
-            ),
-            (
-                Scheme { mode: Mode::Swplb, ..three },
-                link("w", 3, 7, 31, 63, 127),
-                "rail-7-plane-3 10.248.0.0/13 10.248.0.0/13,10.192.0.0/10 10.255.255.254/31 10.255.255.255",
-            ),
-            (
-                Scheme { polarity: Polarity::LeafEven, first_octet: 10, ..TWO },
-                link("w", 0, 0, 0, 1, 30),
-                "rail-0 10.16.0.0/15 10.16.0.0/15,10.16.0.0/12 10.16.1.60/31 10.16.1.60",
-            ),
-            (
-                Scheme { family: Family::Ipv6, ..TWO },
-                link("w", 0, 7, 0, 1, 30),
-                "rail-7 fd02:0:700::/40 fd02::/32 fd02:0:700:11e::/64 fd02:0:700:11e::2",
-            ),
-            (
-                Scheme { family: Family::Ipv6, mode: Mode::Swplb, tiers: Tiers::Three, ..TWO },
-                link("w", 2, 7, 4, 1, 255),
-                "rail-7-plane-2 fd02:2:700::/40 fd02::/24 fd02:2:704:1ff::/64 fd02:2:704:1ff::2",
-            ),
-        ] {
-            assert_eq!(shown(scheme, link), expected);
-        }
-    }
-
-    #[test]
-    fn pods_get_the_side_that_the_leaf_does_not_have() {
-        for (polarity, v4, v6) in
-            [(Polarity::LeafOdd, "172.16.0.0", "fd02::1"), (Polarity::LeafEven, "172.16.0.1", "fd02::2")]
-        {
-            let scheme = Scheme { family: Family::Dual, polarity, ..TWO };
-            let plan = plan(scheme, &[link("w", 0, 0, 0, 0, 0)]).unwrap();
-            let names: Vec<_> = plan.pools.iter().map(|pool| pool.name.as_str()).collect();
-            assert_eq!(names, ["rail-0", "rail-0-v6"]);
-            for (pool, address) in plan.pools.iter().zip([v4, v6]) {
-                let allocations = pool.spec.plan("spec", &[]).unwrap().allocations;
-                assert_eq!(allocations["w"].first_free(|_| false).unwrap().to_string(), address);
-            }
-        }
-    }
-
-    #[test]
-    fn every_limit_is_told_with_its_field() {
-        let three = Scheme { tiers: Tiers::Three, ..TWO };
-        let v6 = Scheme { family: Family::Ipv6, ..three };
-        for (scheme, link, told) in [
-            (TWO, link("w", 0, 8, 0, 0, 0), "links[0]: rail 8 is not 0 to 7"),
-            (TWO, link("w", 0, 0, 0, 0, 128), "host 128 is not 0 to 127"),
-            (TWO, link("w", 0, 0, 0, 64, 0), "su 64 is not 0 to 63"),
-            (TWO, link("w", 0, 0, 1, 0, 0), "pod 1 is not 0: two tiers of switches have one pod"),
-            (Scheme { mode: Mode::Swplb, ..TWO }, link("w", 4, 0, 0, 0, 0), "plane 4 is not 0 to 3"),
-            (three, link("w", 0, 0, 0, 256, 0), "su 256 is not 0 to 255"),
-            (three, link("w", 0, 0, 32, 0, 0), "pod 32 is not 0 to 31"),
-            (Scheme { mode: Mode::Hwplb, ..three }, link("w", 0, 0, 0, 64, 0), "su 64 is not 0 to 63"),
-            (v6, link("w", 0, 0, 256, 0, 0), "pod 256 is not 0 to 255"),
-            (v6, link("w", 0, 0, 0, 0, 256), "host 256 is not 0 to 255"),
-            (TWO, link("../w", 0, 0, 0, 0, 0), "\"../w\" is no name of a node"),
-            (TWO, link("w", 0, u64::MAX, 0, 0, 0), "rail 18446744073709551615"),
-        ] {
-            let faults = plan(scheme, &[link]).unwrap_err();
-            assert!(faults[0].contains(told), "{told}: {faults:?}");
-        }
-    }
-
-    #[test]
-    fn two_nodes_in_one_place_and_one_node_in_two_are_refused() {
-        let faults = plan(TWO, &[link("a", 0, 0, 0, 0, 0), link("b", 0, 0, 0, 0, 0)]).unwrap_err();
-        assert!(faults[0].contains(
-            "links[1]: node b is in the place of node a (links[0]): both would have 172.16.0.0/31"
-        ));
-        let faults = plan(TWO, &[link("a", 0, 0, 0, 0, 0), link("a", 0, 0, 0, 1, 0)]).unwrap_err();
-        assert!(
-            faults[0].contains("links[1]: node a has 172.16.0.0/31 on rail 0 by another link"),
-            "{faults:?}"
-        );
-    }
-
-    /// With `hwplb` a NIC has a cable to a leaf of each plane, and one address.
-    #[test]
-    fn cables_of_one_address_stay_together() {
-        let cabled = |plane| HostLink {
-            cable: Cable { leaf: Some(format!("leaf-p{plane}")), ..Cable::default() },
-            ..link("w", plane, 0, 0, 0, 0)
-        };
-        let both = [cabled(0), cabled(1)];
-        let plan_of = |mode| plan(Scheme { mode, ..TWO }, &both).unwrap();
-        assert_eq!(plan_of(Mode::Hwplb).pools[0].cables[0].len(), 2);
-        assert_eq!(plan_of(Mode::Swplb).pools.len(), 2);
-        assert_eq!(plan_of(Mode::None).pools[0].cables[0].len(), 2);
-    }
-
-    /// With the length of the route to all rails, a prefix tells where it is.
-    #[test]
-    fn a_prefix_tells_its_place() {
-        let mut tried = 0;
-        for (tiers, mode, family) in [Tiers::Two, Tiers::Three].into_iter().flat_map(|tiers| {
-            [Mode::None, Mode::Swplb].into_iter().flat_map(move |mode| {
-                [Family::Ipv4, Family::Ipv6].into_iter().map(move |family| (tiers, mode, family))
-            })
-        }) {
-            let scheme = Scheme { tiers, mode, family, ..TWO };
-            for seed in 0..2000_u64 {
-                let [plane, rail, pod, su, host] = [4, 8, 32, 256, 128].map(|room| seed * 7919 / room % room);
-                let plane = if mode == Mode::None { 0 } else { plane };
-                let Ok(plan) = plan(scheme, &[link("w", plane, rail, pod, su, host)]) else { continue };
-                tried += 1;
-                let Pool { rail, plane, spec, .. } = &plan.pools[0];
-                let all: IpNet = spec.routes.last().unwrap().dst.parse().unwrap();
-                let prefix = spec.static_allocations[0].prefix.parse().unwrap();
-                let place = (rail.unwrap(), plane.unwrap_or(0), spec.cidr.parse().unwrap());
-                assert_eq!(place_of(prefix, all.prefix_len()), Some(place), "{prefix} {all}");
-            }
-        }
-        assert!(tried > 1000, "{tried}");
-        for (prefix, length) in [
-            ("172.17.0.0/31", 12),
-            ("172.16.64.0/31", 12),
-            ("172.18.0.0/31", 14),
-            ("172.16.0.0/30", 12),
-            ("172.16.0.0/31", 16),
-            ("fd03::/64", 32),
-            ("fd02:4::/64", 24),
-            ("fd02:0:800::/64", 32),
-            ("fd02::/127", 32),
-        ] {
-            assert_eq!(place_of(prefix.parse().unwrap(), length), None, "{prefix}");
-        }
-    }
-
-    /// One row too many in a table of cables, and a switch port is configured twice.
-    #[test]
-    fn an_end_of_a_cable_is_there_once() {
-        let cabled = |node: &str, rail, interface: &str, port: &str| HostLink {
-            cable: Cable {
-                interface: Some(interface.into()),
-                leaf: Some("leaf".into()),
-                port: Some(port.into()),
-                ..Cable::default()
-            },
-            ..link(node, 0, rail, 0, 0, if node == "a" { 0 } else { 1 })
-        };
-        let faults = plan(TWO, &[cabled("a", 0, "r0", "swp1"), cabled("b", 0, "r0", "swp1")]).unwrap_err();
-        assert_eq!(
-            faults,
-            ["links[1]: port swp1 of leaf has another cable (links[0]): correct the port of one"]
-        );
-        let faults = plan(TWO, &[cabled("a", 0, "r0", "swp1"), cabled("a", 1, "r0", "swp2")]).unwrap_err();
-        assert_eq!(faults, ["links[1]: interface r0 of node a is also on rail 0 (links[0])"]);
-        assert!(plan(TWO, &[cabled("a", 0, "r0", "swp1"), cabled("a", 1, "r1", "swp2")]).is_ok());
-    }
-
-    #[test]
-    fn names_of_ends_are_words() {
-        let cable = |interface: &str, leaf: &str, port: &str| Cable {
-            interface: Some(interface.into()),
-            leaf: Some(leaf.into()),
-            port: Some(port.into()),
-            ..Cable::default()
-        };
-        assert_eq!(cable("enp1s0f0np0", "leaf-1.dc", "Ethernet1/1:2").faults(), [None, None, None]);
-        for (cable, told) in [
-            (cable("sixteen-bytes-xx", "l", "p"), "\"sixteen-bytes-xx\" is no name of a netdev"),
-            (cable("e;reboot", "l", "p"), "netdev"),
-            (cable("e", "../l", "p"), "\"../l\" is no name of a leaf"),
-            (cable("e", "l", "swp1 $(reboot)"), "is no name of a switch port"),
-            (cable("e", "l", "/swp1"), "switch port"),
-        ] {
-            assert!(cable.faults().into_iter().flatten().any(|fault| fault.contains(told)), "{told}");
-        }
-    }
-
-    #[test]
-    fn nodes_that_look_like_one_and_nodes_without_a_rail_are_told() {
-        let links = [link("w1", 0, 0, 0, 0, 0), link("W1.example", 0, 0, 0, 0, 1), link("w1", 0, 1, 0, 0, 0)];
-        let Plan { warnings, doubts, .. } = plan(TWO, &links).unwrap();
-        assert_eq!(doubts.into_warnings(), ["node W1.example has nothing in rail-1: add it there"]);
-        assert!(warnings.iter().any(|it| it.contains("W1.example and w1 differ only")), "{warnings:?}");
-    }
-}
+mod tests;

@@ -1,5 +1,5 @@
-//! What a pool is: the addressing of one rail, of which each node has a prefix, its allocation. Planning writes
-//! allocations to the store, serving reads them there; neither knows the other.
+//! Pools: a pool is the addressing of one rail, and each node has a prefix of it, its allocation. Planning writes
+//! allocations to the store, and rail-ipam reads them there when it leases addresses.
 
 pub mod allocation;
 pub mod cidrpool;
@@ -17,17 +17,20 @@ pub use allocation::{Allocation, LeafPort, To};
 pub fn node_name(node: &Node) -> Result<String> {
     let name = node.name()?;
     if !is_name(&name) {
-        fail!(InvalidConfig, "the host name {name:?} is no name of a node: set nodeName in node.json");
+        fail!(
+            InvalidConfig,
+            "the host name {name:?} is not a valid name of a node: set nodeName in node.json"
+        );
     }
     Ok(name)
 }
 
-/// Can `name` be a node or a pool? Both become names of files, which end at 255 bytes.
+/// Whether `name` can be that of a node or a pool. Both become names of files, which have at most 255 bytes.
 pub fn is_name(name: &str) -> bool {
     is_identifier(name) && name.len() <= 200
 }
 
-/// `rail-3`, `rail3-v6`, `rail-3-plane-1`: what the name of a pool says, where the plan does not.
+/// The `rail` in the name of a pool, such as `rail-3`, `rail3-v6` or `rail-3-plane-1`, if the plan does not say it.
 pub fn rail_in(pool: &str) -> Option<u8> {
     let lower = pool.to_ascii_lowercase();
     let number_after = |word: &str| -> Option<u8> {
@@ -38,8 +41,8 @@ pub fn rail_in(pool: &str) -> Option<u8> {
     Some(number(number_after("rail")?, number_after("plane")))
 }
 
-/// `rail` of a network. Each plane of a rail is a network of its own, with routing tables of its own in the pod: the
-/// rails of plane 1 count from 8.
+/// The `rail` of a network. Each plane of a rail is a network of its own, with a routing table of its own in the pod, so
+/// the rails of plane 1 count from 8.
 pub fn number(rail: u8, plane: Option<u8>) -> u8 {
     const RAILS: u8 = 8;
     rail.saturating_add(plane.unwrap_or(0).saturating_mul(RAILS))

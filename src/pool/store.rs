@@ -1,7 +1,6 @@
-//! The store, `NODE/POOL.json` below storeDir: one small file for each node in
-//! each pool, so that an ADD costs the same however many nodes are planned.
-//! Beside them, in `NODE/leaf-ports`, stands in which ports the cables end, if the
-//! plan knows: an older rail-ipam passes over that file, and so does ADD.
+//! The store: `NODE/POOL.json` below storeDir, one small file for each node in each pool, so that the cost of an ADD does
+//! not depend on the number of nodes. `NODE/leaf-ports` has the leaf ports of the cables, if the plan has them; an older
+//! rail-ipam ignores that file, and so does ADD.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -21,17 +20,17 @@ use crate::node::Node;
 use crate::progress::Progress;
 
 const LOCK: &str = ".lock";
-/// Without `.json`, by which an older rail-ipam knows pools.
+/// The name is without `.json`, by which an older rail-ipam knows pools.
 const LEAF_PORTS: &str = "leaf-ports";
-/// A file that is there while somebody writes, or when he was killed.
+/// A file that exists while a process writes the store, or after one was killed.
 const UNFINISHED: &str = ".unfinished";
-/// What a name begins with that is not a node's yet, or not any more.
+/// The prefix of a directory's name that is not a node's yet, or not any more.
 const NEW: &str = ".new.";
-/// Nodes of a large store that are looked at for a message.
+/// A message about a large store looks at this many nodes.
 const MOST_LISTED: usize = 10_000;
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The allocations of `node_name` in `pools`, all of one plan; there being none is an error that helps.
+/// The allocations of `node_name` in `pools`, all of one plan. The error for a missing one names similar nodes.
 pub fn load(node: &Node, node_name: &str, pools: &[String]) -> Result<Vec<Allocation>> {
     let store = Store::open(node)?;
     let found = store.find(node_name, pools)?;
@@ -39,16 +38,15 @@ pub fn load(node: &Node, node_name: &str, pools: &[String]) -> Result<Vec<Alloca
     pools.iter().zip(found).map(or_missing).collect()
 }
 
-/// The leaf ports behind `gateway`, a neighbour of this node: `leaf-su0-r0 swp2`. Where the plan knows none,
-/// nothing.
+/// The leaf ports behind `gateway`, a neighbour of this node, such as `leaf-su0-r0 swp2`. `None` if the plan has none.
 pub fn peer_of(node: &Node, gateway: IpAddr) -> Option<String> {
     let of_gateway = |one: &Allocation| one.gateway == Some(gateway) && !one.leaf_ports.is_empty();
     let (_, allocation) = allocations(node).into_iter().find(|(_, one)| of_gateway(one))?;
     Some(allocation::join(&allocation.leaf_ports))
 }
 
-/// What this node has, by pool. Where the store cannot be read, nothing: it is asked for errors that have another
-/// cause.
+/// The allocations of this node, by pool. Empty if the store cannot be read, because this is for messages about errors
+/// with another cause.
 pub fn allocations(node: &Node) -> Vec<(String, Allocation)> {
     let all = || -> Result<Vec<(String, Allocation)>> {
         let all = Store::open(node)?.everything(&super::node_name(node)?)?;
@@ -62,10 +60,10 @@ pub fn gateways(node: &Node) -> Vec<(String, IpAddr)> {
     allocations(node).into_iter().filter_map(|(pool, one)| Some((pool, one.gateway?))).collect()
 }
 
-/// What a file says, if it is there.
+/// The content of a file, if it exists.
 pub type Found = Result<Option<Allocation>>;
 
-/// The store, open. One that was never written has nothing.
+/// An open store. A store that was never written is empty.
 #[derive(Debug)]
 pub struct Store {
     path: PathBuf,
@@ -73,7 +71,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens it to be read.
+    /// Opens the store for reading.
     pub fn open(node: &Node) -> Result<Store> {
         let path = node.store_dir.clone();
         match Dir::open(&path) {
@@ -83,7 +81,7 @@ impl Store {
         }
     }
 
-    /// Every node that has a folder, sorted.
+    /// All nodes that have a directory, sorted.
     pub fn nodes(&self) -> Result<Vec<String>> {
         let mut nodes = self.root.as_ref().map(Dir::names).transpose()?.unwrap_or_default();
         nodes.retain(|name| super::is_name(name));
@@ -91,14 +89,14 @@ impl Store {
         Ok(nodes)
     }
 
-    /// Some of them, in no order, for what need not be complete: a large store has a million.
+    /// At most `most` nodes, in no order. A large store has a million.
     pub fn some_nodes(&self, most: usize) -> Vec<String> {
         let entries = std::fs::read_dir(&self.path).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
         names.filter(|name| super::is_name(name)).take(most).collect()
     }
 
-    /// The pools that have something for `node_name`, sorted.
+    /// The pools that have an allocation for `node_name`, sorted.
     pub fn pools(&self, node_name: &str) -> Result<Vec<String>> {
         let names = self.folder(node_name)?.map(|folder| folder.names()).transpose()?.unwrap_or_default();
         let mut pools: Vec<_> =
@@ -107,10 +105,10 @@ impl Store {
         Ok(pools)
     }
 
-    /// What `node_name` has in each of `pools`, all of one plan: the files are read in one folder, and a folder
-    /// that another took the place of loses its files only after that.
+    /// The allocation of `node_name` in each of `pools`, all of one plan: the files are read in one directory, and a
+    /// directory that is replaced loses its files only later.
     pub fn find(&self, node_name: &str, pools: &[impl AsRef<str>]) -> Result<Vec<Found>> {
-        // Each turn more is another plan that was written just now.
+        // Each further turn means that another plan was written just now.
         const TURNS: usize = 100;
         let nothing = || pools.iter().map(|_| Ok(None)).collect();
         let mut found = nothing();
@@ -125,7 +123,7 @@ impl Store {
         Ok(found)
     }
 
-    /// All that `node_name` has, by pool, with the leaf ports.
+    /// All allocations of `node_name`, by pool, with their leaf ports.
     pub fn everything(&self, node_name: &str) -> Result<BTreeMap<String, Found>> {
         let Some(folder) = self.folder(node_name)? else { return Ok(BTreeMap::new()) };
         let names = folder.names()?;
@@ -148,7 +146,7 @@ impl Store {
         Ok(self.root.as_ref().map(|root| root.sub(node_name)).transpose()?.flatten())
     }
 
-    /// The error for a node without an allocation: nothing is given, and the reader is told what may be meant.
+    /// The error for a node without an allocation, with names that may be meant.
     fn missing(&self, node_name: &str, pool: &str) -> anyhow::Error {
         let hint = match self.pools(node_name) {
             Ok(mut pools) if !pools.is_empty() => {
@@ -165,26 +163,25 @@ impl Store {
         )
     }
 
-    /// What to do about a node that has nothing here.
+    /// A hint for a node that has no allocation in the store.
     pub fn hint(&self, wanted: &str) -> String {
         near_hint(wanted, self.likely(wanted).iter().map(String::as_str), "the store")
     }
 
-    /// Nodes that may be meant by `wanted`.
+    /// Nodes whose names differ from `wanted` in letter case or domain only.
     pub fn near(&self, wanted: &str) -> Vec<String> {
         near_misses(wanted, self.likely(wanted).iter().map(String::as_str))
     }
 
-    /// Nodes that there are, those with a name like `wanted` first.
+    /// Some nodes of the store, those with a name like `wanted` first.
     pub fn some_names(&self, wanted: &str) -> Option<String> {
         some_names(wanted, self.likely(wanted).iter().map(String::as_str))
     }
 
-    /// Of a large store only a part is listed; it tells which domains there are, and the likely names are looked
-    /// up.
+    /// Lists a part of the store, and looks up likely names with the domains that the part has.
     fn likely(&self, wanted: &str) -> BTreeSet<String> {
         let mut listed = self.some_nodes(MOST_LISTED);
-        // A folder that went empty between two calls, or that somebody made.
+        // A directory may be empty since the last call, or of somebody else.
         listed.retain(|name| name != wanted);
         let likely = likely_names(wanted, listed.iter().map(String::as_str));
         let is_there = |name: &String| super::is_name(name) && self.path.join(name).is_dir();
@@ -192,22 +189,21 @@ impl Store {
     }
 }
 
-/// What the store shall say of a node in a pool; without an allocation, nothing.
+/// A change of the store.
 #[derive(Debug)]
 pub struct Change<'a> {
-    /// Whose.
+    /// The name of the node.
     pub node_name: &'a str,
-    /// In which pool.
+    /// The name of the pool.
     pub pool: &'a str,
-    /// What it shall have.
+    /// The new allocation; `None` to remove it.
     pub allocation: Option<&'a Allocation>,
 }
 
-/// Makes all changes, to stay, or none; those of one node stand in a row.
+/// Makes all changes durable, or none. The changes of one node are next to each other.
 ///
-/// A node's new folder is made whole beside the old one and then takes its place, in one step: who reads has the
-/// old or the new one. Two waits for the disk serve all nodes: one for each file would make minutes of a large
-/// fabric.
+/// The new directory of a node is complete before it replaces the old one in one step, so a reader has the old or the
+/// new one. All nodes share two waits for the disk: one for each file would take minutes for a large fabric.
 pub fn apply(node: &Node, changes: &[Change<'_>]) -> Result<()> {
     let is_unfinished = || node.store_dir.join(UNFINISHED).exists();
     if changes.is_empty() && !is_unfinished() {
@@ -225,7 +221,7 @@ pub fn apply(node: &Node, changes: &[Change<'_>]) -> Result<()> {
     root.write_new(UNFINISHED, b"")?;
     let replaced = replace(&root, &of_node);
     if let Err(error) = clear(&root, &names) {
-        // It does no harm, and the next apply tries again.
+        // The remains do no harm, and the next apply removes them.
         log::warn!("{error:#}");
     }
     replaced
@@ -243,13 +239,13 @@ fn replace(root: &Dir, of_node: &[&[Change<'_>]]) -> Result<()> {
     for (done, (name, step)) in steps.iter_mut().enumerate() {
         progress.step();
         let Err(error) = step.take(root, name) else { continue };
-        // A folder is as it was, unless its files went one by one.
+        // A directory is unchanged, unless its files were replaced one by one.
         let taken = if matches!(step, Step::FileByFile) { done + 1 } else { done };
         let undone = steps[..taken].iter().rev().try_for_each(|(name, step)| step.undo(root, name));
         return Err(match undone {
             Ok(()) => error,
             Err(why) => {
-                let mixed = "some nodes have the new plan and some the old one: import again";
+                let mixed = "some nodes have the new plan and some the old one: write the plan again";
                 error.context(format!("{why:#}; {mixed}"))
             }
         });
@@ -258,8 +254,8 @@ fn replace(root: &Dir, of_node: &[&[Change<'_>]]) -> Result<()> {
     match steps.iter().filter(|(_, step)| matches!(step, Step::FileByFile)).count() {
         0 => (),
         count => log::warn!(
-            "{}: this file system cannot exchange folders: {count} nodes were written file by file, and an ADD at \
-             that moment may have seen one pool of the old plan and one of the new",
+            "{}: this file system cannot exchange directories: {count} nodes were written file by file, and an ADD \
+             at that moment may have read one pool of the old plan and one of the new",
             root.path().display()
         ),
     }
@@ -271,24 +267,25 @@ fn sync(root: &Dir) -> Result<()> {
     root.sync()
 }
 
-/// How a node gets what was prepared.
+/// How a node gets its new directory.
 #[derive(Debug)]
 enum Step {
-    /// It had no folder.
+    /// The node had no directory.
     Make,
-    /// It has another one.
+    /// The directories are exchanged.
     Exchange,
-    /// It has one with one file, which alone changes: a million nodes with a pool each need no new folders.
+    /// The directory has one file, and only this file is exchanged: a million nodes with one pool need no new
+    /// directories.
     ExchangeFile(String),
-    /// It has one, and shall have none.
+    /// The directory is removed.
     Remove,
-    /// It has none and shall have none.
+    /// There is no directory, before and after.
     Nothing,
-    /// It had another one, on a file system that cannot exchange folders.
+    /// The files were replaced one by one, on a file system that cannot exchange directories.
     FileByFile,
 }
 
-/// Makes the folder that shall be the node's: what changes, and whatever else is in the old one.
+/// Makes the new directory of a node, with the changes and with links to all other files of the old one.
 fn prepare(root: &Dir, changes: &[Change<'_>]) -> Result<Step> {
     let name = changes[0].node_name;
     let old = root.sub(name)?;
@@ -347,15 +344,16 @@ fn content(of_file: &impl Serialize) -> Result<Vec<u8>> {
     Ok(content)
 }
 
-/// The leaf ports of a node, by pool. The gateway tells whether they are of the same plan as the allocation, which
-/// an older rail-ipam writes alone.
+/// The leaf ports of a node in a pool. An older rail-ipam writes only the allocation; if its gateway is another one, these
+/// leaf ports are of an older plan.
 #[derive(Debug, Serialize, Deserialize)]
 struct OfPool {
     gateway: Option<IpAddr>,
     ports: Vec<LeafPort>,
 }
 
-/// Damage costs a message two words, and the next plan writes the file again.
+/// The leaf ports of a node, by pool. Empty if the file is damaged: only messages use it, and the next plan writes it
+/// again.
 fn read_leaf_ports(folder: &Dir) -> BTreeMap<String, OfPool> {
     let content = folder.read(LEAF_PORTS).ok().flatten().unwrap_or_default();
     serde_json::from_slice(&content).unwrap_or_default()
@@ -371,7 +369,7 @@ impl Step {
             Step::ExchangeFile(file) => root.exchange(hidden, file),
             Step::Nothing | Step::FileByFile => return Ok(()),
         };
-        // EXDEV: overlayfs, for a folder that is not in the upper layer.
+        // EXDEV: overlayfs, for a directory that is not in the upper layer.
         let cannot = |error: &std::io::Error| {
             [Errno::EINVAL, Errno::EXDEV, Errno::ENOSYS, Errno::EOPNOTSUPP]
                 .iter()
@@ -404,7 +402,7 @@ impl Step {
     }
 }
 
-/// Moves what is prepared for a node, if anything, into its folder, and removes what else is there.
+/// Moves the prepared files of a node, if there are any, into its directory, and removes all others there.
 fn file_by_file(root: &Dir, name: &str) -> Result<()> {
     let Some(old) = root.sub(name)? else { return Ok(()) };
     let new = root.sub(&hidden(name))?;
@@ -425,9 +423,9 @@ fn move_file(from: &Dir, name: &str, to: &Dir, new_name: &str) -> Result<()> {
         .with_context(|| format!("cannot write {}", to.path().join(new_name).display()))
 }
 
-/// Removes what is hidden of these nodes: old ones, or what a killed writer left. Who holds the lock may.
+/// Removes the hidden directories of these nodes: old ones, or those of a killed writer. The caller has the lock.
 fn clear(root: &Dir, names: &[&str]) -> Result<()> {
-    let mut progress = Progress::new("removing what was", names.len());
+    let mut progress = Progress::new("removing old nodes", names.len());
     for name in names {
         root.remove_any(&hidden(name))?;
         progress.step();
@@ -435,13 +433,13 @@ fn clear(root: &Dir, names: &[&str]) -> Result<()> {
     root.remove(UNFINISHED)
 }
 
-/// A node's folder that is not its folder yet, or not any more. It is beside the folder, not in one for all of
-/// them: a folder that stays in its parent is not written again when it is renamed.
+/// The name of a node's directory before and after it is the node's. It has the same parent, because a directory that
+/// stays in its parent is not written again when it is renamed.
 fn hidden(node_name: &str) -> String {
     format!("{NEW}{node_name}")
 }
 
-/// The allocation in `folder`, a node's, of `pool`.
+/// The allocation of a pool in the directory of a node.
 fn read(folder: &Dir, pool: &str) -> Found {
     let name = file_name(pool);
     let Some(content) = folder.read(&name)? else { return Ok(None) };
@@ -455,8 +453,8 @@ fn file_name(pool: &str) -> String {
     format!("{pool}.json")
 }
 
-/// What a file says. One that is cut short or empty is damage, never the absence of an allocation: nv-ipam takes
-/// a store of no bytes for a new one and gives addresses in use a second time.
+/// Parses a file. A file that is cut short or empty is damaged, and never means that there is no allocation: nv-ipam takes
+/// an empty store for a new one, and gives addresses in use a second time.
 fn parse(content: &[u8]) -> Result<Allocation, String> {
     let damaged = |why: String| format!("{why}: the file is damaged, import the pool again");
 
@@ -468,13 +466,13 @@ fn parse(content: &[u8]) -> Result<Allocation, String> {
     });
     let version = |version: u32| {
         format!(
-            "version {version}: this rail-ipam reads version {}, install a newer one",
+            "version {version} is newer than version {} of this rail-ipam: install a newer one",
             allocation::VERSION
         )
     };
     match read.and_then(|allocation| json.end().map_err(|error| error.to_string()).map(|()| allocation)) {
         Ok(allocation) if allocation.version != allocation::VERSION => Err(version(allocation.version)),
-        Ok(allocation) => allocation.check().map(|()| allocation).map_err(damaged),
+        Ok(allocation) => allocation.check().map(|()| allocation).map_err(|fault| damaged(fault.to_string())),
         Err(why) => {
             let value = serde_json::from_slice::<serde_json::Value>(content).unwrap_or_default();
             let other = value["version"].as_u64().and_then(|version| u32::try_from(version).ok());
@@ -483,8 +481,7 @@ fn parse(content: &[u8]) -> Result<Allocation, String> {
     }
 }
 
-/// Names that would be near misses of `wanted`, with the domains of `known` names: a fabric's nodes are named
-/// alike.
+/// Names that are near misses of `wanted`, with the domains of `known` names.
 fn likely_names<'a>(wanted: &str, known: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
     const DOMAINS: usize = 16;
     let mut domains = BTreeSet::from([""]);
@@ -506,7 +503,7 @@ fn likely_names<'a>(wanted: &str, known: impl Iterator<Item = &'a str>) -> BTree
     likely
 }
 
-/// Names that differ from `wanted` in letter case or in the domain alone.
+/// Names that differ from `wanted` in letter case or domain only.
 pub fn near_misses<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let host = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
     let is_near = |name: &&str| *name != wanted && host(name) == host(wanted);
@@ -515,25 +512,25 @@ pub fn near_misses<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Ve
     near
 }
 
-/// What to do about a node that is not there: one that is near in letter case or domain is meant, or else one of
-/// those that `whose` ("the plan") has.
+/// A hint for a node that is not among `names`, which `whose` ("the plan") has: a near miss, or else some of them.
 pub fn near_hint<'a>(wanted: &str, names: impl Iterator<Item = &'a str> + Clone, whose: &str) -> String {
     match near_misses(wanted, names.clone()).as_slice() {
         [] => {
-            let given = "`rail-ipam plan` or `import` must give it one, for nothing is ever invented";
+            let given =
+                "`rail-ipam plan` or `rail-ipam import` must give it one, because none is ever invented";
             match some_names(wanted, names) {
                 None => format!(": {given}"),
                 Some(some) => format!(": {whose} has {some}; {given}, or nodeName in node.json is wrong"),
             }
         }
         near => format!(
-            ": did the plan mean it with {}? Names are exact: correct the plan, or nodeName in node.json",
+            ": did you mean {}? Names are exact: correct the plan, or nodeName in node.json",
             near.join(", ")
         ),
     }
 }
 
-/// The names that differ least from `wanted`, and how many more there are.
+/// The names that differ least from `wanted`, and the number of the others.
 fn some_names<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Option<String> {
     const SHOWN: usize = 10;
     let all = by_distance(wanted, names);
@@ -541,141 +538,11 @@ fn some_names<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Option<
     match all.len().checked_sub(SHOWN) {
         _ if all.is_empty() => None,
         None | Some(0) => Some(some),
-        // No more are looked at.
+        // Only so many were listed.
         Some(_) if all.len() >= MOST_LISTED => Some(format!("{some} and thousands more")),
         Some(more) => Some(format!("{some} and {more} more")),
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn a_file_reads_as_it_was_written() {
-        let text = r#"{"version":1,"prefix":"172.16.1.60/31","gateway":"172.16.1.61","rail":0,"routes":[{"dst":"172.16.0.0/15"}],"exclusions":[{"startIP":"172.16.1.61","endIP":"172.16.1.61"}]}"#;
-        let read = parse(text.as_bytes()).unwrap();
-        assert_eq!(serde_json::to_string(&read).unwrap(), text);
-    }
-
-    /// rail-ipam 0.1.0 reads the store with `parse`, which refuses keys that it does not know, and lists pools by
-    /// their `.json`.
-    #[test]
-    fn a_gateway_tells_its_leaf_port_and_the_allocation_is_as_before() {
-        let temp = tempfile::tempdir().unwrap();
-        let dirs = serde_json::json!({"nodeName": "n", "storeDir": temp.path().join("store")});
-        let node: Node = serde_json::from_value(dirs).unwrap();
-        let port = |leaf: &str, port: &str| LeafPort { leaf: leaf.into(), port: Some(port.into()) };
-        let (gateway, file) = ("172.16.0.3".parse().unwrap(), temp.path().join("store/n/rail-0.json"));
-        assert_eq!(peer_of(&node, gateway), None);
-        let mut ours = allocation::tests::allocation("172.16.0.2/31", Some("172.16.0.3"), &[]);
-        let write = |allocation: Option<&Allocation>| {
-            apply(&node, &[Change { node_name: "n", pool: "rail-0", allocation }]).unwrap();
-        };
-        write(Some(&ours));
-        let before = std::fs::read(&file).unwrap();
-        assert_eq!(peer_of(&node, gateway), None);
-        for (ports, told) in [
-            (vec![port("leaf-su0-r0", "swp2")], Some("leaf-su0-r0 swp2")),
-            (vec![port("p0", "swp2"), port("p1", "swp2")], Some("p0 swp2, p1 swp2")),
-            (vec![LeafPort { leaf: "leaf".into(), port: None }], Some("leaf")),
-            (vec![], None),
-            (vec![port("leaf-su0-r0", "swp2")], Some("leaf-su0-r0 swp2")),
-        ] {
-            ours.leaf_ports = ports;
-            write(Some(&ours));
-            assert_eq!(peer_of(&node, gateway).as_deref(), told);
-            assert_eq!(std::fs::read(&file).unwrap(), before, "an older rail-ipam reads this");
-            assert_eq!(Store::open(&node).unwrap().pools("n").unwrap(), ["rail-0"]);
-        }
-        assert_eq!(peer_of(&node, "172.16.0.1".parse().unwrap()), None);
-        // An older rail-ipam writes another allocation and leaves the file beside it.
-        let moved = allocation::tests::allocation("172.16.0.2/31", Some("172.16.0.2"), &[]);
-        std::fs::write(&file, content(&moved).unwrap()).unwrap();
-        assert_eq!(peer_of(&node, "172.16.0.2".parse().unwrap()), None);
-        std::fs::write(file.with_file_name(LEAF_PORTS), "{").unwrap();
-        write(Some(&ours));
-        assert_eq!(peer_of(&node, gateway).as_deref(), Some("leaf-su0-r0 swp2"));
-        write(None);
-        assert!(!temp.path().join("store/n").exists());
-    }
-
-    #[test]
-    fn damage_is_told_and_never_read_as_nothing() {
-        let good = r#"{"version":1,"prefix":"172.16.1.60/31","gateway":"172.16.1.61"}"#;
-        assert!(parse(good.as_bytes()).is_ok());
-        for cut in 0..good.len() {
-            assert!(parse(&good.as_bytes()[..cut]).unwrap_err().contains("line 1"), "{cut}");
-        }
-        for (from, to, told) in [
-            ("60/31", "61/31", "host bits"),
-            ("1.61", "1.62", "outside"),
-            ("\"version\":1", "\"version\":2", "version 2"),
-            ("\"version\":1", "\"version\":2,\"new\":1", "version 2"),
-            ("\"version\":1", "\"x\":1", "unknown field `x`"),
-            ("\"version\":1,", "", "version"),
-            ("}", "} x", "trailing"),
-            ("\"172.16.1.60/31\"", "7", "prefix: "),
-            ("}", ",\"routes\":[{\"dst\":\"0.0.0.0/0\"}]}", "default route"),
-            ("}", ",\"exclusions\":[{\"startIP\":\"::1\",\"endIP\":\"::2\"}]}", "exclusions[0]"),
-        ] {
-            let why = parse(good.replacen(from, to, 1).as_bytes()).unwrap_err();
-            assert!(why.contains(told), "{told}: {why}");
-        }
-    }
-
-    #[test]
-    fn a_near_miss_differs_in_case_or_domain() {
-        let names = ["worker-1", "worker-10", "WORKER-1.example.com"];
-        assert_eq!(near_misses("Worker-1", names.into_iter()), ["WORKER-1.example.com", "worker-1"]);
-        assert!(near_misses("worker-2", names.into_iter()).is_empty());
-        assert_eq!(near_misses("worker-1", ["worker-1", "Worker-1"].into_iter()), ["Worker-1"]);
-    }
-
-    #[test]
-    fn who_mistypes_a_name_sees_those_that_there_are() {
-        let names: Vec<_> = (0..64).map(|node| format!("worker-gpu-{node}")).collect();
-        let hint = |wanted: &str, count: usize| {
-            near_hint(wanted, names.iter().take(count).map(String::as_str), "the store")
-        };
-        let told = hint("worker-gpu-64", 64);
-        assert!(
-            told.starts_with(
-                ": the store has worker-gpu-4, worker-gpu-6, worker-gpu-14, worker-gpu-24, worker-gpu-34, worker-gpu-44, \
-                 worker-gpu-46, worker-gpu-54, worker-gpu-60, worker-gpu-61 and 54 more; "
-            ),
-            "{told}"
-        );
-        assert!(hint("gpu-9", 2).starts_with(": the store has worker-gpu-0, worker-gpu-1; "));
-        assert!(hint("WORKER-gpu-1", 2).starts_with(": did the plan mean it with worker-gpu-1?"));
-        assert!(hint("x", 0).starts_with(": `rail-ipam plan` or `import` must"));
-    }
-
-    /// Of a store with more nodes than are listed.
-    #[test]
-    fn a_likely_name_is_of_a_known_domain_and_another_case() {
-        let likely = |wanted: &str| likely_names(wanted, ["gpu-7.a.example", "gpu-8"].into_iter());
-        for (wanted, expected) in [
-            ("GPU-1", "gpu-1"),
-            ("gpu-1", "GPU-1"),
-            ("gpu-1", "Gpu-1"),
-            ("gpu-1", "gpu-1.a.example"),
-            ("GPU-1", "gpu-1.a.example"),
-            ("gpu-1.a.example", "gpu-1"),
-            ("gpu-1.b.example", "gpu-1.a.example"),
-            ("gpu-1.B.example", "gpu-1.b.example"),
-        ] {
-            assert!(likely(wanted).contains(expected), "{wanted}: {expected}: {:?}", likely(wanted));
-            assert!(!likely(wanted).contains(wanted));
-        }
-        assert!(likely("é").len() < 10 && likely("").len() < 10);
-    }
-
-    proptest! {
-        #[test]
-        fn no_file_makes_it_panic(bytes: Vec<u8>) {
-            let _ = parse(&bytes);
-        }
-    }
-}
+mod tests;

@@ -636,7 +636,7 @@ fn status_names_near_misses_of_a_node_that_is_missing() {
         fs::create_dir_all(store.join(folder)).unwrap();
         let message = status();
         assert!(message.contains("node \"node-1\" has no allocation in pool \"p\""), "{message}");
-        assert_eq!(message.contains(&format!("did the plan mean it with {folder}?")), named, "{message}");
+        assert_eq!(message.contains(&format!("did you mean {folder}?")), named, "{message}");
         fs::remove_dir(store.join(folder)).unwrap();
     }
     // What an import took away is no near miss of itself.

@@ -331,7 +331,10 @@ fn a_store_on_a_file_system_without_exchange_is_written_nonetheless() {
     let options = format!("{},redirect_dir=off", layers.join(","));
     let Some(_mount) = Mount::new(store.path(""), "store::overlay", "overlay", &options) else { return };
     let imported = store.import(2, &[]).ok();
-    assert!(imported.stderr.contains("this file system cannot exchange folders: 2 nodes"), "{imported:?}");
+    assert!(
+        imported.stderr.contains("this file system cannot exchange directories: 2 nodes"),
+        "{imported:?}"
+    );
     let mut now = store.files();
     assert_eq!(now.remove("node-1/notes").unwrap(), "kept");
     assert_eq!(now, new);
@@ -350,7 +353,10 @@ fn a_store_on_nfs_is_written_nonetheless() {
     store.import(1, &[]).ok();
     let nfs = ["strace", "-qq", "-o", "/dev/null", "-e", "inject=renameat2:error=EINVAL"];
     let imported = store.importer(2, &[]).under(&nfs).run(&json!(null)).ok();
-    assert!(imported.stderr.contains("this file system cannot exchange folders: 2 nodes"), "{imported:?}");
+    assert!(
+        imported.stderr.contains("this file system cannot exchange directories: 2 nodes"),
+        "{imported:?}"
+    );
     assert_eq!(store.files(), new);
 }
 

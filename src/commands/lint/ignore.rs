@@ -2,7 +2,8 @@
 
 use super::{Finding, Lint, Severity};
 use crate::attach::config::LINT_IGNORE;
-use crate::document::{Part, Place};
+use crate::document::Part;
+use crate::fault::{Fault, Place};
 
 /// The warnings of one key of one network.
 #[derive(Debug)]
@@ -11,15 +12,15 @@ pub struct Ignore {
     network: String,
     /// As in a [`Finding`].
     of: usize,
-    /// With which the warnings begin: `mtu`, `routes[0].dst`.
+    /// The path that the warnings are about: `mtu`, `routes[0].dst`.
     key: String,
-    /// Empty: none was given, and nothing is silenced.
+    /// Empty where no reason was given; then nothing is silenced.
     reason: String,
     silenced: usize,
 }
 
 impl Lint {
-    /// Of a manifest: a line for each, in an annotation.
+    /// Reads the annotation of a manifest, which has a line for each key.
     pub(super) fn annotated(&mut self, manifest: Part, name: &str) {
         let annotations = manifest.get("metadata.annotations");
         let given = annotations.into_iter().flat_map(Part::entries).find(|(key, _)| *key == LINT_IGNORE);
@@ -30,17 +31,15 @@ impl Lint {
         }
     }
 
-    /// Of a CNI configuration, which is JSON: an object of reasons.
+    /// Reads the key of a CNI configuration, which is an object of reasons.
     pub(super) fn ignores_in(&mut self, config: Part, name: &str) {
         let Some((_, given)) = config.entries().find(|(key, _)| *key == LINT_IGNORE) else { return };
         for (key, reason) in given.entries() {
             self.ignore(reason, name, key, reason.value.as_str().unwrap_or_default());
         }
         if !given.value.is_object() {
-            let message = format!(
-                "{LINT_IGNORE}: is no object of keys and reasons, such as {{\"mtu\": \"8000 here\"}}"
-            );
-            self.warning(given, name, message);
+            let problem = "is not an object of keys and reasons, such as {\"mtu\": \"8000 here\"}";
+            self.say(Severity::Warning, name, Fault::new(LINT_IGNORE, problem).at(given.place("")));
         }
     }
 
@@ -50,12 +49,11 @@ impl Lint {
         self.ignores.push(Ignore { place, network, of: self.of, key, reason, silenced: 0 });
     }
 
-    /// Takes out what need not be said, and says which of these words are for nothing. Errors stay.
+    /// Removes the warnings that are silenced, and warns of reasons that silence nothing. Errors stay.
     pub(super) fn silence(&mut self) {
         for finding in std::mem::take(&mut self.findings) {
-            let about = finding.message.split(": ").next().unwrap_or_default();
             let ignore = self.ignores.iter_mut().find(|ignore| {
-                let is_meant = ignore.of == finding.of && ignore.key == about;
+                let is_meant = ignore.of == finding.of && ignore.key == finding.fault.path;
                 is_meant && !ignore.reason.is_empty() && finding.severity == Severity::Warning
             });
             match ignore {
@@ -67,16 +65,17 @@ impl Lint {
             }
         }
         for Ignore { place, network, of, key, reason, silenced } in std::mem::take(&mut self.ignores) {
-            let message = match (reason.is_empty(), silenced) {
+            let problem = match (reason.is_empty(), silenced) {
                 (true, _) => {
-                    format!("{LINT_IGNORE}: {key} has no reason, so nothing is silenced: `{key}: why`")
+                    format!("{key} has no reason, so nothing is silenced: write `{key}: why`")
                 }
                 (false, 0) => {
-                    format!("{LINT_IGNORE}: {key} has no warning that could be silenced: take it out")
+                    format!("{key} has no warning to silence: remove it")
                 }
                 (false, _) => continue,
             };
-            self.findings.push(Finding { severity: Severity::Warning, place, network, of, message });
+            let fault = Fault::new(LINT_IGNORE, problem).at(place);
+            self.findings.push(Finding { severity: Severity::Warning, network, of, fault });
         }
     }
 }

@@ -1,6 +1,6 @@
-//! `rail-cni lint`: what is wrong with networks before a pod finds out. Reads NetworkAttachmentDefinitions and
-//! CNI configurations, and of CIDRPools the routes; needs neither node.json nor root. What ADD would refuse is found by
-//! ADD's own parser.
+//! `rail-cni lint`: finds mistakes in networks before a pod does. It reads NetworkAttachmentDefinitions, CNI
+//! configurations, and the routes of CIDRPools, and needs neither node.json nor root. ADD's own parser finds what ADD
+//! would refuse.
 
 mod ignore;
 mod plugin;
@@ -18,7 +18,8 @@ use self::ignore::Ignore;
 use crate::attach::config;
 use crate::cluster_networks::{self, Taken, USUAL};
 use crate::cni::{VERSIONS, Version};
-use crate::document::{self, Document, Fault, Part, Place};
+use crate::document::{self, Document, Format, Part};
+use crate::fault::{Fault, Place};
 use crate::ipam;
 use crate::nearest::nearest;
 use crate::node::Node;
@@ -27,30 +28,30 @@ use crate::pool;
 
 const OURS: &str = "rail-cni";
 const OUR_IPAM: &str = "rail-ipam";
-/// Plugins whose configurations are ours once `type` is changed.
+/// Plugins whose configurations work with rail-cni once `type` is changed.
 const LIKE_OURS: [&str; 2] = ["sriov", "host-device"];
-/// Plugins that people chain behind these, and what does their work here.
+/// Plugins that people chain behind these, and what replaces them here.
 const IN_ONE: [(&str, &str); 3] = [
     ("tuning", "mtu, mac and sysctl are keys of rail-cni: only promisc, allmulti and txQLen need tuning"),
-    ("sbr", "rail-cni makes rules and tables itself (routing), which sbr would move again: remove it"),
+    ("sbr", "rail-cni makes rules and tables itself (routing), and sbr would move them: remove it"),
     (
         "rdma",
-        "rail-cni moves RDMA devices itself (rdma), rdma-cni would refuse what is already there: remove it",
+        "rail-cni moves RDMA devices itself (rdma), and rdma-cni would refuse one that is already there: remove it",
     ),
 ];
-/// What a list has beside its plugins.
+/// The keys of a list.
 const LIST_KEYS: [&str; 7] =
     ["cniVersion", "cniVersions", "name", "plugins", "disableCheck", "disableGC", "loadOnlyInlinedPlugins"];
-/// Kinds of which an operator makes a NAD, whose `type` is the operator's.
+/// Kinds of which an operator makes a NAD, with the `type` of that NAD.
 const OF_OPERATORS: [(&str, &str); 2] = [("HostDeviceNetwork", "host-device"), ("SriovNetwork", "sriov")];
 const RESOURCE: &str = "k8s.v1.cni.cncf.io/resourceName";
 
-/// How bad it is.
+/// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Severity {
-    /// ADD refuses it, or it cannot be meant.
+    /// ADD refuses it, or nobody can intend it.
     Error,
-    /// It works, perhaps not as it was meant.
+    /// It works, perhaps not as it was intended.
     Warning,
 }
 
@@ -66,23 +67,22 @@ impl fmt::Display for Severity {
 #[derive(Debug)]
 struct Finding {
     severity: Severity,
-    place: Place,
-    /// Empty: of no network.
+    /// The name of the network; empty where the finding is about none.
     network: String,
-    /// Which of the networks, in the order of reading; 0: of none.
+    /// The number of the network in the order of reading, from 1; 0 where the finding is about none.
     of: usize,
-    message: String,
+    fault: Fault,
 }
 
-/// What a network says of itself that others must not say too.
+/// The values of a network that no other network may have.
 #[derive(Debug)]
 struct Rail {
-    /// Of `rail`, or of what would have it.
+    /// The position of `rail`, or of the object that would have it.
     place: Place,
     network: String,
     /// As in a [`Finding`].
     of: usize,
-    /// Of the NAD, where it is one; else the network's again.
+    /// The name of the NAD, or else that of the network.
     name: String,
     cluster: String,
     namespace: String,
@@ -91,41 +91,41 @@ struct Rail {
     resource: Option<String>,
 }
 
-/// Where a network or a pool leads to, beside the node's own prefix.
+/// The destinations of a network or a pool, beside the node's own prefix.
 #[derive(Debug)]
 struct Routes {
     name: String,
     to: Vec<(IpNet, Place)>,
 }
 
-/// By how much a number in a name is more than the rail's; which of the rails, and the name.
+/// The difference between the number in a name and the rail; the index of the rail, and the name.
 type Shift<'a> = (i64, usize, &'a str);
 
 /// All that was read, and what was found.
 #[derive(Debug, Default)]
 struct Lint {
-    /// In the order that was given.
+    /// The files in the order of the arguments.
     files: Vec<String>,
     findings: Vec<Finding>,
-    /// What files say need not be said, and what was not said for it, with the reason.
+    /// The warnings that files silence, and the findings that were silenced, with the reason.
     ignores: Vec<Ignore>,
     silenced: Vec<(Finding, String)>,
-    /// The network that is being read, as in a [`Finding`], and how many there were.
+    /// The number of the current network, as in a [`Finding`], and of all so far.
     of: usize,
     seen: usize,
     rails: Vec<Rail>,
     routes: Vec<Routes>,
-    /// The cluster's own, of node.json.
+    /// The cluster's own networks, of node.json.
     cluster_networks: Vec<IpNet>,
-    /// CIDRPools.
+    /// The number of CIDRPools.
     pools: usize,
-    /// Where each network was first, by cluster, namespace and name.
+    /// The first position of each network, by cluster, namespace and name.
     names: BTreeMap<[String; 3], Place>,
     networks: usize,
     others: usize,
 }
 
-/// Checks all files, and all that is in folders; says what was found.
+/// Checks all files, and all files in directories, and prints the findings.
 pub fn lint(files: &[String], output: Output) -> Result<ExitCode> {
     let mut lint = Lint { cluster_networks: Node::load()?.cluster_networks, ..Lint::default() };
     for file in files {
@@ -164,29 +164,40 @@ pub fn lint(files: &[String], output: Output) -> Result<ExitCode> {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Finding { severity, place, network, message, .. } = self;
-        write!(f, "{place}: {severity}: ")?;
+        let Finding { severity, network, fault, .. } = self;
+        write!(f, "{}: {severity}: ", fault.place)?;
         if !network.is_empty() {
             write!(f, "{network}: ")?;
         }
-        f.write_str(message)
+        f.write_str(&fault.message())
     }
 }
 
 impl Finding {
     fn json(&self) -> Value {
-        let Finding { severity, place: Place { file, line, column }, network, message, .. } = self;
+        let Finding { severity, network, fault, .. } = self;
+        let Place { file, line, column } = &fault.place;
         let known = |number: u32| (number != 0).then_some(number);
         let network = (!network.is_empty()).then_some(network);
         json!({"file": file, "line": known(*line), "column": known(*column), "severity": severity.to_string(),
-            "network": network, "message": message})
+            "network": network, "message": fault.message()})
     }
+}
+
+/// What a file may have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Content {
+    /// Networks: a file with none is a mistake.
+    Networks,
+    /// Any manifests, of which some may be networks.
+    Anything,
 }
 
 /// One network of a file.
 struct Context<'a> {
     name: String,
-    /// What the name is unique in: nothing for a NAD, which has a namespace; the folder of a file for a runtime.
+    /// The scope in which the name is unique: nothing for a NAD, which has a namespace; for a file of a runtime, its
+    /// directory.
     cluster: String,
     namespace: String,
     /// The NAD, where it is one.
@@ -207,47 +218,42 @@ impl Rail {
 }
 
 impl Context<'_> {
-    /// The name by which it is asked for.
+    /// The name that pods ask for.
     fn unique(&self) -> &str {
         self.nad.and_then(|nad| nad.text("metadata.name")).unwrap_or(&self.name)
     }
 }
 
 impl Lint {
-    fn say(&mut self, severity: Severity, part: Part, network: &str, message: String) {
-        // `vlanQoS needs a vlan …` is about vlanQoS, `sysctl: "a.b" is …` about that key of sysctl.
-        let mut words = message.split(' ').map(|word| word.trim_matches([':', '"']));
-        let (path, next) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-        let key = format!("{path}.{next}");
-        let place = part.place(if part.get(&key).is_some() { &key } else { path });
-        self.findings.push(Finding { severity, place, network: network.to_owned(), of: self.of, message });
+    fn say(&mut self, severity: Severity, network: &str, fault: Fault) {
+        self.findings.push(Finding { severity, network: network.to_owned(), of: self.of, fault });
     }
 
-    fn error(&mut self, part: Part, network: &str, message: String) {
-        self.say(Severity::Error, part, network, message);
+    /// An error at the path `path` below `part`.
+    fn error(&mut self, part: Part, network: &str, path: &str, problem: impl Into<String>) {
+        self.say(Severity::Error, network, part.fault(path, problem));
     }
 
-    fn warning(&mut self, part: Part, network: &str, message: String) {
-        self.say(Severity::Warning, part, network, message);
+    /// A warning at the path `path` below `part`.
+    fn warning(&mut self, part: Part, network: &str, path: &str, problem: impl Into<String>) {
+        self.say(Severity::Warning, network, part.fault(path, problem));
     }
 
-    fn fault(&mut self, network: &str, Fault { place, problem }: Fault) {
-        let network = network.to_owned();
-        let (severity, of) = (Severity::Error, self.of);
-        self.findings.push(Finding { severity, place, network, of, message: problem });
+    fn fault(&mut self, network: &str, fault: Fault) {
+        self.say(Severity::Error, network, fault);
     }
 
-    /// A file, or a folder: of manifests, or one that a runtime reads, such as /etc/cni/net.d.
+    /// Reads a file, or a directory: of manifests, or one that a runtime reads, such as /etc/cni/net.d.
     fn path(&mut self, path: &str) {
         if !Path::new(path).is_dir() {
-            return self.file(path, false);
+            return self.file(path, Content::Networks);
         }
-        let fault = |problem| Fault { place: Place { file: path.to_owned(), ..Place::default() }, problem };
+        let fault = |problem: &str| Fault::whole(problem).at(Place::file(path));
         let names = std::fs::read_dir(path)
             .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>());
         let mut names = match names {
             Ok(names) => names,
-            Err(error) => return self.fault("", fault(error.to_string())),
+            Err(error) => return self.fault("", fault(&error.to_string())),
         };
         let ends = |name: &Path, ends: &[&str]| {
             name.extension().and_then(|end| end.to_str()).is_some_and(|end| ends.contains(&end))
@@ -256,26 +262,27 @@ impl Lint {
         names.sort();
         let before = self.found();
         for name in &names {
-            // Beside NADs are pods, values, kustomizations. What ends otherwise is for a runtime.
-            self.file(&name.display().to_string(), ends(name, &["yaml", "yml"]));
+            // Beside NADs are pods, values, kustomizations. The other endings are those of a runtime's files.
+            let content = if ends(name, &["yaml", "yml"]) { Content::Anything } else { Content::Networks };
+            self.file(&name.display().to_string(), content);
         }
         if self.found() == before {
             let problem = if names.is_empty() {
-                "no .conf, .conflist, .json, .yaml or .yml in this folder"
+                "no .conf, .conflist, .json, .yaml or .yml in this directory"
             } else {
-                "no NetworkAttachmentDefinition and no CNI configuration in this folder"
+                "no NetworkAttachmentDefinition and no CNI configuration in this directory"
             };
-            self.fault("", fault(problem.to_owned()));
+            self.fault("", fault(problem));
         }
     }
 
-    /// How much was found, or looked at.
+    /// The number of findings, and of all objects that were read.
     fn found(&self) -> usize {
         self.findings.len() + self.networks + self.others + self.pools
     }
 
-    /// One file; `beside`: whatever in it is no manifest of ours is somebody else's.
-    fn file(&mut self, file: &str, beside: bool) {
+    /// Reads one file.
+    fn file(&mut self, file: &str, content: Content) {
         self.files.push(file.to_owned());
         let documents = match document::read(file) {
             Ok(documents) => documents,
@@ -286,23 +293,24 @@ impl Lint {
             let root = document.root();
             root.get("kind").is_some() || root.items().next().is_some_and(|item| item.get("kind").is_some())
         };
-        for document in documents.iter().filter(|document| !beside || is_manifest(document)) {
+        for document in
+            documents.iter().filter(|document| content == Content::Networks || is_manifest(document))
+        {
             self.value(document.root(), document);
         }
-        if self.found() == before && !beside {
-            let place = Place { file: file.to_owned(), ..Place::default() };
-            let problem = "no NetworkAttachmentDefinition and no CNI configuration in it".to_owned();
-            self.fault("", Fault { place, problem });
+        if self.found() == before && content == Content::Networks {
+            let problem = "no NetworkAttachmentDefinition and no CNI configuration in it";
+            self.fault("", Fault::whole(problem).at(Place::file(file)));
         }
     }
 
-    /// From here on it is about another network, or with 0 about none.
+    /// Begins another network.
     fn begin(&mut self) {
         self.seen += 1;
         self.of = self.seen;
     }
 
-    /// A network, or a list of them as kubectl prints it. Pods and whatever else a manifest has are passed over.
+    /// Checks a network, or a list of them as kubectl prints it. Pods and other objects are ignored.
     fn value(&mut self, part: Part, document: &Document) {
         let has = |key| part.get(key).is_some();
         match (part.value, part.text("kind")) {
@@ -331,22 +339,21 @@ impl Lint {
             }
             (_, None) if has("type") || has("plugins") || has("cniVersion") => {
                 self.begin();
-                if !document.is_json {
-                    self.error(part, "", "this is YAML: a container runtime reads JSON only".to_owned());
+                if document.format == Format::Yaml {
+                    self.error(part, "", "", "this is YAML: a container runtime reads JSON only");
                 }
                 self.network(part, None);
                 self.of = 0;
             }
-            (_, None) => self.error(
-                part,
-                "",
-                "neither a NetworkAttachmentDefinition (kind) nor a CNI configuration (type, plugins)"
-                    .to_owned(),
-            ),
+            (_, None) => {
+                let problem =
+                    "neither a NetworkAttachmentDefinition (kind) nor a CNI configuration (type, plugins)";
+                self.error(part, "", "", problem);
+            }
         }
     }
 
-    /// What an operator turns into a NAD with another plugin's `type`; what to write in its place.
+    /// Reports an object of which an operator makes a NAD, with the NAD to write instead.
     fn of_operator(&mut self, part: Part, kind: &str, plugin: &str) {
         let name = part.text("metadata.name").unwrap_or_default();
         self.annotated(part, name);
@@ -361,15 +368,15 @@ impl Lint {
         let pool = pool.map_or(String::new(), |pool| {
             format!(", \"ipam\": {{\"type\": \"{OUR_IPAM}\", \"pool\": {pool:?}}}")
         });
-        let message = format!(
-            "kind: {kind}: its operator makes a network of type {plugin} of it, and would undo an edit of that: \
+        let problem = format!(
+            "{kind}: its operator makes a network of type {plugin} of it, and would undo an edit of that network: \
              delete it, and write a NetworkAttachmentDefinition {name}{namespace} with the annotation {RESOURCE}: \
-             {prefix}{resource} and \"type\": \"{OURS}\"{pool} (the NADs of `rail-ipam plan --to nads` are such)"
+             {prefix}{resource} and \"type\": \"{OURS}\"{pool} (`rail-ipam plan --to nads` writes such ones)"
         );
-        self.warning(part, name, message);
+        self.warning(part, name, "kind", problem);
     }
 
-    /// Takes down where its routes lead.
+    /// Notes where its routes lead.
     fn leads_to(&mut self, part: Part, name: &str, lists: &[&str], cidr: &str) {
         let mut paths = vec![cidr.to_owned()];
         for list in lists {
@@ -380,7 +387,7 @@ impl Lint {
         self.routes.push(Routes { name: name.to_owned(), to: paths.iter().filter_map(net).collect() });
     }
 
-    /// Do all these routes leave the cluster its own networks?
+    /// Compares all routes with the cluster's own networks.
     fn compare_routes(&mut self) {
         let routes: Vec<(String, Vec<IpNet>)> = self
             .routes
@@ -396,25 +403,20 @@ impl Lint {
         };
         let remedy =
             "other addresses for the rails (firstOctet of the plan), or other networks for the cluster";
+        let finding = |severity, fault: Fault| Finding { severity, network: String::new(), of: 0, fault };
         let found: Vec<Finding> = if known.is_empty() {
             let problem = cluster_networks::usually_taken_by(&routes, "").into_iter().zip(taken.first());
-            let finding = |(message, first): (String, &Taken)| Finding {
-                severity: Severity::Warning,
-                place: place(first),
-                network: String::new(),
-                of: 0,
-                message: format!("{message}; where they overlap: {remedy}"),
+            let warning = |(problem, first): (String, &Taken)| {
+                let remedy = format!("{problem}; where they overlap: {remedy}");
+                finding(Severity::Warning, Fault::whole(remedy).at(place(first)))
             };
-            problem.map(finding).collect()
+            problem.map(warning).collect()
         } else {
-            let finding = |taken: &Taken| Finding {
-                severity: Severity::Error,
-                place: place(taken),
-                network: String::new(),
-                of: 0,
-                message: format!("{taken}: {remedy}"),
+            let error = |taken: &Taken| {
+                let fault = Fault::whole(taken.to_string()).remedy(remedy).at(place(taken));
+                finding(Severity::Error, fault)
             };
-            taken.iter().map(finding).collect()
+            taken.iter().map(error).collect()
         };
         self.findings.extend(found);
     }
@@ -423,32 +425,30 @@ impl Lint {
         let name = nad.text("metadata.name").unwrap_or_default();
         self.annotated(nad, name);
         if name.is_empty() {
-            self.error(nad, "", "metadata.name: is missing".to_owned());
+            self.error(nad, "", "metadata.name", "is missing");
         }
         if nad.text("apiVersion") != Some("k8s.cni.cncf.io/v1") {
-            self.error(nad, name, "apiVersion: is not k8s.cni.cncf.io/v1".to_owned());
+            self.error(nad, name, "apiVersion", "is not k8s.cni.cncf.io/v1");
         }
-        if let Some(spec) = nad.get("spec") {
+        let spec = nad.get("spec");
+        if let Some(spec) = spec {
             self.keys(spec, name, "spec.", |key| key == "config", &["config"]);
         }
         match nad.get("spec.config") {
             Some(config) if config.value.is_string() => match config.json() {
                 Ok(document) => self.network(document.root(), Some(nad)),
-                Err(Fault { place, problem }) => {
-                    self.fault(name, Fault { place, problem: format!("spec.config: {problem}") });
-                }
+                Err(fault) => self.fault(name, Fault { path: "spec.config".to_owned(), ..fault }),
             },
-            Some(_) => self.error(
-                nad,
-                name,
-                "spec.config: is no text: write the JSON as a block, below `config: |`".to_owned(),
-            ),
-            None => self.warning(
-                nad,
-                name,
-                "spec: no config: Multus takes the file of this name in /etc/cni/net.d of each node"
-                    .to_owned(),
-            ),
+            Some(_) => {
+                let problem = "is not a text: write the JSON as a block, below `config: |`";
+                self.error(nad, name, "spec.config", problem);
+            }
+            None if spec.is_some_and(|spec| is_misspelt(spec, "config", &["config"])) => (),
+            None => {
+                let problem =
+                    "has no config, so Multus takes the file of this name in /etc/cni/net.d of each node";
+                self.warning(nad, name, "spec", problem);
+            }
         }
     }
 
@@ -481,21 +481,21 @@ impl Lint {
         let resource = nad.and_then(|nad| nad.get("metadata.annotations")).and_then(|all| all.text(RESOURCE));
         let in_list = part.get("plugins").is_some();
         let namespace = metadata("metadata.namespace").to_owned();
-        let folder = |file: &str| Path::new(file).parent().map(|folder| folder.display().to_string());
-        let cluster = if nad.is_some() { None } else { folder(&part.place("").file) }.unwrap_or_default();
+        let directory = |file: &str| Path::new(file).parent().map(|path| path.display().to_string());
+        let cluster = if nad.is_some() { None } else { directory(&part.place("").file) }.unwrap_or_default();
         let context = Context { name: name.to_owned(), cluster, namespace, nad, resource, in_list };
         self.names(part, &context);
         let version = self.versions(part, &context);
         if in_list {
             if plugins.is_empty() {
-                self.error(part, name, "plugins: no plugin in it".to_owned());
+                self.error(part, name, "plugins", "has no plugin");
             }
             let known = |key: &str| {
                 LIST_KEYS.contains(&key) || key.starts_with("cni.dev/") || key == config::LINT_IGNORE
             };
             for (key, inner) in part.entries().filter(|(key, _)| !known(key)) {
                 if config::is_known(key) {
-                    self.error(inner, name, format!("{key}: belongs to a plugin, inside of plugins[0]"));
+                    self.error(part, name, key, "belongs to a plugin, inside of plugins[0]");
                 } else {
                     self.unknown(inner, name, key, &LIST_KEYS);
                 }
@@ -519,26 +519,25 @@ impl Lint {
         let Context { name, cluster, namespace, nad, .. } = context;
         let as_map = json!({"name": name});
         if let Err(error) = as_map.as_object().map_or(Ok(()), |map| plugin::parse(map).map(drop)) {
-            self.error(part, name, format!("name: {error:#}"));
+            self.error(part, name, "name", format!("{error:#}"));
         }
         let unique = context.unique();
         if unique != name {
-            let message = format!(
-                "name: {name:?} in the NAD {unique:?}: leases and records are filed under the first, messages of \
-                 Multus name the second"
+            let problem = format!(
+                "{name:?} in the NAD {unique:?}: leases and records have the first name, messages of Multus the second"
             );
-            self.warning(part, name, message);
+            self.warning(part, name, "name", problem);
         }
         let place = nad.map_or_else(|| part.place("name"), |nad| nad.place("metadata.name"));
         let key = [cluster.clone(), namespace.clone(), unique.to_owned()];
         if let Some(first) = self.names.get(&key) {
-            let problem = format!("{unique} is also in {first}: one takes the place of the other");
-            return self.fault(name, Fault { place, problem });
+            let problem = format!("{unique} is also in {first}: one would replace the other");
+            return self.fault(name, Fault::whole(problem).at(place));
         }
         self.names.insert(key, place);
     }
 
-    /// What runtimes make of the versions; the newest that we know.
+    /// Checks the versions with the rules of runtimes, and returns the newest known one.
     fn versions(&mut self, part: Part, context: &Context) -> Version {
         let name = &context.name;
         let listed = part.get("cniVersions").map(|list| list.items().enumerate().collect::<Vec<_>>());
@@ -553,36 +552,33 @@ impl Lint {
                 Some(version) => known.push(version),
                 None => {
                     let all = VERSIONS.map(Version::as_str).join(", ");
-                    self.error(part, name, format!("{path}: {} is not one of {all}", item.value));
+                    self.error(part, name, &path, format!("{} is not one of {all}", item.value));
                 }
             }
         }
-        if !any {
-            let message = "cniVersion: is missing: runtimes take 0.1.0, which has no CHECK, STATUS and GC";
-            self.warning(part, name, message.to_owned());
+        if !any && !is_misspelt(part, "cniVersion", &["cniVersion", "cniVersions"]) {
+            let problem = "is missing: runtimes take 0.1.0, which has no CHECK, STATUS and GC";
+            self.warning(part, name, "cniVersion", problem);
         }
         let (Some(oldest), Some(newest)) = (known.iter().min().copied(), known.iter().max().copied()) else {
             return Version::V110;
         };
-        let both =
-            "\"cniVersion\": \"1.0.0\", \"cniVersions\": [\"1.0.0\", \"1.1.0\"] in a list serves old and new";
+        let both = "\"cniVersion\": \"1.0.0\", \"cniVersions\": [\"1.0.0\", \"1.1.0\"] in a list works with old and new \
+                    runtimes";
+        let mut warn = |problem: String| self.warning(part, name, "cniVersion", problem);
         if newest < Version::V040 {
-            let message = format!("cniVersion: {} has no CHECK, STATUS and GC: {both}", newest.as_str());
-            self.warning(part, name, message);
+            warn(format!("{} has no CHECK, STATUS and GC: {both}", newest.as_str()));
         } else if newest < Version::V110 && context.nad.is_none() {
-            // To a network of Multus they never come.
-            let message = format!("cniVersion: {} has no STATUS and GC: {both}", newest.as_str());
-            self.warning(part, name, message);
+            // Multus never sends them to its networks.
+            warn(format!("{} has no STATUS and GC: {both}", newest.as_str()));
         }
         let first = part.text("cniVersion").and_then(Version::parse);
         if first == Some(Version::V110)
             && oldest == Version::V110
             && (context.in_list || context.nad.is_some())
         {
-            let message = format!(
-                "cniVersion: 1.1.0 alone is refused by libcni before 1.2 (containerd before 2.0, Multus before 4.2): {both}"
-            );
-            self.warning(part, name, message);
+            let refusers = "libcni before 1.2 (containerd before 2.0, Multus before 4.2)";
+            warn(format!("1.1.0 alone is refused by {refusers}: {both}"));
         }
         newest
     }
@@ -592,19 +588,18 @@ impl Lint {
         let name = &context.name;
         let kind = plugin.text("type").unwrap_or_default();
         if kind.is_empty() {
-            let message = "type: is missing: no runtime takes a plugin without";
-            return self.error(plugin, name, message.to_owned());
+            return self.error(plugin, name, "type", "is missing: runtimes refuse a plugin without it");
         }
         if kind == OUR_IPAM {
-            let message = format!("type: {OUR_IPAM} gives addresses: it belongs in ipam.type of {OURS}");
-            return self.error(plugin, name, message);
+            let problem = format!("{OUR_IPAM} is an IPAM plugin: it belongs in ipam.type of {OURS}");
+            return self.error(plugin, name, "type", problem);
         }
         if let Some(meant) = nearest(kind, [OURS]) {
-            return self.error(plugin, name, format!("type: {kind:?}: did you mean {meant}?"));
+            return self.error(plugin, name, "type", format!("{kind:?}: did you mean {meant}?"));
         }
         let in_one = IN_ONE.iter().find(|(other, _)| *other == kind);
         if let Some((_, instead)) = in_one.filter(|_| beside_ours) {
-            self.warning(plugin, name, format!("type: {kind}: {instead}"));
+            self.warning(plugin, name, "type", format!("{kind}: {instead}"));
         }
         if plugin.text("ipam.type") == Some(OUR_IPAM) {
             let spelt = self.spelt(plugin, name, &ipam::config::NETWORK);
@@ -621,11 +616,12 @@ impl Lint {
         self.rails.truncate(rails);
         let found = std::mem::replace(&mut self.findings, findings);
         let errors = found.iter().filter(|finding| finding.severity == Severity::Error);
-        let errors: Vec<_> = errors.map(|finding| finding.message.as_str()).collect();
+        let errors: Vec<_> = errors.map(|finding| finding.fault.message()).collect();
         let kind = plugin.text("type").unwrap_or_default();
-        let but = if errors.is_empty() { String::new() } else { format!(", but for: {}", errors.join("; ")) };
-        let message = format!("type: {kind}: {OURS} takes this configuration when type is changed{but}");
-        self.warning(plugin, &context.name, message);
+        let but =
+            if errors.is_empty() { String::new() } else { format!(", apart from: {}", errors.join("; ")) };
+        let problem = format!("{kind}: {OURS} takes this configuration when type is changed{but}");
+        self.warning(plugin, &context.name, "type", problem);
     }
 
     /// Unknown keys of the object `part`, whose path ends in a dot.
@@ -643,31 +639,31 @@ impl Lint {
 
     fn unknown(&mut self, part: Part, network: &str, path: &str, known: &[&str]) {
         let key = path.rsplit_once('.').map_or(path, |(_, key)| key);
-        let message = match nearest(key, known.iter().copied()) {
-            Some(meant) => format!("{path}: unknown key: did you mean {meant}?"),
-            None => format!("{path}: unknown key"),
+        let problem = match nearest(key, known.iter().copied()) {
+            Some(meant) => format!("unknown key: did you mean {meant}?"),
+            None => "unknown key".to_owned(),
         };
-        let place = part.place("");
-        let network = network.to_owned();
-        self.findings.push(Finding { severity: Severity::Error, place, network, of: self.of, message });
+        self.fault(network, Fault::new(path, problem).at(part.place("")));
     }
 
-    /// When all was read.
+    /// Compares all networks, when all files are read.
     fn finish(&mut self) {
         self.across();
         self.compare_routes();
         self.silence();
         let order = |file: &String| self.files.iter().position(|other| other == file);
-        self.findings.sort_by_cached_key(|Finding { place, .. }| (order(&place.file), place.line));
+        self.findings
+            .sort_by_cached_key(|Finding { fault, .. }| (order(&fault.place.file), fault.place.line));
     }
 
-    /// What each network says by itself may be, and all together not.
+    /// Compares values that are good in each network by itself.
     fn across(&mut self) {
         let rails = std::mem::take(&mut self.rails);
         let mut findings = Vec::new();
-        let mut add = |severity, rail: &Rail, message: String| {
-            let (place, network, of) = (rail.place.clone(), rail.network.clone(), rail.of);
-            findings.push(Finding { severity, place, network, of, message });
+        let mut add = |severity, rail: &Rail, path: &str, problem: String| {
+            let (network, of) = (rail.network.clone(), rail.of);
+            let fault = Fault::new(path, problem).at(rail.place.clone());
+            findings.push(Finding { severity, network, of, fault });
         };
         // Who said it first, by what is said and where that is unique.
         let mut first: HashMap<String, &Rail> = HashMap::new();
@@ -679,8 +675,8 @@ impl Lint {
                 Some(before).filter(|before| !std::ptr::eq(*before, rail))
             };
             if let Some(other) = other("rail", namespace, &number.to_string()) {
-                let message = format!("rail: {number} is also that of {} ({})", other.network, other.place);
-                add(Severity::Warning, rail, message);
+                let problem = format!("{number} is also the rail of {} ({})", other.network, other.place);
+                add(Severity::Warning, rail, "rail", problem);
             }
             let differs = |other: &&Rail| other.rail != rail.rail;
             let of = |other: &Rail| {
@@ -689,19 +685,19 @@ impl Lint {
             for pool in pools {
                 if let Some(other) = other("pool", "", pool).filter(differs) {
                     let of = of(other);
-                    let message =
-                        format!("ipam: pool {pool} is also that of {of}: a prefix belongs to one rail");
-                    add(Severity::Error, rail, message);
+                    let problem =
+                        format!("pool {pool} is also the pool of {of}: a prefix belongs to one rail");
+                    add(Severity::Error, rail, "ipam", problem);
                 }
             }
             if let Some(resource) = resource
                 && let Some(other) = other("resource", "", resource).filter(differs)
             {
-                let message = format!(
-                    "metadata.annotations: the resource {resource} is also that of {}: a pod gets a device of either",
+                let problem = format!(
+                    "the resource {resource} is also the resource of {}: a pod gets a device of either rail",
                     of(other)
                 );
-                add(Severity::Warning, rail, message);
+                add(Severity::Warning, rail, "metadata.annotations", problem);
             }
         }
         let mut shifts: BTreeMap<(&str, String), Vec<Shift>> = BTreeMap::new();
@@ -713,7 +709,7 @@ impl Lint {
                 shifts.entry((what, else_in_it)).or_default().push((shift, index, name));
             }
         }
-        // Who counts from 1, or a second plane's rails from 8, does so in all of these names.
+        // A fabric that counts rails from 1, or those of a second plane from 8, does so in all of these names.
         shifts.retain(|_, alike| alike.len() == 1 || alike.iter().any(|one| one.0 != alike[0].0));
         let mut odd: BTreeMap<usize, Vec<String>> = BTreeMap::new();
         for ((what, _), alike) in &shifts {
@@ -723,11 +719,19 @@ impl Lint {
         }
         for (index, names) in odd {
             let rail = &rails[index];
-            let message = format!("rail: is {} in {}", rail.rail.unwrap_or_default(), names.join(", "));
-            add(Severity::Warning, rail, message);
+            let problem = format!("is {} in {}", rail.rail.unwrap_or_default(), names.join(", "));
+            add(Severity::Warning, rail, "rail", problem);
         }
         self.findings.extend(findings);
     }
+}
+
+/// Whether an unknown key of `part` probably means `key`. Then `key` is not reported as missing.
+fn is_misspelt(part: Part, key: &str, known: &[&str]) -> bool {
+    let means = |(given, _): (&str, Part)| {
+        !known.contains(&given) && nearest(given, known.iter().copied()) == Some(key)
+    };
+    part.entries().any(means)
 }
 
 /// 3 of `rail-3-v6`, `Rail3` and `cluster.rail_3`, 11 of `rail-3-plane-1`, and the name without the numbers.

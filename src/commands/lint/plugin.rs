@@ -1,24 +1,25 @@
-//! One plugin's configuration: what ADD refuses, and what ADD takes and nobody means.
+//! The configuration of one plugin: what ADD refuses, and what ADD takes and hardly anybody intends.
 
 use std::collections::BTreeSet;
 
 use anyhow::Result;
 use serde_json::{Map, Value, json};
 
-use super::{Context, Lint, OUR_IPAM, OURS, RESOURCE, Rail};
+use super::{Context, Lint, OUR_IPAM, OURS, RESOURCE, Rail, Severity, is_misspelt};
 use crate::attach::config::{self, NetConf};
 use crate::cni::keys::{TWICE, below};
 use crate::cni::{Args, Attachment, Dns, Keys, Network, Route, Version};
 use crate::document::{Document, Part};
+use crate::fault::Fault;
 use crate::ipam;
 use crate::nearest::nearest;
 use crate::node::Node;
 
-/// Capabilities that other plugins serve (CONVENTIONS.md).
+/// Capabilities of other plugins (CONVENTIONS.md of the CNI specification).
 const OTHER_CAPABILITIES: [&str; 6] =
     ["portMappings", "ipRanges", "bandwidth", "dns", "aliases", "cgroupPath"];
 const SELECTORS: [&str; 5] = ["deviceID", "pciBusID", "device", "hwaddr", "kernelpath"];
-/// A device for configurations that leave it to the runtime. It is never looked at.
+/// A device for configurations that leave it to the runtime. Nothing opens it.
 const SOME_DEVICE: &str = "0000:00:00.1";
 
 impl Lint {
@@ -36,38 +37,36 @@ impl Lint {
             self.keys_at(plugin, name, &format!("routes[{at}]"), &Route::KEYS);
         }
         for key in ["runtimeConfig", "prevResult"].into_iter().filter(|key| plugin.get(key).is_some()) {
-            self.warning(plugin, name, format!("{key}: is for the runtime to write"));
+            self.warning(plugin, name, key, "is written by the runtime: remove it");
         }
         for key in ["cniVersion", "cniVersions", "name"] {
             if *in_list && plugin.get(key).is_some() {
-                self.warning(
-                    plugin,
-                    name,
-                    format!("{key}: is not looked at in a plugin: that of the list counts"),
-                );
+                self.warning(plugin, name, key, "has no effect in a plugin: that of the list counts");
             }
         }
         if plugin.text("logFile").is_some_and(|file| !file.is_empty()) {
-            let message =
-                "logFile: counts only where the node's node.json has it: as log.file, or in log.dir";
-            self.warning(plugin, name, message.to_owned());
+            let problem =
+                "has an effect only where node.json has it as log.file, or its directory as log.dir";
+            self.warning(plugin, name, "logFile", problem);
         }
 
         let is_set = |key: &&str| plugin.text(key).is_some_and(|text| !text.is_empty());
         let names_a_device = SELECTORS.iter().any(is_set) || plugin.get("runtimeConfig.deviceID").is_some();
+        let is_misspelt = SELECTORS.iter().any(|key| is_misspelt(plugin, key, &config::KNOWN));
+        let has_device = names_a_device || is_misspelt;
         let declares = |key: &str| {
             let capabilities = plugin.get("capabilities");
             capabilities.and_then(|all| all.get(key)).is_some_and(|one| *one.value == true)
         };
-        self.capabilities(plugin, context, names_a_device);
-        if let Some(nad) = nad.filter(|_| !names_a_device && resource.is_none()) {
-            let message = format!(
-                "metadata.annotations: no {RESOURCE}: Multus gives a device only to networks with a resource, and \
-                 this one names none itself"
+        self.capabilities(plugin, context, has_device);
+        if let Some(nad) = nad.filter(|_| !has_device && resource.is_none()) {
+            let problem = format!(
+                "no {RESOURCE}: Multus gives a device only to networks with a resource, and this one names no device \
+                 itself"
             );
-            self.error(nad, name, message);
+            self.error(nad, name, "metadata.annotations", problem);
         }
-        let gets_a_device = nad.is_some() || declares("deviceID");
+        let gets_a_device = nad.is_some() || declares("deviceID") || is_misspelt;
         self.refused(plugin, context, version, gets_a_device && !names_a_device);
         self.values(plugin, name);
         let pools = self.ipam(plugin, context, version).unwrap_or_default();
@@ -86,26 +85,28 @@ impl Lint {
         });
     }
 
-    /// The same with the keys spelt as they are known. Go's plugins, and ours, take any letter case; people and
-    /// their tools do not see that it is the same key.
+    /// A copy whose keys have the usual letter case. Go's plugins and these take any letter case, but people and their
+    /// tools do not see that two spellings are one key.
     pub(super) fn spelt(&mut self, plugin: Part, name: &str, keys: &'static Keys) -> Document {
         let mut seen = BTreeSet::new();
         plugin.respelt(&mut |part, path, key| {
             let known = keys.at(path).spelt(key);
             let (given, spelt) = (below(path, key), below(path, known.unwrap_or(key)));
             if given != spelt {
-                self.warning(part, name, format!("{given}: is written {}", known.unwrap_or(key)));
+                let problem = format!("is written {}", known.unwrap_or(key));
+                self.say(Severity::Warning, name, Fault::new(given, problem).at(part.place("")));
             }
             if !part.value.is_null() && !seen.insert(spelt.clone()) {
-                self.error(part, name, format!("{spelt}: {TWICE}"));
+                self.fault(name, Fault::new(spelt, TWICE).at(part.place("")));
             }
             known.unwrap_or(key).to_owned()
         })
     }
 
-    /// All that ADD refuses, by ADD's own parser: what it refuses first is taken away, and it is asked again.
+    /// Finds all that ADD refuses with ADD's own parser, which stops at the first fault: the key of each fault is
+    /// removed, and the rest is parsed again.
     fn refused(&mut self, plugin: Part, context: &Context, version: Version, gets_a_device: bool) {
-        // Without one of them the others mean something else.
+        // Without one of these keys the others mean something else.
         const TOGETHER: [&[&str]; 3] =
             [&SELECTORS, &["vlan", "vlanQoS", "vlanProto"], &["min_tx_rate", "max_tx_rate"]];
         let name = context.name.as_str();
@@ -115,15 +116,15 @@ impl Lint {
         }
         let attachment = Attachment { container_id: "lint".to_owned(), ifname: ifname_in(plugin) };
         if attachment.ifname != DEFAULT_IFNAME {
-            let message = format!("sysctl: names {}: IFNAME fits any pod", attachment.ifname);
-            self.warning(plugin, name, message);
+            let problem = format!("names {}: IFNAME works in any pod", attachment.ifname);
+            self.warning(plugin, name, "sysctl", problem);
         }
         for _ in 0..=map.len() {
             let Ok(network) = parse(&map) else { return };
             let Err(error) = NetConf::parse(&network, &attachment, &Node::default()) else { return };
             let message = format!("{error:#}");
             let message = message.strip_prefix(&format!("network {name}: ")).unwrap_or(&message);
-            self.error(plugin, name, message.to_owned());
+            self.fault(name, refusal(plugin, &error, message));
             let key = message.split(['.', ':', '[', ' ']).next().unwrap_or_default();
             let group = TOGETHER.into_iter().find(|group| group.contains(&key)).unwrap_or(&[key]).to_vec();
             let gone = group.iter().filter_map(|key| map.remove(*key)).count();
@@ -136,38 +137,26 @@ impl Lint {
         }
     }
 
-    /// What ADD takes and nobody means.
+    /// Warns of what ADD takes and hardly anybody intends.
     fn values(&mut self, plugin: Part, name: &str) {
-        if plugin.get("rail").is_none_or(|rail| rail.value.is_null()) {
-            let message = "rail: is missing: no PF is checked, and the routing table is a free one";
-            self.warning(plugin, name, message.to_owned());
+        let is_missing = |key: &str| !is_misspelt(plugin, key, &config::KNOWN);
+        if plugin.get("rail").is_none_or(|rail| rail.value.is_null()) && is_missing("rail") {
+            let problem = "is missing: no PF is checked, and the routing table is any free one";
+            self.warning(plugin, name, "rail", problem);
         }
         let mtu = plugin.get("mtu").filter(|mtu| !mtu.value.is_null());
-        match mtu.map_or(Some(0), |mtu| mtu.value.as_u64()) {
-            Some(0) => {
-                let message = "mtu: is missing: the device keeps the one it has; rails have 9000";
-                self.warning(plugin, name, message.to_owned());
-            }
-            Some(mtu @ ..1500) => {
-                self.warning(
-                    plugin,
-                    name,
-                    format!("mtu: {mtu} is less than any Ethernet has; rails have 9000"),
-                );
-            }
-            Some(mtu @ 9217..) => {
-                self.warning(
-                    plugin,
-                    name,
-                    format!("mtu: {mtu} is more than most switches carry; rails have 9000"),
-                );
-            }
-            Some(_) | None => (),
+        let mtu = match mtu.map_or(Some(0), |mtu| mtu.value.as_u64()) {
+            Some(0) => is_missing("mtu").then(|| "is missing: the device keeps the one it has".to_owned()),
+            Some(mtu @ ..1500) => Some(format!("{mtu} is less than any Ethernet has")),
+            Some(mtu @ 9217..) => Some(format!("{mtu} is more than most switches carry")),
+            Some(_) | None => None,
+        };
+        if let Some(problem) = mtu {
+            self.warning(plugin, name, "mtu", format!("{problem}; rails have 9000"));
         }
         self.default_routes(plugin, name, "routes");
-        if plugin.text("ipam.type").is_none_or(str::is_empty) {
-            let message = "ipam: is missing: the rail has no address and no routes";
-            self.warning(plugin, name, message.to_owned());
+        if plugin.text("ipam.type").is_none_or(str::is_empty) && is_missing("ipam") {
+            self.warning(plugin, name, "ipam", "is missing: the rail has no address and no routes");
         }
     }
 
@@ -176,23 +165,22 @@ impl Lint {
         for (at, route) in routes.items().enumerate() {
             let dst = route.text("dst").and_then(|dst| dst.parse::<ipnet::IpNet>().ok());
             if let Some(dst) = dst.filter(|dst| dst.prefix_len() == 0) {
-                let message =
-                    format!("{path}[{at}].dst: {dst} is left out: a rail never has the default route");
-                self.warning(plugin, name, message);
+                let problem = format!("{dst} is left out: a rail never has the default route");
+                self.warning(plugin, name, &format!("{path}[{at}].dst"), problem);
             }
         }
     }
 
-    /// The `ipam` section; the pools of ours.
+    /// Checks the `ipam` section, and returns the pools of one for rail-ipam.
     pub(super) fn ipam(&mut self, plugin: Part, context: &Context, version: Version) -> Option<Vec<String>> {
         let name = context.name.as_str();
         let kind = plugin.text("ipam.type").filter(|kind| !kind.is_empty())?;
         if kind != OUR_IPAM {
             match nearest(kind, [OUR_IPAM, OURS]) {
-                // Told as what ADD refuses.
+                // `refused` reports it.
                 _ if config::NO_IPAM.contains(&kind) => (),
                 Some(_) => {
-                    self.error(plugin, name, format!("ipam.type: {kind:?}: did you mean {OUR_IPAM}?"));
+                    self.error(plugin, name, "ipam.type", format!("{kind:?}: did you mean {OUR_IPAM}?"));
                 }
                 None => self.default_routes(plugin, name, "ipam.routes"),
             }
@@ -205,43 +193,42 @@ impl Lint {
         }
         let network = parse(&as_handed_over(plugin, context, version)).ok()?;
         if let Err(error) = ipam::config::requested(&network) {
-            self.error(plugin, name, format!("{error:#}"));
+            self.fault(name, refusal(plugin, &error, &format!("{error:#}")));
         }
         let config = match ipam::config::Config::parse(&network) {
             Ok(config) => config,
             Err(error) => {
-                self.error(plugin, name, format!("{error:#}"));
+                self.fault(name, refusal(plugin, &error, &format!("{error:#}")));
                 return None;
             }
         };
         match config.plan() {
             None => (),
             Some(Ok(plan)) => {
-                plan.warnings.into_iter().for_each(|warning| self.warning(plugin, name, warning))
+                for warning in plan.warnings {
+                    self.say(Severity::Warning, name, plugin.locate(warning));
+                }
             }
-            Some(Err(faults)) => faults.into_iter().for_each(|fault| self.error(plugin, name, fault)),
+            Some(Err(faults)) => faults.into_iter().for_each(|fault| self.fault(name, plugin.locate(fault))),
         }
         Some(config.pools)
     }
 
-    /// What the runtime passes on, and what it drops without a word.
+    /// Checks the capabilities: without one, the runtime drops the value without a message.
     fn capabilities(&mut self, plugin: Part, context: &Context, names_a_device: bool) {
         let name = context.name.as_str();
         let declared = plugin.get("capabilities").filter(|all| !all.value.is_null());
         if let Some(all) = declared.filter(|all| !all.value.is_object()) {
-            return self.error(plugin, name, format!("capabilities: {} is no object", all.value));
+            return self.error(plugin, name, "capabilities", format!("{} is not an object", all.value));
         }
         for (key, one) in declared.into_iter().flat_map(Part::entries) {
+            let path = format!("capabilities.{key}");
             if !one.value.is_boolean() {
-                self.error(
-                    plugin,
-                    name,
-                    format!("capabilities.{key}: {} is neither true nor false", one.value),
-                );
+                self.error(plugin, name, &path, format!("{} is neither true nor false", one.value));
             } else if OTHER_CAPABILITIES.contains(&key) {
-                self.warning(plugin, name, format!("capabilities.{key}: {OURS} makes nothing of it"));
+                self.warning(plugin, name, &path, format!("has no effect: {OURS} does not use it"));
             } else if !config::CAPABILITIES.contains(&key) {
-                self.unknown(one, name, &format!("capabilities.{key}"), &config::CAPABILITIES);
+                self.unknown(one, name, &path, &config::CAPABILITIES);
             }
         }
         let is_on = |key: &str| declared.and_then(|all| all.get(key)).is_some_and(|one| *one.value == true);
@@ -254,25 +241,41 @@ impl Lint {
         let lost: Vec<_> = lost
             .into_iter()
             .filter(|(key, _)| !is_on(key) && (!names_a_device || matches!(*key, "mac" | "ips")))
+            .filter(|(key, _)| !declared.is_some_and(|all| is_misspelt(all, key, &config::CAPABILITIES)))
             .collect();
         // Other runtimes have no such requests.
-        if context.nad.is_some() && !lost.is_empty() {
+        if context.nad.is_some() && !lost.is_empty() && !is_misspelt(plugin, "capabilities", &config::KNOWN) {
             let keys: Vec<_> = lost.iter().map(|(key, _)| format!("{key:?}: true")).collect();
             let what: Vec<_> = lost.iter().map(|(_, what)| *what).collect();
-            let message =
-                format!("capabilities: without {} these never arrive: {}", keys.join(", "), what.join(", "));
-            self.warning(plugin, name, message);
+            let problem = format!("without {} these never arrive: {}", keys.join(", "), what.join(", "));
+            self.warning(plugin, name, "capabilities", problem);
         }
     }
 }
 
-/// As a plugin reads what it is handed.
+/// A configuration as a plugin reads it.
 pub fn parse(map: &Map<String, Value>) -> Result<Network> {
     static KEYS: Keys = Keys { names: &[], inside: &[] };
     Network::parse(json!(map).to_string().into(), Args::default(), vec![], &KEYS, false)
 }
 
-/// A plugin's configuration as a runtime hands it over.
+/// The fault of an error of a plugin's parser, with its position. An error that is no [`Fault`] names its key in its
+/// text: `vlanQoS needs a vlan`, `sysctl: "a.b" is not a key`.
+fn refusal(plugin: Part, error: &anyhow::Error, message: &str) -> Fault {
+    if let Some(fault) = error.downcast_ref::<Fault>() {
+        return plugin.locate(fault.clone());
+    }
+    let mut words = message.split(' ').map(|word| word.trim_matches([':', '"']));
+    let (path, next) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let key = format!("{path}.{next}");
+    let place = plugin.place(if plugin.get(&key).is_some() { &key } else { path });
+    match message.split_once(": ").filter(|(before, _)| *before == path) {
+        Some((path, problem)) => Fault::new(path, problem).at(place),
+        None => Fault::whole(message).at(place),
+    }
+}
+
+/// The configuration of a plugin in the form that a runtime passes on.
 fn as_handed_over(plugin: Part, context: &Context, version: Version) -> Map<String, Value> {
     let mut map = plugin.value.as_object().cloned().unwrap_or_default();
     map.insert("cniVersion".to_owned(), version.as_str().into());
@@ -284,7 +287,7 @@ fn as_handed_over(plugin: Part, context: &Context, version: Version) -> Map<Stri
 
 const DEFAULT_IFNAME: &str = "net1";
 
-/// The interface that sysctl keys name, where it is one that Multus makes; they fit no other.
+/// The interface that the sysctl keys name, if Multus can make it. Such keys work with no other interface.
 fn ifname_in(plugin: Part) -> String {
     let keys = plugin.get("sysctl").into_iter().flat_map(Part::entries).map(|(key, _)| key);
     let mut names = keys.filter_map(|key| key.split(['.', '/']).nth(3));

@@ -38,7 +38,7 @@ fn routes_that_take_networks_of_the_cluster_away_are_told_with_all_who_have_them
     let (_, told) = lint_of(&[("pools.yaml", &pools)]);
     assert_eq!(told.len(), 1, "{told:#?}");
     let start = "pools.yaml:8: warning: 10.0.0.0/8, a route of rail-0 and 2 more, overlaps networks that clusters usually \
-                 have, and takes them from pods: 10.96.0.0/12 (kubeadm's Services), 10.244.0.0/16 (flannel's pods)";
+                 have, and pods would lose them: 10.96.0.0/12 (kubeadm's Services), 10.244.0.0/16 (flannel's pods)";
     assert!(told[0].starts_with(start), "{told:#?}");
     let route = good().replace("\"mtu\"", "\"routes\": [{\"dst\": \"10.96.0.0/16\"}], \"mtu\"");
     for (known, expected) in [
@@ -126,21 +126,21 @@ const FINDINGS: &str = r#"
 "mtu": 9000, => "mtu": 9000, "maxTxRate": 1, => 16: error: rail-3: maxTxRate: unknown key: did you mean max_tx_rate?
 "mtu": 9000, => "mtu": 9000, "colour": 1, => 16: error: rail-3: colour: unknown key
 "mtu": 9000, => "MTU": 9000, => 16: warning: rail-3: MTU: is written mtu
-"mtu": 9000, => "MTU": 9000, "mtu": 9000, => 16: error: rail-3: mtu: the key stands twice
+"mtu": 9000, => "MTU": 9000, "mtu": 9000, => 16: error: rail-3: mtu: the key
 "mtu": 9000, => "mtu": 9000, "Routes": [{"dst": "10.0.0.0/8"},\n      {"Dst": "10.1.0.0/33"}], => 17: warning: rail-3: routes[1].Dst: is written dst
 "mtu": 9000, => "mtu": 9000, "Routes": [{"dst": "10.0.0.0/8"},\n      {"Dst": "10.1.0.0/33"}], => 17: error: rail-3: routes[1].dst: invalid IP
 "mtu": 9000, => "mtu": 9000, "Args": {"CNI": {"Mac": "x"}}, => 16: warning: rail-3: args.cni.Mac: is written mac
-"mtu": 9000, => "mtu": 9000, "args": {"cni": {"mac": "", "MAC": ""}}, => 16: error: rail-3: args.cni.mac: the key stands twice
+"mtu": 9000, => "mtu": 9000, "args": {"cni": {"mac": "", "MAC": ""}}, => 16: error: rail-3: args.cni.mac: the key
 "mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.IFNAME.X": "1"}, => 16: error: rail-3: sysctl: "net.ipv4.conf.IFNAME.X" is no key
 "pool": "rail-3" => "Pool": "rail-3" => 18: warning: rail-3: ipam.Pool: is written pool
 "type": "rail-ipam", "pool" => "Type": "rail-ipam", "Pool" => 18: warning: rail-3: ipam.Type: is written type
-"pool": "rail-3" => "pool": "rail-3", "Pool": "rail-3" => 18: error: rail-3: ipam.pool: the key stands twice
+"pool": "rail-3" => "pool": "rail-3", "Pool": "rail-3" => 18: error: rail-3: ipam.pool: the key
 "mtu": 9000, => "mtu": 9000, "routes": [{"dst": "10.0.0.0/8", "via": "10.0.0.1"}], => 16: error: rail-3: routes[0].via: unknown key
 "mtu": 9000, => "mtu": 9000, "dns": {"server": []}, => 16: error: rail-3: dns.server: unknown key
 "mtu": 9000, => "mtu": 9000, "args": {"cni": {"macs": ""}}, => 16: error: rail-3: args.cni.macs: unknown key: did you mean mac?
 "pool": "rail-3" => "pol": "x", "pool": "rail-3" => 18: error: rail-3: ipam.pol: unknown key: did you mean pool?
 "mac": true => "mac": true, "macs": true => 17: error: rail-3: capabilities.macs: unknown key: did you mean mac?
-"mac": true => "mac": true, "bandwidth": true => 17: warning: rail-3: capabilities.bandwidth: rail-cni makes nothing of it
+"mac": true => "mac": true, "bandwidth": true => 17: warning: rail-3: capabilities.bandwidth: has no effect
 "mac": true => "mac": true, "x": 1 => 17: error: rail-3: capabilities.x: 1 is neither true nor false
 "name": "rail-3", => "name": "rail-3", "mtu": 9000, => 12: error: rail-3: mtu: belongs to a plugin, inside of plugins[0]
 "name": "rail-3", => "name": "rail-3", "plugin": [], => 12: error: rail-3: plugin: unknown key: did you mean plugins?
@@ -153,9 +153,9 @@ const FINDINGS: &str = r#"
 "mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.all.rp_filter": "2"}, => 16: error: rail-3: sysctl: "net.ipv4.conf.all.rp_filter" is no key
 "mtu": 9000, => "mtu": 9000, "routes": [{"dst": "10.0.0.0/8"},\n      {"dst": "10.1.0.0/33"}], => 17: error: rail-3: routes[1].dst: invalid IP
 "rail": 3, => "rail": 300, => 15: error: rail-3: rail: invalid value
-"pool": "rail-3" => "pool": "../x" => 18: error: rail-3: ipam.pool: "../x" is no name of a pool
-"pool": "rail-3" => "poolType": "ippool" => 18: error: rail-3: ipam.poolType "ippool": only pools of type cidrpool are served
-"pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 9 => 18: error: rail-3: ipam.gatewayIndex: 9: gateway index is outside
+"pool": "rail-3" => "pool": "../x" => 18: error: rail-3: ipam.pool: "../x" is not a valid name of a pool
+"pool": "rail-3" => "poolType": "ippool" => 18: error: rail-3: ipam.poolType: "ippool" is not cidrpool
+"pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 9 => 18: error: rail-3: ipam.gatewayIndex: 9 is outside
 "pool": "rail-3" => "cidr": "172.16.0.0/15" => 18: error: rail-3: ipam: missing field `perNodeNetworkPrefix`
 "rail-ipam" => "rail-cni" => 18: error: rail-3: ipam.type: rail-cni is no IPAM plugin
 "rail-ipam" => "macvlan" => 18: error: rail-3: ipam.type: macvlan is no IPAM plugin
@@ -165,8 +165,8 @@ const FINDINGS: &str = r#"
 "mtu": 9000, => "mtu": 9000, "deviceID": "x", => 16: error: rail-3: deviceID: "x" is neither a PCI address
 # default routes
 "mtu": 9000, => "mtu": 9000, "routes": [{"dst": "10.0.0.0/8"},\n      {"dst": "::/0"}], => 17: warning: rail-3: routes[1].dst: ::/0 is left out
-"pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 1, "routes": [{"dst": "0.0.0.0/0"}] => 18: warning: rail-3: ipam.routes[0].dst: 0.0.0.0/0: left out
-"pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 1, "defaultGateway": true => 18: warning: rail-3: ipam.defaultGateway: left out
+"pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 1, "routes": [{"dst": "0.0.0.0/0"}] => 18: warning: rail-3: ipam.routes[0].dst: 0.0.0.0/0 is left out
+"pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 1, "defaultGateway": true => 18: warning: rail-3: ipam.defaultGateway: is left out
 "rail-ipam" => "static", "routes": [{"dst": "0.0.0.0/0"}] => 18: warning: rail-3: ipam.routes[0].dst: 0.0.0.0/0 is left out
 # versions
 "cniVersion": "1.0.0",\n      "cniVersions": ["1.0.0", "1.1.0"], =>  => 9: warning: rail-3: cniVersion: is missing
@@ -175,12 +175,12 @@ const FINDINGS: &str = r#"
 ["1.0.0", "1.1.0"] => ["1.0.0", "1.2.0"] => 11: error: rail-3: cniVersions[1]: "1.2.0" is not one of 0.1.0
 # plugins
 "type": "rail-cni" => "type": "rail_cni" => 14: error: rail-3: type: "rail_cni": did you mean rail-cni?
-"type": "rail-cni" => "type": "rail-ipam" => 14: error: rail-3: type: rail-ipam gives addresses
+"type": "rail-cni" => "type": "rail-ipam" => 14: error: rail-3: type: rail-ipam is an IPAM plugin
 "type": "rail-cni", =>  => 13: error: rail-3: type: is missing
 "type": "rail-ipam" => "type": "railipam" => 18: error: rail-3: ipam.type: "railipam": did you mean rail-ipam?
 }]\n => }, {"type": "sbr"}]\n => 19: warning: rail-3: type: sbr: rail-cni makes rules and tables itself
 "type": "rail-cni" => "type": "sriov" => 14: warning: rail-3: type: sriov: rail-cni takes this configuration when type is changed
-"type": "rail-cni" => "type": "host-device", "device": "a b" => 14: warning: rail-3: type: host-device: rail-cni takes this configuration when type is changed, but for: device: 
+"type": "rail-cni" => "type": "host-device", "device": "a b" => 14: warning: rail-3: type: host-device: rail-cni takes this configuration when type is changed, apart from: device: 
 # devices
 {"deviceID": true, "mac": true, "ips": true, "CNIDeviceInfoFile": true} => {"mac": true, "ips": true} => 17: warning: rail-3: capabilities: without "deviceID": true, "CNIDeviceInfoFile": true these never arrive: runtimeConfig.deviceID, the request
 resourceName: nvidia.com/rail-3 => other: x => 6: error: rail-3: metadata.annotations: no k8s.v1.cni.cncf.io/resourceName
@@ -193,15 +193,15 @@ v1\nkind => v2\nkind => 2: error: rail-3: apiVersion: is not k8s.cni.cncf.io/v1
 "mtu": 9000, =>  => 13: warning: rail-3: mtu: is missing
 "mtu": 9000, => "mtu": 900, => 16: warning: rail-3: mtu: 900 is less than any Ethernet has
 "mtu": 9000, => "mtu": 90000, => 16: warning: rail-3: mtu: 90000 is more than most switches carry
-"mtu": 9000, => "mtu": 9000, "logFile": "/tmp/x", => 16: warning: rail-3: logFile: counts only where the node's node.json has it
-"mtu": 9000, => "mtu": 9000, "runtimeConfig": {}, => 16: warning: rail-3: runtimeConfig: is for the runtime to write
-"mtu": 9000, => "mtu": 9000, "name": "x", => 16: warning: rail-3: name: is not looked at in a plugin
-"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.net3.arp_ignore": "1"}, => 16: warning: rail-3: sysctl: names net3: IFNAME fits any pod
+"mtu": 9000, => "mtu": 9000, "logFile": "/tmp/x", => 16: warning: rail-3: logFile: has an effect only where node.json has it
+"mtu": 9000, => "mtu": 9000, "runtimeConfig": {}, => 16: warning: rail-3: runtimeConfig: is written by the runtime
+"mtu": 9000, => "mtu": 9000, "name": "x", => 16: warning: rail-3: name: has no effect in a plugin
+"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.net3.arp_ignore": "1"}, => 16: warning: rail-3: sysctl: names net3: IFNAME works in any pod
 "ipam": {"type": "rail-ipam", "pool": "rail-3"} => "ipam": {} => 18: warning: rail-3: ipam: is missing: the rail has no address
 # texts
-"mtu": 9000, => "mtu": 9000, "mtu": 9000, => 16: error: rail-3: spec.config: JSON: the key "mtu" stands twice
+"mtu": 9000, => "mtu": 9000, "mtu": 9000, => 16: error: rail-3: spec.config: JSON: the key "mtu" is given twice
 "mtu": 9000, => "mtu": , => 16: error: rail-3: spec.config: JSON: expected value
-config: | => config: => 8: error: rail-3: spec.config: is no text
+config: | => config: => 8: error: rail-3: spec.config: is not a text
 "#;
 
 #[test]
@@ -249,15 +249,15 @@ fn networks_are_compared_with_each_other() {
     for (text, told) in [
         (
             other("rail-4", &|text| text.replace("\"pool\": \"rail-4\"", "\"pool\": \"rail-3\"")),
-            "f:35: error: rail-4: ipam: pool rail-3 is also that of rail 3, rail-3 (f:15)",
+            "f:35: error: rail-4: ipam: pool rail-3 is also the pool of rail 3, rail-3 (f:15)",
         ),
         (
             other("rail-4", &|text| text.replace("\"rail\": 4", "\"rail\": 3")),
-            "f:35: warning: rail-4: rail: 3 is also that of rail-3 (f:15)",
+            "f:35: warning: rail-4: rail: 3 is also the rail of rail-3 (f:15)",
         ),
         (
             other("rail-4", &|text| text.replace("com/rail-4", "com/rail-3")),
-            "f:35: warning: rail-4: metadata.annotations: the resource nvidia.com/rail-3 is also that of rail 3, rail-3 (f:15)",
+            "f:35: warning: rail-4: metadata.annotations: the resource nvidia.com/rail-3 is also the resource of rail 3, rail-3 (f:15)",
         ),
         (
             other("rail-5", &|text| text),
@@ -265,7 +265,7 @@ fn networks_are_compared_with_each_other() {
         ),
         (
             other("rail-3", &|text| text),
-            "f:25: error: rail-3: rail-3 is also in f:5: one takes the place of the other",
+            "f:25: error: rail-3: rail-3 is also in f:5: one would replace the other",
         ),
     ] {
         let (_, findings) = lint_of(&[("f", &text)]);
@@ -394,7 +394,7 @@ fn a_warning_is_silenced_in_the_file_with_its_reason() {
     let (lint, told) = annotated("mtu: a wire of our own");
     assert_eq!(told, [] as [&str; 0]);
     assert_eq!(lint.silenced[0].1, "a wire of our own");
-    assert!(lint.silenced[0].0.message.starts_with("mtu: 8000000 is more"));
+    assert!(lint.silenced[0].0.fault.message().starts_with("mtu: 8000000 is more"));
     for (lines, expected) in [
         (
             "mtu",

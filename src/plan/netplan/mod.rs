@@ -1,13 +1,13 @@
 //! netplan files of the hosts: a fabric that was addressed by hand is read from them, and a plan is written as them.
 //!
-//! [`crate::netplan`] finds the rails of each host, [`pools`] makes pools of the rails of all hosts. An interface is written with the addresses, routes and MTU of the plan, and with what its
-//! file had beside them.
+//! [`crate::netplan`] finds the rails of each host, [`pools`] makes pools of the rails of all hosts. An interface is
+//! written with the addresses, routes and MTU of the plan, and with the other keys that its file had.
 
 mod pools;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use anyhow::Result;
@@ -15,15 +15,15 @@ use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 
 use super::{Cable, Ethernet, File, Plan, Pool, refused, yaml};
-use crate::document::Place;
+use crate::fault::{Fault, Place};
 use crate::netplan::files::{self, Found, Host};
 use crate::netplan::host::{self, Notes};
 use crate::progress::Progress;
 
-/// The plan of hosts. A path is a host's file `NODE.yaml`, or a folder with such files and with folders of hosts
+/// The plan of hosts. A path is a host's file `NODE.yaml`, or a directory with such files and with directories of hosts
 /// (`NODE/*.yaml`, `NODE/etc/netplan/*.yaml`).
 pub fn read(paths: &[String]) -> Result<Plan> {
-    let Found { hosts, ignored } = files::find(paths).map_err(|faults| refused(&faults))?;
+    let Found { hosts, ignored } = files::find(paths).map_err(refused)?;
     let (mut notes, mut rails) = (Notes::default(), Vec::new());
     let mut progress = Progress::new("hosts", hosts.len());
     for (name, files) in hosts {
@@ -31,7 +31,7 @@ pub fn read(paths: &[String]) -> Result<Plan> {
         let found = host::rails(&host, &mut notes);
         if found.is_empty() {
             let file = files.into_iter().next().unwrap_or_default();
-            notes.warn(Place { file, line: 0, column: 0 }, "no rails".to_owned());
+            notes.warn(Fault::whole("the host has no rails").at(Place::file(file)));
         }
         rails.extend(found);
         progress.step();
@@ -39,17 +39,17 @@ pub fn read(paths: &[String]) -> Result<Plan> {
     drop(progress);
     let mut plan = pools::plan(rails, &mut notes);
     if plan.pools.is_empty() && notes.faults.is_empty() {
-        let why = "no interface has a static address and routes by a gateway in its prefix";
-        notes.faults.push(format!("{}: no rails: {why}", paths.join(", ")));
+        let problem = "no rails: no interface has a static address and routes by a gateway in its prefix";
+        notes.faults.push(Fault::whole(problem).at(Place::file(paths.join(", "))));
     }
     plan.warnings = notes.warnings();
     if let Some(first) = ignored.first() {
         let others =
             if ignored.len() > 1 { format!(" and {} others", ignored.len() - 1) } else { String::new() };
-        plan.warnings.push(format!("{first}{others}: left out: netplan reads *.yaml"));
+        plan.warnings.push(format!("{first}{others}: left out, because netplan reads *.yaml"));
     }
     if !notes.faults.is_empty() {
-        return Err(refused(&notes.faults));
+        return Err(refused(notes.faults));
     }
     only_what_is_not_planned(&mut plan)?;
     Ok(plan)
@@ -71,7 +71,7 @@ pub fn write(plan: &Plan) -> Result<Vec<File>> {
     Ok(interfaces(plan)?.into_iter().map(file).collect())
 }
 
-/// A node's interface, as the plan has it.
+/// An interface of a node in the plan.
 struct Interface<'a> {
     id: &'a str,
     addresses: Vec<IpNet>,
@@ -81,7 +81,7 @@ struct Interface<'a> {
 }
 
 impl Interface<'_> {
-    /// What the plan says of it, in netplan's words.
+    /// The keys that the plan gives it.
     fn keys(&self) -> Map<String, Value> {
         let mut keys = Map::new();
         keys.insert("addresses".to_owned(), self.addresses.iter().map(IpNet::to_string).collect());
@@ -102,7 +102,7 @@ fn interfaces(plan: &Plan) -> Result<Vec<(&str, Vec<Interface<'_>>)>> {
         plan.nodes().into_iter().map(|node_name| (node_name, Vec::new())).collect();
     let places: HashMap<&str, usize> =
         nodes.iter().enumerate().map(|(place, (node_name, _))| (*node_name, place)).collect();
-    let mut faults = Vec::new();
+    let (mut faults, mut told) = (Vec::new(), HashSet::new());
     for pool in &plan.pools {
         for link in pool.links()? {
             let of_node = places.get(link.node_name).and_then(|place| nodes.get_mut(*place));
@@ -110,7 +110,10 @@ fn interfaces(plan: &Plan) -> Result<Vec<(&str, Vec<Interface<'_>>)>> {
             let (id, cable) = match interface_of(link.cables) {
                 Ok(found) => found,
                 Err(fault) => {
-                    faults.push(format!("node {node_name} in pool {}: {fault}", pool.name));
+                    // Both families of a rail have the same cables.
+                    if pool.rail.is_none() || told.insert((link.node_name.to_owned(), pool.number())) {
+                        faults.push(fault.of(format!("node {node_name} in pool {}", pool.name)));
+                    }
                     continue;
                 }
             };
@@ -128,11 +131,11 @@ fn interfaces(plan: &Plan) -> Result<Vec<(&str, Vec<Interface<'_>>)>> {
             }
         }
     }
-    if faults.is_empty() { Ok(nodes) } else { Err(refused(&faults)) }
+    if faults.is_empty() { Ok(nodes) } else { Err(refused(faults)) }
 }
 
-/// The interface of a row, by its key in netplan's files. An address is on one.
-fn interface_of(cables: &[Cable]) -> Result<(&str, &Cable), String> {
+/// The interface of a row, by its key in netplan files. An address is on one interface.
+fn interface_of(cables: &[Cable]) -> Result<(&str, &Cable), Fault> {
     let mut found: Option<(&str, &Cable)> = None;
     for cable in cables {
         let id = cable.netplan.as_ref().map(|ethernet| &ethernet.id).or(cable.interface.as_ref());
@@ -141,20 +144,18 @@ fn interface_of(cables: &[Cable]) -> Result<(&str, &Cable), String> {
             (Some(id), None) => found = Some((id, cable)),
             (Some(id), Some((other, _))) if id == other => (),
             (Some(id), Some((other, _))) => {
-                return Err(format!(
-                    "its address would be on {other} or on {id}, for it has a cable to each plane"
-                ));
+                let problem = "it has a cable to each plane, so its address would be on";
+                return Err(Fault::whole(format!("{problem} {other} or on {id}")));
             }
         }
     }
     found.ok_or_else(|| {
-        "nothing says which interface it is: topology.json does, or `hostInterface` of a fabric file; CIDRPools do \
-         not"
-        .to_owned()
+        let remedy = "topology.json, or `hostInterface` of a fabric file do, CIDRPools do not";
+        Fault::whole("no source says which interface it is").remedy(remedy)
     })
 }
 
-/// What the plan would write by itself need not be kept.
+/// Removes from the kept keys those that the plan would write by itself.
 fn only_what_is_not_planned(plan: &mut Plan) -> Result<()> {
     let mut planned: HashMap<(String, String), Map<String, Value>> = HashMap::new();
     for (node_name, interfaces) in interfaces(plan)? {

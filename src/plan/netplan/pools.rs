@@ -1,24 +1,24 @@
-//! From the rails of all hosts to pools.
+//! Makes pools of the rails of all hosts.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::document::Place;
+use crate::fault::{Fault, Place};
 use crate::netplan::host::{Notes, Rail};
 use crate::plan::scheme::place_of;
 use crate::plan::{Cable, Ethernet, Plan, Pool};
-use crate::pool::allocation::{address, bits};
+use crate::pool::allocation::{IpVersion, address, bits};
 use crate::pool::cidrpool::{AddressRange, IndexRange, RouteTo, Row, Spec};
 
-/// The pools of these rails; what is wrong with them goes to the notes.
+/// The pools of these rails. Faults go to the notes.
 pub fn plan(rails: Vec<Rail>, notes: &mut Notes) -> Plan {
     let rails = without_shared_networks(rails, notes);
     duplicates(&rails, notes);
     let ids: BTreeSet<&str> = rails.iter().map(|rail| rail.id.as_str()).collect();
     let astray = std::mem::take(&mut notes.astray);
-    let is_rail = |(id, _): &(String, String)| ids.contains(id.as_str());
+    let is_rail = |(id, _): &(String, Fault)| ids.contains(id.as_str());
     notes.faults.extend(astray.into_iter().filter(is_rail).map(|(_, fault)| fault));
 
     let (v4, v6): (Vec<_>, Vec<_>) = rails.iter().partition(|rail| rail.prefix.addr().is_ipv4());
@@ -35,7 +35,8 @@ pub fn plan(rails: Vec<Rail>, notes: &mut Notes) -> Plan {
             match u8::try_from(rail) {
                 Ok(rail) => plan.pools.push(group.pool(rail, plane, suffix)),
                 Err(_) => {
-                    notes.faults.push(format!("rail {rail} ({}): more rails than there can be", group.cidr))
+                    let problem = format!("more rails than there can be ({})", group.cidr);
+                    notes.faults.push(Fault::whole(problem).of(format!("rail {rail}")));
                 }
             }
         }
@@ -44,7 +45,7 @@ pub fn plan(rails: Vec<Rail>, notes: &mut Notes) -> Plan {
     plan
 }
 
-/// A network of many hosts is no rail: that of management, or of storage.
+/// Leaves out networks of many hosts, such as those of management and storage, which are not rails.
 fn without_shared_networks(rails: Vec<Rail>, notes: &mut Notes) -> Vec<Rail> {
     let kind = |rail: &Rail| (rail.id.clone(), rail.prefix.addr().is_ipv4());
     let mut hosts: HashMap<_, (usize, BTreeSet<IpNet>)> = HashMap::new();
@@ -60,12 +61,12 @@ fn without_shared_networks(rails: Vec<Rail>, notes: &mut Notes) -> Vec<Rail> {
     };
     let (shared, own): (Vec<_>, Vec<_>) = rails.into_iter().partition(is_shared);
     for rail in shared {
-        rail.warn(notes, "", "left out: hosts share its networks");
+        rail.warn(notes, "", "is left out: hosts share its networks");
     }
     own
 }
 
-/// Addresses are compared, not their spelling.
+/// Finds addresses and prefixes that two rails have.
 fn duplicates(rails: &[Rail], notes: &mut Notes) {
     let mut prefixes: HashMap<IpNet, &Rail> = HashMap::new();
     for rail in rails {
@@ -86,11 +87,15 @@ impl Rail {
     }
 
     fn fault(&self, notes: &mut Notes, key: &str, why: &str) {
-        notes.faults.push(format!("{}: network.ethernets.{}{key}: {why}", self.place(key), self.id));
+        notes.faults.push(self.note(key, why));
     }
 
     fn warn(&self, notes: &mut Notes, key: &str, why: &str) {
-        notes.warn(self.place(key).clone(), format!("network.ethernets.{}{key}: {why}", self.id));
+        notes.warn(self.note(key, why));
+    }
+
+    fn note(&self, key: &str, why: &str) -> Fault {
+        Fault::new(format!("network.ethernets.{}{key}", self.id), why).at(self.place(key).clone())
     }
 
     fn whose(&self) -> String {
@@ -103,7 +108,7 @@ impl Rail {
         self.routes.iter().filter(holds).max_by_key(|dst| dst.prefix_len()).copied()
     }
 
-    /// The gateway's place in the prefix.
+    /// The distance of the gateway from the first address of the prefix.
     fn gateway_index(&self) -> u128 {
         index(self.prefix, self.gateway)
     }
@@ -119,8 +124,8 @@ struct Group<'a> {
     rails: Vec<&'a Rail>,
 }
 
-/// Which links are one rail. The route to the rail's supernet tells; where hosts have the route to all rails alone
-/// (IPv6), the formulas tell, or else the names of the interfaces.
+/// Groups the links of each rail, by the route to the rail's supernet. Where hosts have only the route to all rails
+/// (IPv6), by the formulas, or else by the names of the interfaces.
 fn groups<'a>(rails: &[&'a Rail]) -> Vec<Group<'a>> {
     let mut of_supernet: BTreeMap<Option<IpNet>, Vec<&Rail>> = BTreeMap::new();
     for rail in rails {
@@ -145,7 +150,7 @@ fn groups<'a>(rails: &[&'a Rail]) -> Vec<Group<'a>> {
             _ => left.push((supernet, rails)),
         }
     }
-    // A host that lacks the route to its rail is still of the rail, and will be told what it lacks.
+    // A host that lacks the route to its rail is still on the rail, and `agree` reports the route that it lacks.
     let of_cidr = |rail: &Rail| {
         let holds = |cidr: &&IpNet| cidr.contains(&rail.prefix);
         cidrs.iter().filter(holds).max_by_key(|cidr| cidr.prefix_len()).copied()
@@ -179,7 +184,7 @@ fn common(rails: &[&Rail]) -> Option<IpNet> {
     std::iter::successors(Some(first.prefix), IpNet::supernet).find(hold)
 }
 
-/// What most of them have, of equals the first.
+/// The value that most of them have; the first one if several are equally frequent.
 fn most<T: Ord + Clone>(all: impl Iterator<Item = T>) -> Option<T> {
     let mut counts: BTreeMap<T, (usize, usize)> = BTreeMap::new();
     for (number, one) in all.enumerate() {
@@ -189,7 +194,7 @@ fn most<T: Ord + Clone>(all: impl Iterator<Item = T>) -> Option<T> {
 }
 
 impl<'a> Group<'a> {
-    /// Tells links that are not like most of the rail: the routes are the pool's, so they must be the same.
+    /// Reports links that differ from most of the rail. The routes belong to the pool, so they must be the same.
     fn agree(&self, notes: &mut Notes) {
         let cidr = self.cidr;
         let as_most = |typical: &Rail| {
@@ -198,20 +203,22 @@ impl<'a> Group<'a> {
         self.odd(
             |rail| rail.prefix.prefix_len(),
             |rail, typical| {
-                let why = format!("{}, and not a /{}", rail.prefix, typical.prefix.prefix_len());
+                let why = format!("{} is not a /{}", rail.prefix, typical.prefix.prefix_len());
                 rail.fault(notes, ".addresses", &format!("{why}, {}", as_most(typical)));
             },
         );
         self.odd(
             |rail| rail.routes.iter().collect::<BTreeSet<_>>(),
             |rail, typical| {
-                let why = format!("{}, and not {}", shown(&rail.routes), shown(&typical.routes));
+                let why = format!("{} instead of {}", shown(&rail.routes), shown(&typical.routes));
                 rail.fault(notes, ".routes", &format!("{why}, {}", as_most(typical)));
             },
         );
         let mut nodes: HashMap<&str, &Rail> = HashMap::new();
         for rail in &self.rails {
-            if let Some(other) = nodes.insert(&rail.node_name, rail) {
+            // An address that is given twice is a fault already.
+            let other = nodes.insert(&rail.node_name, rail);
+            if let Some(other) = other.filter(|other| other.prefix != rail.prefix) {
                 let why = format!("{} and {} are both on the rail {cidr}", rail.address, other.address);
                 rail.fault(notes, ".addresses", &format!("{why} ({})", other.place("")));
             }
@@ -230,7 +237,7 @@ impl<'a> Group<'a> {
                 rail.warn(
                     notes,
                     "",
-                    &format!("is on the rail, and not {}, {}", typical.id, as_most(typical)),
+                    &format!("is on the rail instead of {}, {}", typical.id, as_most(typical)),
                 );
             },
         );
@@ -238,13 +245,13 @@ impl<'a> Group<'a> {
         self.odd(
             |rail| rail.mtu,
             |rail, typical| {
-                let why = format!("{}, and not {}, {}", mtu(rail), mtu(typical), as_most(typical));
+                let why = format!("{} instead of {}, {}", mtu(rail), mtu(typical), as_most(typical));
                 rail.warn(notes, ".mtu", &why);
             },
         );
     }
 
-    /// Calls for each link that has something else than most, with one that has what most have.
+    /// Calls `tell` for each link whose value differs from that of most links, with a link that has the usual value.
     fn odd<T: Ord + Clone>(&self, of: impl Fn(&'a Rail) -> T, mut tell: impl FnMut(&'a Rail, &'a Rail)) {
         let usual = most(self.rails.iter().map(|rail| of(rail)));
         let (like, odd): (Vec<_>, Vec<_>) =
@@ -289,10 +296,12 @@ impl<'a> Group<'a> {
                 node_selector: None,
             },
             cables,
+            // `duplicates` has compared the prefixes of all pools.
+            places: Vec::new(),
         }
     }
 
-    /// The gateway's index, and exclusions such that the first address for a pod is the one that the host has.
+    /// The gateway's index, and exclusions with which the first address for a pod is that of the host.
     fn indexes(&self) -> (i64, Vec<IndexRange>, Vec<AddressRange>) {
         let all_of_two =
             self.rails.iter().all(|rail| rail.prefix.max_prefix_len() - rail.prefix.prefix_len() == 1);
@@ -305,7 +314,7 @@ impl<'a> Group<'a> {
         };
         let range = |start_index, end_index| IndexRange { start_index, end_index };
         match same {
-            // As the formulas' pools have it: who has no row gets nothing, instead of the leaf's address.
+            // As in the pools of the formulas: a node without a row gets no address, instead of the leaf's.
             Some((gateway, host)) if all_of_two => (host, vec![range(gateway, gateway)], Vec::new()),
             Some((gateway, 1)) => (gateway, vec![range(gateway, gateway)], Vec::new()),
             Some((gateway, host)) if gateway < host => (gateway, vec![range(1, host - 1)], Vec::new()),
@@ -314,14 +323,14 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// What comes before each host's address and is not the leaf's.
+    /// The addresses before each host's, without the leaf's.
     fn exclusions(&self) -> Vec<AddressRange> {
         let range = |rail: &&Rail| {
             let net = bits(rail.prefix.network());
             let first = net + u128::from(rail.prefix.max_prefix_len() - rail.prefix.prefix_len() > 1);
             let (host, gateway) = (bits(rail.address), bits(rail.gateway));
             let is_first = host == first || (host == first + 1 && gateway == first);
-            let at = |bits| address(bits, rail.address.is_ipv4()).to_string();
+            let at = |bits| address(bits, IpVersion::of(rail.address)).to_string();
             (!is_first).then(|| AddressRange { start: at(first), end: at(host - 1) })
         };
         self.rails.iter().filter_map(range).collect()
@@ -332,7 +341,7 @@ fn shown(routes: &[IpNet]) -> String {
     routes.iter().map(IpNet::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Rail and plane of each: by the formulas if they made all of the addresses, else counted.
+/// The rail and the plane of each group: by the formulas if they made all of the addresses, else counted.
 fn numbers(groups: &[Group<'_>]) -> Vec<(usize, Option<u8>)> {
     let of = |group: &Group<'_>| -> Option<(u8, u8)> {
         let routes = &group.rails.first()?.routes;
@@ -356,7 +365,7 @@ fn numbers(groups: &[Group<'_>]) -> Vec<(usize, Option<u8>)> {
     }
 }
 
-/// An IPv6 rail has the number of the IPv4 rail on the same interfaces.
+/// The numbers of IPv6 rails, which are those of the IPv4 rails on the same interfaces.
 fn paired(
     v4: &[Group<'_>],
     numbers: &[(usize, Option<u8>)],
@@ -382,7 +391,7 @@ fn paired(
             if let (Some(other), Some(usual)) = (of(rail).filter(|other| *other != usual), v4.get(usual)) {
                 let other = v4.get(other).map(|other| other.cidr).unwrap_or_default();
                 let why =
-                    format!("is of the rail that has {} in IPv4, and the interface has {other}", usual.cidr);
+                    format!("is on the rail that has {} in IPv4, and its interface has {other}", usual.cidr);
                 rail.fault(notes, ".addresses", &format!("{} {why}", rail.address));
             }
         }

@@ -21,7 +21,7 @@ fn folder(files: &[(&str, &str)]) -> TempDir {
 
 fn read_folder(folder: &Path) -> Result<Plan> {
     let mut plan = read(&[folder.display().to_string()])?;
-    plan.check().map_err(|faults| refused(&faults))?;
+    plan.check().map_err(refused)?;
     Ok(plan)
 }
 
@@ -153,17 +153,20 @@ fn what_is_no_rail_is_left_out_and_named() {
     let told = warnings(&files[..2]);
     let network = "w0/etc/netplan/50-x.yaml";
     for expected in [
-        "5: network.ethernets.eno1: left out: its addresses come by DHCP",
-        "6: network.ethernets.eno2: left out: it has no static address",
-        "7: network.ethernets.eno3: left out: it has a default route alone",
-        "10: network.ethernets.rail0.addresses: on a rail, addresses without routes: left out",
-        "26: network.ethernets.rail0.dhcp6: on a rail, where it may bring a default route",
-        "22: network.ethernets.rail0: a default route by a rail: left out of the plan",
-        "28: network.bonds.bond0: left out: rails are ethernets",
+        "5: network.ethernets.eno1: is left out: it gets its addresses by DHCP",
+        "6: network.ethernets.eno2: is left out: it has no static address",
+        "7: network.ethernets.eno3: is left out: its only route is a default route",
+        "10: network.ethernets.rail0.addresses: the rail has addresses without routes, which are left out",
+        "26: network.ethernets.rail0.dhcp6: DHCP on a rail may bring a default route",
+        "22: network.ethernets.rail0: the rail has a default route, which is left out of the plan",
+        "28: network.bonds.bond0: is left out: rails are ethernets",
     ] {
         assert!(told.contains(&format!("{network}:{expected}")), "{expected}: {told:#?}");
     }
-    assert!(told.contains(&"w0/etc/netplan/README: left out: netplan reads *.yaml".to_owned()), "{told:#?}");
+    assert!(
+        told.contains(&"w0/etc/netplan/README: left out, because netplan reads *.yaml".to_owned()),
+        "{told:#?}"
+    );
     assert_eq!(told.len(), 8, "{told:#?}");
     let plan = read_files(&files[..1]).unwrap();
     assert_eq!(
@@ -361,7 +364,9 @@ fn a_network_of_many_hosts_is_no_rail() {
     let files: Vec<_> = texts.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
     assert_eq!(
         warnings(&files),
-        ["w0.yaml:10: network.ethernets.storage: left out: hosts share its networks; so 6 others"]
+        [
+            "w0.yaml:10: network.ethernets.storage: is left out: hosts share its networks; and 6 others like this"
+        ]
     );
 }
 
@@ -379,16 +384,16 @@ fn hosts_that_disagree_are_told_from_the_others() {
     let lacking = of(2, &["172.16.0.0/12"], "r");
     assert_eq!(
         refusal(&[("a.yaml", &a), ("b.yaml", &b), ("c.yaml", &lacking)]),
-        "c.yaml:7: network.ethernets.r.routes: 172.16.0.0/12, and not 172.16.0.0/15, 172.16.0.0/12, as most on the \
+        "c.yaml:7: network.ethernets.r.routes: 172.16.0.0/12 instead of 172.16.0.0/15, 172.16.0.0/12, as most on the \
          rail 172.16.0.0/15 have (a at a.yaml:5)"
     );
     let other = of(2, V4, "s").replace("addresses", "mtu: 9000\n      addresses");
     assert_eq!(
         warnings(&[("a.yaml", &a), ("b.yaml", &b), ("c.yaml", &other)]),
         [
-            "c.yaml:6: network.ethernets.s.mtu: 9000, and not none, as most on the rail 172.16.0.0/15 have (a at \
+            "c.yaml:6: network.ethernets.s.mtu: 9000 instead of none, as most on the rail 172.16.0.0/15 have (a at \
              a.yaml:5)",
-            "c.yaml:6: network.ethernets.s: is on the rail, and not r, as most on the rail 172.16.0.0/15 have (a at \
+            "c.yaml:6: network.ethernets.s: is on the rail instead of r, as most on the rail 172.16.0.0/15 have (a at \
              a.yaml:5)",
         ]
     );
@@ -433,8 +438,8 @@ fn hosts_that_disagree_are_told_from_the_others() {
     let error = refusal(&[("a.yaml", &a), ("b.yaml", &b), ("c.yaml", &c)]);
     assert!(
         error.contains(
-            "c.yaml:5: network.ethernets.r.addresses: fd02:0:100:3::1 is of the rail that has 172.18.0.0/15 in IPv4, \
-             and the interface has 172.16.0.0/15"
+            "c.yaml:5: network.ethernets.r.addresses: fd02:0:100:3::1 is on the rail that has 172.18.0.0/15 in IPv4, \
+             and its interface has 172.16.0.0/15"
         ),
         "{error}"
     );
@@ -447,9 +452,9 @@ fn what_is_wrong_is_told_with_file_line_and_field() {
     let route = "a.yaml:7: network.ethernets.r.routes: ";
     for (from, to, told) in [
         ("172.16.0.0/31", "172.16.0.0", format!("{at}172.16.0.0 has no prefix length")),
-        ("172.16.0.0/31", "172.16.0.0/33", format!("{at}\"172.16.0.0/33\" is no address")),
-        ("[\"172.16.0.0/31\"]", "[[]]", format!("{at}[] is no address")),
-        ("[\"172.16.0.0/31\"]", "7", format!("{at}not a list")),
+        ("172.16.0.0/31", "172.16.0.0/33", format!("{at}\"172.16.0.0/33\" is not an address")),
+        ("[\"172.16.0.0/31\"]", "[[]]", format!("{at}[] is not an address")),
+        ("[\"172.16.0.0/31\"]", "7", format!("{at}is not a list")),
         (
             "172.16.0.0/31",
             "172.16.0.1/31",
@@ -461,33 +466,33 @@ fn what_is_wrong_is_told_with_file_line_and_field() {
             format!("{route}the gateway 172.16.0.1 is outside of the prefix 172.16.0.2/31"),
         ),
         ("172.16.0.0/31", "172.16.0.0/24", format!("{at}172.16.0.0 is the network or broadcast address")),
-        ("\"172.16.0.1\"", "\"172.16.0.x\"", format!("{route}via: \"172.16.0.x\" is no address")),
-        ("\"172.16.0.1\"", "9", format!("{route}via: 9 is no address")),
+        ("\"172.16.0.1\"", "\"172.16.0.x\"", format!("{route}via: \"172.16.0.x\" is not an address")),
+        ("\"172.16.0.1\"", "9", format!("{route}via: 9 is not an address")),
         ("{to: \"172.16.0.0/15\", via", "{via", format!("{route}to: is missing")),
         (
             "{to: \"172.16.0.0/15\"",
             "{to: \"fd00::/8\"",
-            format!("{route}to: fd00::/8 by 172.16.0.1: the families differ"),
+            format!("{route}to: fd00::/8 and via: 172.16.0.1 are of different address families"),
         ),
         (
             "{to: \"172.16.0.0/15\"",
             "{to: \"x\"",
             format!("{route}to: \"x\" is neither a prefix nor an address"),
         ),
-        ("- {to: \"172.16.0.0/15\", via: \"172.16.0.1\"}", "- 7", format!("{route}7 is no route")),
+        ("- {to: \"172.16.0.0/15\", via: \"172.16.0.1\"}", "- 7", format!("{route}7 is not a route")),
         ("\"172.16.0.0/31\"]", "\"172.16.0.0/31\", \"172.16.0.2/31\"]\n      gateway4: x", "no fault".into()),
         ("version: 2", "version: 1", "a.yaml:2: network.version: 1 is not 2".into()),
-        ("ethernets:", "ethernets: 1\n  x:", "a.yaml:3: network.ethernets: not an object".into()),
-        ("    r:", "    q: 1\n    r:", "a.yaml:4: network.ethernets.q: not an object".into()),
-        ("network:", "netwerk:", "network: is missing: this is no netplan file".into()),
-        ("    r:", "    a-name-that-is-too-long:", "is no name of a netdev".into()),
-        ("    r:\n", "    r:\n      set-name: \"a b\"\n", "\"a b\" is no name of a netdev".into()),
+        ("ethernets:", "ethernets: 1\n  x:", "a.yaml:3: network.ethernets: is not an object".into()),
+        ("    r:", "    q: 1\n    r:", "a.yaml:4: network.ethernets.q: is not an object".into()),
+        ("network:", "netwerk:", "network: is missing: this is not a netplan file".into()),
+        ("    r:", "    a-name-that-is-too-long:", "is not a valid name of a netdev".into()),
+        ("    r:\n", "    r:\n      set-name: \"a b\"\n", "\"a b\" is not a valid name of a netdev".into()),
         ("    r:\n", "    r: &r\n      x: *r\n", "a.yaml:5:".into()),
         ("via: \"172.16.0.1\"}\n", "via: \"172.16.0.1\n", "a.yaml:".into()),
         (
             "network:",
             "---\nnetwork: {}\n---\nnetwork:",
-            "a.yaml:4: a second document: netplan takes one".into(),
+            "a.yaml:4: is a second document, and netplan takes one".into(),
         ),
     ] {
         let text = good.replacen(from, to, 1);
@@ -520,8 +525,8 @@ fn what_is_wrong_is_told_with_file_line_and_field() {
     // A file that was cut is still YAML.
     let cut = &good[..good.find("      routes").unwrap()].replace("0:2::", "0:3::");
     let error = refusal(&[("a.yaml", cut), ("b.yaml", &good)]);
-    assert_eq!(error, "a.yaml:4: network.ethernets.r: it has no routes, and on other hosts it is a rail");
-    assert_eq!(warnings(&[("a.yaml", ""), ("b.yaml", &good)]), ["a.yaml: no rails"]);
+    assert_eq!(error, "a.yaml:4: network.ethernets.r: it has no routes, and is a rail on other hosts");
+    assert_eq!(warnings(&[("a.yaml", ""), ("b.yaml", &good)]), ["a.yaml: the host has no rails"]);
     let alone = refusal(&[("a.yaml", &out)]);
     assert!(alone.contains("no rails: no interface has a static address and routes"), "{alone}");
 }
@@ -530,9 +535,9 @@ fn what_is_wrong_is_told_with_file_line_and_field() {
 fn files_that_are_no_host_s_are_told() {
     let good = host(&[("r", "172.16.0.0/31", "172.16.0.1", V4)]);
     for (name, told) in [
-        ("a b.yaml", "a b.yaml: its name is no name of a node"),
-        ("-a.yaml", "-a.yaml: its name is no name of a node"),
-        ("a b/x.yaml", "a b: its name is no name of a node"),
+        ("a b.yaml", "a b.yaml: the name is not a valid name of a node"),
+        ("-a.yaml", "-a.yaml: the name is not a valid name of a node"),
+        ("a b/x.yaml", "a b: the name is not a valid name of a node"),
     ] {
         assert!(refusal(&[(name, &good)]).contains(told), "{name}");
     }
@@ -546,15 +551,14 @@ fn files_that_are_no_host_s_are_told() {
     assert_eq!(read_path("a.yaml").unwrap(), 1);
     assert!(read_path("gone").unwrap_err().to_string().contains("No such file"));
     fs::create_dir_all(path("etc/netplan")).unwrap();
-    assert!(read_path("etc/netplan").unwrap_err().to_string().contains("is the folder of one host"));
+    assert!(read_path("etc/netplan").unwrap_err().to_string().contains("is the directory of one host"));
     fs::remove_dir_all(path("etc")).unwrap();
 
     std::os::unix::fs::symlink(path("a.yaml"), path("b.yaml")).unwrap();
     let error = read_folder(folder.path()).map(|plan| plan.pools).unwrap_err().to_string();
-    assert!(
-        error
-            .ends_with("b.yaml: a symbolic link, which could name another host's file: name the file itself")
-    );
+    assert!(error.ends_with(
+        "b.yaml: is a symbolic link, which could lead to another host's file: name the file itself"
+    ));
     fs::remove_file(path("b.yaml")).unwrap();
     nix::unistd::mkfifo(&path("b.yaml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     let error = read_folder(folder.path()).map(|plan| plan.pools).unwrap_err().to_string();
@@ -563,7 +567,7 @@ fn files_that_are_no_host_s_are_told() {
     fs::create_dir_all(path("b/etc")).unwrap();
     std::os::unix::fs::symlink("/etc/netplan", path("b/etc/netplan")).unwrap();
     let error = read_folder(folder.path()).map(|plan| plan.pools).unwrap_err().to_string();
-    assert!(error.contains("b/etc/netplan: a symbolic link"), "{error}");
+    assert!(error.contains("b/etc/netplan: is a symbolic link"), "{error}");
 }
 
 #[test]
@@ -572,7 +576,7 @@ fn a_row_without_an_interface_is_told_with_node_and_pool() {
     links[0].cable.interface = None;
     let error = write(&crate::plan::tests::plan(Mode::None, Family::Ipv4, &links)).unwrap_err().to_string();
     assert!(
-        error.starts_with("node worker-gpu-0 in pool rail-0: nothing says which interface it is"),
+        error.starts_with("node worker-gpu-0 in pool rail-0: no source says which interface it is"),
         "{error}"
     );
     let mut links = cabled();
@@ -627,7 +631,7 @@ proptest! {
     /// Exact: pools with their numbers, rows, exclusions and interfaces; and the files, byte by byte.
     #[test]
     fn a_plan_comes_back_from_the_hosts((scheme, links) in fabric()) {
-        let Ok(mut plan) = scheme.plan(links, &|number| number.to_string()) else { return Ok(()) };
+        let Ok(mut plan) = scheme.plan(links, &crate::plan::tests::origin) else { return Ok(()) };
         plan.check().unwrap();
         let files = write(&plan).unwrap();
         let names: Vec<_> = files.iter().map(|file| (file.name.as_str(), file.text.as_str())).collect();

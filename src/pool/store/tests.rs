@@ -1,0 +1,129 @@
+use super::*;
+use proptest::prelude::*;
+
+#[test]
+fn a_file_reads_as_it_was_written() {
+    let text = r#"{"version":1,"prefix":"172.16.1.60/31","gateway":"172.16.1.61","rail":0,"routes":[{"dst":"172.16.0.0/15"}],"exclusions":[{"startIP":"172.16.1.61","endIP":"172.16.1.61"}]}"#;
+    let read = parse(text.as_bytes()).unwrap();
+    assert_eq!(serde_json::to_string(&read).unwrap(), text);
+}
+
+/// rail-ipam 0.1.0 reads the store with `parse`, which refuses keys that it does not know, and lists pools by
+/// their `.json`.
+#[test]
+fn a_gateway_tells_its_leaf_port_and_the_allocation_is_as_before() {
+    let temp = tempfile::tempdir().unwrap();
+    let dirs = serde_json::json!({"nodeName": "n", "storeDir": temp.path().join("store")});
+    let node: Node = serde_json::from_value(dirs).unwrap();
+    let port = |leaf: &str, port: &str| LeafPort { leaf: leaf.into(), port: Some(port.into()) };
+    let (gateway, file) = ("172.16.0.3".parse().unwrap(), temp.path().join("store/n/rail-0.json"));
+    assert_eq!(peer_of(&node, gateway), None);
+    let mut ours = allocation::tests::allocation("172.16.0.2/31", Some("172.16.0.3"), &[]);
+    let write = |allocation: Option<&Allocation>| {
+        apply(&node, &[Change { node_name: "n", pool: "rail-0", allocation }]).unwrap();
+    };
+    write(Some(&ours));
+    let before = std::fs::read(&file).unwrap();
+    assert_eq!(peer_of(&node, gateway), None);
+    for (ports, told) in [
+        (vec![port("leaf-su0-r0", "swp2")], Some("leaf-su0-r0 swp2")),
+        (vec![port("p0", "swp2"), port("p1", "swp2")], Some("p0 swp2, p1 swp2")),
+        (vec![LeafPort { leaf: "leaf".into(), port: None }], Some("leaf")),
+        (vec![], None),
+        (vec![port("leaf-su0-r0", "swp2")], Some("leaf-su0-r0 swp2")),
+    ] {
+        ours.leaf_ports = ports;
+        write(Some(&ours));
+        assert_eq!(peer_of(&node, gateway).as_deref(), told);
+        assert_eq!(std::fs::read(&file).unwrap(), before, "an older rail-ipam reads this");
+        assert_eq!(Store::open(&node).unwrap().pools("n").unwrap(), ["rail-0"]);
+    }
+    assert_eq!(peer_of(&node, "172.16.0.1".parse().unwrap()), None);
+    // An older rail-ipam writes another allocation and leaves the file beside it.
+    let moved = allocation::tests::allocation("172.16.0.2/31", Some("172.16.0.2"), &[]);
+    std::fs::write(&file, content(&moved).unwrap()).unwrap();
+    assert_eq!(peer_of(&node, "172.16.0.2".parse().unwrap()), None);
+    std::fs::write(file.with_file_name(LEAF_PORTS), "{").unwrap();
+    write(Some(&ours));
+    assert_eq!(peer_of(&node, gateway).as_deref(), Some("leaf-su0-r0 swp2"));
+    write(None);
+    assert!(!temp.path().join("store/n").exists());
+}
+
+#[test]
+fn damage_is_told_and_never_read_as_nothing() {
+    let good = r#"{"version":1,"prefix":"172.16.1.60/31","gateway":"172.16.1.61"}"#;
+    assert!(parse(good.as_bytes()).is_ok());
+    for cut in 0..good.len() {
+        assert!(parse(&good.as_bytes()[..cut]).unwrap_err().contains("line 1"), "{cut}");
+    }
+    for (from, to, told) in [
+        ("60/31", "61/31", "host bits"),
+        ("1.61", "1.62", "outside"),
+        ("\"version\":1", "\"version\":2", "version 2"),
+        ("\"version\":1", "\"version\":2,\"new\":1", "version 2"),
+        ("\"version\":1", "\"x\":1", "unknown field `x`"),
+        ("\"version\":1,", "", "version"),
+        ("}", "} x", "trailing"),
+        ("\"172.16.1.60/31\"", "7", "prefix: "),
+        ("}", ",\"routes\":[{\"dst\":\"0.0.0.0/0\"}]}", "default route"),
+        ("}", ",\"exclusions\":[{\"startIP\":\"::1\",\"endIP\":\"::2\"}]}", "exclusions[0]"),
+    ] {
+        let why = parse(good.replacen(from, to, 1).as_bytes()).unwrap_err();
+        assert!(why.contains(told), "{told}: {why}");
+    }
+}
+
+#[test]
+fn a_near_miss_differs_in_case_or_domain() {
+    let names = ["worker-1", "worker-10", "WORKER-1.example.com"];
+    assert_eq!(near_misses("Worker-1", names.into_iter()), ["WORKER-1.example.com", "worker-1"]);
+    assert!(near_misses("worker-2", names.into_iter()).is_empty());
+    assert_eq!(near_misses("worker-1", ["worker-1", "Worker-1"].into_iter()), ["Worker-1"]);
+}
+
+#[test]
+fn who_mistypes_a_name_sees_those_that_there_are() {
+    let names: Vec<_> = (0..64).map(|node| format!("worker-gpu-{node}")).collect();
+    let hint = |wanted: &str, count: usize| {
+        near_hint(wanted, names.iter().take(count).map(String::as_str), "the store")
+    };
+    let told = hint("worker-gpu-64", 64);
+    assert!(
+        told.starts_with(
+            ": the store has worker-gpu-4, worker-gpu-6, worker-gpu-14, worker-gpu-24, worker-gpu-34, worker-gpu-44, \
+             worker-gpu-46, worker-gpu-54, worker-gpu-60, worker-gpu-61 and 54 more; "
+        ),
+        "{told}"
+    );
+    assert!(hint("gpu-9", 2).starts_with(": the store has worker-gpu-0, worker-gpu-1; "));
+    assert!(hint("WORKER-gpu-1", 2).starts_with(": did you mean worker-gpu-1?"));
+    assert!(hint("x", 0).starts_with(": `rail-ipam plan` or `rail-ipam import` must"));
+}
+
+/// Of a store with more nodes than are listed.
+#[test]
+fn a_likely_name_is_of_a_known_domain_and_another_case() {
+    let likely = |wanted: &str| likely_names(wanted, ["gpu-7.a.example", "gpu-8"].into_iter());
+    for (wanted, expected) in [
+        ("GPU-1", "gpu-1"),
+        ("gpu-1", "GPU-1"),
+        ("gpu-1", "Gpu-1"),
+        ("gpu-1", "gpu-1.a.example"),
+        ("GPU-1", "gpu-1.a.example"),
+        ("gpu-1.a.example", "gpu-1"),
+        ("gpu-1.b.example", "gpu-1.a.example"),
+        ("gpu-1.B.example", "gpu-1.b.example"),
+    ] {
+        assert!(likely(wanted).contains(expected), "{wanted}: {expected}: {:?}", likely(wanted));
+        assert!(!likely(wanted).contains(wanted));
+    }
+    assert!(likely("é").len() < 10 && likely("").len() < 10);
+}
+
+proptest! {
+    #[test]
+    fn no_file_makes_it_panic(bytes: Vec<u8>) {
+        let _ = parse(&bytes);
+    }
+}
