@@ -43,8 +43,8 @@ pub struct Fault {
     pub path: String,
     /// What is wrong.
     pub problem: String,
-    /// What to do about it; empty where the problem says it.
-    pub remedy: String,
+    /// What to do about it; empty where the problem says it. It is a box so that a result with a fault stays small.
+    pub remedy: Box<str>,
 }
 
 impl Fault {
@@ -72,14 +72,14 @@ impl Fault {
 
     /// Adds what to do.
     #[must_use]
-    pub fn remedy(self, remedy: impl Into<String>) -> Fault {
+    pub fn remedy(self, remedy: impl Into<Box<str>>) -> Fault {
         Fault { remedy: remedy.into(), ..self }
     }
 
     /// The fault without its position.
     pub fn message(&self) -> String {
-        let parts = [&self.subject, &self.path, &self.problem, &self.remedy];
-        let given: Vec<_> = parts.into_iter().map(String::as_str).filter(|part| !part.is_empty()).collect();
+        let parts: [&str; 4] = [&self.subject, &self.path, &self.problem, &self.remedy];
+        let given: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
         given.join(": ")
     }
 }

@@ -524,9 +524,7 @@ fn files_of_an_earlier_plan_are_told_and_go_when_they_are_pruned() {
             "{said}"
         );
         assert!(
-            said.contains(
-                "nothing tells who wrote it: look at it, and remove it if it is old: foreign.yaml\n"
-            ),
+            said.contains("of an unknown writer: look at it, and remove it if it is old: foreign.yaml\n"),
             "{said}"
         );
         assert!(old.exists() && place.path("hosts/spare-7.yaml").exists());
@@ -911,8 +909,8 @@ fn two_hosts_with_one_name_are_told_with_every_place_of_the_second() {
         };
         let node = links[0] / 2 + 4;
         let name = format!(
-            "nodes[{node}].name: worker-gpu-1 is also nodes[5]: if they are two, each has its own name, also in its \
-             links; else take one out"
+            "nodes[{node}].name: worker-gpu-1 is also nodes[5]: if they are two nodes, give each its own name, also in \
+             its links; else take one out"
         );
         assert_eq!(broken.faults, [another(0), another(1), name]);
         for fault in broken.faults.clone() {

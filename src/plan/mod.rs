@@ -143,7 +143,7 @@ impl Plan {
             }
         }
         faults.extend(self.shared_prefixes(&pools));
-        // A source that has cables has told of missing ones with their lines, or of what they follow from.
+        // A source that has cables has doubts about missing ones with their lines already.
         let is_told = [Doubt::MissingRail, Doubt::SecondLink, Doubt::OtherRail];
         if !is_told.into_iter().any(|doubt| self.doubts.has(doubt)) {
             incomplete(&pools, &mut self.doubts);

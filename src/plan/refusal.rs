@@ -217,7 +217,7 @@ mod tests {
         assert_eq!((lines.len(), lines[11].as_str()), (12, "  and 3 more, of 3 other kinds"));
     }
 
-    /// A folder of files may have the same mistake in each.
+    /// A directory of files may have the same mistake in each.
     #[test]
     fn files_and_objects_do_not_make_causes_of_their_own() {
         let of = |name: char| {

@@ -505,7 +505,7 @@ pub fn place_of(prefix: IpNet, all_length: u8) -> Option<(u8, u8, IpNet)> {
         polarity: Polarity::LeafOdd,
     };
     let mut link = HostLink {
-        // Any name; only numbers are looked at.
+        // Any name: the prefix follows from the numbers.
         node_name: "node".to_owned(),
         plane: 0,
         rail: 0,

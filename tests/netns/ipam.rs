@@ -641,7 +641,7 @@ fn status_names_near_misses_of_a_node_that_is_missing() {
     }
     // What an import took away is no near miss of itself.
     fs::create_dir_all(store.join("node-1")).unwrap();
-    assert!(status().contains("`rail-ipam plan` or `import` must give it one"), "{}", status());
+    assert!(status().contains("`rail-ipam plan` or `rail-ipam import` must give it one"), "{}", status());
     fs::write(store.join("node-1/other.json"), "{}").unwrap();
     assert!(status().contains("it has one in other"), "{}", status());
 }

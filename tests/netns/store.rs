@@ -463,7 +463,10 @@ fn an_add_on_an_unknown_node_lists_those_of_the_store() {
     store.host.set_node(json!({"storeDir": store.path(""), "nodeName": "nodd-2"}));
     let failed = store.call("ADD", "c1").run(&network());
     let msg = failed.error(7)["msg"].to_string();
-    assert!(msg.contains("the store has node-2, node-1, node-3; `rail-ipam plan` or `import` must"), "{msg}");
+    assert!(
+        msg.contains("the store has node-2, node-1, node-3; `rail-ipam plan` or `rail-ipam import` must"),
+        "{msg}"
+    );
     let mut doctor = Command::new(env!("CARGO_BIN_EXE_rail-cni"));
     doctor.arg("doctor").env("RAIL_CNI_NODE_CONFIG", store.host.path("node.json"));
     let doctor: Ran = doctor.output().unwrap().into();

@@ -665,7 +665,7 @@ impl Lint {
             let fault = Fault::new(path, problem).at(rail.place.clone());
             findings.push(Finding { severity, network, of, fault });
         };
-        // Who said it first, by what is said and where that is unique.
+        // The first network with a value, by the kind of the value and the scope in which it is unique.
         let mut first: HashMap<String, &Rail> = HashMap::new();
         for rail in &rails {
             let Rail { cluster, namespace, pools, resource, .. } = rail;

@@ -52,7 +52,7 @@ impl Lint {
 
         let is_set = |key: &&str| plugin.text(key).is_some_and(|text| !text.is_empty());
         let names_a_device = SELECTORS.iter().any(is_set) || plugin.get("runtimeConfig.deviceID").is_some();
-        let is_misspelt = SELECTORS.iter().any(|key| is_misspelt(plugin, key, &config::KNOWN));
+        let is_misspelt = SELECTORS.iter().any(|key| is_misspelt(plugin, key, &config::known()));
         let has_device = names_a_device || is_misspelt;
         let declares = |key: &str| {
             let capabilities = plugin.get("capabilities");
@@ -139,7 +139,7 @@ impl Lint {
 
     /// Warns of what ADD takes and hardly anybody intends.
     fn values(&mut self, plugin: Part, name: &str) {
-        let is_missing = |key: &str| !is_misspelt(plugin, key, &config::KNOWN);
+        let is_missing = |key: &str| !is_misspelt(plugin, key, &config::known());
         if plugin.get("rail").is_none_or(|rail| rail.value.is_null()) && is_missing("rail") {
             let problem = "is missing: no PF is checked, and the routing table is any free one";
             self.warning(plugin, name, "rail", problem);
@@ -244,7 +244,8 @@ impl Lint {
             .filter(|(key, _)| !declared.is_some_and(|all| is_misspelt(all, key, &config::CAPABILITIES)))
             .collect();
         // Other runtimes have no such requests.
-        if context.nad.is_some() && !lost.is_empty() && !is_misspelt(plugin, "capabilities", &config::KNOWN) {
+        if context.nad.is_some() && !lost.is_empty() && !is_misspelt(plugin, "capabilities", &config::known())
+        {
             let keys: Vec<_> = lost.iter().map(|(key, _)| format!("{key:?}: true")).collect();
             let what: Vec<_> = lost.iter().map(|(_, what)| *what).collect();
             let problem = format!("without {} these never arrive: {}", keys.join(", "), what.join(", "));

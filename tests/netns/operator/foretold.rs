@@ -104,7 +104,7 @@ fn cases() -> Vec<Case> {
             ..ANY
         },
         Case {
-            says: "the host name … is no name of a node",
+            says: "the host name … is not a valid name of a node",
             check: "pools",
             make: |host| {
                 // Of this thread, and what it starts. hostname(1) would refuse it, and /proc belongs to root alone.
