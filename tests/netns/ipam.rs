@@ -203,7 +203,7 @@ fn a_pool_in_a_network_takes_neither_name_nor_addresses_of_the_plan() {
     let mut named = free.clone();
     named["ipam"]["pool"] = json!("rail-0");
     let refused: [(&Value, &[&str]); 6] = [
-        (&named, &["pool rail-0 is planned"]),
+        (&named, &["pool rail-0 is in the store"]),
         (
             &of("10.0.0.0/16", "10.0.0.60/31", "10.0.0.61"),
             &["pool net: 10.0.0.60/31 overlaps 10.0.0.60/31", "pool rail-0:"],
