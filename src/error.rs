@@ -1,5 +1,5 @@
-//! What a failed verb tells the runtime: one JSON object with a code of the
-//! CNI specification, decided here and nowhere else.
+//! What a verb that failed reports to the runtime: one JSON object with an error code of the CNI specification.
+//! The code is chosen here and nowhere else.
 
 use std::fmt;
 
@@ -7,36 +7,36 @@ use serde::{Deserialize, Serialize};
 
 use crate::fault::Fault;
 
-/// Error codes: 1 to 99 are the specification's (SPEC.md, "Error").
+/// Error codes. The specification reserves 1 to 99 (SPEC.md, "Error").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
-    /// The configuration's `cniVersion` is not one of ours.
+    /// The plugin does not support the configuration's `cniVersion`.
     IncompatibleVersion = 1,
-    /// A key whose feature this plugin, this device or this kernel does not have.
+    /// A key needs a feature that this plugin, this device or this kernel does not have.
     UnsupportedField = 2,
     /// A CNI_* variable is missing or malformed.
     InvalidEnvironment = 4,
     /// Reading or writing failed.
     Io = 5,
-    /// Content that is not what it should be: JSON that cannot be parsed.
+    /// The content is not what it should be: for example, the JSON cannot be parsed.
     Decode = 6,
     /// The network configuration is wrong.
     InvalidConfig = 7,
-    /// The sandbox is no network namespace, or is the plugin's own.
+    /// CNI_NETNS does not name a network namespace, or names the plugin's own.
     InvalidNetns = 8,
-    /// Somebody else holds what is asked for; the same call may pass later.
+    /// Another call holds what this one needs; the same call may succeed later.
     TryAgain = 11,
-    /// STATUS: no ADD can be served now.
+    /// STATUS: an ADD would fail now.
     NotAvailable = 50,
-    /// CHECK: the attachment is not what ADD made.
+    /// CHECK: the attachment differs from what ADD made.
     CheckFailed = 100,
     /// The gateway of a rail does not answer: a cable or a leaf port is wrong.
     GatewaySilent = 101,
-    /// Everything else.
+    /// Every other failure.
     Internal = 999,
 }
 
-/// A failure with a code. Context may be put above it; the code stays.
+/// An error with a code. Context may be added above it; the code stays the same.
 #[derive(Clone, Debug)]
 pub struct Failure {
     code: u32,
@@ -46,19 +46,19 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure of ours.
+    /// An error of this program with the given code.
     pub fn new(code: Code, msg: impl Into<String>) -> Failure {
         Failure { code: code as u32, msg: msg.into(), details: String::new(), is_relayed: false }
     }
 
-    /// Adds what belongs to the failure but would make the message unreadable.
+    /// Adds text that belongs to the error but is too long for its message.
     #[must_use]
     pub fn details(mut self, details: impl Into<String>) -> Failure {
         self.details = details.into();
         self
     }
 
-    /// The error of a delegate, passed on as it came.
+    /// The error that another plugin reported, unchanged.
     pub fn relayed(error: ErrorJson) -> Failure {
         Failure { code: error.code, msg: error.msg, details: error.details, is_relayed: true }
     }
@@ -72,7 +72,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// The code that an error will be reported with.
+/// The code that `error` is reported with.
 pub fn code_of(error: &anyhow::Error) -> u32 {
     if let Some(failure) = failure_in(error) {
         failure.code
@@ -85,13 +85,13 @@ pub fn code_of(error: &anyhow::Error) -> u32 {
     }
 }
 
-/// Is it the error object of a delegate, who has refused in so many words?
+/// Whether `error` is the error object that another plugin printed: that plugin ran, and refused the call.
 pub fn is_relayed(error: &anyhow::Error) -> bool {
     failure_in(error).is_some_and(|failure| failure.is_relayed)
 }
 
-/// The outermost failure. anyhow finds one that was put above another error as its context; `chain` shows such
-/// a context only under a private type.
+/// The outermost failure in the chain. `downcast_ref` also finds a failure that was added as context to another
+/// error; `chain` shows such a context only under a private type.
 fn failure_in(error: &anyhow::Error) -> Option<&Failure> {
     error.downcast_ref().or_else(|| error.chain().find_map(|cause| cause.downcast_ref()))
 }
@@ -99,21 +99,21 @@ fn failure_in(error: &anyhow::Error) -> Option<&Failure> {
 /// The error object of the specification.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ErrorJson {
-    /// Version of the configuration, or our newest.
+    /// The `cniVersion` of the configuration, or the newest version that the plugin supports.
     #[serde(rename = "cniVersion", default)]
     pub cni_version: String,
-    /// See [`Code`].
+    /// The error code; see [`Code`].
     pub code: u32,
-    /// One line: what, where, what to do.
+    /// One line that says what failed, where, and what to do.
     #[serde(default)]
     pub msg: String,
-    /// More than a line, or the offending value.
+    /// Text that does not fit into one line, or the value that is wrong.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub details: String,
 }
 
 impl ErrorJson {
-    /// The report of `error`, every cause in one line.
+    /// The report of `error`, with every cause in one line.
     pub fn new(cni_version: &str, error: &anyhow::Error) -> ErrorJson {
         let details = failure_in(error).map_or_else(String::new, |failure| failure.details.clone());
         ErrorJson {
@@ -124,9 +124,9 @@ impl ErrorJson {
         }
     }
 
-    /// go-cni takes a DEL that fails with one of these texts for a success and
-    /// forgets the attachment (containerd/go-cni cni.go:270), whoever wrote the
-    /// text: the kernel's errno strings and an IPAM's message too.
+    /// go-cni takes a DEL that fails with one of these texts for a success and forgets the attachment
+    /// (containerd/go-cni cni.go:270). It does not matter who wrote the text: the kernel's error strings and
+    /// the message of an IPAM plugin count as well.
     #[must_use]
     pub fn safe_for_del(mut self) -> ErrorJson {
         for text in [&mut self.msg, &mut self.details] {
@@ -150,7 +150,7 @@ fn replace_ignoring_case(text: &str, from: &str, to: &str) -> String {
     out
 }
 
-/// The first error, with the code that it has, and what else went wrong.
+/// The first error with its code, and the other errors as its context.
 pub fn all_of(steps: impl IntoIterator<Item = anyhow::Result<()>>) -> anyhow::Result<()> {
     let mut errors = steps.into_iter().filter_map(Result::err);
     let Some(first) = errors.next() else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! The network namespaces of the node: no call asks the kernel for all of them, so those that are mounted and those
-//! of processes are entered one after the other.
+//! Visits the network namespaces of the node. The kernel has no call that lists them all, so the mounted ones
+//! and those of processes are entered one after the other.
 
 use std::collections::HashSet;
 use std::fs;
@@ -16,29 +16,32 @@ use crate::fail;
 use crate::netlink::Socket;
 use crate::netns::Netns;
 
-/// Which of them are visited.
+/// Which namespaces are visited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
     /// Those that a runtime has mounted.
     Mounted,
-    /// Those too of which there are only processes; costs a look at every process of the node.
+    /// The mounted ones and those that exist only through processes. This reads /proc of every process of the
+    /// node.
     All,
 }
 
-/// How much of the node was looked at.
+/// How much of the node was visited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// Everything that could be entered, or as much as the visitor wanted.
+    /// Every namespace that could be entered, or as many as the visitor wanted.
     All,
-    /// There was no time for the rest.
+    /// Only a part: the time was over before the rest was visited.
     Part,
 }
 
-/// Shows every namespace but ours, with a path that leads to it, until the visitor has seen enough or the time is
-/// over: whoever may make namespaces can make them without end. Those that are mounted come first, and all of them:
-/// only runtimes mount. What cannot be entered, of a user namespace above ours, is passed over.
+/// Shows every namespace except the caller's to `visitor`, with a path that leads to it, until the visitor
+/// breaks off or the deadline has passed. Whoever may make namespaces can make any number of them, so the
+/// deadline applies to those that exist only through processes. The mounted ones come first and are all
+/// visited, because only runtimes mount them. A namespace that cannot be entered, as one of a parent user
+/// namespace, is left out.
 ///
-/// The visitor runs on a thread of its own, which goes from namespace to namespace.
+/// The visitor runs on a thread of its own, which enters one namespace after the other.
 pub fn visit(
     which: Which,
     deadline: Instant,
@@ -58,7 +61,7 @@ pub fn visit(
             if kind == Which::All && Instant::now() > deadline {
                 return Ok(Seen::Part);
             }
-            // Gone meanwhile, perhaps.
+            // The namespace may be gone by now.
             let Some(mut socket) = enter(&path) else { continue };
             if let ControlFlow::Break(seen) = visitor(&mut socket, &path)? {
                 return Ok(seen);
@@ -72,7 +75,7 @@ pub fn visit(
     });
     match ended.context("cannot start a thread")? {
         Ok(done) => done,
-        Err(_) => fail!(Internal, "the look at other namespaces panicked"),
+        Err(_) => fail!(Internal, "the thread that looks into other namespaces panicked: please report it"),
     }
 }
 
@@ -84,13 +87,13 @@ fn enter(path: &Path) -> Option<Socket> {
     entered.inspect_err(|error| log::debug!("{} cannot be entered: {error:#}", path.display())).ok()
 }
 
-/// `net:[4026532281]`: which namespace it is.
+/// The link text of a namespace, such as `net:[4026532281]`, which identifies it.
 fn number(path: &Path) -> Option<String> {
     Some(fs::read_link(path).ok()?.to_str()?.to_owned())
 }
 
-/// The network namespaces that are mounted, with their numbers: proc_pid_mountinfo(5). Their own file system is
-/// nsfs, its root `net:[4026532281]`.
+/// The mounted network namespaces as (link text, mount point), from proc_pid_mountinfo(5): they are on the file
+/// system nsfs, with a root such as `net:[4026532281]`.
 fn mounted(mountinfo: &[u8]) -> Vec<(String, PathBuf)> {
     let lines = mountinfo.split(|byte| *byte == b'\n');
     let found = lines.filter_map(|line| {
@@ -101,7 +104,7 @@ fn mounted(mountinfo: &[u8]) -> Vec<(String, PathBuf)> {
     found.collect()
 }
 
-/// Space, tab, line feed and backslash are `\040` and so on.
+/// Decodes the octal escapes of mountinfo: space, tab, line feed and backslash are `\040` and so on.
 fn unescaped(word: &[u8]) -> PathBuf {
     let mut bytes = Vec::new();
     let mut rest = word;
@@ -115,7 +118,7 @@ fn unescaped(word: &[u8]) -> PathBuf {
     std::ffi::OsString::from_vec(bytes).into()
 }
 
-/// Their folders in /proc.
+/// The directories of all processes in /proc.
 pub fn processes() -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir("/proc").context("cannot list /proc")?;
     let names = entries.filter_map(|entry| Some(entry.ok()?.file_name().to_str()?.to_owned()));

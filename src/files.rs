@@ -1,8 +1,8 @@
-//! Files that survive a kill at any moment: written beside and renamed, locked
-//! with a deadline, never reached through a symbolic link.
+//! Files that stay consistent when the process is killed at any moment: each is written under a temporary name
+//! and renamed, locks have a deadline, and no symbolic link is followed.
 //!
-//! A folder is opened once and its entries are named relative to it, so what a
-//! name means cannot change between two steps.
+//! A directory is opened once and its entries are named relative to it, so the meaning of a name cannot change
+//! between two steps.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -24,27 +24,28 @@ use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, linkat, unlinkat};
 
 use crate::{fail, watchdog};
 
-/// Larger than any file that the project writes on ADD; a store of many nodes has a file per node.
+/// Largest file that is read, in bytes. It is larger than every file that the project writes on ADD; a store of
+/// many nodes has a file per node.
 const MAX_FILE: u64 = 16 << 20;
 
-/// What a name must start with to be a file half-written.
+/// How the name of a half-written file begins.
 const TEMPORARY: &str = ".tmp.";
 
-/// The content of a regular file that an operator named, perhaps by a link. On anything else, as a FIFO, a call
-/// would wait, or read without end.
+/// Reads a regular file that an operator named, perhaps by a symbolic link. Anything else is refused: to open
+/// or read a FIFO, for example, might wait without end.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     use std::os::unix::fs::OpenOptionsExt as _;
     let flags = OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let file = File::options().read(true).custom_flags(flags.bits()).open(path)?;
     if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is no regular file"));
+        return Err(io::Error::other("it is not a regular file"));
     }
     let mut content = Vec::new();
     file.take(MAX_FILE).read_to_end(&mut content)?;
     Ok(content)
 }
 
-/// An open folder.
+/// An open directory.
 #[derive(Debug)]
 pub struct Dir {
     fd: OwnedFd,
@@ -52,13 +53,13 @@ pub struct Dir {
 }
 
 impl Dir {
-    /// Opens `path`. The operator chose it, so links on the way are his.
+    /// Opens `path`. The operator chose the path, so symbolic links in it are followed.
     pub fn open(path: &Path) -> io::Result<Dir> {
         let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         Ok(Dir { fd: nix::fcntl::open(path, flags, Mode::empty())?, path: path.to_owned() })
     }
 
-    /// Opens `path`, made with its parents where it is missing.
+    /// Opens `path`; makes the directory and its parents where they are missing.
     pub fn create(path: &Path) -> Result<Dir> {
         use std::os::unix::fs::DirBuilderExt as _;
         let make = || std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
@@ -66,43 +67,43 @@ impl Dir {
             Err(error) if error.kind() == io::ErrorKind::NotFound => make().and_then(|()| Dir::open(path)),
             opened => opened,
         };
-        opened.with_context(|| format!("cannot open the folder {}", path.display()))
+        opened.with_context(|| format!("cannot open the directory {}", path.display()))
     }
 
-    /// Opens the folder `name` in this one; `None` when there is none.
+    /// Opens the directory `name` in this one; `None` when it does not exist.
     pub fn sub(&self, name: &str) -> Result<Option<Dir>> {
         let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         match openat(&self.fd, name, flags, Mode::empty()) {
             Ok(fd) => Ok(Some(Dir { fd, path: self.path.join(name) })),
             Err(Errno::ENOENT) => Ok(None),
-            Err(errno) => Err(self.error(errno, "cannot open the folder", name)),
+            Err(errno) => Err(self.error(errno, "cannot open the directory", name)),
         }
     }
 
-    /// Opens the folder `name` in this one, made where it is missing.
+    /// Opens the directory `name` in this one; makes it where it is missing.
     pub fn create_sub(&self, name: &str) -> Result<Dir> {
-        // It is there nearly always.
+        // The directory exists nearly always.
         if let Some(there) = self.sub(name)? {
             return Ok(there);
         }
         match mkdirat(&self.fd, name, Mode::S_IRWXU) {
             Ok(()) | Err(Errno::EEXIST) => (),
-            Err(errno) => return Err(self.error(errno, "cannot make the folder", name)),
+            Err(errno) => return Err(self.error(errno, "cannot make the directory", name)),
         }
-        self.sub(name)?.ok_or_else(|| self.error(Errno::ENOENT, "cannot open the folder", name))
+        self.sub(name)?.ok_or_else(|| self.error(Errno::ENOENT, "cannot open the directory", name))
     }
 
-    /// Removes the folder `name` if nothing is in it; tells whether it did.
+    /// Removes the directory `name` if it is empty, and returns whether it did.
     pub fn remove_empty(&self, name: &str) -> bool {
         unlinkat(&self.fd, name, UnlinkatFlags::RemoveDir).is_ok()
     }
 
-    /// Where the folder is, for messages.
+    /// The path of the directory, for messages.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The content of the file `name`; `None` when there is none. Links and devices are refused.
+    /// Reads the file `name`; `None` when it does not exist. Symbolic links and devices are refused.
     pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         let file = match openat(&self.fd, name, flags, Mode::empty()) {
@@ -112,9 +113,10 @@ impl Dir {
         };
         let metadata = file.metadata()?;
         if !metadata.is_file() {
-            fail!(Io, "{} is no regular file: remove it", self.path.join(name).display());
+            fail!(Io, "{} is not a regular file: remove it", self.path.join(name).display());
         }
-        // Room for all and a little more: one read gets it, another one sees the end.
+        // The buffer has room for a little more than the file: one read fetches all of it, a second one sees
+        // the end.
         let size = usize::try_from(metadata.len().min(MAX_FILE))?;
         let mut content = Vec::with_capacity(size + 64);
         file.take(MAX_FILE)
@@ -123,32 +125,22 @@ impl Dir {
         Ok(Some(content))
     }
 
-    /// Puts `content` in place of the file `name` in one step: readers see the old or the new one. With
-    /// `durable` it also survives a power cut; /run does not, and needs no disk to wait for.
-    pub fn write(&self, name: &str, content: &[u8], durable: bool) -> Result<()> {
-        let write = || -> io::Result<()> {
-            let file = self.write_temporary(name, content)?;
-            if durable {
-                file.sync_all()?;
-            }
-            self.rename_temporary(name)?;
-            if durable {
-                nix::unistd::fsync(&self.fd)?;
-            }
-            Ok(())
-        };
-        write().or_else(|error| {
+    /// Replaces the file `name` by one with `content` in one step: readers see either the old or the new content.
+    /// Without an fsync: the files are in /run, which no power cut survives.
+    pub fn write(&self, name: &str, content: &[u8]) -> Result<()> {
+        let written = self.write_temporary(name, content).and_then(|()| self.rename_temporary(name));
+        written.or_else(|error| {
             self.discard(name);
             Err(error).with_context(|| format!("cannot write {}", self.path.join(name).display()))
         })
     }
 
-    /// Forgets what a write began.
+    /// Removes the temporary file that an interrupted write of `name` left.
     pub fn discard(&self, name: &str) {
         let _ = self.remove(&format!("{TEMPORARY}{name}"));
     }
 
-    /// Makes the file `name`, of which nobody knows yet: neither atomic nor durable.
+    /// Writes the new file `name`, which nobody reads yet: the write is neither atomic nor durable.
     pub fn write_new(&self, name: &str, content: &[u8]) -> Result<()> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
@@ -157,13 +149,14 @@ impl Dir {
         write().with_context(|| format!("cannot write {}", self.path.join(name).display()))
     }
 
-    /// Makes the folder `name`, which is not there yet.
+    /// Makes the directory `name`, which must not exist yet.
     pub fn make(&self, name: &str) -> Result<()> {
         mkdirat(&self.fd, name, Mode::S_IRWXU)
-            .map_err(|errno| self.error(errno, "cannot make the folder", name))
+            .map_err(|errno| self.error(errno, "cannot make the directory", name))
     }
 
-    /// Puts the file `name` into `to` as well; a copy of it, where the file system has no hard links.
+    /// Makes a hard link to the file `name` in the directory `to`, or a copy where the file system has no hard
+    /// links.
     pub fn link(&self, name: &str, to: &Dir) -> Result<()> {
         match linkat(&self.fd, name, &to.fd, name, AtFlags::empty()) {
             Err(Errno::EPERM | Errno::EOPNOTSUPP | Errno::EMLINK) => match self.read(name)? {
@@ -174,13 +167,14 @@ impl Dir {
         }
     }
 
-    /// Moves the entry `name` to the folder `to`.
+    /// Moves the entry `name` to the directory `to` as `new_name`.
     pub fn rename(&self, name: &str, to: &Dir, new_name: &str) -> io::Result<()> {
         Ok(renameat(&self.fd, name, &to.fd, new_name)?)
     }
 
-    /// Moves the file `name` of the folder `from` here, in one step, under a name that is free, which it returns.
-    /// `None`: there is no file of that name. No room is needed, which a link on a full tmpfs would.
+    /// Moves the file `name` of the directory `from` into this one in one step, under a name that is free, and
+    /// returns that name; `None` when `from` has no such file. Unlike a hard link, this also works on a full
+    /// tmpfs.
     pub fn receive(&self, from: &Dir, name: &str) -> Result<Option<String>> {
         let mut free = name.to_owned();
         loop {
@@ -194,19 +188,21 @@ impl Dir {
             match moved {
                 Ok(()) => return Ok(Some(free)),
                 Err(Errno::EEXIST) => free = self.free_name(name)?,
-                // Gone meanwhile, or a file system that knows no flags.
+                // The file is gone by now, or the file system does not support the flag.
                 Err(Errno::ENOENT | Errno::EINVAL) => return Ok(None),
                 Err(errno) => return Err(from.error(errno, "cannot move", name)),
             }
         }
     }
 
-    /// `name`, or with a number before it where there is one already.
+    /// Returns `name` if it is free, else `name` with a number before it.
     pub fn free_name(&self, name: &str) -> Result<String> {
         let names = self.names()?;
         let numbered = (2u32..).map(|number| format!("{number}~{name}"));
         let mut candidates = std::iter::once(name.to_owned()).chain(numbered);
-        candidates.find(|name| !names.contains(name)).context("no free name")
+        candidates
+            .find(|name| !names.contains(name))
+            .with_context(|| format!("{}: no free name for {name}", self.path.display()))
     }
 
     /// Exchanges two entries in one step.
@@ -214,47 +210,46 @@ impl Dir {
         Ok(renameat2(&self.fd, one, &self.fd, other, RenameFlags::RENAME_EXCHANGE)?)
     }
 
-    /// Is `folder` still what `name` means here?
-    pub fn names_still(&self, name: &str, folder: &Dir) -> bool {
+    /// Whether `name` still refers to the open directory `dir`.
+    pub fn names_still(&self, name: &str, dir: &Dir) -> bool {
         let named = fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW);
         let same = |one: FileStat, other: FileStat| (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino);
-        matches!((named, fstat(&folder.fd)), (Ok(named), Ok(ours)) if same(named, ours))
+        matches!((named, fstat(&dir.fd)), (Ok(named), Ok(ours)) if same(named, ours))
     }
 
-    /// Removes the file `name`, or the folder `name` and the files in it.
+    /// Removes the file `name`, or the directory `name` with the files in it.
     pub fn remove_any(&self, name: &str) -> Result<()> {
         match unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
             Err(Errno::EISDIR) => (),
             Ok(()) | Err(Errno::ENOENT) => return Ok(()),
             Err(errno) => return Err(self.error(errno, "cannot remove", name)),
         }
-        if let Some(folder) = self.sub(name)? {
-            folder.all_names()?.iter().try_for_each(|file| folder.remove(file))?;
+        if let Some(dir) = self.sub(name)? {
+            dir.all_names()?.iter().try_for_each(|file| dir.remove(file))?;
         }
         match unlinkat(&self.fd, name, UnlinkatFlags::RemoveDir) {
             Ok(()) | Err(Errno::ENOENT) => Ok(()),
-            Err(errno) => Err(self.error(errno, "cannot remove the folder", name)),
+            Err(errno) => Err(self.error(errno, "cannot remove the directory", name)),
         }
     }
 
-    /// Waits until the disk has everything of this file system.
+    /// Waits until all changes of this file system are on the disk (syncfs(2)).
     pub fn sync(&self) -> Result<()> {
         nix::unistd::syncfs(&self.fd).with_context(|| format!("cannot sync {}", self.path.display()))
     }
 
-    fn write_temporary(&self, name: &str, content: &[u8]) -> io::Result<File> {
+    fn write_temporary(&self, name: &str, content: &[u8]) -> io::Result<()> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
         let mut file = File::from(openat(&self.fd, &*format!("{TEMPORARY}{name}"), flags, mode)?);
-        file.write_all(content)?;
-        Ok(file)
+        file.write_all(content)
     }
 
     fn rename_temporary(&self, name: &str) -> io::Result<()> {
         Ok(renameat(&self.fd, &*format!("{TEMPORARY}{name}"), &self.fd, name)?)
     }
 
-    /// Removes the file `name`; one that is not there is no error.
+    /// Removes the file `name`. It is no error if the file does not exist.
     pub fn remove(&self, name: &str) -> Result<()> {
         match unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
             Ok(()) | Err(Errno::ENOENT) => Ok(()),
@@ -262,21 +257,21 @@ impl Dir {
         }
     }
 
-    /// Names of the entries, in no order, without those half-written.
+    /// The names of the entries in no particular order, without half-written files.
     pub fn names(&self) -> Result<Vec<String>> {
         Ok(self.all_names()?.into_iter().filter(|name| !name.starts_with('.')).collect())
     }
 
-    /// The same with those half-written.
+    /// The names of the entries in no particular order, with half-written files.
     pub fn all_names(&self) -> Result<Vec<String>> {
         let mut names = Vec::new();
         self.visit(|name| names.push(name.to_owned()))?;
         Ok(names)
     }
 
-    /// Removes what a killed writer left half-written, and shows the other names to `look`: one listing serves
-    /// both. Only for who holds the lock that the writers hold; `of` narrows it to files whose final name starts
-    /// so.
+    /// Removes the files that a killed writer left half-written, and shows all other names to `look`: one
+    /// listing serves both. The caller must hold the lock that the writers hold. Only files whose final name
+    /// begins with `of` are removed.
     pub fn remove_half_written(&self, of: &str, mut look: impl FnMut(&str)) -> Result<()> {
         let prefix = format!("{TEMPORARY}{of}");
         let mut left = Vec::new();
@@ -288,8 +283,8 @@ impl Dir {
         left.iter().try_for_each(|name| self.remove(name))
     }
 
-    /// Shows every name to `look`. None is copied, for there may be thousands. A folder that was removed while we
-    /// had it open has none.
+    /// Shows every name to `look`. No name is copied, because there may be thousands. A directory that was
+    /// removed while it was open has no entries.
     pub fn visit(&self, mut look: impl FnMut(&str)) -> Result<()> {
         let mut list = || -> nix::Result<()> {
             let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
@@ -302,23 +297,24 @@ impl Dir {
             Ok(())
         };
         match list() {
-            // The kernel's iterate_dir, of a dead folder.
+            // iterate_dir of the kernel fails so for a directory that was removed.
             Err(Errno::ENOENT) => Ok(()),
             listed => listed.with_context(|| format!("cannot list {}", self.path.display())),
         }
     }
 
-    /// Can files be made here? Asks without making one.
+    /// Checks that files can be made in this directory, without making one.
     pub fn writable(&self) -> Result<()> {
-        // With the effective ids, as the writes will be.
+        // The effective user and group count here, as they will for the writes.
         faccessat(&self.fd, ".", AccessFlags::W_OK | AccessFlags::X_OK, AtFlags::AT_EACCESS)
             .with_context(|| format!("{} is not writable", self.path.display()))
     }
 
-    /// Takes the lock `name`, a file in this folder that has no other use, or waits for it until `patience`
-    /// has passed. The kernel releases it when the process ends, however it ends.
+    /// Takes the lock `name`, waiting for up to `patience`. The lock is a file in this directory that has no
+    /// other use. The kernel releases it when the process ends, however it ends. Fails with
+    /// [`Code::TryAgain`](crate::error::Code::TryAgain), naming the holder.
     pub fn lock(&self, name: &str, patience: Duration) -> Result<Lock> {
-        /// All who wait ask equally often, whenever they came, and not in step: so each has its turn.
+        /// Those who wait try equally often, whenever they came, and not in step: so each gets its turn.
         const PAUSE: Duration = Duration::from_millis(1);
         const JITTER: u32 = 4_000_000;
         let deadline = Instant::now() + patience;
@@ -330,14 +326,15 @@ impl Dir {
             let pause = PAUSE + Duration::from_nanos((since_boot().subsec_nanos() % JITTER).into());
             if Instant::now() + pause > deadline {
                 let path = self.path.join(name);
-                let holder = self.holder(name).unwrap_or_else(|| "`fuser -v` shows which".to_owned());
+                let holder = self.holder(name).unwrap_or_else(|| "`fuser -v` shows it".to_owned());
                 fail!(TryAgain, "another process has held {} for {patience:?}: {holder}", path.display());
             }
             std::thread::sleep(pause);
         }
     }
 
-    /// Who holds the lock `name`, for a message, where the kernel tells it.
+    /// Describes the process that holds the lock `name`, for a message; `None` where the kernel does not report
+    /// it.
     fn holder(&self, name: &str) -> Option<String> {
         let file = fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW).ok()?;
         let (major, minor) = (nix::sys::stat::major(file.st_dev), nix::sys::stat::minor(file.st_dev));
@@ -360,14 +357,14 @@ impl Dir {
         Some(format!("{program} (process {pid}{call})"))
     }
 
-    /// Takes the lock `name` if nobody holds it.
+    /// Takes the lock `name` if nobody holds it; `None` if somebody does.
     pub fn try_lock(&self, name: &str) -> Result<Option<Lock>> {
         let what = || format!("cannot lock {}", self.path.join(name).display());
         loop {
             let flags = OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
             let mode = Mode::S_IRUSR | Mode::S_IWUSR;
             let fd = match openat(&self.fd, name, flags | OFlag::O_RDWR, mode) {
-                // A lock needs no writable file, and a DEL on a read-only /run may still have nothing to do.
+                // A lock needs no writable file, and a DEL on a read-only /run may have nothing to write.
                 Err(Errno::EROFS) => {
                     openat(&self.fd, name, OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty())
                 }
@@ -382,7 +379,7 @@ impl Dir {
                 }
                 Err(fs4::TryLockError::Error(error)) => return Err(error).with_context(what),
             }
-            // A lock on a file that was removed meanwhile guards nothing.
+            // A lock on a file that was removed meanwhile protects nothing.
             let held = fstat(&file).with_context(what)?;
             match fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
                 Ok(named) if (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino) => {
@@ -394,24 +391,25 @@ impl Dir {
         }
     }
 
-    /// Does somebody hold the lock `name`? Asks with a shared lock for a moment, and makes no file.
+    /// Whether somebody holds the lock `name`. Takes a shared lock for a moment, and makes no file.
     pub fn is_locked(&self, name: &str) -> Result<bool> {
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         let file = match openat(&self.fd, name, flags, Mode::empty()) {
             Ok(fd) => File::from(fd),
             Err(Errno::ENOENT) => return Ok(false),
-            Err(errno) => return Err(self.error(errno, "cannot look at the lock", name)),
+            Err(errno) => return Err(self.error(errno, "cannot read the lock", name)),
         };
         match fs4::FileExt::try_lock_shared(&file) {
             Ok(()) => Ok(false),
             Err(fs4::TryLockError::WouldBlock) => Ok(true),
             Err(fs4::TryLockError::Error(error)) => {
-                Err(error).with_context(|| format!("cannot look at {}", self.path.join(name).display()))
+                Err(error).with_context(|| format!("cannot lock {}", self.path.join(name).display()))
             }
         }
     }
 
-    /// Removes locks whose name starts with `prefix`, that nobody holds and nobody wrote to for `age`.
+    /// Removes the lock files whose name begins with `prefix`, that nobody holds and that were not written to
+    /// for `age`.
     pub fn prune_locks(&self, prefix: &str, age: Duration) -> Result<()> {
         for name in self.names()?.iter().filter(|name| name.starts_with(prefix)) {
             let Some(lock) = self.try_lock(name)? else { continue };
@@ -430,8 +428,8 @@ impl Dir {
     }
 }
 
-/// The process that holds the flock on the file `MAJOR:MINOR:INODE`, in the text of /proc/locks; those who wait
-/// have an arrow. 0 and less are processes that this process cannot see.
+/// The process that holds the flock on the file `MAJOR:MINOR:INODE`, found in the text of /proc/locks. The
+/// lines of waiting processes have an arrow. A process id of 0 or less is a process that this one cannot see.
 fn holder_in(locks: &str, file: &str) -> Option<u32> {
     locks.lines().find_map(|line| {
         let words: Vec<_> = line.split_whitespace().collect();
@@ -442,20 +440,20 @@ fn holder_in(locks: &str, file: &str) -> Option<u32> {
     })
 }
 
-/// Was something not there?
+/// Whether the error means that a file or directory does not exist.
 pub fn is_not_found(error: &anyhow::Error) -> bool {
     let cause = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>());
     cause.is_some_and(|cause| cause.kind() == io::ErrorKind::NotFound)
 }
 
-/// A lock held until it is dropped. The file can carry a note that only holders read.
+/// A lock that is held until this value is dropped. Its file can carry a note, which only holders read.
 #[derive(Debug)]
 pub struct Lock {
     file: File,
 }
 
 impl Lock {
-    /// The note that a holder left.
+    /// Reads the note that an earlier holder left.
     pub fn note(&mut self) -> Result<Vec<u8>> {
         let mut note = Vec::new();
         self.file.rewind()?;
@@ -463,7 +461,7 @@ impl Lock {
         Ok(note)
     }
 
-    /// Leaves a note. It is not written atomically: a reader must cope with a part of it.
+    /// Leaves a note for later holders. The write is not atomic: a reader must expect a part of it.
     pub fn set_note(&mut self, note: &[u8]) -> Result<()> {
         let mut write = || -> io::Result<()> {
             self.file.set_len(0)?;
@@ -474,9 +472,9 @@ impl Lock {
     }
 }
 
-/// `text` as part of a file name: itself if it is short, else its start and a hash.
+/// `text` as part of a file name: unchanged if it is short, else its start and a hash.
 pub fn name_part(text: &str) -> String {
-    // 255 bytes is the limit of a name; three parts, an ending and the mark of a temporary must fit.
+    // A name can have 255 bytes; three parts, an ending and the prefix of a temporary file must fit.
     const LONGEST: usize = 100;
     if text.len() <= LONGEST {
         return text.to_owned();
@@ -485,8 +483,8 @@ pub fn name_part(text: &str) -> String {
     format!("{start}~{}", hash(&[text]))
 }
 
-/// 128 bits over `parts`, as text. Stable over releases and machines; two equal ones are possible, so what
-/// a file is for stands in it as well.
+/// A hash of `parts` with 128 bits, as 32 hexadecimal digits. It is the same for all releases and machines. Two
+/// different inputs may have the same hash, so a file with such a name also contains what it is for.
 pub fn hash(parts: &[&str]) -> String {
     let mut hasher = siphasher::sip128::SipHasher13::new();
     for part in parts {
@@ -497,7 +495,7 @@ pub fn hash(parts: &[&str]) -> String {
     format!("{:016x}{:016x}", bits.h1, bits.h2)
 }
 
-/// Identity of this boot: what was recorded under another one describes namespaces that are gone.
+/// The id of this boot. State that was written under another one describes namespaces that are gone.
 pub fn boot_id() -> Result<&'static str> {
     static BOOT_ID: OnceLock<String> = OnceLock::new();
     if let Some(id) = BOOT_ID.get() {
@@ -508,29 +506,29 @@ pub fn boot_id() -> Result<&'static str> {
     Ok(BOOT_ID.get_or_init(|| text.trim().to_owned()))
 }
 
-/// Time since boot, suspended or not.
+/// Time since boot, including the time while suspended.
 pub fn since_boot() -> Duration {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
 }
 
 static STARTED: OnceLock<Duration> = OnceLock::new();
 
-/// To be called first: see [`started`].
+/// Must be called first in the process; see [`started`].
 pub fn process_started() {
     STARTED.get_or_init(since_boot);
 }
 
-/// When this process began, as [`since_boot`].
+/// When this process began, as time since boot ([`since_boot`]).
 pub fn started() -> Duration {
     *STARTED.get_or_init(since_boot)
 }
 
-/// The time, for people: nothing is decided by it.
+/// The current time in RFC 3339, for people: no decision depends on it.
 pub fn now() -> String {
     humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string()
 }
 
-/// The name of the host, exact.
+/// The host name, exact and case-sensitive.
 pub fn host_name() -> Result<String> {
     let name = nix::unistd::gethostname().context("cannot read the host name")?;
     Ok(OsStr::to_string_lossy(&name).into_owned())
@@ -540,7 +538,7 @@ pub fn host_name() -> Result<String> {
 mod tests {
     use super::*;
 
-    fn folder() -> (tempfile::TempDir, Dir) {
+    fn directory() -> (tempfile::TempDir, Dir) {
         let temp = tempfile::tempdir().unwrap();
         let dir = Dir::open(temp.path()).unwrap();
         (temp, dir)
@@ -548,9 +546,9 @@ mod tests {
 
     #[test]
     fn a_written_file_is_read_and_leaves_no_temporary() {
-        let (temp, dir) = folder();
-        dir.write("a", b"1", true).unwrap();
-        dir.write("a", b"2", false).unwrap();
+        let (temp, dir) = directory();
+        dir.write("a", b"1").unwrap();
+        dir.write("a", b"2").unwrap();
         assert_eq!(dir.read("a").unwrap().unwrap(), b"2");
         assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 1);
         assert_eq!(dir.read("b").unwrap(), None);
@@ -558,19 +556,19 @@ mod tests {
 
     #[test]
     fn links_are_not_followed() {
-        let (temp, dir) = folder();
+        let (temp, dir) = directory();
         std::os::unix::fs::symlink("/etc", temp.path().join("d")).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", temp.path().join("f")).unwrap();
         assert!(dir.sub("d").is_err());
         assert!(dir.read("f").is_err());
         assert!(dir.try_lock("f").is_err());
-        dir.write("f", b"x", false).unwrap();
+        dir.write("f", b"x").unwrap();
         assert_eq!(dir.read("f").unwrap().unwrap(), b"x");
     }
 
     #[test]
     fn a_lock_excludes_waits_no_longer_than_told_and_ends_with_its_holder() {
-        let (_temp, dir) = folder();
+        let (_temp, dir) = directory();
         let held = dir.try_lock("l").unwrap().unwrap();
         assert!(dir.try_lock("l").unwrap().is_none());
         let error = dir.lock("l", Duration::from_millis(20)).unwrap_err();
@@ -586,7 +584,7 @@ mod tests {
     /// A node with a hanging call is repaired by who knows which one it is.
     #[test]
     fn who_waited_in_vain_for_a_lock_is_told_who_holds_it() {
-        let (_temp, dir) = folder();
+        let (_temp, dir) = directory();
         let _held = dir.try_lock("l").unwrap().unwrap();
         let error = dir.lock("l", Duration::from_millis(20)).unwrap_err().to_string();
         let comm = std::fs::read_to_string("/proc/self/comm").unwrap();
@@ -607,8 +605,8 @@ mod tests {
     }
 
     #[test]
-    fn an_open_folder_that_was_removed_is_empty_and_takes_no_lock() {
-        let (_temp, dir) = folder();
+    fn an_open_directory_that_was_removed_is_empty_and_takes_no_lock() {
+        let (_temp, dir) = directory();
         let sub = dir.create_sub("d").unwrap();
         drop(sub.try_lock("l").unwrap().unwrap());
         assert!(!dir.remove_empty("d"));
@@ -620,7 +618,7 @@ mod tests {
 
     #[test]
     fn a_lock_on_a_removed_file_is_no_lock() {
-        let (_temp, dir) = folder();
+        let (_temp, dir) = directory();
         let old = dir.try_lock("l").unwrap().unwrap();
         dir.remove("l").unwrap();
         let new = dir.try_lock("l").unwrap().unwrap();
@@ -630,7 +628,7 @@ mod tests {
 
     #[test]
     fn only_old_locks_that_nobody_holds_are_pruned() {
-        let (_temp, dir) = folder();
+        let (_temp, dir) = directory();
         let _held = dir.try_lock("a-held").unwrap();
         drop(dir.try_lock("a-free").unwrap());
         drop(dir.try_lock("b-free").unwrap());

@@ -1,7 +1,8 @@
-//! The log: stderr, and a file where node.json names one. Never stdout, which belongs to the answer.
+//! The log: lines on stderr, and in a file where node.json names one. stdout belongs to the answer and is never
+//! used.
 //!
-//! A line says when, how grave, who did what for whom, and then the message. As text its columns are always there, `-`
-//! for what is not known or does not apply:
+//! A line has the time, the level, the call that it is about, and the message. As text it always has all
+//! columns; `-` means that the value is not known or does not apply:
 //!
 //! ```text
 //! TIME LEVEL PLUGIN VERB NETWORK POD INTERFACE ADDRESS: MESSAGE
@@ -23,33 +24,34 @@ use serde_json::{Map, Value};
 
 use crate::watchdog;
 
-/// How lines are written.
+/// The format of the log's lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
     /// Columns, for people.
     #[default]
     Text,
-    /// An object a line; a key whose value is not known is absent.
+    /// One JSON object per line; a key whose value is not known is absent.
     Json,
-    /// On stderr without the time and with the level as journald reads it, `<4>` (sd-daemon(3)); the file has text.
+    /// On stderr a line has no time, and its level is as journald reads it: `<4>` (sd-daemon(3)). The file has
+    /// text.
     Journal,
 }
 
-/// What the lines are about.
+/// The call that the lines are about.
 #[derive(Clone, Debug, Default)]
 pub struct Call {
-    /// Name of the executable.
+    /// The name of the executable.
     pub plugin: &'static str,
-    /// `ADD`, or the command that a person typed.
+    /// The CNI verb, such as `ADD`, or the command that a person typed.
     pub verb: String,
-    /// Name of the network.
+    /// The name of the network.
     pub network: String,
-    /// `namespace/name`.
+    /// The pod, as `namespace/name`.
     pub pod: Option<String>,
-    /// CNI_CONTAINERID.
+    /// The value of CNI_CONTAINERID.
     pub container: Option<String>,
-    /// CNI_IFNAME.
+    /// The value of CNI_IFNAME.
     pub interface: Option<String>,
 }
 
@@ -82,7 +84,7 @@ impl Log for Sink {
         let state = self.state.lock().map(|state| state.clone()).unwrap_or_default();
         let now = humantime::format_rfc3339_millis(std::time::SystemTime::now()).to_string();
         let message = record.args().to_string();
-        // A log that cannot be written must not fail a pod.
+        // A pod must not fail because its log cannot be written.
         if let Ok(mut file) = self.file.lock()
             && let Some(file) = file.as_mut()
         {
@@ -108,7 +110,7 @@ impl State {
     }
 
     fn for_stderr(&self, now: &str, level: Level, message: &str) -> String {
-        // Of syslog(3).
+        // The priorities of syslog(3).
         let priority = match level {
             Level::Error => 3,
             Level::Warn => 4,
@@ -126,7 +128,7 @@ impl State {
         let pod = pod.as_ref().or(container.as_ref()).map_or("", String::as_str);
         let interface = interface.as_deref().unwrap_or_default();
         let columns = [plugin, verb.as_str(), network, pod, interface, &self.addresses];
-        // CNI_ARGS may hold anything: no name makes two columns.
+        // CNI_ARGS may contain anything: a name with spaces must not become two columns.
         let columns = columns.map(|column| column.replace(char::is_whitespace, "_"));
         columns.map(|column| if column.is_empty() { "-".to_owned() } else { column }).join(" ")
     }
@@ -149,7 +151,8 @@ impl State {
         let object: Map<_, _> = known.map(|(key, value)| (key.to_owned(), Value::from(value))).collect();
         let mut line = String::new();
         for letter in Value::Object(object).to_string().chars() {
-            // What is unprintable is within text, and JSON escapes only the first of it. All have four digits.
+            // Unprintable characters occur only within strings, and serde_json escapes only the control
+            // characters below 0x20. Each of the others has four hexadecimal digits.
             match u32::from(letter) {
                 code if is_unprintable(letter) => line += &format!("\\u{code:04x}"),
                 _ => line.push(letter),
@@ -159,7 +162,7 @@ impl State {
     }
 }
 
-/// As in node.json.
+/// The name of the level, as in node.json.
 fn named(level: Level) -> &'static str {
     match level {
         Level::Error => "error",
@@ -169,19 +172,19 @@ fn named(level: Level) -> &'static str {
     }
 }
 
-/// stderr, which may be a pipe that nobody reads.
+/// The stderr of the process, which may be a pipe that nobody reads.
 #[derive(Default)]
 struct Stderr {
     waited: Duration,
 }
 
 impl Stderr {
-    /// How long all lines of this process may have to wait together.
+    /// How long the lines of this process may wait in total.
     const PATIENCE: Duration = Duration::from_secs(1);
-    /// A pipe that can be written to has room for this much (PIPE_BUF in pipe(7)).
+    /// A pipe that poll(2) reports as writable has room for this many bytes (PIPE_BUF in pipe(7)).
     const ROOM: usize = 4096;
 
-    /// What nobody reads is dropped: no pod waits for it.
+    /// Writes `text`, or drops it when nobody reads stderr: no pod waits for its log.
     fn write(&mut self, text: &str) {
         let mut stderr = io::stderr().lock();
         for part in text.as_bytes().chunks(Stderr::ROOM) {
@@ -200,12 +203,12 @@ impl Stderr {
     }
 }
 
-/// The same for a command that a person typed.
+/// Says that the following lines are about a command that a person typed, and starts the log.
 pub fn describe_command(plugin: &'static str, command: &str) {
     describe(Call { plugin, verb: command.to_owned(), ..Call::default() });
 }
 
-/// Says what the following lines are about, and starts the log.
+/// Says which call the following lines are about, and starts the log.
 pub fn describe(call: Call) {
     let sink = sink();
     if let Ok(mut state) = sink.state.lock() {
@@ -216,7 +219,7 @@ pub fn describe(call: Call) {
     }
 }
 
-/// The following lines are about these addresses.
+/// Sets the addresses that the following lines are about.
 pub fn addresses(addresses: impl IntoIterator<Item = std::net::IpAddr>) {
     let addresses: Vec<_> = addresses.into_iter().map(|address| address.to_string()).collect();
     if let Ok(mut state) = sink().state.lock() {
@@ -224,7 +227,8 @@ pub fn addresses(addresses: impl IntoIterator<Item = std::net::IpAddr>) {
     }
 }
 
-/// Sets level, format and file. The file is opened for appending, one write a line, so that processes can share it.
+/// Sets the level, the format and the file. The file is opened for appending and each line is one write, so
+/// several processes can share it.
 pub fn configure(level: LevelFilter, format: Format, file: Option<&Path>) {
     log::set_max_level(level);
     if let Ok(mut state) = sink().state.lock() {
@@ -238,28 +242,28 @@ pub fn configure(level: LevelFilter, format: Format, file: Option<&Path>) {
                 *file = Some(opened);
             }
         }
-        // Nobody may hold the file's lock here: the warning takes it.
-        Err(error) => log::warn!("cannot write the log {}: {error}", path.display()),
+        // The lock of the file must not be held here, because the warning takes it.
+        Err(error) => log::warn!("cannot open the log file {}: {error}", path.display()),
     }
 }
 
-/// A regular file or /dev/null, for on what else there is a call may have to wait.
+/// Opens a regular file or /dev/null. Writing to anything else, such as a FIFO, might wait.
 fn open(path: &Path) -> io::Result<File> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let file = File::options().append(true).create(true).mode(0o600).custom_flags(flags.bits()).open(path)?;
     let meta = file.metadata()?;
     let is_null = meta.file_type().is_char_device() && meta.rdev() == nix::sys::stat::makedev(1, 3);
-    if meta.is_file() || is_null { Ok(file) } else { Err(io::Error::other("it is no regular file")) }
+    if meta.is_file() || is_null { Ok(file) } else { Err(io::Error::other("it is not a regular file")) }
 }
 
-/// Writes a line of another plugin's log to ours.
+/// Writes a line from another plugin's stderr to this process's stderr.
 pub fn relay(text: &[u8]) {
     if let Ok(mut stderr) = sink().stderr.lock() {
         stderr.write(&line(&String::from_utf8_lossy(text)));
     }
 }
 
-/// `text` as one line, whoever wrote it: nothing in it ends the line or steers a terminal.
+/// `text` as one line: nothing in it ends the line or controls a terminal, whoever wrote it.
 fn line(text: &str) -> String {
     let mut line = String::with_capacity(text.len() + 1);
     for letter in text.chars() {
@@ -273,14 +277,14 @@ fn line(text: &str) -> String {
     line
 }
 
-/// Could it end a line or steer a terminal? Beside control characters: what Unicode ends lines with, and what
-/// reverses the order of letters.
+/// Whether `letter` could end a line or control a terminal: the control characters, the line separators of
+/// Unicode, and the characters that reverse the direction of text.
 pub fn is_unprintable(letter: char) -> bool {
     letter.is_control()
         || matches!(letter, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// The level written as in sriov-cni: `panic` is `error` here.
+/// The level with the given name. The names are those of sriov-cni; `panic` means `error`.
 pub fn parse_level(text: &str) -> Option<LevelFilter> {
     match text {
         "panic" | "error" => Some(LevelFilter::Error),
@@ -352,7 +356,7 @@ mod tests {
         let _reader = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path("fifo"));
         nix::unistd::mkfifo(&path("silent"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         std::os::unix::fs::symlink(path("new"), path("link")).unwrap();
-        for bad in [path("fifo"), path("silent"), path("link"), path(""), path("no/folder")] {
+        for bad in [path("fifo"), path("silent"), path("link"), path(""), path("no/directory")] {
             assert!(open(&bad).is_err(), "{}", bad.display());
         }
         assert!(open(Path::new("/dev/zero")).is_err() && open(Path::new("/dev/null")).is_ok());

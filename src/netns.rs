@@ -1,4 +1,5 @@
-//! Network namespaces: which one a path names, and work inside it.
+//! Network namespaces: opening the one that a path names, running code in it, telling two apart, and finding
+//! out whether one still exists.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -29,17 +30,18 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Opens what CNI_NETNS names; code 8 when it is no network namespace.
+    /// Opens the network namespace that CNI_NETNS names. Fails with error code 8 when the path does not name
+    /// one.
     pub fn open(path: &Path) -> Result<Netns> {
         let shown = path.display();
-        // A FIFO would wait for who writes to it.
+        // Without O_NONBLOCK, opening a FIFO would wait for a writer.
         let file = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path);
         let file = file.map_err(|error| failure!(InvalidNetns, "CNI_NETNS {shown}: {error}"))?;
         match fstatfs(&file) {
             Ok(fs) if fs.filesystem_type() == NSFS_MAGIC => Ok(Netns { file, path: path.to_owned() }),
             Ok(_) => fail!(
                 InvalidNetns,
-                "CNI_NETNS {shown} is no namespace: the file that it was bound to is left"
+                "CNI_NETNS {shown} is not a network namespace (any more): the runtime must make a new sandbox"
             ),
             Err(errno) => fail!(InvalidNetns, "CNI_NETNS {shown}: {errno}"),
         }
@@ -52,14 +54,14 @@ impl Netns {
         Ok(Netns { file, path: path.to_owned() })
     }
 
-    /// Are both the same namespace?
+    /// Whether both are the same namespace.
     pub fn is(&self, other: &Netns) -> Result<bool> {
         let (one, two) = (self.file.metadata()?, other.file.metadata()?);
         Ok((one.dev(), one.ino()) == (two.dev(), two.ino()))
     }
 
-    /// Runs `work` on a thread of its own inside the namespace, so that no way out of it leaves this one
-    /// there. In `work`, /proc/sys/net is the namespace's; /sys and /proc/net are still the host's.
+    /// Runs `work` on a new thread inside the namespace: however the work ends, the calling thread stays where
+    /// it is. In `work`, /proc/sys/net belongs to the namespace; /sys and /proc/net still belong to the host.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let enter = || -> Result<T> {
             setns(&self.file, CloneFlags::CLONE_NEWNET)
@@ -72,7 +74,11 @@ impl Netns {
         });
         match ended.context("cannot start a thread")? {
             Ok(done) => done,
-            Err(_) => fail!(Internal, "a thread in {} panicked", self.path.display()),
+            Err(_) => fail!(
+                Internal,
+                "a thread in the namespace {} panicked: please report it",
+                self.path.display()
+            ),
         }
     }
 }
@@ -83,38 +89,39 @@ impl AsFd for Netns {
     }
 }
 
-/// Which namespace a path names. The inode number alone may be given again to a later namespace; the
-/// nsfs inode behind a bind mount lives as long as the mount, so its time of creation tells two apart.
-/// /proc makes that inode anew at each look: there only the number counts.
+/// The identity of the namespace that a path named at one time. The kernel may give the inode number of a
+/// namespace to a later one. The nsfs inode behind a bind mount lives as long as the mount, so its time of
+/// creation tells two namespaces apart. /proc makes a new inode at each look, so below /proc only the number
+/// counts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NetnsId {
-    /// CNI_NETNS.
+    /// The path, as in CNI_NETNS.
     pub path: PathBuf,
     /// Device of the inode.
     pub dev: u64,
-    /// The number that `ls -L /proc/PID/ns/net` shows.
+    /// Inode number; `ls -L /proc/PID/ns/net` shows it.
     pub ino: u64,
-    /// Nanoseconds, of the inode; 0 below /proc.
+    /// Time of creation of the inode in nanoseconds; 0 below /proc.
     pub created: i64,
-    /// Device and inode of the folder that the path is in, below /proc those of /proc itself. Who has another
-    /// folder in that place, as a container with its own /run, cannot tell from the path what lives. Rail-cni
-    /// 0.1.0 did not take it down.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    folder: Option<(u64, u64)>,
+    /// Device and inode of the directory that contains the path; below /proc, those of /proc itself. A process
+    /// that sees another directory in that place, as a container with its own /run, cannot tell from the path
+    /// whether the namespace exists. rail-cni 0.1.0 did not record it.
+    #[serde(rename = "folder", default, skip_serializing_if = "Option::is_none")]
+    directory: Option<(u64, u64)>,
 }
 
-/// A process that a namespace lives by.
+/// A process that keeps a namespace in existence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keeper {
-    /// Its number.
+    /// Process id.
     pub id: u32,
-    /// Its name.
+    /// Name of the process.
     pub name: String,
-    /// Leads to the namespace.
+    /// Path in /proc that leads to the namespace.
     pub path: PathBuf,
 }
 
-/// The same namespace under the same path, wherever it was seen from.
+/// Two are equal if they are the same namespace under the same path, from wherever it was seen.
 impl PartialEq for NetnsId {
     fn eq(&self, other: &NetnsId) -> bool {
         (&self.path, self.dev, self.ino, self.created) == (&other.path, other.dev, other.ino, other.created)
@@ -123,65 +130,67 @@ impl PartialEq for NetnsId {
 
 impl Eq for NetnsId {}
 
-/// What can be told of a namespace. Only what the dead had is taken from them.
+/// Whether a namespace exists. Nothing may be taken from a holder unless its namespace is [`Life::Dead`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Life {
-    /// Its path names it.
+    /// The path names the namespace.
     Alive,
-    /// Its path is gone or names another one, and we see what its ADD saw.
+    /// The path is gone or names another namespace, and this process sees the files that the ADD saw.
     Dead,
-    /// Why it cannot be told, for people.
+    /// It cannot be known; the text says why.
     Unknown(String),
 }
 
-/// Do both paths name one namespace now? Looked at, not opened: an IPAM plugin has no business there.
+/// Whether both paths name the same namespace now. They are not opened, because an IPAM plugin must not enter
+/// the pod's namespace.
 pub fn is_same(one: &Path, other: &Path) -> bool {
     let id = |path: &Path| look(path).ok().flatten().map(|meta| (meta.dev(), meta.ino()));
     id(one).is_some_and(|one| id(other) == Some(one))
 }
 
 impl NetnsId {
-    /// The namespace that `path` names now; `None` when the path is gone.
+    /// The namespace that `path` names now; `None` when the path does not exist.
     pub fn of(path: &Path) -> io::Result<Option<NetnsId>> {
         let Some(meta) = look(path)? else { return Ok(None) };
-        // A name cannot be resolved that ends in /proc/PID/ns: those links are followed by the kernel alone.
+        // A path that ends in /proc/PID/ns cannot be resolved further: only the kernel follows those links.
         let is_of_process = path.canonicalize().map_or(true, |real| real.starts_with(PROC));
         let created = if is_of_process { 0 } else { created(&meta) };
         let mut id =
-            NetnsId { path: path.to_owned(), dev: meta.dev(), ino: meta.ino(), created, folder: None };
-        id.folder = id.folder().metadata().ok().map(|folder| (folder.dev(), folder.ino()));
+            NetnsId { path: path.to_owned(), dev: meta.dev(), ino: meta.ino(), created, directory: None };
+        id.directory = id.directory().metadata().ok().map(|directory| (directory.dev(), directory.ino()));
         Ok(Some(id))
     }
 
-    /// Does its path still name it? What is no namespace tells nothing: a mount namespace that does not see the
-    /// mount sees the empty file below it.
+    /// Whether the namespace still exists. A path to something else than a namespace proves nothing: a mount
+    /// namespace that does not have the mount sees the empty file below it.
     pub fn life(&self) -> Life {
         let shown = self.path.display();
         match (look(&self.path), nsfs()) {
             (Err(error), _) => Life::Unknown(format!("{shown}: {error}")),
             (_, Err(error)) => Life::Unknown(format!("{OURS}: {error}")),
-            (Ok(Some(meta)), Ok(nsfs)) if meta.dev() != nsfs => {
-                Life::Unknown(format!("{shown} is no namespace here: the file that one is bound to is seen"))
-            }
+            (Ok(Some(meta)), Ok(nsfs)) if meta.dev() != nsfs => Life::Unknown(format!(
+                "{shown} is not a namespace here, only the file that one is mounted on"
+            )),
             (Ok(Some(meta)), Ok(_)) if self.is_seen_in(&meta) => Life::Alive,
             (Ok(_), Ok(_)) => self.life_without_its_path(),
         }
     }
 
-    /// The processes that keep it, in it or with a file of it open, each with a path to it. None where they cannot be
-    /// looked at. The number may be another's by now: look into it before anything is done.
+    /// The processes that keep the namespace in existence, because they are in it or have a file of it open.
+    /// The list is empty where processes cannot be inspected. The inode number may belong to a later namespace
+    /// by now, so look into it before you act on it.
     pub fn keepers(&self) -> Vec<Keeper> {
-        // Its inode is made anew for who looks without the path, so that the time tells nothing.
+        // Below /proc the inode is made anew at each look, so its time of creation says nothing.
         let is = |meta: Metadata| (self.dev, self.ino) == (meta.dev(), meta.ino());
         let is_it = |path: &PathBuf| look(path).is_ok_and(|meta| meta.is_some_and(is));
         let entries = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten();
         let mut keepers = Vec::new();
         for process in entries(Path::new(PROC)) {
-            let (folder, name) = (process.path(), process.file_name());
+            let (directory, name) = (process.path(), process.file_name());
             let Some(id) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
-            let files = entries(&folder.join("fd")).map(|file| file.path());
-            if let Some(path) = [folder.join("ns/net")].into_iter().chain(files).find(is_it) {
-                let name = std::fs::read_to_string(folder.join("comm")).unwrap_or_default();
+            let files = entries(&directory.join("fd")).map(|file| file.path());
+            if let Some(path) = [directory.join("ns/net")].into_iter().chain(files).find(is_it) {
+                let name = std::fs::read_to_string(directory.join("comm")).unwrap_or_default();
                 keepers.push(Keeper { id, name: name.trim().to_owned(), path });
             }
         }
@@ -193,23 +202,24 @@ impl NetnsId {
         (self.dev, self.ino) == (meta.dev(), meta.ino()) && is_as_old
     }
 
-    /// The path names it no more. That is its end where we look into the folder that its ADD looked into.
+    /// Decides for a path that does not name the namespace any more. The namespace is dead if this process
+    /// looks into the directory that its ADD looked into.
     fn life_without_its_path(&self) -> Life {
-        let folder = self.folder();
-        let shown = folder.display();
-        match (self.folder, folder.metadata()) {
+        let directory = self.directory();
+        let shown = directory.display();
+        match (self.directory, directory.metadata()) {
             (None, _) if is_mount_namespace_of_init() => Life::Dead,
             (None, _) => Life::Unknown(format!(
-                "{} is noted as rail-cni 0.1.0 did, and this is not provably the mount namespace of process 1",
+                "rail-cni 0.1.0 recorded {}, and this process is not provably in the mount namespace of process 1",
                 self.path.display()
             )),
             (Some(_), Err(error)) => Life::Unknown(format!("{shown}: {error}")),
             (Some(then), Ok(now)) if then != (now.dev(), now.ino()) => Life::Unknown(format!(
-                "{shown} is another folder than at ADD: this is another mount namespace or a container"
+                "{shown} is not the directory that the ADD saw: this process is in another mount namespace or in a container"
             )),
-            // With the mount option hidepid, /proc has only what the caller may look at.
-            (Some(_), Ok(_)) if self.created == 0 && folder != Path::new(PROC) => {
-                Life::Unknown(format!("{} is a link to a process, in whatever /proc", self.path.display()))
+            // With the mount option hidepid, /proc shows only the processes that the caller may inspect.
+            (Some(_), Ok(_)) if self.created == 0 && directory != Path::new(PROC) => {
+                Life::Unknown(format!("{} leads to a process of another /proc", self.path.display()))
             }
             (Some(_), Ok(_)) if self.created == 0 && !Path::new("/proc/1").exists() => {
                 Life::Unknown(format!("{shown} hides processes from this one"))
@@ -218,21 +228,22 @@ impl NetnsId {
         }
     }
 
-    /// Where the path is looked up. Below /proc the folder goes with the process.
-    fn folder(&self) -> &Path {
+    /// The directory in which the path is looked up. Below /proc that is /proc itself, because the other
+    /// directories end with the process.
+    fn directory(&self) -> &Path {
         match self.path.parent() {
-            Some(folder) if !self.path.starts_with(PROC) => folder,
+            Some(directory) if !self.path.starts_with(PROC) => directory,
             _ => Path::new(PROC),
         }
     }
 }
 
-/// Metadata of what `path` leads to; `None` when it leads nowhere.
+/// Metadata of the file that `path` leads to; `None` when there is none.
 fn look(path: &Path) -> io::Result<Option<Metadata>> {
     match path.metadata() {
         Ok(meta) => Ok(Some(meta)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        // A path through something that is no folder names nothing either.
+        // A path through a file that is not a directory leads nowhere either.
         Err(error) if error.raw_os_error() == Some(Errno::ENOTDIR as i32) => Ok(None),
         Err(error) => Err(error),
     }
@@ -242,7 +253,7 @@ fn created(meta: &Metadata) -> i64 {
     meta.ctime().wrapping_mul(1_000_000_000).wrapping_add(meta.ctime_nsec())
 }
 
-/// The device of every namespace's inode: the kernel has one nsfs (`nsfs_init`).
+/// The device of the inode of every namespace: the kernel has one nsfs (`nsfs_init`).
 fn nsfs() -> io::Result<u64> {
     static NSFS: OnceLock<u64> = OnceLock::new();
     if let Some(dev) = NSFS.get() {
@@ -252,14 +263,14 @@ fn nsfs() -> io::Result<u64> {
     Ok(*NSFS.get_or_init(|| dev))
 }
 
-/// Do we provably see the files that the host's first process sees?
+/// Whether this process provably sees the files that the host's first process sees.
 fn is_mount_namespace_of_init() -> bool {
     is_init_the_hosts() && is_same(Path::new("/proc/self/ns/mnt"), Path::new("/proc/1/ns/mnt"))
 }
 
-/// Is /proc/1 the host's first process, and not a container's?
+/// Whether /proc/1 is the host's first process, and not a container's.
 pub fn is_init_the_hosts() -> bool {
-    /// The initial PID namespace (PROC_PID_INIT_INO in linux/proc_ns.h).
+    /// Inode of the initial PID namespace (PROC_PID_INIT_INO in linux/proc_ns.h).
     const INITIAL: u64 = 0xefff_fffc;
     Path::new("/proc/self/ns/pid").metadata().is_ok_and(|meta| meta.ino() == INITIAL)
 }
@@ -269,9 +280,9 @@ mod tests {
     use super::*;
 
     /// A namespace that is there, as if it had been bound to `path`.
-    fn bound_to(path: &Path, folder: Option<(u64, u64)>) -> NetnsId {
+    fn bound_to(path: &Path, directory: Option<(u64, u64)>) -> NetnsId {
         let ours = NetnsId::of(Path::new(OURS)).unwrap().unwrap();
-        NetnsId { path: path.to_owned(), created: 1, folder, ..ours }
+        NetnsId { path: path.to_owned(), created: 1, directory, ..ours }
     }
 
     fn id(path: &Path) -> Option<(u64, u64)> {
@@ -295,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_from_the_folder_of_its_add_is_dead() {
+    fn what_is_gone_from_the_directory_of_its_add_is_dead() {
         let temp = tempfile::tempdir().unwrap();
         let gone = bound_to(&temp.path().join("gone"), id(temp.path()));
         assert_eq!(gone.life(), Life::Dead);
@@ -314,7 +325,10 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(of_child.life(), Life::Dead);
-        is_unknown(&NetnsId { folder: id(Path::new("/")), ..of_child }, "another folder than at ADD");
+        is_unknown(
+            &NetnsId { directory: id(Path::new("/")), ..of_child },
+            "not the directory that the ADD saw",
+        );
     }
 
     #[test]
@@ -324,10 +338,10 @@ mod tests {
         std::fs::write(&file, "").unwrap();
         std::os::unix::fs::symlink("loop", temp.path().join("loop")).unwrap();
         let here = id(temp.path());
-        is_unknown(&bound_to(&file, here), "no namespace here");
+        is_unknown(&bound_to(&file, here), "not a namespace here");
         is_unknown(&bound_to(&temp.path().join("loop"), here), "symbolic links");
-        is_unknown(&bound_to(&gone, id(Path::new("/"))), "another folder than at ADD");
-        is_unknown(&bound_to(&temp.path().join("no/folder"), here), "/no: ");
+        is_unknown(&bound_to(&gone, id(Path::new("/"))), "not the directory that the ADD saw");
+        is_unknown(&bound_to(&temp.path().join("no/directory"), here), "/no: ");
         if !is_mount_namespace_of_init() {
             is_unknown(&bound_to(&gone, None), "0.1.0");
         }

@@ -1,7 +1,7 @@
-//! What sysfs says of a device: its netdev, its driver, its PF.
+//! Devices as sysfs describes them: their netdev, their driver, their PF.
 //!
-//! The root is the host's mount, also while pods have the netdevs: the folder `net` of a function lists
-//! only netdevs that are in the namespace which that mount belongs to.
+//! The root is the host's mount of sysfs, also while pods have the netdevs: the directory `net` of a function
+//! lists only the netdevs in the network namespace that the mount belongs to.
 
 use std::fs;
 use std::io;
@@ -12,45 +12,45 @@ use anyhow::{Context as _, Result};
 use crate::error::all_of;
 use crate::{fail, failure};
 
-/// Drivers that hand the function to a program in user space: there is no netdev.
+/// Drivers that give the function to a program in user space: it then has no netdev.
 const USERSPACE_DRIVERS: [&str; 4] = ["vfio-pci", "uio_pci_generic", "igb_uio", "uio"];
 
 /// A PCI function or an auxiliary device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
-    /// PCI address, lower case, or the name on the auxiliary bus.
+    /// PCI address in lower case, or the name on the auxiliary bus.
     pub id: String,
     path: PathBuf,
     is_auxiliary: bool,
 }
 
-/// The physical function that a VF or SF is part of.
+/// The physical function that a VF or SF belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pf {
     /// PCI address.
     pub address: String,
-    /// Its netdev, when the host has it.
+    /// The PF's netdev, while it is in the host's namespace.
     pub netdev: Option<String>,
 }
 
 impl Pf {
-    /// Does `text` of node.json, an address or a name, mean this PF?
+    /// Whether `text`, a PCI address or a name from node.json, means this PF.
     pub fn is(&self, text: &str) -> bool {
         self.address.eq_ignore_ascii_case(text) || self.netdev.as_deref() == Some(text)
     }
 }
 
-/// What a device id looks like.
+/// A device id that is well-formed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceId {
-    /// `0000:3b:00.2`.
+    /// A PCI address, such as `0000:3b:00.2`.
     Pci(String),
-    /// `mlx5_core.sf.4`.
+    /// A name on the auxiliary bus, such as `mlx5_core.sf.4`.
     Auxiliary(String),
 }
 
 impl DeviceId {
-    /// Reads a device id; anything else is refused, for it becomes part of a path.
+    /// Parses a device id. Everything else is refused, because the id becomes part of a path.
     pub fn parse(text: &str) -> Option<DeviceId> {
         let is_hex = |text: &str, digits: usize| {
             text.len() == digits && text.bytes().all(|byte| byte.is_ascii_hexdigit())
@@ -58,7 +58,7 @@ impl DeviceId {
         let is_pci = || {
             let (slot, function) = text.split_once('.')?;
             let [domain, bus, device] = slot.split(':').collect::<Vec<_>>()[..] else { return None };
-            // Domains have more than four digits behind some bridges (Intel VMD).
+            // Behind some bridges a domain has more than four digits (Intel VMD).
             let is_domain = (4..=8).contains(&domain.len()) && is_hex(domain, domain.len());
             (is_domain && is_hex(bus, 2) && is_hex(device, 2) && matches!(function.as_bytes(), [b'0'..=b'7']))
                 .then_some(())
@@ -81,7 +81,7 @@ impl DeviceId {
         }
     }
 
-    /// The text.
+    /// The id as text.
     pub fn as_str(&self) -> &str {
         match self {
             DeviceId::Pci(id) | DeviceId::Auxiliary(id) => id,
@@ -90,7 +90,8 @@ impl DeviceId {
 }
 
 impl Function {
-    /// The device with this id; `None` when the host has none (unplugged, or VFs taken away).
+    /// The device with this id; `None` when the host does not have it, because it was unplugged or its VFs were
+    /// removed.
     pub fn find(sysfs: &Path, id: &DeviceId) -> Result<Option<Function>> {
         let (bus, is_auxiliary) = match id {
             DeviceId::Pci(_) => ("pci", false),
@@ -101,7 +102,7 @@ impl Function {
         Ok(exists.then(|| Function { id: id.as_str().to_owned(), path, is_auxiliary }))
     }
 
-    /// The function that the netdev `name` belongs to; `None` for virtual devices.
+    /// The function that the netdev `name` belongs to; `None` for a virtual netdev.
     pub fn of_netdev(sysfs: &Path, name: &str) -> Result<Option<Function>> {
         let device = sysfs.join("class/net").join(name).join("device");
         let real = match device.canonicalize() {
@@ -109,21 +110,21 @@ impl Function {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error).with_context(|| format!("cannot read {}", device.display())),
         };
-        // A virtio NIC's device is virtioN below the function. What is further below is not the function: a NIC
-        // on USB has the controller above it.
+        // The device of a virtio NIC is virtioN below the function. A directory further below is not the
+        // function: a NIC on USB is below the USB controller.
         let mut parts = real.ancestors().filter_map(|path| path.file_name()?.to_str());
         let id = parts.find(|part| !part.starts_with("virtio")).and_then(DeviceId::parse);
         id.map_or(Ok(None), |id| Function::find(sysfs, &id))
     }
 
-    /// Its netdev in the host's namespace; that of its first port, where it has several.
+    /// The netdev in the host's namespace; the one of the first port where the function has several.
     pub fn netdev(&self) -> Result<Option<String>> {
         Ok(self.netdevs()?.into_iter().next())
     }
 
-    /// Its netdevs in the host's namespace, in the order of its ports: mlx4 and cxgb4 have a function for two
-    /// ports and more. Not those beside them: the representors that a PF in switchdev mode has of its VFs, and
-    /// the children of an IPoIB device.
+    /// The netdevs in the host's namespace, in the order of the ports: mlx4 and cxgb4 have one function for two
+    /// or more ports. Other netdevs of the function are left out: the VF representors of a PF in switchdev
+    /// mode, and the children of an IPoIB device.
     pub fn netdevs(&self) -> Result<Vec<String>> {
         let mut dir = self.path.join("net");
         let mut names = names(&dir)?;
@@ -141,23 +142,23 @@ impl Function {
         Ok(names)
     }
 
-    /// Is the netdev `name` that of one of its ports, and no representor or child?
+    /// Whether the netdev `name` is a port of this function, and not a representor or child.
     pub fn has_port(&self, sysfs: &Path, name: &str) -> Result<bool> {
         let is_there = self.netdevs()?.iter().any(|netdev| netdev == name);
         Ok(is_there && !is_stacked(&sysfs.join("class/net").join(name)))
     }
 
-    /// The driver that is bound to it.
+    /// The name of the driver that is bound to the function.
     pub fn driver(&self) -> Option<String> {
         link_name(&self.path.join("driver"))
     }
 
-    /// Is a program in user space to drive it?
+    /// Whether a driver for programs in user space is bound to the function.
     pub fn is_userspace(&self) -> bool {
         self.driver().is_some_and(|driver| USERSPACE_DRIVERS.contains(&driver.as_str()))
     }
 
-    /// Its group, as /dev/vfio names it; `noiommu-4` where it is used without an IOMMU.
+    /// The IOMMU group, as /dev/vfio names it; `noiommu-4` where the device is used without an IOMMU.
     pub fn iommu_group(&self) -> Option<String> {
         let group = self.path.join("iommu_group");
         let number = link_name(&group)?;
@@ -165,12 +166,12 @@ impl Function {
         Some(if is_unsafe { format!("noiommu-{number}") } else { number })
     }
 
-    /// Is it a VF?
+    /// Whether the function is a VF.
     pub fn is_vf(&self) -> bool {
         self.path.join("physfn").is_symlink()
     }
 
-    /// Its number among the VFs of its PF, as netlink counts them.
+    /// The number of the VF among those of its PF, as netlink counts them from 0; `None` for other functions.
     pub fn vf_number(&self) -> Option<u32> {
         let pf = self.path.join("physfn");
         let entries = names_starting_with(&pf, "virtfn").ok()?;
@@ -178,18 +179,19 @@ impl Function {
         entries.iter().find(ours)?.strip_prefix("virtfn")?.parse().ok()
     }
 
-    /// Number of VFs that exist below it.
+    /// The number of VFs that the function has now.
     pub fn vf_count(&self) -> u32 {
         read(&self.path.join("sriov_numvfs")).and_then(|text| text.parse().ok()).unwrap_or(0)
     }
 
-    /// Number of VFs that it could have; 0: no SR-IOV, or switched off in firmware.
+    /// The number of VFs that the function can have; 0 when it has no SR-IOV, or when the firmware has switched
+    /// it off.
     pub fn max_vf_count(&self) -> u32 {
         let max = read(&self.path.join("sriov_totalvfs")).and_then(|text| text.parse().ok());
         max.unwrap_or(0).max(self.vf_count())
     }
 
-    /// PCI addresses of its VFs, in the order of their numbers.
+    /// The PCI addresses of the function's VFs, in the order of their numbers.
     pub fn vfs(&self) -> Result<Vec<String>> {
         let mut vfs = Vec::new();
         for entry in names_starting_with(&self.path, "virtfn")? {
@@ -200,7 +202,7 @@ impl Function {
         Ok(vfs.into_iter().map(|(_, address)| address).collect())
     }
 
-    /// The PF of a VF or SF; a PF, or any other function, is its own.
+    /// The PF of a VF or SF. Every other function is its own PF.
     pub fn pf(&self, sysfs: &Path) -> Result<Option<Pf>> {
         let address = if self.is_vf() {
             link_name(&self.path.join("physfn"))
@@ -220,15 +222,16 @@ impl Function {
         Ok(Some(Pf { address, netdev }))
     }
 
-    /// Can it be reset alone? The file lists the ways that the kernel would take, one after the other (Linux 5.15);
-    /// only `flr` is sure to leave the other functions of the bus alone.
+    /// Whether the function can be reset without the others of its bus. The file lists the methods that the
+    /// kernel would try in turn (Linux 5.15); only `flr` is sure to leave the other functions alone.
     pub fn has_flr(&self) -> bool {
         let methods = read(&self.path.join("reset_method")).unwrap_or_default();
         methods.split_ascii_whitespace().any(|method| method == "flr")
     }
 
-    /// A function-level reset: what the former owner left in the hardware is gone. Its driver is told and sets it up
-    /// again (pci_reset_function). Refused where the kernel would have to take another way.
+    /// Performs a function-level reset, which removes what the former owner left in the hardware. The kernel
+    /// notifies the driver, which sets the device up again (pci_reset_function). Fails where the kernel would
+    /// have to use another method.
     pub fn flr(&self) -> Result<()> {
         if !self.has_flr() {
             fail!(
@@ -237,7 +240,7 @@ impl Function {
                 self.id
             );
         }
-        // The kernel tries them in turn, and goes on from one that the function turns out not to have.
+        // The kernel tries the methods in turn, and skips one that the function turns out not to have.
         let methods = self.path.join("reset_method");
         let before = read(&methods).unwrap_or_default();
         let write = |file: &Path, text: &str| {
@@ -252,7 +255,7 @@ impl Function {
         all_of([reset, restored])
     }
 
-    /// Its RDMA devices, as long as they are in the host's namespace.
+    /// The RDMA devices of the function that are in the host's namespace.
     pub fn rdma_devices(&self) -> Vec<String> {
         let mut names = names(&self.path.join("infiniband")).unwrap_or_default();
         names.sort();
@@ -260,7 +263,7 @@ impl Function {
     }
 }
 
-/// PCI functions that have or could have VFs, in the order of their addresses: NICs, and other things too.
+/// The PCI functions that have or can have VFs, in the order of their addresses. Not all of them are NICs.
 pub fn functions_with_sriov(sysfs: &Path) -> Result<Vec<Function>> {
     let mut found = Vec::new();
     for name in names(&sysfs.join("bus/pci/devices"))? {
@@ -271,14 +274,17 @@ pub fn functions_with_sriov(sysfs: &Path) -> Result<Vec<Function>> {
     Ok(found)
 }
 
-/// The netdev at `kernelpath`, a folder under /sys/devices: the path selects, it is not opened.
+/// The netdev at `kernelpath`, a directory below /sys/devices. The path selects a device and is not opened.
 pub fn netdev_at(sysfs: &Path, kernelpath: &str) -> Result<Option<String>> {
     let Some(below) = kernelpath.strip_prefix("/sys/devices/") else {
         fail!(InvalidConfig, "kernelpath {kernelpath:?} does not begin with /sys/devices/");
     };
     let wanted = sysfs.join("devices").join(below);
     if Path::new(below).components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
-        fail!(InvalidConfig, "kernelpath {kernelpath:?} is no plain path");
+        fail!(
+            InvalidConfig,
+            "kernelpath {kernelpath:?} must name a directory below /sys/devices without `..`"
+        );
     }
     let class = sysfs.join("class/net");
     for name in names(&class)? {
@@ -292,23 +298,23 @@ pub fn netdev_at(sysfs: &Path, kernelpath: &str) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// Devices stacked on the netdev `name`, as VLANs or macvlans: they go down with it.
+/// The netdevs that are stacked on the netdev `name`, such as VLANs or macvlans: they go down with it.
 pub fn upper_devices(sysfs: &Path, name: &str) -> Result<Vec<String>> {
     let entries = names_starting_with(&sysfs.join("class/net").join(name), "upper_")?;
     Ok(entries.iter().filter_map(|entry| entry.strip_prefix("upper_")).map(str::to_owned).collect())
 }
 
-/// Does the netdev `name` stand for another function?
+/// Whether the netdev `name` is the representor of another function.
 pub fn represents(sysfs: &Path, name: &str) -> bool {
     is_representor(&sysfs.join("class/net").join(name))
 }
 
-/// The bus that the device of the netdev `name` is on: `pci`, `usb`, `vmbus`.
+/// The bus of the device that the netdev `name` belongs to: `pci`, `usb`, `vmbus`.
 pub fn bus_of(sysfs: &Path, name: &str) -> Option<String> {
     link_name(&sysfs.join("class/net").join(name).join("device/subsystem"))
 }
 
-/// The number of the port that the netdev `name` is, where its driver counts them: mlx4, cxgb4, IPoIB.
+/// The port number of the netdev `name`, where its driver counts ports: mlx4, cxgb4, IPoIB.
 pub fn port_of(sysfs: &Path, name: &str) -> Option<u32> {
     port(&sysfs.join("class/net").join(name))
 }
@@ -317,13 +323,15 @@ fn port(netdev: &Path) -> Option<u32> {
     read(&netdev.join("dev_port"))?.parse().ok()
 }
 
-/// `pf0vf3`, `c1pf0vf3`, `pf0sf4`: ports of a switch that stand for a VF, SF or PF (devlink-port(8)).
+/// Whether a port name such as `pf0vf3`, `c1pf0vf3` or `pf0sf4` is that of a representor: a port of a switch
+/// that stands for a VF, SF or PF (devlink-port(8)).
 fn is_representor(netdev: &Path) -> bool {
     let is_one = |port: String| port.contains("vf") || port.contains("sf") || port.contains("pf");
     read(&netdev.join("phys_port_name")).is_some_and(is_one)
 }
 
-/// An IPoIB child, or a port of a switch chip (DSA): its traffic goes through another netdev.
+/// Whether the netdev is an IPoIB child or a port of a switch chip (DSA): its traffic goes through another
+/// netdev.
 fn is_stacked(netdev: &Path) -> bool {
     read(&netdev.join("iflink")).is_some_and(|link| Some(link) != read(&netdev.join("ifindex")))
 }

@@ -1,9 +1,11 @@
-//! No call of a runtime waits without end. Each wait has a deadline of its own where one can be set; this one is for
-//! the rest: a disk behind a network that is gone, a driver that keeps a lock of the kernel, a pipe that nobody reads.
+//! Ends a call that hangs, so that no runtime waits without end. Where a wait can have a deadline of its own,
+//! it has one; the watchdog is for all other waits: a disk on a server that is gone, a driver that holds a lock
+//! of the kernel, a pipe that nobody reads.
 //!
-//! A thread sleeps until the call's time is over, then answers in its place and ends the process, as SIGKILL would:
-//! what the call had begun is on record. Only a thread that the kernel lets go can be ended (`D` in ps(1) says that it
-//! does not): then the answer is out, and the runtime waits for the process until the driver or the disk comes back.
+//! A thread sleeps until the time of the call is over. Then it answers in place of the call and ends the
+//! process as SIGKILL would: everything that the call had begun is on record. A thread in uninterruptible sleep
+//! (`D` in ps(1)) cannot be ended: the answer is printed, but the process exists, and the runtime waits for it,
+//! until the driver or the disk responds.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -12,22 +14,23 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// A runtime writes its configuration before it waits for anything, so it is there at once.
+/// Time to read the configuration from stdin. A runtime writes it before it waits for anything.
 const STDIN_LIMIT: Duration = Duration::from_secs(30);
-/// Where node.json says nothing else. Longer than any wait of ours; kubelet gives a pod's start four minutes.
+/// Time for a whole call where node.json does not set `callTimeout`. It is longer than every wait with a
+/// deadline of its own; kubelet gives a pod's start four minutes.
 pub const LIMIT: Duration = Duration::from_secs(180);
-/// The answer gets this long, if that is what hangs.
+/// Time to print the answer, which may hang as well.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 struct Watch {
     limit: Duration,
-    /// What began last that may hang.
+    /// The last step that began and that may hang.
     step: String,
     /// A process group that must not outlive the call.
     child: Option<Pid>,
     answered_by: Answerer,
-    /// Nothing more is begun.
+    /// The time is over: no new step begins.
     is_over: bool,
 }
 
@@ -48,12 +51,12 @@ static WATCH: Mutex<Watch> = Mutex::new(Watch {
 static CHANGED: Condvar = Condvar::new();
 
 fn watch() -> MutexGuard<'static, Watch> {
-    // Nothing is half done while it is held.
+    // No holder of the lock leaves the data half changed, so a panic in one does no harm.
     WATCH.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Watches from now on: once the time is over, `answer` is called with what happened (`took longer than …`), and the
-/// process ends.
+/// Starts the watchdog. Once the time is over, it calls `answer` with a text that says what happened (`took
+/// longer than …`), and ends the process.
 pub fn start(answer: impl FnOnce(String) + Send + 'static) {
     let began = Instant::now();
     let watcher = thread::Builder::new().name("watchdog".to_owned()).spawn(move || {
@@ -67,7 +70,7 @@ pub fn start(answer: impl FnOnce(String) + Send + 'static) {
             watch = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         watch.is_over = true;
-        let why = told(&watch);
+        let why = reason(&watch);
         if let Some(group) = watch.child {
             let _ = killpg(group, Signal::SIGKILL);
         }
@@ -88,12 +91,14 @@ pub fn start(answer: impl FnOnce(String) + Send + 'static) {
         #[expect(clippy::exit, reason = "the thread that should end the process hangs")]
         std::process::exit(1);
     });
-    // A call without a watchdog is better than none.
-    watcher.map(drop).unwrap_or_else(|error| log::warn!("no thread for the watchdog: {error}"));
+    // A call without a watchdog is better than no call.
+    watcher.map(drop).unwrap_or_else(|error| {
+        log::warn!("cannot start the watchdog thread, so this call has no time limit: {error}")
+    });
 }
 
-fn told(watch: &Watch) -> String {
-    // Where the kernel keeps the main thread, as root: proc_pid_wchan(5).
+fn reason(watch: &Watch) -> String {
+    // The function of the kernel in which the main thread waits; only root can read it: proc_pid_wchan(5).
     let within = std::fs::read_to_string("/proc/self/wchan").unwrap_or_default();
     let within = Some(within.trim()).filter(|name| !matches!(*name, "" | "0"));
     let within = within.map_or(String::new(), |name| format!(" (the kernel is in {name})"));
@@ -101,18 +106,18 @@ fn told(watch: &Watch) -> String {
     format!("took longer than {:?} and was ended: it hung or was slow at {step}{within}", watch.limit)
 }
 
-/// The whole call may take this long. Until this is said, it reads stdin.
+/// Sets the time limit of the whole call. Before this call, the limit is the time for reading stdin.
 pub fn allow(limit: Duration) {
     watch().limit = limit;
     CHANGED.notify_all();
 }
 
-/// The rest may take as long as it does: a person reads what is printed.
+/// Removes the time limit: a person reads what is printed from now on.
 pub fn end() {
     allow(Duration::MAX);
 }
 
-/// What begins now may hang. Does not return when the time is over.
+/// Names the step that begins now and may hang. Does not return when the time is over.
 pub fn step(what: impl FnOnce() -> String) {
     let mut watch = watch();
     if watch.is_over {
@@ -121,14 +126,15 @@ pub fn step(what: impl FnOnce() -> String) {
     watch.step = what();
 }
 
-/// What is done while the result is kept, in the middle of another step; also by who reports the end.
+/// Names a step within another step, until the returned value is dropped. Unlike [`step`], it always returns,
+/// so that the code that reports the end can use it.
 pub fn during(what: &str) -> During {
     let mut watch = watch();
     let before = (!watch.is_over).then(|| std::mem::replace(&mut watch.step, what.to_owned()));
     During { before }
 }
 
-/// A step within a step.
+/// A step within a step; dropping it names the outer step again.
 #[derive(Debug)]
 pub struct During {
     before: Option<String>,
@@ -142,7 +148,7 @@ impl Drop for During {
     }
 }
 
-/// The process ends meanwhile.
+/// Waits for the end of the process, which another thread brings about.
 fn never(watch: MutexGuard<'_, Watch>) -> ! {
     drop(watch);
     loop {
@@ -150,7 +156,7 @@ fn never(watch: MutexGuard<'_, Watch>) -> ! {
     }
 }
 
-/// To be called before the answer is given. Does not return when the watchdog has given it.
+/// Must be called before the answer is printed. Does not return when the watchdog has answered already.
 pub fn answer() {
     let mut watch = watch();
     if watch.answered_by == Answerer::Watchdog {
@@ -159,11 +165,11 @@ pub fn answer() {
     watch.answered_by = Answerer::Call;
 }
 
-/// A child of ours, while this is kept.
+/// A child process that the watchdog kills with the call, until this value is dropped.
 #[derive(Debug)]
 pub struct Child(());
 
-/// The process group ends with the call.
+/// Makes the watchdog kill the process group `group` when the time is over.
 pub fn child(group: Pid) -> Child {
     let mut watch = watch();
     if watch.is_over {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use rail_cni::attach::Attach;
-use rail_cni::cni::{Args, Network, Plugin as _};
+use rail_cni::cni::{Args, Network, Plugin as _, Strictness};
 use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
@@ -89,7 +89,7 @@ impl Bench {
     /// Panics unless rail-cni takes every key and value of `config`, silently.
     fn accepts(&self, place: &str, config: &Value) {
         let stdin = config.to_string().into_bytes();
-        let network = Network::parse(stdin, Args::default(), vec![], Attach::KEYS, false);
+        let network = Network::parse(stdin, Args::default(), vec![], Attach::KEYS, Strictness::Strict);
         network.unwrap_or_else(|error| panic!("{place}: {error:#}"));
         let output = self.call(RAIL_CNI, "ADD", config);
         let error: Value = serde_json::from_slice(&output.stdout).unwrap();

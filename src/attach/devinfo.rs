@@ -63,7 +63,7 @@ pub fn write(path: &Path, device: &Device, attachment: &Attachment) -> Result<()
     if let Some(whose) = in_the_way(&dir, name, &device.home, attachment)? {
         return Err(refusal(&dir, name, &whose));
     }
-    dir.write(name, info.to_string().as_bytes(), false)
+    dir.write(name, info.to_string().as_bytes())
 }
 
 /// Removes it, and what a killed ADD left half-written. One that belongs to another attachment is left there.

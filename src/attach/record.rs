@@ -484,7 +484,7 @@ impl Records {
     pub fn write(&self, record: &Record, device: &mut DeviceLock) -> Result<()> {
         let json = serde_json::to_vec(record)?;
         device.lock.set_note(&json)?;
-        self.records.write(&record.file_name(), &json, false)
+        self.records.write(&record.file_name(), &json)
     }
 
     /// Takes the record and its copy off file, and what a killed ADD left of writing them. With `None` for
@@ -517,7 +517,7 @@ impl Records {
             // Only its copy was left, or files cannot be moved so here.
             None => {
                 let name = debts.free_name(&on_file)?;
-                debts.write(&name, &serde_json::to_vec(record)?, false)?;
+                debts.write(&name, &serde_json::to_vec(record)?)?;
                 name
             }
         };
@@ -563,9 +563,7 @@ impl Records {
         if debt.is_paid() {
             return self.forget(debt);
         }
-        self.debts
-            .get()
-            .map_or(Ok(()), |debts| debts.write(&debt.name, &serde_json::to_vec(&debt.record)?, false))
+        self.debts.get().map_or(Ok(()), |debts| debts.write(&debt.name, &serde_json::to_vec(&debt.record)?))
     }
 
     /// Takes a debt off file.

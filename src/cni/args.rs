@@ -1,5 +1,4 @@
-//! The environment of one invocation, checked once: what is left after it
-//! cannot be malformed.
+//! The environment variables of one call, checked once: what is left after the check is well-formed.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,22 +9,22 @@ use anyhow::Result;
 
 use crate::{fail, failure};
 
-/// Which verb, with what it needs.
+/// The verb of the call, with what it needs.
 #[derive(Clone, Debug)]
 pub enum Command {
-    /// Attach.
+    /// Attach a device; the path is CNI_NETNS.
     Add(Attachment, PathBuf),
-    /// Give back; the namespace may be gone or was never told.
+    /// Undo an ADD; the namespace may be gone, or the runtime may not have passed it.
     Del(Attachment, Option<PathBuf>),
-    /// Compare with what ADD made.
+    /// Compare the attachment with what ADD made; the path is CNI_NETNS.
     Check(Attachment, PathBuf),
-    /// Can an ADD be served?
+    /// Report whether an ADD would succeed.
     Status,
-    /// Give back everything of this network that is not in the list of stdin.
+    /// Undo every ADD of this network that is not in the list on stdin.
     Gc,
-    /// Which versions of the specification are understood?
+    /// Report the supported versions of the specification.
     Version,
-    /// Anything else: refused, but only after stdin was found to be in order (as Go's skel does).
+    /// Any other verb. It is refused, but only after stdin was found to be in order, as Go's skel does.
     Unknown(String),
 }
 
@@ -43,7 +42,7 @@ impl Command {
         }
     }
 
-    /// Whom the call is for; STATUS and GC are for the node.
+    /// The attachment that the call is for; `None` for STATUS and GC, which are for the whole node.
     pub fn attachment(&self) -> Option<&Attachment> {
         match self {
             Command::Add(attachment, _) | Command::Del(attachment, _) | Command::Check(attachment, _) => {
@@ -57,7 +56,7 @@ impl Command {
 /// One device in one container under one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
-    /// CNI_CONTAINERID, `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`.
+    /// CNI_CONTAINERID, which matches `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`.
     pub container_id: String,
     /// CNI_IFNAME, a valid name of a network interface.
     pub ifname: String,
@@ -72,18 +71,18 @@ impl fmt::Display for Attachment {
 /// The CNI_* variables of this process.
 #[derive(Debug)]
 pub struct Environment {
-    /// CNI_COMMAND and what it needs.
+    /// CNI_COMMAND, with the variables that it needs.
     pub command: Command,
-    /// CNI_ARGS; never required, never the reason of a failure.
+    /// CNI_ARGS. They are never required, and no content of them makes a call fail.
     pub args: Args,
-    /// CNI_PATH: where plugins are searched.
+    /// CNI_PATH: the directories in which plugins are searched.
     pub path: Vec<PathBuf>,
 }
 
 impl Environment {
-    /// Reads and checks the variables in the order of Go's skel (pkg/skel/skel.go:62-161): runtimes and
-    /// their tests know its texts. Empty means missing, for libcni sets what it does not use to "".
-    /// `None`: there is no CNI_COMMAND, so nobody called a plugin.
+    /// Reads and checks the variables in the order of Go's skel and with its texts, which runtimes and their
+    /// tests know (pkg/skel/skel.go:62-161). An empty variable counts as missing, because libcni sets the
+    /// variables that it does not use to "". Returns `None` without CNI_COMMAND: then no runtime called.
     pub fn read(var: impl Fn(&str) -> Option<OsString>) -> Result<Option<Environment>> {
         let text = |name: &str| -> Result<String> {
             match var(name).unwrap_or_default().into_string() {
@@ -131,11 +130,11 @@ impl Environment {
     }
 }
 
-/// CNI_ARGS: `K=V;K2=V2`. Thin Multus gives every key twice and empty values; the last one counts.
+/// CNI_ARGS: `K=V;K2=V2`. Thin Multus writes every key twice, and empty values; the last one counts.
 #[derive(Clone, Debug, Default)]
 pub struct Args {
     pairs: BTreeMap<String, String>,
-    /// As it came, for delegates that are called later.
+    /// The unchanged text, for other plugins that are called later.
     pub raw: String,
 }
 
@@ -146,25 +145,26 @@ impl Args {
         Args { pairs, raw: text.to_owned() }
     }
 
-    /// The value of `key`; empty counts as absent.
+    /// The value of `key`; an empty one counts as absent.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.pairs.get(key).map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    /// `namespace/name` of the pod, when a Kubernetes runtime called.
+    /// The pod as `namespace/name`, when a Kubernetes runtime called.
     pub fn pod(&self) -> Option<String> {
         Some(format!("{}/{}", self.get("K8S_POD_NAMESPACE")?, self.get("K8S_POD_NAME")?))
     }
 }
 
-/// The expression of the specification, `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`, for container ids and for the
-/// names of networks and pools; what passes is safe as part of a file name.
+/// Whether `text` matches the specification's `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`, for container ids and for the
+/// names of networks and pools. Such a text is safe as part of a file name.
 pub fn is_identifier(text: &str) -> bool {
     text.starts_with(|first: char| first.is_ascii_alphanumeric())
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte))
 }
 
-/// Can `name` be the name of a netdev in a file that people write? The kernel takes more, but no such name is meant.
+/// Whether `name` can be the name of a netdev in a file that people write. The kernel accepts more names, but
+/// nobody means those.
 pub fn is_netdev_name(name: &str) -> bool {
     is_identifier(name) && name.len() <= 15
 }
@@ -182,7 +182,7 @@ fn check_container_id(id: &str) -> Result<()> {
     ))
 }
 
-/// What the kernel takes as a name (dev_valid_name), and skel's texts for what it does not.
+/// Checks that the kernel accepts `name` for a netdev (dev_valid_name). The errors are those of skel.
 pub fn check_ifname(name: &str) -> Result<()> {
     let wrong = match name {
         "" => "interface name is empty",
@@ -192,21 +192,25 @@ pub fn check_ifname(name: &str) -> Result<()> {
         name if name.contains(|c: char| c.is_whitespace() || c.is_control()) => {
             "interface name contains whitespace or control characters"
         }
-        // A name for the kernel to complete (`net%d`), not one that can be found again.
+        // The kernel would complete such a name (`net%d`), so the interface could not be found again.
         name if name.contains('%') => "interface name contains %",
-        // Its sysctls would be those of every interface (sysctl_dev_name_is_allowed).
+        // The sysctls of such an interface would be those of all interfaces (sysctl_dev_name_is_allowed).
         "all" | "default" => "interface name is one of sysctl's own",
         _ => return Ok(()),
     };
     fail!(InvalidEnvironment, "{wrong}: {name:?}")
 }
 
-/// The program named `name` in the folders of CNI_PATH, in their order; PATH is never searched.
+/// Finds the program `name` in the directories of CNI_PATH, in their order. PATH is never searched.
 pub fn find_plugin(name: &str, path: &[PathBuf]) -> Result<PathBuf> {
     let found = path.iter().map(|dir| dir.join(name)).find(|file| is_file(file));
     found.ok_or_else(|| {
         let dirs: Vec<_> = path.iter().map(|dir| dir.display().to_string()).collect();
-        failure!(InvalidConfig, "no plugin {name:?} in CNI_PATH [{}]: install it there", dirs.join(", "))
+        failure!(
+            InvalidConfig,
+            "there is no plugin {name:?} in CNI_PATH [{}]: install it there",
+            dirs.join(", ")
+        )
     })
 }
 

@@ -1,5 +1,5 @@
-//! Calling an IPAM plugin: the same environment and the same bytes that we
-//! were given, its answer or its error, and never longer than a deadline.
+//! Calls an IPAM plugin with the environment and the configuration that this plugin was called with, and
+//! returns its result or its error. Every call has a deadline.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,16 +19,18 @@ use serde_json::Value;
 use super::{AddResult, Attachment, Code, ErrorJson, Failure, Version, find_plugin};
 use crate::{failure, watchdog};
 
-/// An IPAM gets this long. Runtimes give a pod's start minutes, for all its networks together.
+/// Time for one call of an IPAM plugin. Runtimes give the start of a pod some minutes, for all its networks
+/// together.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Set for whom we call, and so for all that it calls: a plugin that finds it was called by itself.
+/// Environment variable with the name of the calling plugin. Everything that the called plugin starts inherits
+/// it, so a plugin finds out that it was called by itself.
 pub const CALLER: &str = "RAIL_CNI_CALLER";
-/// A result is a few hundred bytes; more than this is not one.
+/// Largest output in bytes. A result has a few hundred bytes; anything larger than this is not a result.
 const MAX_OUTPUT: usize = 1 << 20;
-/// What is longer is logged in parts.
+/// Longest line of stderr in bytes that is logged in one piece.
 const LONGEST_LINE: usize = 64 << 10;
 
-/// A plugin that could not be started.
+/// The error when a plugin could not be started.
 #[derive(Debug)]
 struct NotRun(String);
 
@@ -38,12 +40,13 @@ impl std::fmt::Display for NotRun {
     }
 }
 
-/// Is it certain that an ADD that ended so gave no address? The plugin never ran, or refused in so many words.
+/// Whether an ADD that failed with `error` certainly gave no address: the plugin never ran, or it refused with
+/// an error object.
 pub fn gave_nothing(error: &anyhow::Error) -> bool {
     crate::error::is_relayed(error) || error.downcast_ref::<NotRun>().is_some()
 }
 
-/// An IPAM plugin that was found, with what it is called with.
+/// An IPAM plugin that was found, and what it is called with.
 #[derive(Debug)]
 pub struct Delegate<'a> {
     program: PathBuf,
@@ -54,26 +57,26 @@ pub struct Delegate<'a> {
 }
 
 impl<'a> Delegate<'a> {
-    /// Finds `name` in `path`. The environment stays this process's own: the plugin sees what we see.
+    /// Finds the plugin `name` in the directories `path`. The plugin inherits the environment of this process.
     pub fn find(name: &'a str, path: &[PathBuf], stdin: &'a [u8]) -> Result<Delegate<'a>> {
         let program = find_plugin(name, path)?;
         Ok(Delegate { program, name, stdin, variables: Vec::new(), patience: PATIENCE })
     }
 
-    /// Waits no longer than this for an answer.
+    /// Sets the time that the plugin has for its answer.
     #[must_use]
     pub fn within(mut self, patience: Duration) -> Delegate<'a> {
         self.patience = patience;
         self
     }
 
-    /// Hands on this configuration instead.
+    /// Passes this configuration to the plugin instead.
     #[must_use]
     pub fn with_stdin(self, stdin: &'a [u8]) -> Delegate<'a> {
         Delegate { stdin, ..self }
     }
 
-    /// Calls for another attachment than the one of this process: when something lost is given back.
+    /// Calls the plugin for another attachment than the one of this process, to clean up after a lost DEL.
     #[must_use]
     pub fn on_behalf_of(
         mut self,
@@ -93,7 +96,7 @@ impl<'a> Delegate<'a> {
         self
     }
 
-    /// ADD, and its result in our form.
+    /// Calls ADD and returns the result, converted to the newest version.
     pub fn add(&self, version: Version) -> Result<AddResult> {
         let output = self.call("ADD")?;
         let value: Value = serde_json::from_slice(&output).map_err(|error| {
@@ -102,7 +105,7 @@ impl<'a> Delegate<'a> {
         AddResult::parse(&value, version).with_context(|| format!("IPAM plugin {}", self.name))
     }
 
-    /// Any other verb; what it prints is of no meaning.
+    /// Calls any other verb; its output is ignored.
     pub fn run(&self, verb: &str) -> Result<()> {
         self.call(verb).map(drop)
     }
@@ -119,13 +122,14 @@ impl<'a> Delegate<'a> {
         let (status, output) = match ended {
             Ok(ended) => ended,
             Err(error) => {
-                // Whatever it started goes with it: a child that keeps a pipe open would hang the runtime.
+                // Processes that the plugin started end with it: one that keeps a pipe open would make the
+                // runtime wait.
                 let _ = killpg(group, Signal::SIGKILL);
                 let _ = child.wait();
                 let what = if error.kind() == ErrorKind::TimedOut {
                     format!("did not answer {verb} within {:?} and was killed", self.patience)
                 } else {
-                    format!("could not be talked to: {error}")
+                    format!("could not be reached by its pipes: {error}")
                 };
                 return Err(failure!(Internal, "IPAM plugin {} {what}", self.name));
             }
@@ -133,12 +137,13 @@ impl<'a> Delegate<'a> {
         if status.success() {
             return Ok(output);
         }
-        // Its own error is passed on as it is; only the error object tells one from garbage.
+        // The plugin's own error is passed on unchanged; a valid error object tells it from garbage.
         match serde_json::from_slice::<ErrorJson>(&output) {
             Ok(error) => Err(anyhow::Error::new(Failure::relayed(error))),
-            Err(_) => {
-                Err(self.garbage(&output, &format!("{verb} failed ({}) without an error", shown(status))))
-            }
+            Err(_) => Err(self.garbage(
+                &output,
+                &format!("{verb} failed ({}) without an error object on stdout", shown(status)),
+            )),
         }
     }
 
@@ -150,7 +155,7 @@ impl<'a> Delegate<'a> {
             command.env(CALLER, std::process::id().to_string());
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
             match command.spawn() {
-                // An installer is writing the file.
+                // An installer is writing the file at this moment.
                 Err(error) if error.raw_os_error() == Some(Errno::ETXTBSY as i32) && tries < 5 => {
                     tries += 1;
                     std::thread::sleep(Duration::from_millis(50));
@@ -176,15 +181,16 @@ fn shown(status: ExitStatus) -> String {
     }
 }
 
-/// The three pipes of a child. Its stderr goes through us, for a grandchild that kept ours open would hang
-/// the runtime (containernetworking/cni reads both until they are closed).
+/// The three pipes of a child process. Its stderr goes through this process: a grandchild that kept this
+/// process's own stderr open would make the runtime wait, because containernetworking/cni reads both pipes
+/// until they are closed.
 struct Talk<'a> {
     stdin: Option<std::process::ChildStdin>,
     rest: &'a [u8],
     stdout: Option<std::process::ChildStdout>,
     stderr: Option<std::process::ChildStderr>,
     output: Vec<u8>,
-    /// What came on stderr and is no whole line yet.
+    /// The part of stderr that is not a whole line yet.
     unfinished: Vec<u8>,
     deadline: Instant,
 }
@@ -213,7 +219,7 @@ impl<'a> Talk<'a> {
     }
 
     fn until_exit(&mut self, child: &mut Child) -> io::Result<(ExitStatus, Vec<u8>)> {
-        // While the pipes are open, their end wakes us; what is left then is the moment until the exit.
+        // While the pipes are open, their end wakes this process up; after that the exit is a moment away.
         let mut pause = Duration::from_micros(50);
         loop {
             if let Some(status) = child.try_wait()? {
@@ -234,7 +240,7 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// Until a pipe can be used, but not for long: a grandchild may hold one open after the exit.
+    /// Waits until a pipe is ready, but not for long: a grandchild may hold one open after the exit.
     fn wait_for_pipes(&self) -> io::Result<()> {
         let writes = PollFd::new;
         let stdin = self.stdin.as_ref().map(|pipe| writes(pipe.as_fd(), PollFlags::POLLOUT));
@@ -247,12 +253,12 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// Moves what can be moved without waiting.
+    /// Reads and writes as much as is possible without waiting.
     fn pump(&mut self) -> io::Result<()> {
         if let Some(pipe) = &mut self.stdin {
             match pipe.write(self.rest) {
                 Ok(count) => self.rest = &self.rest[count..],
-                // A plugin may answer without reading all of it.
+                // A plugin may answer without reading all of stdin.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => self.rest = &[],
                 Err(error) if is_later(&error) => (),
                 Err(error) => return Err(error),

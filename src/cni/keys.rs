@@ -1,5 +1,5 @@
-//! Keys as Go's encoding/json takes them, for which network configurations are written: in any letter case.
-//! After the reading here each key that a program knows is spelt as the program spells it.
+//! Keys of JSON objects, matched in any letter case as Go's encoding/json does, because network configurations
+//! are written for Go programs. [`read`] returns the keys that a program knows in that program's spelling.
 
 use std::fmt;
 
@@ -7,33 +7,33 @@ use serde::de::{DeserializeSeed, Deserializer as _, MapAccess, SeqAccess, Visito
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-/// What a program knows of an object.
+/// The keys that a program knows of an object.
 #[derive(Debug)]
 pub struct Keys {
-    /// The keys, as they are written.
+    /// The keys, in the program's spelling.
     pub names: &'static [&'static [&'static str]],
-    /// What it knows of the object that a key has as its value, or of each one in its list.
+    /// For keys whose value is an object or a list of objects: the keys of these objects.
     pub inside: &'static [(&'static str, &'static Keys)],
 }
 
-/// What is wrong with a key that is there already.
-pub const TWICE: &str = "the key stands twice (its letter case makes no difference)";
+/// The fault of an object that has the same key twice.
+pub const TWICE: &str = "the key appears twice (upper and lower case are the same)";
 
-/// Keys that are not known, or are data.
+/// For an object whose keys are data, or are not known.
 static ANY: Keys = Keys { names: &[], inside: &[] };
 
 impl Keys {
-    /// Keys of an object without objects in it.
+    /// The keys of an object that contains no other objects.
     pub const fn flat(names: &'static [&'static [&'static str]]) -> Keys {
         Keys { names, inside: &[] }
     }
 
-    /// `key` as it is written here, where it is known.
+    /// The program's spelling of `key`; `None` if the key is unknown.
     pub fn spelt(&self, key: &str) -> Option<&'static str> {
         self.names.iter().find_map(|names| canonical(key, names))
     }
 
-    /// What is known of an object in this one, such as `routes[0]` or `args.cni`.
+    /// The keys of the object at `path`, such as `routes[0]` or `args.cni`.
     pub fn at(&'static self, path: &str) -> &'static Keys {
         let parts = path.split('.').filter(|part| !part.is_empty());
         parts.fold(self, |keys, part| keys.inside(part.split('[').next().unwrap_or_default()))
@@ -44,7 +44,7 @@ impl Keys {
     }
 }
 
-/// The one of `names` that Go's decoder would take `key` for.
+/// The one of `names` that Go's decoder would match with `key`.
 fn canonical(key: &str, names: &[&'static str]) -> Option<&'static str> {
     // Two letters outside of ASCII fold to one inside (encoding/json, fold.go).
     let folded = |letter: char| match letter {
@@ -56,9 +56,9 @@ fn canonical(key: &str, names: &[&'static str]) -> Option<&'static str> {
     names.iter().copied().find(|name| *name == key).or_else(|| names.iter().copied().find(same))
 }
 
-/// Reads one JSON object, and says what is wrong with its members. The last of two that have the same key is
-/// in the object; one that cannot be read, for it is nested too deeply, is an empty list there, which no key
-/// takes for a value.
+/// Reads one JSON object, and returns it with the faults of its members. Of two members with the same key the
+/// object has the last one. A member that cannot be read, because it is nested too deeply, is an empty list in
+/// the object, which is no valid value of any key.
 pub fn read(text: &[u8], keys: &'static Keys) -> serde_json::Result<(Map<String, Value>, Vec<String>)> {
     let mut faults = Vec::new();
     let mut json = serde_json::Deserializer::from_slice(text);
@@ -67,8 +67,8 @@ pub fn read(text: &[u8], keys: &'static Keys) -> serde_json::Result<(Map<String,
     Ok((object, faults))
 }
 
-/// The members of the whole. serde_json passes over a raw value without recursion, so the depth of one is no
-/// hindrance for the others.
+/// The members of the whole object. serde_json skips over a raw value without recursion, so one that is nested
+/// deeply does not prevent reading the others.
 struct Members<'a> {
     keys: &'static Keys,
     faults: &'a mut Vec<String>,
@@ -99,8 +99,8 @@ impl<'de> Visitor<'de> for Members<'_> {
     }
 }
 
-/// Puts a member into `object`, where the key may be already. Null is as good as absent: go-cni writes it for
-/// what it has not.
+/// Adds a member to `object`, which may have the key already. Null counts as absent, because go-cni writes null
+/// for what it does not have.
 fn put(object: &mut Map<String, Value>, key: String, value: Value, path: &str, faults: &mut Vec<String>) {
     let is_set = object.get(&key).is_some_and(|before| !before.is_null());
     match (is_set, value.is_null()) {
@@ -111,7 +111,7 @@ fn put(object: &mut Map<String, Value>, key: String, value: Value, path: &str, f
     object.insert(key, value);
 }
 
-/// `key` of the object at `path`.
+/// The path of `key` in the object at `path`.
 pub fn below(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
@@ -203,7 +203,7 @@ mod tests {
     };
 
     /// What is read, and what is wrong with it.
-    fn told(text: &str) -> (Value, String) {
+    fn parsed(text: &str) -> (Value, String) {
         let (object, faults) = read(text.as_bytes(), &KNOWN).unwrap();
         (object.into(), faults.join("; "))
     }
@@ -213,16 +213,16 @@ mod tests {
     fn a_known_key_means_the_same_in_any_letter_case() {
         let text = r#"{"Vlan": 5, "LIN\u212a_\u017ftate": "on", "Routes": [{"DST": 1}, 7], "ARGS": {"CNI": {"Mac": "x", "Other": 1}}}"#;
         let spelt = json!({"vlan": 5, "link_state": "on", "routes": [{"dst": 1}, 7], "args": {"cni": {"mac": "x", "Other": 1}}});
-        assert_eq!(told(text), (spelt, String::new()));
+        assert_eq!(parsed(text), (spelt, String::new()));
         // Null is absent, and hides nothing.
-        assert_eq!(told(r#"{"VLAN": null, "vlan": 5, "Vlan": null}"#), (json!({"vlan": 5}), String::new()));
+        assert_eq!(parsed(r#"{"VLAN": null, "vlan": 5, "Vlan": null}"#), (json!({"vlan": 5}), String::new()));
         // Of maps the keys are data.
         let data = r#"{"data": {"Vlan": 1, "vlan": 2}, "Data2": 1}"#;
-        assert_eq!(told(data), (serde_json::from_str(data).unwrap(), String::new()));
+        assert_eq!(parsed(data), (serde_json::from_str(data).unwrap(), String::new()));
     }
 
     #[test]
-    fn a_key_that_stands_twice_is_told_with_its_place_and_the_last_counts() {
+    fn a_key_that_appears_twice_is_reported_with_its_place_and_the_last_counts() {
         for (text, read, place) in [
             (r#"{"vlan": 5, "vlan": 6}"#, json!({"vlan": 6}), "vlan: "),
             (r#"{"vlan": 5, "VLAN": 6}"#, json!({"vlan": 6}), "vlan: "),
@@ -235,9 +235,9 @@ mod tests {
             (r#"{"args": {"cni": {"mac": 1}, "CNI": {}}}"#, json!({"args": {"cni": {}}}), "args.cni: "),
             (r#"{"data": {"a": [{"b": 1, "b": 2}]}}"#, json!({"data": {"a": [{"b": 2}]}}), "data.a[0].b: "),
         ] {
-            let (object, fault) = told(text);
+            let (object, fault) = parsed(text);
             assert_eq!(object, read, "{text}");
-            assert!(fault.starts_with(&format!("{place}the key stands twice")), "{text}: {fault}");
+            assert!(fault.starts_with(&format!("{place}the key appears twice")), "{text}: {fault}");
         }
     }
 
@@ -250,7 +250,7 @@ mod tests {
             (format!(r#"{{"vlan": 5, "x": {{"a": {deep}}}}}"#), "x: recursion limit exceeded"),
             (r#"{"vlan": 5, "x": 1e999}"#.to_owned(), "x: number out of range"),
         ] {
-            assert_eq!(told(&text), (json!({"vlan": 5, "x": []}), place.to_owned()));
+            assert_eq!(parsed(&text), (json!({"vlan": 5, "x": []}), place.to_owned()));
         }
         for wrong in ["[]", "", "{\"a\": 1} x", "{\"a\": [}", "{\"a\": \"\u{1}\"}"] {
             assert!(read(wrong.as_bytes(), &KNOWN).is_err(), "{wrong}");
@@ -265,7 +265,7 @@ mod tests {
             match (read(text.as_bytes(), &ANY), serde_json::from_str::<Map<String, Value>>(&text)) {
                 (Ok((object, faults)), Ok(other)) => {
                     prop_assert_eq!(object, other);
-                    prop_assert!(faults.iter().all(|fault| fault.contains("stands twice")));
+                    prop_assert!(faults.iter().all(|fault| fault.contains("appears twice")));
                 }
                 (Ok((_, faults)), Err(error)) => prop_assert!(!faults.is_empty(), "{}: {}", text, error),
                 (Err(_), other) => prop_assert!(other.is_err(), "{}", text),

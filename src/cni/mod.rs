@@ -1,5 +1,5 @@
-//! The protocol: one invocation is an environment and a configuration on
-//! stdin, answered by one JSON object on stdout and an exit status.
+//! The CNI protocol: a call is a set of environment variables and a configuration on stdin; the answer is one
+//! JSON object on stdout and an exit status.
 
 mod args;
 mod delegate;
@@ -27,20 +27,21 @@ use crate::error::{Code, ErrorJson, Failure};
 use crate::log::Call;
 use crate::{fail, failure, netns, output, watchdog};
 
-/// What a plugin does for each verb. Everything that is the same for both plugins has been checked before.
+/// What a plugin does for each verb. [`main`] has checked before what is the same for both plugins.
 pub trait Plugin {
-    /// Name of the executable.
+    /// The name of the executable.
     const NAME: &str;
-    /// What it knows of a network configuration.
+    /// The keys of a network configuration that the plugin knows.
     const KEYS: &'static Keys;
-    /// Does it call other plugins? Then none of them may call it: it would wait for a lock of its own.
+    /// Whether the plugin calls other plugins. Then none of them may call it in turn, because that call would
+    /// wait for a lock that this process holds.
     const CALLS_OTHERS: bool;
 
-    /// Attaches, or leaves nothing behind.
+    /// Attaches the device. When it fails, it leaves nothing behind.
     fn add(&self, network: &Network, attachment: &Attachment, netns: &Path) -> Result<AddResult>;
-    /// Gives back; succeeds for what is not there.
+    /// Undoes an ADD. It succeeds if there is nothing to undo.
     fn del(&self, network: &Network, attachment: &Attachment, netns: Option<&Path>) -> Result<()>;
-    /// Compares, and changes nothing.
+    /// Compares the attachment with what ADD made, and changes nothing.
     fn check(
         &self,
         network: &Network,
@@ -48,22 +49,22 @@ pub trait Plugin {
         netns: &Path,
         previous: &AddResult,
     ) -> Result<()>;
-    /// Fails when no ADD can be served.
+    /// Fails when an ADD would fail now.
     fn status(&self, network: &Network) -> Result<()>;
-    /// Gives back all of this network but `keep`.
+    /// Undoes every ADD of this network except those of `keep`.
     fn gc(&self, network: &Network, keep: &[Attachment]) -> Result<()>;
 }
 
-/// The configuration on stdin with what came beside it.
+/// The configuration on stdin, with the environment variables that belong to it.
 #[derive(Debug)]
 pub struct Network {
-    /// Name of the network; an identifier. Empty in a DEL whose configuration has no text there.
+    /// The name of the network, an identifier. It is empty in a DEL whose configuration has no valid name.
     pub name: String,
-    /// Version to answer in.
+    /// The version of the answer.
     pub version: Version,
-    /// The whole configuration; what the plugin knows is spelt as in [`Plugin::KEYS`].
+    /// The whole configuration. Known keys are in the spelling of [`Plugin::KEYS`].
     pub config: Map<String, Value>,
-    /// The same, byte by byte, for delegates.
+    /// The unchanged bytes of stdin, for other plugins.
     pub stdin: Vec<u8>,
     /// CNI_ARGS.
     pub args: Args,
@@ -71,17 +72,26 @@ pub struct Network {
     pub path: Vec<std::path::PathBuf>,
 }
 
+/// How [`Network::parse`] treats a faulty configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strictness {
+    /// A fault is an error.
+    Strict,
+    /// For DEL, which must work although the configuration was changed after ADD: an unknown version counts as the
+    /// newest, a value of the wrong type as absent, and of two equal keys the last one counts.
+    Lenient,
+}
+
 impl Network {
-    /// Checks what both plugins need. `lenient` is for DEL, which must work although the configuration was
-    /// changed after ADD: a version that we do not know counts as our newest, what cannot be read as absent,
-    /// and of two equal keys the last one.
+    /// Reads the configuration and checks what both plugins need.
     pub fn parse(
         stdin: Vec<u8>,
         args: Args,
         path: Vec<std::path::PathBuf>,
         keys: &'static Keys,
-        lenient: bool,
+        strictness: Strictness,
     ) -> Result<Network> {
+        let lenient = strictness == Strictness::Lenient;
         let (config, faults) = keys::read(&stdin, keys)
             .context(Failure::new(Code::Decode, "stdin: the network configuration is not one JSON object"))?;
         if let Some(fault) = faults.first().filter(|_| !lenient) {
@@ -106,7 +116,7 @@ impl Network {
             Some(Value::String(text)) => match Version::parse(text) {
                 Some(version) => version,
                 None if lenient => Version::V110,
-                None if !looks_like_a_version(text) => fail!(Decode, "cniVersion: {text:?} is no version"),
+                None if !looks_like_a_version(text) => fail!(Decode, "cniVersion: {text:?} is not a version"),
                 None => {
                     let known: Vec<_> = VERSIONS.iter().map(|version| version.as_str()).collect();
                     return Err(anyhow::Error::new(
@@ -121,7 +131,7 @@ impl Network {
         Ok(Network { name, version, config, stdin, args, path })
     }
 
-    /// The value at `path`. A JSON null counts as absent.
+    /// The value at `path`; a JSON null counts as absent.
     pub fn get(&self, path: &[&str]) -> Option<&Value> {
         let (first, rest) = path.split_first()?;
         let mut value = self.config.get(*first)?;
@@ -131,7 +141,7 @@ impl Network {
         Some(value).filter(|value| !value.is_null())
     }
 
-    /// The configuration with `key`, for a delegate that must know what the device told.
+    /// The configuration with `key` set to `value`, for an IPAM plugin that needs a fact about the device.
     pub fn stdin_with(&self, key: &str, value: Value) -> Result<Vec<u8>> {
         let mut config = self.config.clone();
         config.retain(|other, _| !other.eq_ignore_ascii_case(key));
@@ -139,7 +149,7 @@ impl Network {
         Ok(serde_json::to_vec(&config)?)
     }
 
-    /// The result that an earlier plugin of the chain, or our ADD, printed.
+    /// The result of an earlier plugin of the chain, or of this plugin's own ADD.
     pub fn previous(&self) -> Result<Option<AddResult>> {
         let Some(value) = self.get(&["prevResult"]) else { return Ok(None) };
         if value.as_object().is_some_and(Map::is_empty) {
@@ -148,34 +158,35 @@ impl Network {
         AddResult::parse(value, self.version).context("prevResult").map(Some)
     }
 
-    /// The attachments that GC keeps: `cni.dev/valid-attachments`, or what the text of 1.1.0 first called it.
-    /// Absent, null and empty mean the same, none: cnitool sends no list, CRI-O `null` for a node without pods.
+    /// The attachments that GC keeps: `cni.dev/valid-attachments`, or the key's first name in the text of
+    /// 1.1.0. Absent, null and empty all mean that none is kept: cnitool sends no list, and CRI-O sends `null`
+    /// for a node without pods.
     fn valid_attachments(&self) -> Result<Vec<Attachment>> {
         let list = GC_KEYS.iter().find_map(|key| self.get(&[key]).map(|value| (*key, value)));
         let Some((key, list)) = list else { return Ok(Vec::new()) };
-        let Value::Array(list) = list else { fail!(Decode, "{key}: not a list") };
+        let Value::Array(list) = list else { fail!(Decode, "{key}: must be a list") };
         let text = |entry: &Value, key: &str| entry.get(key).and_then(Value::as_str).map(str::to_owned);
         list.iter()
             .map(|entry| {
                 let attachment = text(entry, "containerID")
                     .zip(text(entry, "ifname"))
                     .map(|(container_id, ifname)| Attachment { container_id, ifname });
-                attachment.ok_or_else(|| failure!(Decode, "{key}: {entry} has no containerID and ifname"))
+                attachment.ok_or_else(|| failure!(Decode, "{key}: {entry} must have containerID and ifname"))
             })
             .collect()
     }
 }
 
-/// Where a runtime lists for GC what it still knows.
+/// The keys under which a runtime lists the attachments that GC keeps.
 pub const GC_KEYS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
 
-/// Three numbers: what semver would take as a version that we merely do not know.
+/// Whether `text` has three numbers, as a version that this plugin merely does not know.
 fn looks_like_a_version(text: &str) -> bool {
     let parts: Vec<_> = text.split('.').collect();
     parts.len() == 3 && parts.iter().all(|part| part.parse::<u32>().is_ok())
 }
 
-/// The whole life of a plugin's process: `cli` runs when no runtime called.
+/// The whole life of a plugin's process; `cli` runs when no runtime called.
 pub fn main<P: Plugin>(plugin: &P, cli: impl FnOnce() -> ExitCode) -> ExitCode {
     crate::files::process_started();
     let var = |name: &str| std::env::var_os(name);
@@ -197,10 +208,11 @@ pub fn main<P: Plugin>(plugin: &P, cli: impl FnOnce() -> ExitCode) -> ExitCode {
     }
 }
 
-/// What errors are reported in, once stdin was read: for who reports from another thread.
+/// The version that errors are reported in after stdin was read; the thread that reports for a call that hangs
+/// needs it as well.
 static ANSWER_VERSION: OnceLock<&str> = OnceLock::new();
 
-/// One verb from stdin to the answer.
+/// Runs one verb, from reading stdin to the answer.
 fn serve<P: Plugin>(plugin: &P, environment: Environment) -> ExitCode {
     let Environment { command, args, path } = environment;
     if let Command::Version = command {
@@ -216,7 +228,8 @@ fn serve<P: Plugin>(plugin: &P, environment: Environment) -> ExitCode {
     watchdog::allow(watchdog::LIMIT);
     let answer_version = *ANSWER_VERSION.get_or_init(|| error_version(Some(&stdin)));
     let verb = command.name().to_owned();
-    let done = Network::parse(stdin, args, path, P::KEYS, is_del).and_then(|network| {
+    let strictness = if is_del { Strictness::Lenient } else { Strictness::Strict };
+    let done = Network::parse(stdin, args, path, P::KEYS, strictness).and_then(|network| {
         let attachment = command.attachment();
         crate::log::describe(Call {
             plugin: P::NAME,
@@ -244,21 +257,23 @@ fn run<P: Plugin>(plugin: &P, network: &Network, command: Command) -> Result<()>
     if P::CALLS_OTHERS && std::env::var_os(delegate::CALLER).is_some() {
         let (name, verb) = (P::NAME, command.name());
         if let Command::Del(..) = command {
-            log::warn!("{name} was called as its own IPAM, which never had anything: nothing is done");
+            log::warn!(
+                "{name} was called as its own IPAM plugin, which never had an address: there is nothing to do"
+            );
             return Ok(());
         }
-        fail!(InvalidConfig, "{name} was called by {name} for {verb} as its IPAM: check ipam.type");
+        fail!(InvalidConfig, "{name} called {name} as its own IPAM plugin for {verb}: correct ipam.type");
     }
     match command {
         Command::Add(attachment, netns) => {
             refuse_own_namespace(&netns)?;
             let result = plugin.add(network, &attachment, &netns)?;
-            // Nobody is told of what cannot be written: a runtime that was killed leaves us with a closed
-            // pipe, and its DEL may have come and gone before.
-            let told = result.to_json(network.version).and_then(|json| Ok(print(&json)?));
-            told.map_err(|error| {
+            // When the answer cannot be written, nobody learns of the device: a runtime that was killed leaves
+            // a closed pipe, and its DEL may have come before.
+            let printed = result.to_json(network.version).and_then(|json| Ok(print(&json)?));
+            printed.map_err(|error| {
                 let undone = plugin.del(network, &attachment, Some(&netns));
-                let error = error.context("the result could not be written, ADD was undone");
+                let error = error.context("the result could not be written, so the ADD was undone");
                 undone.err().map_or(error, |undo| failure!(Io, "undoing ADD failed: {undo:#}"))
             })
         }
@@ -287,8 +302,8 @@ fn run<P: Plugin>(plugin: &P, network: &Network, command: Command) -> Result<()>
     }
 }
 
-/// A plugin that moved a device into its own namespace could not tell it from the host's. Go's skel looks only
-/// after the plugin has acted, and prints a second document then.
+/// Refuses CNI_NETNS if it is the plugin's own namespace: a plugin that moved a device there could not tell it
+/// from the host's. Go's skel checks this only after the plugin has acted, and then prints a second document.
 fn refuse_own_namespace(netns: &Path) -> Result<()> {
     let allowed = std::env::var("CNI_NETNS_OVERRIDE").unwrap_or_default().to_ascii_lowercase();
     if !matches!(allowed.as_str(), "1" | "true") && netns::is_same(netns, Path::new("/proc/self/ns/net")) {
@@ -297,8 +312,8 @@ fn refuse_own_namespace(netns: &Path) -> Result<()> {
     Ok(())
 }
 
-/// VERSION answers at once whatever stdin is: runtimes call it for every file in their folder, some with an
-/// open and silent pipe.
+/// Answers VERSION at once, whatever stdin is: runtimes call it for every file in their directory, some of them
+/// with an open pipe that they never write to.
 fn version() -> ExitCode {
     let stdin = std::io::stdin();
     let mut text = Vec::new();
@@ -316,9 +331,9 @@ fn version() -> ExitCode {
             }
         }
     }
-    let asked = version_in(&text);
-    let asked = asked.as_ref().and_then(Value::as_str);
-    let version = asked.filter(|text| !text.is_empty()).unwrap_or(Version::V110.as_str());
+    let requested = version_in(&text);
+    let requested = requested.as_ref().and_then(Value::as_str);
+    let version = requested.filter(|text| !text.is_empty()).unwrap_or(Version::V110.as_str());
     let known: Vec<_> = VERSIONS.iter().map(|version| version.as_str()).collect();
     match print(&json!({ "cniVersion": version, "supportedVersions": known })) {
         Ok(()) => ExitCode::SUCCESS,
@@ -326,7 +341,7 @@ fn version() -> ExitCode {
     }
 }
 
-/// The version that an error is reported in: the configuration's, if that much can be read.
+/// The version that an error is reported in: that of the configuration, if it can be read.
 fn error_version(stdin: Option<&[u8]>) -> &'static str {
     match stdin.and_then(version_in) {
         None => Version::V110.as_str(),
@@ -336,7 +351,7 @@ fn error_version(stdin: Option<&[u8]>) -> &'static str {
     }
 }
 
-/// `cniVersion` of a configuration, null where it has none; `None`: this is no configuration.
+/// The `cniVersion` of a configuration, null where it has none; `None` if `stdin` is not a configuration.
 fn version_in(stdin: &[u8]) -> Option<Value> {
     static VERSION: Keys = Keys::flat(&[&["cniVersion"]]);
     let (mut config, _) = keys::read(stdin, &VERSION).ok()?;
@@ -347,15 +362,15 @@ fn report(version: &str, error: &anyhow::Error, is_del: bool) -> ExitCode {
     log::error!("{error:#}");
     let json = ErrorJson::new(version, error);
     let json = if is_del { json.safe_for_del() } else { json };
-    // Nothing is left to do when this fails; the exit status tells.
+    // When this fails, nothing else can be done; the exit status says that the call failed.
     let _ = serde_json::to_value(json).map(|json| print(&json));
     ExitCode::FAILURE
 }
 
-/// The answer of a call that does not come to its end. What it was doing is in the answer and, if that can be
-/// written, in the log; what it had begun is on record, and the DEL that follows undoes it.
+/// Answers for a call that does not end. The answer and, if it can be written, the log say what the call was
+/// doing. What the call had begun is on record, and the next DEL undoes it.
 fn give_up(why: &str, is_del: bool) {
-    let why = format!("the call {why}; what it had begun is undone by DEL");
+    let why = format!("the call {why}; the next DEL undoes what it had begun");
     let error = failure!(TryAgain, "{why}");
     let version = ANSWER_VERSION.get().copied().unwrap_or(Version::V110.as_str());
     let json = ErrorJson::new(version, &error);
@@ -365,7 +380,7 @@ fn give_up(why: &str, is_del: bool) {
     log::error!("{why}");
 }
 
-/// One write, no `println!`: that panics on a closed pipe.
+/// Prints the answer with one write. `println!` would panic on a closed pipe.
 fn print(json: &Value) -> std::io::Result<()> {
     watchdog::answer();
     let mut stdout = std::io::stdout().lock();
@@ -373,8 +388,8 @@ fn print(json: &Value) -> std::io::Result<()> {
     stdout.flush()
 }
 
-/// A panic is a bug, but the runtime still gets its JSON object. What was begun is on record, and the DEL
-/// that follows undoes it.
+/// Reports a panic, which is a bug, as a JSON object to the runtime. What the call had begun is on record, and
+/// the next DEL undoes it.
 fn report_panics() {
     static ONCE: Mutex<()> = Mutex::new(());
     std::panic::set_hook(Box::new(|info| {
@@ -450,25 +465,29 @@ mod tests {
         })
     }
 
-    fn parse(stdin: Vec<u8>, lenient: bool) -> Result<Network> {
+    fn strictness() -> impl Strategy<Value = Strictness> {
+        prop_oneof![Just(Strictness::Strict), Just(Strictness::Lenient)]
+    }
+
+    fn parse(stdin: Vec<u8>, strictness: Strictness) -> Result<Network> {
         static KEYS: Keys = Keys::flat(&[&["cniVersion", "name", "prevResult"], &GC_KEYS]);
-        Network::parse(stdin, Args::default(), Vec::new(), &KEYS, lenient)
+        Network::parse(stdin, Args::default(), Vec::new(), &KEYS, strictness)
     }
 
     proptest! {
         #[test]
-        fn no_bytes_make_a_parser_panic(bytes: Vec<u8>, lenient: bool) {
+        fn no_bytes_make_a_parser_panic(bytes: Vec<u8>, strictness in strictness()) {
             let _ = error_version(Some(&bytes));
             let _ = DeviceId::parse(&String::from_utf8_lossy(&bytes));
-            prop_assert!(parse(bytes, lenient).is_err());
+            prop_assert!(parse(bytes, strictness).is_err());
         }
 
         #[test]
-        fn a_network_of_any_content_is_read_or_refused(mut config in any_json(), lenient: bool) {
+        fn a_network_of_any_content_is_read_or_refused(mut config in any_json(), strictness in strictness()) {
             if let Some(object) = config.as_object_mut() {
                 object.insert("name".to_owned(), "rail-0".into());
             }
-            if let Ok(network) = parse(config.to_string().into_bytes(), lenient) {
+            if let Ok(network) = parse(config.to_string().into_bytes(), strictness) {
                 let _ = network.previous();
                 let _ = network.valid_attachments();
                 prop_assert_eq!(network.name, "rail-0");

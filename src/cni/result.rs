@@ -1,5 +1,5 @@
-//! Results in every version of the specification. Inside the program there is
-//! one form, that of 1.1.0; older ones exist on the wire only.
+//! Results in every version of the specification. Inside the program they have the form of 1.1.0; older forms
+//! exist only as JSON.
 
 use std::net::IpAddr;
 
@@ -10,31 +10,31 @@ use serde_json::{Map, Value, json};
 
 use crate::fail;
 
-/// What the project speaks, oldest first.
+/// The versions that the project supports, oldest first.
 pub const VERSIONS: [Version; 7] =
     [Version::V010, Version::V020, Version::V030, Version::V031, Version::V040, Version::V100, Version::V110];
 
-/// A version of the specification; later ones are greater.
+/// A version of the specification; a later one compares as greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
-    /// 0.1.0, and configurations that name no version.
+    /// 0.1.0, also for configurations that name no version.
     V010,
-    /// 0.2.0: `ip4` and `ip6`.
+    /// 0.2.0, with `ip4` and `ip6`.
     V020,
-    /// 0.3.0: `interfaces`, `ips`, `routes`.
+    /// 0.3.0, with `interfaces`, `ips` and `routes`.
     V030,
-    /// 0.3.1.
+    /// 0.3.1, the same as 0.3.0.
     V031,
-    /// 0.4.0: CHECK.
+    /// 0.4.0, with CHECK.
     V040,
-    /// 1.0.0: no `ips[].version`.
+    /// 1.0.0, without `ips[].version`.
     V100,
-    /// 1.1.0: GC, STATUS, MTU, pciID.
+    /// 1.1.0, with GC, STATUS, MTU and pciID.
     V110,
 }
 
 impl Version {
-    /// As written in `cniVersion`.
+    /// The text of `cniVersion`.
     pub fn as_str(self) -> &'static str {
         match self {
             Version::V010 => "0.1.0",
@@ -47,7 +47,7 @@ impl Version {
         }
     }
 
-    /// The version written as `text`, exactly.
+    /// The version with exactly this text.
     pub fn parse(text: &str) -> Option<Version> {
         VERSIONS.into_iter().find(|version| version.as_str() == text)
     }
@@ -57,16 +57,16 @@ impl Version {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AddResult {
-    /// Interfaces made or moved, in order.
+    /// The interfaces that were made or moved, in order.
     #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub interfaces: Vec<Interface>,
-    /// Addresses.
+    /// The addresses.
     #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub ips: Vec<Ip>,
-    /// Routes.
+    /// The routes that were installed.
     #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<Route>,
-    /// Passed through.
+    /// Name service settings, passed on unchanged.
     #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Dns::is_empty")]
     pub dns: Dns,
 }
@@ -77,19 +77,19 @@ pub struct AddResult {
 pub struct Interface {
     /// Name inside the sandbox.
     pub name: String,
-    /// As netlink reports it, lower case.
+    /// Hardware address as netlink reports it, in lower case.
     #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "String::is_empty")]
     pub mac: String,
-    /// Bytes; 1.1.0.
+    /// MTU in bytes; since 1.1.0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
-    /// CNI_NETNS as it was given; empty for interfaces of the host.
+    /// CNI_NETNS as it was passed; empty for an interface of the host.
     #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "String::is_empty")]
     pub sandbox: String,
-    /// vhost-user socket; 1.1.0, only passed through.
+    /// Path of a vhost-user socket, passed on unchanged; since 1.1.0.
     #[serde(rename = "socketPath", skip_serializing_if = "Option::is_none")]
     pub socket_path: Option<String>,
-    /// PCI address or name on the auxiliary bus; 1.1.0.
+    /// PCI address or name on the auxiliary bus; since 1.1.0.
     #[serde(rename = "pciID", skip_serializing_if = "Option::is_none")]
     pub pci_id: Option<String>,
 }
@@ -97,79 +97,79 @@ pub struct Interface {
 /// One entry of `ips`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ip {
-    /// Address with the length of its prefix.
+    /// Address with prefix length.
     pub address: IpNet,
-    /// The leaf port.
+    /// The gateway: on a rail the leaf port.
     #[serde(default, deserialize_with = "empty_is_none", skip_serializing_if = "Option::is_none")]
     pub gateway: Option<IpAddr>,
-    /// Index into `interfaces`. containerd dies of one that is out of range (go-cni result.go:118).
+    /// Index into `interfaces`. containerd crashes on an index that is out of range (go-cni result.go:118).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<usize>,
 }
 
-/// One entry of `routes`, and of the `routes` of configurations.
+/// One entry of `routes` in a result or a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
     /// Destination.
     pub dst: IpNet,
-    /// Next hop; default: the gateway of the address.
+    /// Next hop; the default is the gateway of the address.
     #[serde(default, deserialize_with = "empty_is_none", skip_serializing_if = "Option::is_none")]
     pub gw: Option<IpAddr>,
-    /// Bytes; 1.1.0.
+    /// Path MTU in bytes; since 1.1.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
-    /// Bytes; 1.1.0.
+    /// TCP MSS to announce, in bytes; since 1.1.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advmss: Option<u32>,
-    /// Metric; 1.1.0.
+    /// Metric: the smaller one wins; since 1.1.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u32>,
-    /// Routing table; 1.1.0.
+    /// Routing table; since 1.1.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<u32>,
-    /// rtnetlink(7) scope; 1.1.0.
+    /// Scope, as in rtnetlink(7); since 1.1.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scope: Option<u8>,
 }
 
 impl Route {
-    /// As they are written.
+    /// The keys of a route in JSON.
     pub const KEYS: [&str; 7] = ["dst", "gw", "mtu", "advmss", "priority", "table", "scope"];
 
-    /// A route with a destination alone.
+    /// A route to `dst` without further keys.
     pub fn to(dst: IpNet) -> Route {
         Route { dst, gw: None, mtu: None, advmss: None, priority: None, table: None, scope: None }
     }
 
-    /// 0.0.0.0/0 or ::/0.
+    /// Whether the destination is 0.0.0.0/0 or ::/0.
     pub fn is_default(&self) -> bool {
         self.dst.prefix_len() == 0
     }
 }
 
-/// Name service settings, passed through.
+/// Name service settings, passed on unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Dns {
-    /// Addresses of servers.
+    /// Addresses of the servers.
     #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub nameservers: Vec<String>,
-    /// Local domain.
+    /// The local domain.
     #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "String::is_empty")]
     pub domain: String,
-    /// Search list.
+    /// The search list.
     #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub search: Vec<String>,
-    /// resolv.conf options.
+    /// The options of resolv.conf(5).
     #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub options: Vec<String>,
 }
 
 impl Dns {
-    /// As they are written.
+    /// The keys of the settings in JSON.
     pub const KEYS: [&str; 4] = ["nameservers", "domain", "search", "options"];
 
-    /// Nothing is set.
+    /// Whether no setting is set.
     pub fn is_empty(&self) -> bool {
         *self == Dns::default()
     }
@@ -179,7 +179,7 @@ fn null_is_empty<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from:
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
-/// Plugins write `"gateway": ""` for none.
+/// Some plugins write `"gateway": ""` for none.
 fn empty_is_none<'de, D: Deserializer<'de>>(from: D) -> Result<Option<IpAddr>, D::Error> {
     let text = Option::<String>::deserialize(from)?.unwrap_or_default();
     if text.is_empty() {
@@ -189,16 +189,16 @@ fn empty_is_none<'de, D: Deserializer<'de>>(from: D) -> Result<Option<IpAddr>, D
 }
 
 impl AddResult {
-    /// Reads a result that another plugin or an older one of ours wrote. `default` is the version of one
-    /// that names none.
+    /// Reads a result that another plugin or an older version of this one wrote. `default` is the version of a
+    /// result that names none. Fails if the result is malformed or has an unknown version.
     pub fn parse(value: &Value, default: Version) -> Result<AddResult> {
         let Value::Object(object) = value else { fail!(Decode, "a result must be a JSON object") };
-        // Go matches keys in any letter case, and go-cni writes them so.
+        // Go matches keys in any letter case, and go-cni writes them in another one.
         let version = object.iter().find(|(key, _)| key.eq_ignore_ascii_case("cniVersion"));
         let version = match version {
             Some((_, Value::String(text))) if !text.is_empty() => match Version::parse(text) {
                 Some(version) => version,
-                None => fail!(IncompatibleVersion, "result of unknown cniVersion {text:?}"),
+                None => fail!(IncompatibleVersion, "the result has the unknown cniVersion {text:?}"),
             },
             _ => default,
         };
@@ -209,8 +209,9 @@ impl AddResult {
             .context(crate::error::Failure::new(crate::error::Code::Decode, "result cannot be read"))
     }
 
-    /// Writes the result as `version` has it: fields that a version does not know are left out. Go's own
-    /// conversion leaks them (pkg/types/100/types.go:122-133).
+    /// Writes the result in the form of `version`, without the fields that this version does not have. Go's own
+    /// conversion keeps them (pkg/types/100/types.go:122-133). Fails for 0.1.0 and 0.2.0 when there is no
+    /// address.
     pub fn to_json(&self, version: Version) -> Result<Value> {
         let mut result = self.clone();
         if version < Version::V110 {
@@ -235,7 +236,7 @@ impl AddResult {
         Ok(json)
     }
 
-    /// 0.1.0 and 0.2.0: the first address of each family, with the routes of that family.
+    /// The form of 0.1.0 and 0.2.0: the first address of each family, with the routes of that family.
     fn to_ip4_and_ip6(&self, version: Version) -> Result<Value> {
         let mut json = Map::new();
         json.insert("cniVersion".to_owned(), version.as_str().into());
@@ -261,7 +262,7 @@ impl AddResult {
         Ok(Value::Object(json))
     }
 
-    /// Appends `other` behind what is there: indexes of earlier interfaces stay what they are.
+    /// Appends `other`. The indexes of the earlier interfaces stay the same.
     #[must_use]
     pub fn merged_with(mut self, mut other: AddResult) -> AddResult {
         for ip in &mut other.ips {

@@ -1,4 +1,4 @@
-//! `rail-cni check`: what CHECK compares, for every attachment of the node, at any time.
+//! `rail-cni check`: performs the comparison of CHECK at any time, for every attachment of the node.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use super::count;
 use super::inventory::{Attached, Inventory, State};
 use crate::attach::check::of_device;
 use crate::attach::lost::Lost;
@@ -22,22 +23,23 @@ use crate::node::Node;
 use crate::output::{self, Output};
 use crate::pool::store;
 
-/// How long each gateway has for its answer. All attachments are asked at once.
+/// Time for each gateway's answer. All attachments are checked at once.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// A thread for each, up to these.
+/// Largest number of threads; each checks one attachment.
 const AT_ONCE: usize = 64;
-/// Where runtimes, and Multus, keep the results of what they called (libcni.CNIConfig, `cacheDir`).
+/// Where runtimes and Multus store the results of the plugins that they called (libcni.CNIConfig, `cacheDir`).
 const RESULTS: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/multus/results"];
 
-/// An attachment, and what of it is not as it should be.
+/// An attachment and what differs from what ADD made.
 struct Checked<'a> {
     record: &'a Record,
-    /// Those that were asked.
+    /// The gateways that were probed.
     gateways: Vec<IpAddr>,
     differences: Vec<String>,
 }
 
-/// `rail-cni check`: nothing in a pod is changed. The exit status is 1 when something differs.
+/// Checks all attachments and prints the differences, without changing anything in a pod. The exit status is 1
+/// when something differs.
 pub fn check(node: &Node, output: Output) -> Result<ExitCode> {
     node.check_place(None)?;
     let inventory = Inventory::take(node)?;
@@ -47,7 +49,7 @@ pub fn check(node: &Node, output: Output) -> Result<ExitCode> {
             let threads: Vec<_> = some.iter().map(|one| scope.spawn(|| look(one, node))).collect();
             for (one, thread) in some.iter().zip(threads) {
                 let looked = thread.join().unwrap_or_else(|_| {
-                    let differences = vec!["the look at it panicked: please report it".to_owned()];
+                    let differences = vec!["its check panicked: please report it".to_owned()];
                     Some(Checked { record: &one.record, gateways: Vec::new(), differences })
                 });
                 checked.extend(looked);
@@ -63,7 +65,7 @@ pub fn check(node: &Node, output: Output) -> Result<ExitCode> {
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// `None`: an ADD or DEL is at work on it, or has just ended it.
+/// Checks one attachment; `None` when an ADD or DEL of it is running or has just ended.
 fn look<'a>(one: &'a Attached, node: &Node) -> Option<Checked<'a>> {
     let record = &one.record;
     let mut checked = Checked { record, gateways: Vec::new(), differences: Vec::new() };
@@ -80,20 +82,24 @@ fn look<'a>(one: &'a Attached, node: &Node) -> Option<Checked<'a>> {
             }
             None
         }
-        State::Dead | State::Returned => Some("its pod is gone and no DEL came: `rail-cni reap`".to_owned()),
-        State::CutOff => Some("its ADD was killed: `rail-cni reap`".to_owned()),
+        State::Dead | State::Returned => {
+            Some("its pod is gone without a DEL: run `rail-cni reap`".to_owned())
+        }
+        State::CutOff => Some("its ADD was killed: run `rail-cni reap`".to_owned()),
         State::Missing => {
-            Some("its pod is gone, and the device has not come back: `rail-cni doctor`".to_owned())
+            Some("its pod is gone, and the device has not returned: run `rail-cni doctor`".to_owned())
         }
         State::OnHost => Some(
-            "the pod lives, and the device is on the host: restart the pod, or `rail-cni reap`".to_owned(),
+            "the pod is alive, but the device is on the host: restart the pod, or run `rail-cni reap`"
+                .to_owned(),
         ),
         State::Elsewhere => {
             Some("the device is neither in the pod nor on the host: restart the pod".to_owned())
         }
-        State::Unknown => {
-            Some(format!("cannot look into the pod: {}", one.error.as_deref().unwrap_or_default()))
-        }
+        State::Unknown => Some(format!(
+            "it is not known whether its pod is alive: {}",
+            one.error.as_deref().unwrap_or_default()
+        )),
     };
     checked.differences.extend(told);
     let has_ended = || -> Result<bool> {
@@ -106,9 +112,9 @@ fn look<'a>(one: &'a Attached, node: &Node) -> Option<Checked<'a>> {
 
 fn of_living(record: &Record, node: &Node, probe: &Probe) -> Result<Vec<String>> {
     let netns = Netns::open(&record.netns.path)?;
-    // Another pod may have come to that path since the state was looked at.
+    // Another pod may have come to that path since the inventory was taken.
     if record.life()? != Life::Alive {
-        return Ok(vec!["its pod has just ended: `rail-cni status`".to_owned()]);
+        return Ok(vec!["its pod has just ended: run `rail-cni status`".to_owned()]);
     }
     let previous = previous(record).unwrap_or_default();
     let mut found = of_device(record, &netns, &previous, node, Some(probe))?;
@@ -116,16 +122,16 @@ fn of_living(record: &Record, node: &Node, probe: &Probe) -> Result<Vec<String>>
     Ok(found)
 }
 
-/// What the runtime was told of it at last: later plugins of the chain, and Multus, may have changed MAC and default
-/// route and said so there.
+/// The last result that the runtime stored: later plugins of the chain, and Multus, may have changed MAC and
+/// default route, and then the result says so.
 fn previous(record: &Record) -> Option<AddResult> {
     let name = format!("{}-{}-{}", record.network, record.container_id, record.ifname);
-    let cached = RESULTS.iter().find_map(|folder| files::read(&Path::new(folder).join(&name)).ok())?;
+    let cached = RESULTS.iter().find_map(|directory| files::read(&Path::new(directory).join(&name)).ok())?;
     let cached: Value = serde_json::from_slice(&cached).ok()?;
     AddResult::parse(cached.get("result")?, Version::V110).ok()
 }
 
-/// Its address, as rail-ipam has it on file and as the plan has it.
+/// Compares the attachment's address with rail-ipam's lease and with the plan.
 fn of_lease(record: &Record, node: &Node) -> Result<Vec<String>> {
     let mut found = Vec::new();
     if record.ipam.as_ref().is_none_or(|ipam| ipam.r#type != "rail-ipam") {
@@ -139,14 +145,14 @@ fn of_lease(record: &Record, node: &Node) -> Result<Vec<String>> {
     })?;
     if held.is_empty() {
         found.push(
-            "it has no lease of its address: another pod may get the same; restart this one".to_owned(),
+            "its address has no lease: another pod may get the same address; restart this pod".to_owned(),
         );
     }
     for (pool, address) in held {
         let is_ours =
             record.device.link.is_none() || record.applied.addresses.iter().any(|net| net.addr() == address);
         if !is_ours {
-            found.push(format!("its lease in pool {pool} is of {address}, which ADD did not set"));
+            found.push(format!("its lease in pool {pool} is for {address}, which the ADD did not set"));
         }
         let allocation = plan.iter().find(|(name, _)| *name == pool);
         if let Some(Err(why)) = allocation.map(|(_, allocation)| allocation.check_host(address)) {
@@ -169,18 +175,22 @@ fn text(checked: &[Checked<'_>], inventory: &Inventory) -> String {
         text += &(output::table(&headers, rows.into_iter()) + "\n");
     }
     for lost in &inventory.lost {
-        let line = format!("{}: `rail-cni reap --rebuild` puts it on record", lost.told());
+        let line = format!("{}: run `rail-cni reap --rebuild` to record it", lost.told());
         text += &(output::printable(&line) + "\n");
     }
     for name in &inventory.unreadable {
         let line = format!(
-            "the record {name} cannot be read: if no pod has its device, `rail-cni reap --forget {name}`"
+            "the record {name} cannot be read: if no pod has its device, run `rail-cni reap --forget {name}`"
         );
         text += &(output::printable(&line) + "\n");
     }
     let differ = checked.iter().filter(|one| !one.differences.is_empty()).count();
     let gateways: usize = checked.iter().map(|one| one.gateways.len()).sum();
-    text + &format!("{} attachments, {gateways} gateways asked; {differ} differ\n", checked.len())
+    text + &format!(
+        "{}, {} probed, {differ} with differences\n",
+        count(checked.len(), "attachment"),
+        count(gateways, "gateway")
+    )
 }
 
 fn row(record: &Record, what: &str) -> Vec<String> {
@@ -193,7 +203,7 @@ fn row(record: &Record, what: &str) -> Vec<String> {
     ]
 }
 
-/// The form is documented in docs/operations.md: keys may be added, and none changes its meaning.
+/// docs/operations.md documents these keys: new keys may be added, but none may change its meaning.
 fn json(node_name: &str, checked: &[Checked<'_>], inventory: &Inventory) -> Value {
     let attachments = checked.iter().map(|Checked { record, gateways, differences }| {
         json!({

@@ -1,5 +1,5 @@
-//! What this node has now: rails, PFs and VFs, and which pod has which. For `status` and `doctor`: it looks, and
-//! changes nothing.
+//! What this node has: its rails with PFs and VFs, and the pods that have them. Taking the inventory changes
+//! nothing.
 
 use std::collections::HashSet;
 
@@ -16,108 +16,109 @@ use crate::netns::{Life, Netns};
 use crate::node::Node;
 use crate::sysfs::{self, DeviceId, Function};
 
-/// The node as it is.
+/// The node's rails and attachments at one time.
 #[derive(Debug)]
 pub struct Inventory {
-    /// What the kernel does with RDMA devices and namespaces.
+    /// How the kernel shares RDMA devices between namespaces.
     pub rdma: RdmaMode,
-    /// Those of node.json in its order; without any there, the PFs with netdevs.
+    /// The rails of node.json in its order. If it lists none: all PFs with netdevs.
     pub rails: Vec<Rail>,
-    /// What is on record, by rail and pod.
+    /// The attachments on record, by rail and pod.
     pub attachments: Vec<Attached>,
-    /// What is still owed of attachments whose device is home.
+    /// Records of attachments whose device is on the host, but whose cleanup is not finished.
     pub debts: Vec<Record>,
     /// Names of records that cannot be read.
     pub unreadable: Vec<String>,
-    /// PFs and VFs of the rails that are in other namespaces, and on no record.
+    /// PFs and VFs of the rails that are in other namespaces without a record.
     pub lost: Vec<Lost>,
-    /// Was the run folder emptied in this boot, and no ADD has come since?
+    /// Whether the run directory was emptied since the boot, and no ADD has come since.
     pub is_emptied: bool,
 }
 
-/// `rdma system show`.
+/// The mode that `rdma system show` reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RdmaMode {
     /// The kernel has no RDMA.
     Absent,
     /// Every namespace sees every device.
     Shared,
-    /// A device is in one namespace.
+    /// Each device is in one namespace.
     Exclusive,
 }
 
 /// A rail and its PF.
 #[derive(Debug)]
 pub struct Rail {
-    /// As in node.json, or as the attachments on it say.
+    /// The number in node.json, or the one that the rail's attachments have.
     pub rail: Option<u8>,
-    /// What node.json calls the PF.
+    /// The PF's name or PCI address in node.json.
     pub named: String,
-    /// The PF's function; none: it is missing, or a netdev without one.
+    /// The PF's function; `None` if it is missing, or if the netdev has none.
     pub function: Option<Function>,
-    /// The PF's netdev, on the host.
+    /// The PF's netdev, while it is on the host.
     pub link: Option<Link>,
-    /// The PF's RDMA devices, on the host.
+    /// The PF's RDMA devices, while they are on the host.
     pub rdma: Vec<String>,
-    /// In the order of their numbers.
+    /// The VFs in the order of their numbers.
     pub vfs: Vec<Vf>,
 }
 
-/// A VF.
+/// A VF of a rail.
 #[derive(Debug)]
 pub struct Vf {
-    /// It.
+    /// The PCI function.
     pub function: Function,
-    /// Its netdev, on the host.
+    /// The VF's netdev, while it is on the host.
     pub link: Option<Link>,
 }
 
-/// An attachment and what has become of it.
+/// An attachment and its present state.
 #[derive(Debug)]
 pub struct Attached {
-    /// What ADD wrote down.
+    /// The record that ADD wrote.
     pub record: Record,
-    /// What is.
+    /// The present state.
     pub state: State,
     /// The interface in the pod.
     pub link: Option<Link>,
-    /// Those of the interface, without link-local ones; what is leased where a program in user space has it.
+    /// The interface's addresses without link-local ones; where a program in user space has the device, the
+    /// leased ones.
     pub addresses: Vec<String>,
-    /// Names that RDMA devices have in the pod.
+    /// Names of the RDMA devices in the pod.
     pub rdma: Vec<String>,
-    /// Why the pod could not be looked into.
+    /// Why the pod could not be inspected.
     pub error: Option<String>,
-    /// The pod is gone, and the device has not come back.
+    /// Whether the pod is gone and the device has not returned.
     pub is_away: bool,
-    /// It cannot be told whether the pod lives, and the device is on the host: the next ADD takes it.
+    /// Whether the device is on the host while it is not known if the pod is alive: the next ADD takes it.
     pub is_home: bool,
 }
 
-/// What is with an attachment.
+/// The state of an attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// The pod has the device.
     Live,
-    /// An ADD or DEL is at work.
+    /// An ADD or DEL is running.
     Busy,
-    /// The pod is gone and no DEL came.
+    /// The pod is gone without a DEL.
     Dead,
-    /// Its ADD was killed.
+    /// The ADD was killed.
     CutOff,
-    /// The pod lives and its device is on the host.
+    /// The pod is alive, but its device is on the host.
     OnHost,
-    /// The pod lives; its device is neither there nor on the host.
+    /// The pod is alive, but its device is neither there nor on the host.
     Elsewhere,
-    /// The device has come back, the address was not given back: 0.1.0 left it so.
+    /// The device has returned, but its address is still leased: 0.1.0 left attachments in this state.
     Returned,
-    /// The pod is gone, the device has not come back.
+    /// The pod is gone, and the device has not returned.
     Missing,
-    /// The pod cannot be looked into.
+    /// The pod cannot be inspected.
     Unknown,
 }
 
 impl State {
-    /// A word of one piece.
+    /// The word that `status` prints.
     pub fn as_str(self) -> &'static str {
         match self {
             State::Live => "live",
@@ -132,13 +133,13 @@ impl State {
         }
     }
 
-    /// Would `reap` put it right?
+    /// Whether `reap` would clean up this attachment.
     pub fn is_left_over(self) -> bool {
         matches!(self, State::Dead | State::CutOff | State::OnHost | State::Returned | State::Missing)
     }
 }
 
-/// Of a netdev, for people: up without a carrier is worth a word of its own.
+/// The state of a link, for people: a link that is up without a carrier has a word of its own.
 pub fn link_state(link: &Link) -> &'static str {
     match (link.up, link.carrier) {
         (false, _) => "down",
@@ -148,17 +149,17 @@ pub fn link_state(link: &Link) -> &'static str {
 }
 
 impl Rail {
-    /// PCI address of the PF, or what node.json calls it.
+    /// The PCI address of the PF, or its name in node.json.
     pub fn pf(&self) -> &str {
         self.function.as_ref().map_or(&self.named, |function| &function.id)
     }
 
-    /// `rail 3`, or the PF where no rail is known.
+    /// `rail 3`, or the PF where the rail is not known.
     pub fn title(&self) -> String {
         self.rail.map_or_else(|| format!("PF {}", self.pf()), |rail| format!("rail {rail}"))
     }
 
-    /// Is the attachment's device this PF, or one of its VFs and SFs?
+    /// Whether the attachment's device is this PF, or one of its VFs and SFs.
     pub fn has(&self, attached: &Attached) -> bool {
         let device = &attached.record.device;
         match &self.function {
@@ -167,19 +168,19 @@ impl Rail {
         }
     }
 
-    /// Is its PF not there at all?
+    /// Whether the node does not have the PF.
     pub fn is_missing(&self) -> bool {
         self.function.is_none() && self.link.is_none()
     }
 }
 
 impl Inventory {
-    /// Are the PFs themselves what pods get? Then none has VFs, and one that is down waits for its pod.
+    /// Whether pods get the PFs themselves. Then no PF has VFs, and one that is down waits for its pod.
     pub fn is_pf_mode(&self, node: &Node) -> bool {
         !node.policy.vfs_only && self.rails.iter().all(|rail| rail.vfs.is_empty())
     }
 
-    /// Looks at everything.
+    /// Takes the inventory.
     pub fn take(node: &Node) -> Result<Inventory> {
         let mut host = Socket::open()?;
         let links = link::all(&mut host)?;
@@ -237,12 +238,12 @@ impl Inventory {
         lost::find(&away)
     }
 
-    /// Where the device is, of which no record tells.
+    /// The device, if it is in a namespace without a record.
     pub fn lost(&self, device: &Function) -> Option<&Lost> {
         self.lost.iter().find(|lost| lost.id == device.id)
     }
 
-    /// Who has the device, or had it last.
+    /// The attachment that has the device, or had it last.
     pub fn holder(&self, device: &Function) -> Option<&Attached> {
         self.attachments.iter().find(|attached| attached.record.device.is_of(&device.id))
     }
@@ -264,7 +265,7 @@ impl Attached {
             attached.error = Some(format!("{error:#}"));
             State::Unknown
         });
-        // What looks left over may be in work.
+        // What looks stale may belong to a running call.
         if attached.state != State::Live && records.is_busy(&attached.record.attachment())? {
             attached.state = State::Busy;
         }
@@ -345,7 +346,7 @@ fn rails(node: &Node, attachments: &[Attached], links: &[Link]) -> Result<Vec<Ra
             Some(id) => Function::find(sysfs, &id)?,
             None => Function::of_netdev(sysfs, &named)?,
         };
-        // A netdev that a pod has is known by the record only.
+        // A netdev that is in a pod is known only from its record.
         let in_pod = || {
             let had = |one: &&Attached| {
                 one.record

@@ -1,5 +1,5 @@
-//! All that a person types: the commands of both programs. Each is read from its `run` function; what a runtime calls is
-//! in [`crate::attach`] and [`crate::ipam`].
+//! The commands that a person types, of both programs. Each has one function that runs it; [`crate::attach`]
+//! and [`crate::ipam`] serve the calls of a runtime.
 
 mod change;
 mod check;
@@ -16,3 +16,8 @@ mod release;
 mod report;
 mod show;
 mod status;
+
+/// A number with a noun: `1 VF`, `2 VFs`.
+fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}

@@ -1,4 +1,4 @@
-//! The commands of rail-cni: their arguments, and which function each is.
+//! The commands of rail-cni: their arguments, and the functions that run them.
 
 use std::process::ExitCode;
 
@@ -16,78 +16,79 @@ use crate::watchdog;
 
 const PROGRAM: &str = "rail-cni";
 
-/// Rails in pods: what this node has, whether it is ready, and putting right what lost DELs left.
+/// Shows and checks the rails of this node and of its pods, and cleans up after lost DELs.
 #[derive(Debug, Parser)]
 #[command(
     name = "rail-cni",
     version = output::VERSION.as_str(),
-    after_help = "A container runtime calls the same program with CNI_COMMAND set. Paths and the name of
-the node come from /etc/rail-cni/node.json (RAIL_CNI_NODE_CONFIG names another file).
-Exit status: 0 done, 1 failed or something is left to do, 2 wrong usage."
+    after_help = "A container runtime calls the same program with CNI_COMMAND set. The paths and the name of
+the node come from /etc/rail-cni/node.json, or from the file that RAIL_CNI_NODE_CONFIG names.
+Exit status: 0 success, 1 the command failed or something remains to be done, 2 wrong usage."
 )]
 struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// What is printed
+    /// Form of the output
     #[arg(long, global = true, value_enum, default_value = "table", value_name = "FORM")]
     output: Output,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// The rails of this node, and which pod has what of them
+    /// Show the rails of this node, and the pods that have their devices
     #[command(
-        after_help = "STATE is live (the pod has the device), busy (an ADD or DEL is at work), dead (the \
-pod is gone and no DEL came), cut-off (its ADD was killed), on-host (the pod lives, its device is on the host), \
-returned (the device is back, its address is not), missing (the pod is gone, the device has not come back), \
-elsewhere (the pod lives, its device is neither there nor on the host), unknown (the pod cannot be looked into). \
-VFS is how many there are of how many there could be.
-Exit status: 0 nothing to do, 1 there is something to do, told below the tables, or failed, 2 wrong usage."
+        after_help = "STATE is live (the pod has the device), busy (an ADD or DEL is running), dead (the pod is \
+gone without a DEL), cut-off (the ADD was killed), on-host (the pod is alive, but its device is on the host), \
+returned (the device has returned, but its address is still leased), missing (the pod is gone, and the device has \
+not returned), elsewhere (the pod is alive, but its device is neither there nor on the host), or unknown (the pod \
+cannot be inspected). VFS is the number of VFs and the number that the PF supports.
+Exit status: 0 nothing to do, 1 the command failed or the lines below the tables say what to do, 2 wrong usage."
     )]
     Status,
-    /// Are the rails in pods what ADD made, and do their gateways answer? Every difference, of every pod
+    /// Check that the rails in pods are as ADD made them, and that their gateways answer; list every difference
     #[command(
-        after_help = "What CHECK does when a runtime asks, for all attachments at once and whatever `gatewayProbe` \
-says. Each gateway has a second to answer; nothing in a pod is changed.
-Exit status: 0 nothing differs, 1 something does, or failed, 2 wrong usage."
+        after_help = "The checks are those of the verb CHECK, for all attachments at once. Gateways are probed even \
+where `gatewayProbe` is off; each has one second to answer. Nothing in a pod is changed.
+Exit status: 0 no difference, 1 a difference, or the command failed, 2 wrong usage."
     )]
     Check,
-    /// Is this node ready for pods with rails? Each check with its remedy
+    /// Check whether this node is ready for pods with rails, and print a remedy for each fault
     #[command(
-        after_help = "FAIL: pods with that rail, or with any, do not start or do not work: a node can be gated by it. warn: they \
-do, mostly. skip: it cannot be told, and why. Nothing is changed or made.
-Exit status: 0 nothing failed, 1 a check failed, 2 wrong usage."
+        after_help = "FAIL: pods with that rail, or with any rail, do not start or do not work; use the exit status to \
+keep pods from the node. warn: pods start, or most of them do. skip: the check could not be made; the text says \
+why. Nothing is changed.
+Exit status: 0 no check failed, 1 a check failed, 2 wrong usage."
     )]
     Doctor(DoctorArgs),
-    /// What is wrong with networks, before a pod finds out: NetworkAttachmentDefinitions, .conf and .conflist
+    /// Find faults in networks before a pod uses them: NetworkAttachmentDefinitions, .conf and .conflist
     #[command(
-        after_help = "Needs neither node.json nor root. error: ADD refuses it, or it cannot be meant. warning: \
-it works, perhaps not as it was meant.
+        after_help = "The command needs neither node.json nor root. error: ADD refuses it, or it cannot be \
+intended. warning: it works, but perhaps not as intended.
 Exit status: 0 no error, 1 an error, 2 wrong usage."
     )]
     Lint(LintArgs),
-    /// Put right what lost DELs left: devices of pods that are gone go back under their names, with their old
-    /// MTU and MAC, and their addresses are free again; what is still owed of earlier ones is tried once more
+    /// Clean up after lost DELs: return the devices of pods that are gone to the host with their former name, MTU
+    /// and MAC, release their addresses, and try once more what earlier DELs still owe
     #[command(
-        after_help = "WHICH is a container id, a pod as NAMESPACE/NAME, a device as status shows it, or the \
-file of a record that cannot be read. Without one, all are meant.
-A pod is left alone while its network namespace lives, and also while that cannot be told: from another mount \
-namespace, without the right to look. Run it on the host, as root.
-Exit status: 0 done, 1 something is left or owed, 2 wrong usage."
+        after_help = "WHICH is a container id, a pod as NAMESPACE/NAME, a device as status shows it, or the file of \
+a record that cannot be read. Without WHICH, all attachments are reaped.
+A pod is never touched while its network namespace exists, or while that is not known, as in another mount namespace \
+or without the permission to inspect it. Run the command on the host, as root.
+Exit status: 0 success, 1 something remains or is owed, 2 wrong usage."
     )]
     Reap(ReapArgs),
 }
 
 #[derive(Debug, Args)]
 struct DoctorArgs {
-    /// That the networks have, for rails of which none is known on the node
+    /// MTU of the networks of a rail, where this node knows none
     #[arg(long, value_name = "BYTES", default_value_t = 9000)]
     mtu: u32,
 }
 
 #[derive(Debug, Args)]
 struct LintArgs {
-    /// YAML or JSON as kubectl takes and prints it, CNI configurations, folders of them; - for stdin
+    /// Files or directories with YAML or JSON for kubectl, or with CNI configurations; - reads stdin
     #[arg(required = true, value_name = "FILE")]
     files: Vec<String>,
 }
@@ -99,7 +100,7 @@ pub fn run() -> ExitCode {
         Err(code) => return code,
     };
     let done = match command {
-        // No log: what is wrong is in the answer.
+        // These commands write no log: their output has all errors.
         Command::Status => look().and_then(|node| status(&node, output)),
         Command::Check => look().and_then(|node| check(&node, output)),
         Command::Doctor(args) => {
@@ -112,7 +113,7 @@ pub fn run() -> ExitCode {
     output::end(PROGRAM, done)
 }
 
-/// For commands that only look, which nobody waits for without end.
+/// Reads node.json for a command that changes nothing, and limits its time to that of a runtime's call.
 fn look() -> Result<Node> {
     output::watch(PROGRAM);
     let node = Node::load()?;

@@ -1,4 +1,4 @@
-//! `rail-cni reap`: puts right what lost DELs left.
+//! `rail-cni reap`: cleans up after lost DELs.
 
 use std::process::ExitCode;
 
@@ -18,19 +18,19 @@ use crate::output::{self, Output};
 /// Arguments of `rail-cni reap`.
 #[derive(Debug, Args)]
 pub struct ReapArgs {
-    /// Only say what would be done
+    /// Only print what would be done
     #[arg(long)]
     dry_run: bool,
-    /// Drop what is still owed after this try, and named records that cannot be read
+    /// Give up what is still owed after one more try, and drop unreadable records that WHICH names
     #[arg(long)]
     forget: bool,
-    /// First put on record what pods have though nothing is on record of it: after /run/rail-cni was emptied
+    /// First make records of devices that pods have without one, after /run/rail-cni was emptied
     #[arg(long)]
     rebuild: bool,
-    /// Also where it cannot be told whether the pod lives: for who knows that it is gone
+    /// Also reap attachments of which it is not known whether the pod is alive, if you know that it is gone
     #[arg(long, requires = "which")]
     force: bool,
-    /// Only these
+    /// Only these attachments
     #[arg(value_name = "WHICH")]
     which: Vec<String>,
 }
@@ -44,26 +44,27 @@ impl ReapArgs {
     }
 }
 
-/// What became of attachments.
+/// The outcome for each attachment.
 #[derive(Default)]
 struct Reaped {
-    /// Records that were made anew.
+    /// New records of devices that had none.
     rebuilt: Vec<Record>,
-    /// In a dry run.
+    /// The same in a dry run: devices without a record.
     not_rebuilt: Vec<Lost>,
     given_back: Vec<Record>,
-    /// With what went wrong; with nothing in a dry run.
+    /// Attachments that remain, with the reason; without one in a dry run.
     left: Vec<(Record, Option<String>)>,
     in_use: usize,
     paid: Vec<DebtFile>,
     owed: Vec<DebtFile>,
     forgotten: Vec<DebtFile>,
-    /// Names of records that cannot be read, and of those that were dropped.
+    /// Names of unreadable records, and of those that were dropped.
     unreadable: Vec<String>,
     dropped: Vec<String>,
 }
 
-/// `rail-cni reap`.
+/// Reaps all attachments that the arguments select, and prints the outcome. The exit status is 1 when something
+/// remains.
 pub fn reap(node: &Node, args: &ReapArgs, output: Output) -> Result<ExitCode> {
     node.check_place(None)?;
     let mut reaped = Reaped::default();
@@ -71,9 +72,9 @@ pub fn reap(node: &Node, args: &ReapArgs, output: Output) -> Result<ExitCode> {
         rebuild(args, node, &mut reaped)?;
     }
     if let Some(records) = Records::open_existing(node)? {
-        // Those first: what is owed of the others has been tried once when it is filed below.
+        // Earlier debts come first: what becomes a debt below has been tried once by then.
         for debt in records.debts()?.into_iter().filter(|debt| !args.dry_run && args.means(&debt.record)) {
-            // It is told below as owed.
+            // The failure is reported below as a debt.
             reap_debt(&records, debt, node, &mut reaped).unwrap_or_else(|error| log::warn!("{error:#}"));
         }
         let (mut all, unreadable) = records.all()?;
@@ -123,12 +124,12 @@ impl Reaped {
 
     fn text(&self, dry_run: bool) -> String {
         let mut lines: Vec<_> =
-            self.rebuilt.iter().map(|record| format!("put on record {}", describe(record))).collect();
-        lines.extend(self.not_rebuilt.iter().map(|lost| format!("would put on record: {}", lost.told())));
-        lines.extend(self.given_back.iter().map(|record| format!("gave back {}", describe(record))));
+            self.rebuilt.iter().map(|record| format!("recorded {}", describe(record))).collect();
+        lines.extend(self.not_rebuilt.iter().map(|lost| format!("would record it: {}", lost.told())));
+        lines.extend(self.given_back.iter().map(|record| format!("returned {}", describe(record))));
         lines.extend(self.left.iter().map(|(record, error)| match error {
-            Some(error) => format!("cannot give back {}: {error}", describe(record)),
-            None => format!("would give back {}", describe(record)),
+            Some(error) => format!("cannot return {}: {error}", describe(record)),
+            None => format!("would return {}", describe(record)),
         }));
         lines.extend(
             self.paid.iter().map(|debt| format!("nothing is owed any more by {}", debt.record.holder())),
@@ -143,17 +144,21 @@ impl Reaped {
         }
         lines.extend(self.unreadable.iter().map(|name| {
             format!(
-                "cannot read the record {name}: if no pod has its device, `rail-cni reap --forget {name}`"
+                "the record {name} cannot be read: if no pod has its device, run `rail-cni reap --forget {name}`"
             )
         }));
         lines.extend(self.dropped.iter().map(|name| format!("dropped the unreadable record {name}")));
-        let mut sum =
-            format!("{} given back, {} left, {} in use", self.given_back.len(), self.left.len(), self.in_use);
+        let mut sum = format!(
+            "{} returned, {} remaining, {} in use",
+            self.given_back.len(),
+            self.left.len(),
+            self.in_use
+        );
         if !self.paid.is_empty() || !self.owed.is_empty() || !self.forgotten.is_empty() {
             let (paid, owed, forgotten) = (self.paid.len(), self.owed.len(), self.forgotten.len());
             sum += &format!("; debts: {paid} paid, {owed} owed, {forgotten} forgotten");
             if owed > 0 && !dry_run {
-                sum += "; `rail-cni reap --forget` drops them";
+                sum += "; run `rail-cni reap --forget` to give up";
             }
         }
         lines.push(sum);
@@ -192,7 +197,7 @@ fn reap_one(records: &Records, of: &Record, node: &Node, args: &ReapArgs, reaped
     match holding(&record, node)? {
         Holding::Device => reaped.in_use += 1,
         Holding::Unknown(why) if !args.force => {
-            let why = format!("whether its pod lives cannot be told: {why}");
+            let why = format!("it is not known whether its pod is alive: {why}");
             reaped.left.push((record, Some(why)));
         }
         Holding::Nothing | Holding::Unknown(_) if args.dry_run => reaped.left.push((record, None)),
@@ -201,8 +206,7 @@ fn reap_one(records: &Records, of: &Record, node: &Node, args: &ReapArgs, reaped
             match records.on_file(&of.attachment())? {
                 None => reaped.given_back.push(record),
                 Some(record) => {
-                    let why =
-                        "it has not come back: a process keeps the namespace of its pod (`lsns -t net`)";
+                    let why = "it has not returned: a process keeps the network namespace of its pod (`lsns -t net`); end it";
                     reaped.left.push((record, Some(why.to_owned())));
                 }
             }
@@ -214,7 +218,7 @@ fn reap_one(records: &Records, of: &Record, node: &Node, args: &ReapArgs, reaped
 fn describe(record: &Record) -> String {
     let device = &record.device;
     let name = match &device.link {
-        // A device without a PCI address is known by its name alone.
+        // A device without a PCI address is identified by its name alone.
         Some(link) if link.name == device.id => String::new(),
         Some(link) => format!(" ({})", link.name),
         None => " (no netdev)".to_owned(),

@@ -1,4 +1,4 @@
-//! `rail-cni status`: the rails of this node and who has them.
+//! `rail-cni status`: the rails of this node, and the pods that have them.
 
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
@@ -12,7 +12,7 @@ use crate::attach::lost::Lost;
 use crate::node::Node;
 use crate::output::{self, Output};
 
-/// Prints it; the exit status is 1 when there is something to do.
+/// Prints the inventory and what there is to do. The exit status is 1 when there is something to do.
 pub fn status(node: &Node, output: Output) -> Result<ExitCode> {
     let inventory = Inventory::take(node)?;
     let todo = todo(node, &inventory);
@@ -23,7 +23,7 @@ pub fn status(node: &Node, output: Output) -> Result<ExitCode> {
     Ok(if todo.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// VFs that exist, that pods have, and that dead pods had.
+/// Numbers of a rail's VFs.
 struct Count {
     enabled: usize,
     attached: usize,
@@ -44,7 +44,7 @@ impl Count {
     }
 }
 
-/// What the PF's link is like, wherever it is.
+/// The state of the PF's link, or the reason why the host has no link for it.
 fn pf_link(rail: &Rail, inventory: &Inventory) -> &'static str {
     match (&rail.link, rail.function.as_ref().and_then(|pf| inventory.holder(pf))) {
         (Some(link), _) => link_state(link),
@@ -55,18 +55,23 @@ fn pf_link(rail: &Rail, inventory: &Inventory) -> &'static str {
     }
 }
 
-/// What somebody should do, a line each.
+/// What somebody should do, one line each.
 fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
     let mut todo = Vec::new();
     for rail in &inventory.rails {
         let (title, name) = (rail.title(), rail.link.as_ref().map_or(rail.pf(), |link| &link.name));
         let is_left = rail.function.as_ref().and_then(|pf| inventory.holder(pf));
         match pf_link(rail, inventory) {
-            // A DEL leaves a PF as it was, and the next ADD takes it up; what a dead pod left is told below.
+            // A DEL leaves a PF as it was, and the next ADD brings it up. What a dead pod left is reported
+            // below.
             "down" if inventory.is_pf_mode(node) || is_left.is_some_and(|one| one.state.is_left_over()) => (),
-            "missing" => todo.push(format!("{title}: there is no PF {name}: mend the NIC, or node.json")),
-            "down" => todo.push(format!("{title}: {name} is down: `ip link set {name} up`")),
-            "no-carrier" => todo.push(format!("{title}: {name} has no carrier: cable, leaf port")),
+            "missing" => {
+                todo.push(format!("{title}: the node has no PF {name}: repair the NIC, or correct node.json"))
+            }
+            "down" => todo.push(format!("{title}: {name} is down: run `ip link set {name} up`")),
+            "no-carrier" => {
+                todo.push(format!("{title}: {name} has no carrier: check the cable and the leaf port"))
+            }
             "no-netdev" => todo.push(format!("{title}: {name} has no netdev: bind its driver")),
             _ => (),
         }
@@ -82,30 +87,30 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
             }
             (State::Unknown, _) => {
                 let why = error.as_deref().unwrap_or_default();
-                todo.push(format!("{what}: cannot look into the pod: {why}"));
+                todo.push(format!("{what}: it is not known whether its pod is alive: {why}"));
             }
             _ => (),
         }
     }
     if inventory.is_emptied {
         todo.push(
-            "the run folder was emptied: pods that were there are on no record; `rail-cni reap --rebuild`"
+            "the run directory was emptied, so the devices of running pods have no record: run `rail-cni reap --rebuild`"
                 .to_owned(),
         );
     }
     for lost in &inventory.lost {
-        todo.push(format!("{}: `rail-cni reap --rebuild` puts it on record", lost.told()));
+        todo.push(format!("{}: run `rail-cni reap --rebuild` to record it", lost.told()));
     }
     let left = inventory.attachments.iter().filter(|one| one.state.is_left_over()).count();
     if left > 0 {
-        let what = if left == 1 { "1 device was".to_owned() } else { format!("{left} devices were") };
-        todo.push(format!("{what} left by a pod: the next ADD puts that right; at once: `rail-cni reap`"));
+        let what = if left == 1 { "1 device is".to_owned() } else { format!("{left} devices are") };
+        todo.push(format!("{what} stale: the next ADD restores it; to do so now, run `rail-cni reap`"));
     }
     for record in inventory.debts.iter().filter(|record| record.is_owed_in_vain()) {
         let tries = record.debt.as_ref().map_or(0, |debt| debt.tries);
         todo.extend(record.owed().iter().map(|owed| {
             format!(
-                "owed by {}: {} (tried {tries} times): {}; again now: `rail-cni reap`; never again: `rail-cni reap --forget {}`",
+                "owed by {}: {} (tried {tries} times): {}; run `rail-cni reap` to try again, or `rail-cni reap --forget {}` to give up",
                 record.holder(),
                 owed.what.as_str(),
                 owed.why,
@@ -115,7 +120,7 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
     }
     for name in &inventory.unreadable {
         todo.push(format!(
-            "the record {name} cannot be read: if no pod has its device, `rail-cni reap --forget {name}`"
+            "the record {name} cannot be read: if no pod has its device, run `rail-cni reap --forget {name}`"
         ));
     }
     todo
@@ -123,13 +128,13 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
 
 fn text(node_name: &str, inventory: &Inventory, todo: &[String], now: SystemTime) -> String {
     let rdma = match inventory.rdma {
-        RdmaMode::Absent => "no RDMA in this kernel",
-        RdmaMode::Shared => "RDMA in shared mode",
-        RdmaMode::Exclusive => "RDMA in exclusive mode",
+        RdmaMode::Absent => "this kernel has no RDMA",
+        RdmaMode::Shared => "RDMA is in shared mode",
+        RdmaMode::Exclusive => "RDMA is in exclusive mode",
     };
     let mut text = output::printable(&format!("node {node_name}, {rdma}")) + "\n";
     if inventory.rails.is_empty() {
-        text += "no rails: node.json lists none, and no NIC of this node has SR-IOV\n";
+        text += "this node has no rails: node.json lists none, and no NIC has SR-IOV\n";
     } else {
         let headers = ["RAIL", "PF", "NETDEV", "LINK", "MTU", "VFS", "ATTACHED", "DEAD", "FREE", "RDMA"];
         text += "\n";
@@ -165,7 +170,8 @@ fn rail_row(rail: &Rail, inventory: &Inventory) -> Vec<String> {
     ]
 }
 
-/// The RDMA devices of an attachment: those that moved, or else those of a device in the shared mode.
+/// The RDMA devices of an attachment: those that were moved into the pod, or in shared mode those of its
+/// device.
 fn rdma_of(one: &Attached, inventory: &Inventory) -> Vec<String> {
     let vfs = inventory.rails.iter().flat_map(|rail| &rail.vfs).map(|vf| &vf.function);
     let pfs = inventory.rails.iter().filter_map(|rail| rail.function.as_ref());
@@ -178,7 +184,7 @@ fn rdma_of(one: &Attached, inventory: &Inventory) -> Vec<String> {
 
 fn row(one: &Attached, inventory: &Inventory, now: SystemTime) -> Vec<String> {
     let record = &one.record;
-    // As crictl shows it.
+    // crictl shows container ids in this length.
     let container = || format!("container:{}", record.container_id.chars().take(13).collect::<String>());
     vec![
         record.rail.map(|rail| rail.to_string()).unwrap_or_default(),
@@ -194,7 +200,7 @@ fn row(one: &Attached, inventory: &Inventory, now: SystemTime) -> Vec<String> {
     ]
 }
 
-/// One number, as kubectl shows it; nothing for a time to come.
+/// The age as one number with a unit, as kubectl shows it; empty for a time in the future.
 fn age(since: &str, now: SystemTime) -> String {
     let since = humantime::parse_rfc3339(since).ok();
     let age = since.and_then(|since| now.duration_since(since).ok());
@@ -206,7 +212,7 @@ fn age(since: &str, now: SystemTime) -> String {
     })
 }
 
-/// The form is documented in docs/operations.md: keys may be added, and none changes its meaning.
+/// docs/operations.md documents these keys: new keys may be added, but none may change its meaning.
 fn json(node_name: &str, inventory: &Inventory, todo: &[String]) -> Value {
     let rdma = match inventory.rdma {
         RdmaMode::Absent => Value::Null,

@@ -530,7 +530,7 @@ impl Folder {
     }
 
     fn write(&self, lease: &Lease) -> Result<()> {
-        self.dir.write(&lease.file_name(), &serde_json::to_vec(lease)?, false)
+        self.dir.write(&lease.file_name(), &serde_json::to_vec(lease)?)
     }
 
     /// The address that `holder` can have, which is none of the `living`. The directory is locked.

@@ -81,7 +81,7 @@ pub fn within(node: &Node, prefixes: &[IpNet]) -> Result<Vec<Living>> {
             living.len()
         );
     }
-    run.write(LIST, &serde_json::to_vec(&living)?, false)?;
+    run.write(LIST, &serde_json::to_vec(&living)?)?;
     match seen {
         Seen::All => drop(leases.create_sub(BEGUN)?),
         // The next call looks again.
@@ -125,7 +125,7 @@ fn was_used(run_dir: &Path) -> Result<bool> {
 fn mark_used(run_dir: &Path) -> Result<()> {
     let path = mark(run_dir);
     let (directory, name) = (path.parent().unwrap_or(Path::new("/")), path.file_name().unwrap_or_default());
-    let write = || Dir::open(directory)?.write(&name.to_string_lossy(), files::boot_id()?.as_bytes(), false);
+    let write = || Dir::open(directory)?.write(&name.to_string_lossy(), files::boot_id()?.as_bytes());
     // A container may have nothing but the run directory from the host.
     write().or_else(|error: anyhow::Error| {
         log::debug!("{error:#}: rail-ipam will not notice if {} is emptied", run_dir.display());

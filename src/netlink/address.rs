@@ -17,14 +17,14 @@ use super::{Error, Message, Socket};
 /// An address that a link has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// With the length of its prefix.
+    /// Address with prefix length.
     pub net: IpNet,
-    /// Somebody else on the link has it too: the kernel does not use it.
+    /// Whether duplicate address detection failed: another host has the address, so the kernel does not use it.
     pub duplicate: bool,
 }
 
 impl Address {
-    /// Of this link alone: every interface has one.
+    /// Whether the address is link-local; every interface has one of these.
     pub fn is_link_local(&self) -> bool {
         match self.net {
             IpNet::V4(net) => net.addr().is_link_local(),
@@ -33,23 +33,23 @@ impl Address {
     }
 }
 
-/// Gives `link` the address. IPv4 gets a broadcast address too, where the prefix has one.
+/// Adds the address `net` to `link`; for IPv4 also the broadcast address, where the prefix has one.
 pub fn add(socket: &mut Socket, link: &Link, net: IpNet) -> Result<()> {
     let mut message = message(link, net);
     if net.addr().is_ipv6() {
-        // The lease is what makes the address unique. Even with optimistic duplicate detection the kernel
-        // hears nothing for an address until the detection ends, when the carrier comes after it began.
+        // The lease already makes the address unique. Even with optimistic duplicate detection, the kernel
+        // receives nothing for an address until the detection ends, if the carrier comes after it began.
         message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
     }
     socket.change(Message::new(RTM_NEWADDR, &message), NLM_F_CREATE | NLM_F_EXCL, || {
-        format!("cannot give {} the address {net}", link.name)
+        format!("cannot add the address {net} to {}", link.name)
     })
 }
 
-/// Takes the address from `link`; one that it does not have is no error.
+/// Removes the address from `link`. It is no error if the link does not have it.
 pub fn remove(socket: &mut Socket, link: &Link, net: IpNet) -> Result<()> {
     let removed = socket.change(Message::new(RTM_DELADDR, &message(link, net)), 0, || {
-        format!("cannot take the address {net} from {}", link.name)
+        format!("cannot remove the address {net} from {}", link.name)
     });
     removed.or_else(|error| if Error::is(&error, Errno::EADDRNOTAVAIL) { Ok(()) } else { Err(error) })
 }
@@ -73,13 +73,13 @@ pub fn all(socket: &mut Socket, index: Index) -> Result<Vec<Address>> {
     let message = Message::new(RTM_GETADDR, &message);
     let replies = socket.dump(&message, &[Errno::ENODEV], "cannot list addresses")?;
     let messages = replies.iter().filter_map(|reply| reply.decode(AddressMessage::parse));
-    // Kernels before 4.20 know no filter.
+    // Kernels before 4.20 do not filter by index.
     let messages = messages.filter(|message| message.header.index == index.get());
     Ok(messages.filter_map(|message| parse(&message)).collect())
 }
 
-/// All addresses of the namespace, or those that are seen at once: who adds and removes them all the time in a
-/// namespace of his own must not keep us.
+/// The addresses of the namespace, or those that one dump saw: a pod that adds and removes addresses all the
+/// time in its own namespace must not delay the caller.
 pub fn in_namespace(socket: &mut Socket) -> Result<Vec<(Index, Address)>> {
     let message = Message::new(RTM_GETADDR, &AddressMessage::default());
     let (replies, _) = socket.dump_within(Duration::ZERO, &message, &[], "cannot list addresses")?;
@@ -91,7 +91,7 @@ fn parse(message: &AddressMessage) -> Option<Address> {
     let mut address = None;
     for attribute in &message.attributes {
         match attribute {
-            // On a point-to-point link IFA_ADDRESS is the other end's.
+            // On a point-to-point link, IFA_ADDRESS is the address of the other end.
             AddressAttribute::Local(local) => address = Some(*local),
             AddressAttribute::Address(other) => address = address.or(Some(*other)),
             _ => (),

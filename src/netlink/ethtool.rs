@@ -1,5 +1,5 @@
-//! What `ethtool` sets on a netdev, over generic netlink (include/uapi/linux/ethtool_netlink.h, Linux 5.6): no crate
-//! has it without an asynchronous half.
+//! The settings of a netdev that `ethtool` shows, over generic netlink (include/uapi/linux/ethtool_netlink.h,
+//! Linux 5.6). The crates for this exist only with asynchronous code.
 
 use anyhow::Result;
 use netlink_packet_core::DefaultNla;
@@ -16,7 +16,7 @@ const CTRL_ATTR_FAMILY_ID: u16 = 1;
 const CTRL_ATTR_FAMILY_NAME: u16 = 2;
 /// sizeof(struct genlmsghdr).
 const HEADER_LEN: usize = 4;
-/// Every request begins with it, ETHTOOL_A_*_HEADER.
+/// The attribute that every request begins with, ETHTOOL_A_*_HEADER.
 const HEADER: u16 = 1;
 const HEADER_DEV_INDEX: u16 = 1;
 const HEADER_FLAGS: u16 = 3;
@@ -27,35 +27,36 @@ const BITSET_SIZE: u16 = 2;
 const BITSET_VALUE: u16 = 4;
 const BITSET_MASK: u16 = 5;
 
-/// Settings that are read together and set together.
+/// Settings that are read and set together.
 #[derive(Debug)]
 pub struct Group {
-    /// As the option of `ethtool` that shows them.
+    /// The name, after the option of `ethtool` that shows the group.
     pub name: &'static str,
     get: u8,
     set: u8,
     fields: &'static [Field],
 }
 
-/// Attribute, form, name.
+/// A setting: its attribute, the form of its value, and its name.
 type Field = (u16, Form, &'static str);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Byte,
     Word,
-    /// All bits, those that are off too.
+    /// All bits, including those that are off.
     Bits,
-    /// Bits of which only the changed ones are said.
+    /// Bits, of which a request contains only the changed ones.
     Changes,
     Bytes,
-    /// Numbers of queues.
+    /// The queue of each entry of a table.
     Queues,
 }
 
 use Form::{Bits, Byte, Bytes, Changes, Queues, Word};
 
-/// In the order in which they are set: a private flag or the number of channels may change what follows.
+/// All groups in the order in which they are set: a private flag or the number of channels may change the
+/// settings of later groups.
 pub static GROUPS: [Group; 12] = [
     Group { name: "private flags", get: 13, set: 14, fields: &[(2, Bits, "flags")] },
     Group {
@@ -138,7 +139,7 @@ pub static GROUPS: [Group; 12] = [
     },
     Group { name: "wol", get: 9, set: 10, fields: &[(2, Bits, "modes"), (3, Bytes, "sopass")] },
     Group { name: "msglvl", get: 7, set: 8, fields: &[(2, Bits, "flags")] },
-    // Set since Linux 6.17.
+    // Linux can set these since 6.17.
     Group {
         name: "rss",
         get: 38,
@@ -147,7 +148,7 @@ pub static GROUPS: [Group; 12] = [
     },
 ];
 
-/// A setting: group, name, value. Numbers are decimal, bits and bytes hexadecimal.
+/// A setting as (group, name, value). Numbers are decimal; bits and bytes are hexadecimal.
 pub type Setting = (&'static str, &'static str, String);
 
 /// A socket to the ethtool family of generic netlink.
@@ -158,7 +159,7 @@ pub struct Ethtool {
 }
 
 impl Ethtool {
-    /// Opens one in the namespace of this thread; `None` where the kernel does not have it.
+    /// Opens a socket in the namespace of this thread; `None` if the kernel does not have the family.
     pub fn open() -> Result<Option<Ethtool>> {
         let mut socket = Socket::open_protocol(NETLINK_GENERIC)?;
         let name = DefaultNla::new(CTRL_ATTR_FAMILY_NAME, b"ethtool\0".to_vec());
@@ -171,7 +172,7 @@ impl Ethtool {
         Ok(id.map(|family| Ethtool { socket, family }))
     }
 
-    /// All settings that the driver reports, asked for at once.
+    /// Reads all settings that the driver reports, with one system call for all requests.
     pub fn read(&mut self, index: Index) -> Result<Vec<Setting>> {
         let requests: Vec<_> =
             GROUPS.iter().map(|group| request(self.family, group.get, index, Vec::new())).collect();
@@ -180,23 +181,22 @@ impl Ethtool {
         Ok(told.flat_map(|(group, reply)| group.parse(&reply.payload)).collect())
     }
 
-    /// Sets those settings of `group` that differ between `was` and `now`, of which each has the names and values
-    /// of the group.
+    /// Sets the settings of `group` in `changed` back to their former values.
     pub fn set(&mut self, link: &Link, group: &Group, changed: &[Change<'_>]) -> Result<()> {
         let attributes = changed.iter().filter_map(|change| group.attribute(change)).collect();
         let message = request(self.family, group.set, link.index, attributes);
         self.socket.change(message, 0, || {
             let all = changed.iter().map(|(name, was, now)| format!("{name} was {was} and is {now}"));
             let all: Vec<_> = all.collect();
-            format!("ethtool: cannot set {} of {} back ({})", group.name, link.name, all.join(", "))
+            format!("ethtool: cannot restore {} of {} ({})", group.name, link.name, all.join(", "))
         })
     }
 }
 
-/// Name, what it was and is to be, what it is.
+/// A setting as (name, former value, present value); the former value is to be restored.
 pub type Change<'a> = (&'a str, &'a str, &'a str);
 
-/// Does the driver not set it at all? Then no pod can have.
+/// Whether the driver does not support the setting at all. Then no pod can have changed it.
 pub fn is_unknown(error: &anyhow::Error) -> bool {
     Error::is(error, Errno::EOPNOTSUPP)
 }
@@ -240,7 +240,8 @@ impl Group {
             Changes => {
                 let (was, now) = (bytes_of(was)?, bytes_of(now)?);
                 let mask: Vec<_> = was.iter().zip(&now).map(|(one, other)| one ^ other).collect();
-                // Without bits that stay: the kernel refuses to be told of those that nobody can change.
+                // The value has no unchanged bits: the kernel refuses a request that contains bits which nobody
+                // can change.
                 let value = was.iter().zip(&mask).map(|(one, mask)| one & mask).collect();
                 return bitset(value, Some(mask));
             }
@@ -273,7 +274,8 @@ fn bytes_of(text: &str) -> Option<Vec<u8>> {
     pairs.map(|pair| u8::from_str_radix(pair?, 16).ok()).collect()
 }
 
-/// `equal 8/128`: 128 entries lead to 8 queues in turn, as drivers begin (ethtool_rxfh_indir_default). Others are long.
+/// `equal 8/128` for a table of 128 entries that lead to 8 queues in turn, as drivers set it up
+/// (ethtool_rxfh_indir_default). Any other table is written as bytes, which are long.
 fn equal_queues(value: &[u8]) -> Option<String> {
     let entries: Vec<_> = value.as_chunks().0.iter().map(|entry| u32::from_ne_bytes(*entry)).collect();
     let queues = entries.iter().max()?.checked_add(1)?;
@@ -285,7 +287,7 @@ fn queues_of(text: &str) -> Option<Vec<u8>> {
     let Some(equal) = text.strip_prefix("equal ") else { return bytes_of(text) };
     let (queues, entries) = equal.split_once('/')?;
     let (queues, entries): (u32, usize) = (queues.parse().ok()?, entries.parse().ok()?);
-    // An attribute has 64 KiB at most.
+    // An attribute has at most 64 KiB.
     let entries = (0..queues).cycle().take(entries.min(16_000));
     Some(entries.flat_map(u32::to_ne_bytes).collect())
 }

@@ -1,4 +1,4 @@
-//! Filters of tc that see every frame of a link: the data path of a CNI, as Cilium's.
+//! Filters of tc that see every frame of a link: the data path of some CNI plugins, such as Cilium.
 
 use anyhow::Result;
 use netlink_packet_core::parse_string;
@@ -9,26 +9,26 @@ use super::attributes;
 use super::link::Index;
 use super::{Message, Socket};
 
-// include/uapi/linux/pkt_sched.h and rtnetlink.h: TC_H_CLSACT with TC_H_MIN_INGRESS and TC_H_MIN_EGRESS. The older
-// qdisc `ingress` answers to the first too.
+// include/uapi/linux/pkt_sched.h and rtnetlink.h: TC_H_CLSACT with TC_H_MIN_INGRESS and TC_H_MIN_EGRESS. The
+// older qdisc `ingress` has the first handle as well.
 const HOOKS: [(u32, &str); 2] = [(0xffff_fff2, "ingress"), (0xffff_fff3, "egress")];
 const TCA_KIND: u16 = 1;
 /// sizeof(struct tcmsg).
 const HEADER_LEN: usize = 20;
 
-/// A filter.
+/// A tc filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
-    /// `bpf`, `flower`.
+    /// Kind of the filter, such as `bpf` or `flower`.
     pub kind: String,
     /// `ingress` or `egress`.
     pub hook: &'static str,
 }
 
-/// One of the filters on the link with this index.
+/// Returns a filter on the link with this index, if there is any.
 pub fn on(socket: &mut Socket, index: Index) -> Result<Option<Filter>> {
     for (parent, hook) in HOOKS {
-        // A kernel without filters answers with EOPNOTSUPP.
+        // A kernel without filters answers EOPNOTSUPP.
         let absent = [Errno::ENODEV, Errno::EOPNOTSUPP, Errno::EINVAL];
         let replies = socket.dump(&message(index, parent), &absent, "cannot list filters")?;
         if let Some(reply) = replies.first() {

@@ -1,4 +1,4 @@
-//! Links: what a netdev is, and moving it.
+//! Links: reading what the kernel says about a netdev, changing it, and moving it to another namespace.
 
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, AsRawFd as _};
@@ -17,14 +17,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{Error, Message, Socket, attributes};
 
-/// Index of a link in its namespace. Never 0: a request with index 0 and a name acts on the link of that
-/// name, so a move "to net1" would take the host's own net1.
+/// Index of a link in its namespace. It is never 0: a request with index 0 and a name acts on the link of that
+/// name, so a move "to net1" would move the host's own net1.
 pub type Index = NonZeroU32;
 
 // include/uapi/linux/rtnetlink.h; libc does not have them.
 const RTM_NEWLINKPROP: u16 = 108;
 const RTM_DELLINKPROP: u16 = 109;
-/// A name with the zero behind it, and an altname.
+/// A name and an altname, each with a terminating zero.
 const IFNAMSIZ: usize = 16;
 const ALTIFNAMSIZ: usize = 128;
 /// sizeof(struct ifinfomsg).
@@ -33,53 +33,54 @@ pub const HEADER_LEN: usize = 16;
 /// A netdev, as the kernel describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Link {
-    /// In the namespace that was asked.
+    /// Index in the namespace of the socket.
     pub index: Index,
-    /// Name.
+    /// Name of the link.
     pub name: String,
     /// Further names, up to 128 bytes each.
     pub altnames: Vec<String>,
-    /// Bytes.
+    /// MTU in bytes.
     pub mtu: u32,
-    /// Largest MTU that the driver takes; 0: it does not say.
+    /// Largest MTU that the driver accepts, in bytes; 0 if it does not report one.
     pub max_mtu: u32,
-    /// Smallest MTU that the driver takes.
+    /// Smallest MTU that the driver accepts, in bytes.
     pub min_mtu: u32,
-    /// Hardware address in use, `02:00:00:00:00:01`.
+    /// Hardware address in use, such as `02:00:00:00:00:01`.
     pub mac: String,
-    /// The one the hardware came with; virtual devices have none.
+    /// Hardware address that the device was made with; virtual devices have none.
     pub permanent_mac: Option<String>,
-    /// Administratively up.
+    /// Whether the link is administratively up.
     pub up: bool,
-    /// Has a carrier, which is only seen while it is up.
+    /// Whether the link has a carrier. A link that is down never has one.
     #[serde(default)]
     pub carrier: bool,
-    /// Index of the link that it is stacked on, in the same namespace.
+    /// Index of the link that this one is stacked on, in the same namespace.
     #[serde(default)]
     pub lower: Option<u32>,
-    /// Index of the bridge, bond or OVS datapath that it is part of.
+    /// Index of the bridge, bond or OVS datapath that the link belongs to.
     pub master: Option<u32>,
-    /// Kind of a virtual device, `veth`: those die with their namespace. None for a NIC.
+    /// Kind of a virtual device, such as `veth`; `None` for a NIC.
     pub kind: Option<String>,
-    /// Name of the device on its bus: the PCI address of a VF.
+    /// Name of the device on its bus: for a VF, its PCI address.
     pub parent: Option<String>,
-    /// The loopback device.
+    /// Whether it is the loopback device.
     pub loopback: bool,
-    /// An XDP program is attached.
+    /// Whether an XDP program is attached.
     #[serde(default)]
     pub xdp: bool,
 }
 
 impl Link {
-    /// Is it lost when its namespace dies? The kernel sends home what is no virtual device, and of those that are
-    /// the kinds with `netns_refund` (default_device_exit_net): they stand for hardware.
+    /// Whether the link disappears with its namespace. The kernel moves every other link back to the initial
+    /// namespace: the non-virtual ones, and the kinds with `netns_refund`, which stand for hardware
+    /// (default_device_exit_net).
     pub fn dies_with_namespace(&self) -> bool {
         const REFUNDED: [&str; 3] = ["ipoib", "dsa", "can"];
         self.kind.as_deref().is_some_and(|kind| !REFUNDED.contains(&kind))
     }
 }
 
-/// The link called `name`, or that has it as a short altname.
+/// The link whose name is `name`, or whose altname is, if it is no longer than a name.
 pub fn by_name(socket: &mut Socket, name: &str) -> Result<Option<Link>> {
     let mut message = request();
     message.attributes.push(LinkAttribute::IfName(name.to_owned()));
@@ -116,15 +117,16 @@ pub fn all(socket: &mut Socket) -> Result<Vec<Link>> {
     Ok(replies.iter().filter_map(parse).collect())
 }
 
-/// The links of a namespace that a pod may be changing all the time: none that stays is left out but by a kernel
-/// that loses count.
+/// The links of a namespace in which a pod may make and remove links all the time. A link that stays is always
+/// in the list, unless the kernel itself loses count.
 pub fn seen(socket: &mut Socket) -> Result<Vec<Link>> {
     let message = Message::new(RTM_GETLINK, &request());
     let replies = socket.glance(&message, &[], "cannot list links")?;
     Ok(replies.iter().filter_map(parse).collect())
 }
 
-/// Without statistics, and without the VFs of a PF, which take milliseconds and outgrow buffers.
+/// A request without statistics, and without the VFs of a PF, which take milliseconds and may not fit into the
+/// answer.
 fn request() -> LinkMessage {
     let mut message = LinkMessage::default();
     message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
@@ -133,11 +135,13 @@ fn request() -> LinkMessage {
 
 fn get(socket: &mut Socket, message: LinkMessage, absent: &[Errno], what: &str) -> Result<Option<Link>> {
     let reply = socket.get(Message::new(RTM_GETLINK, &message), absent, what)?;
-    reply.map(|reply| parse(&reply).with_context(|| format!("{what}: the answer cannot be read"))).transpose()
+    reply
+        .map(|reply| parse(&reply).with_context(|| format!("{what}: the kernel's answer cannot be parsed")))
+        .transpose()
 }
 
-/// Reads the few attributes that are used, one by one: one that is malformed or new, from an exotic driver or
-/// a later kernel, is not a reason to lose the link.
+/// Reads only the attributes that are used, one by one: a malformed or unknown attribute, from an exotic driver
+/// or a later kernel, must not hide the link.
 fn parse(reply: &Message) -> Option<Link> {
     let header = LinkHeader::parse(&reply.payload).ok()?;
     let mut link = Link {
@@ -188,19 +192,19 @@ fn parse(reply: &Message) -> Option<Link> {
     Some(link)
 }
 
-/// Is an XDP program attached, by IFLA_XDP? Its modes: 0 is none, the others tell who runs it.
+/// Whether an XDP program is attached, from IFLA_XDP. Mode 0 means none; the others say who runs it.
 fn has_xdp(value: &[u8]) -> bool {
     const IFLA_XDP_ATTACHED: u16 = 2;
     attributes(value)
         .any(|one| one.kind() == IFLA_XDP_ATTACHED && one.value().first().is_some_and(|mode| *mode != 0))
 }
 
-/// `02:00:00:00:00:01`; 20 bytes on InfiniBand.
+/// The text of a hardware address, such as `02:00:00:00:00:01`; on InfiniBand it has 20 bytes.
 pub fn format_mac(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
 }
 
-/// The bytes of an address written as by [`Link::mac`], or of a configured one with `-`.
+/// The bytes of a hardware address, with `:` or `-` between them.
 pub fn parse_mac(text: &str) -> Option<Vec<u8>> {
     let byte = |part: &str| {
         let is_hex = part.len() == 2 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -209,20 +213,20 @@ pub fn parse_mac(text: &str) -> Option<Vec<u8>> {
     text.split([':', '-']).map(byte).collect()
 }
 
-/// What a move changes on the way.
+/// What a move changes about the link.
 #[derive(Clone, Debug)]
 pub struct Move<'a> {
     /// Name in the other namespace.
     pub name: &'a str,
-    /// Bytes; `None` leaves it.
+    /// MTU in bytes; `None` keeps it.
     pub mtu: Option<u32>,
-    /// Hardware address; `None` leaves it.
+    /// Hardware address; `None` keeps it.
     pub mac: Option<&'a [u8]>,
 }
 
-/// The one message that moves a link to the namespace `to`. The kernel does its parts in this order: namespace,
-/// address, MTU, name (net/core/rtnetlink.c, do_setlink), and stops at the first that fails: after an error
-/// the link may be in either namespace.
+/// The one message that moves a link to the namespace `to`. The kernel performs its parts in this order:
+/// namespace, address, MTU, name (net/core/rtnetlink.c, do_setlink). It stops at the first part that fails, so
+/// after an error the link may be in either namespace.
 pub fn move_message(index: Index, to: &impl AsFd, change: &Move<'_>) -> LinkMessage {
     let mut message = LinkUnspec::new_with_index(index.get())
         .setns_by_fd(to.as_fd().as_raw_fd())
@@ -236,7 +240,7 @@ pub fn move_message(index: Index, to: &impl AsFd, change: &Move<'_>) -> LinkMess
     message.build()
 }
 
-/// Sends [`move_message`].
+/// Moves a link to the namespace `to`; see [`move_message`].
 pub fn move_to(socket: &mut Socket, link: &Link, to: &impl AsFd, change: &Move<'_>) -> Result<()> {
     let message = move_message(link.index, to, change);
     socket.change(Message::new(RTM_SETLINK, &message), 0, || {
@@ -257,7 +261,7 @@ pub fn set_down(socket: &mut Socket, link: &Link) -> Result<()> {
     set(socket, message, || format!("cannot take {} down", link.name))
 }
 
-/// Renames a link. It must be down: kernels before 6.2 refuse it while up.
+/// Renames a link, which must be down: kernels before 6.2 refuse to rename a link that is up.
 pub fn set_name(socket: &mut Socket, link: &Link, name: &str) -> Result<()> {
     let message = LinkUnspec::new_with_index(link.index.get()).name(name.to_owned()).build();
     let set = set(socket, message, || format!("cannot rename {} to {name}", link.name));
@@ -283,7 +287,8 @@ fn set(socket: &mut Socket, message: LinkMessage, what: impl FnOnce() -> String)
     socket.change(Message::new(RTM_SETLINK, &message), 0, what)
 }
 
-/// What was refused, unless the link is as it was to be: udev and others set names at the same time.
+/// Ignores the refusal of a change if the link has the wanted value anyway: udev and others set names at the
+/// same time.
 fn unless(
     changed: Result<()>,
     socket: &mut Socket,
@@ -294,7 +299,7 @@ fn unless(
     if by_index(socket, link.index)?.is_some_and(|now| is_so(&now)) { Ok(()) } else { Err(error) }
 }
 
-/// Removes a virtual link; one that is gone is no error.
+/// Removes a virtual link. It is no error if the link is gone.
 pub fn remove(socket: &mut Socket, link: &Link) -> Result<()> {
     let message = LinkUnspec::new_with_index(link.index.get()).build();
     let removed =
@@ -302,16 +307,16 @@ pub fn remove(socket: &mut Socket, link: &Link) -> Result<()> {
     removed.or_else(|error| if Error::is(&error, Errno::ENODEV) { Ok(()) } else { Err(error) })
 }
 
-/// Gives a link a further name, unless it has it.
+/// Adds an altname to a link, unless the link has it.
 pub fn add_altname(socket: &mut Socket, link: &Link, name: &str) -> Result<()> {
     let flags = NLM_F_CREATE | NLM_F_EXCL | NLM_F_APPEND;
     let added = socket.change(Message::new(RTM_NEWLINKPROP, &altname_message(link, name)), flags, || {
-        format!("cannot give {} the altname {name}", link.name)
+        format!("cannot add the altname {name} to {}", link.name)
     });
     unless(added, socket, link, &|now| now.altnames.iter().any(|altname| altname == name))
 }
 
-/// Takes a further name from a link, if it has it.
+/// Removes an altname from a link, if the link has it.
 pub fn remove_altname(socket: &mut Socket, link: &Link, name: &str) -> Result<()> {
     let removed = socket.change(Message::new(RTM_DELLINKPROP, &altname_message(link, name)), 0, || {
         format!("cannot remove the altname {name} of {}", link.name)

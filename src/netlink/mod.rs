@@ -1,8 +1,8 @@
-//! The kernel's word on links, addresses, routes and rules: requests over a
-//! synchronous socket that always ends in an answer or an error.
+//! Requests to the kernel about links, addresses, routes and rules, over a synchronous socket: every request
+//! ends with an answer or an error.
 //!
-//! A socket stays in the namespace that it was opened in, so the caller opens
-//! one on the host and one in the pod and needs no further setns.
+//! A socket stays in the namespace in which it was opened. A caller that opens one on the host and one in the
+//! pod needs no further setns.
 
 pub mod address;
 pub mod ethtool;
@@ -33,24 +33,25 @@ use nix::libc::MSG_TRUNC;
 use nix::sys::socket::{setsockopt, sockopt::ReceiveTimeout};
 use nix::sys::time::{TimeVal, TimeValLike as _};
 
-/// More than any message has: one attribute, as the list of a PF's VFs, can have 64 KiB. A dump comes in datagrams as
-/// large as there is room for, up to 32 KiB (netlink_dump), and fewer are less often interrupted.
+/// Size of the receive buffer. It is larger than any message: one attribute, such as the list of a PF's VFs,
+/// can have 64 KiB. A dump comes in datagrams as large as the buffer allows, up to 32 KiB (netlink_dump), and
+/// fewer datagrams are interrupted less often.
 const ROOM: usize = 96 << 10;
-/// The kernel answers within microseconds, or after whoever holds the RTNL lock.
+/// Time for an answer. The kernel answers within microseconds, or after the process that holds the RTNL lock.
 const PATIENCE_SECONDS: i64 = 30;
-/// How long a change is tried that the kernel has no time for now: a driver answers so while it resets (iavf after
-/// VLAN, MAC or trust), or while other changes to the PF are under way.
+/// Time for which a change is repeated while the kernel answers EBUSY: a driver does so while it resets (iavf
+/// after a change of VLAN, MAC or trust), or while other changes of the PF are under way.
 const BUSY_PATIENCE: Duration = Duration::from_secs(5);
 const BUSY: [Errno; 4] = [Errno::EBUSY, Errno::EAGAIN, Errno::EINTR, Errno::ENOBUFS];
-/// How long a dump is taken again because something changed meanwhile; IPv6 DAD alone does that.
+/// Time for which an interrupted dump is repeated; IPv6 DAD alone interrupts dumps.
 const DUMP_PATIENCE: Duration = Duration::from_secs(5);
-/// The same for a dump of which a part is better than nothing: a pod can make and remove links without end.
+/// The same for a dump whose caller accepts a part of it: a pod can make and remove links without end.
 const GLANCE_PATIENCE: Duration = Duration::from_millis(100);
-/// Between two tries: first soon, then twice as late each time.
+/// Pause before the second try; it doubles with every further try.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
-/// The time between tries, and the one deadline of all of them.
+/// The pause between tries and the deadline of all tries together.
 struct Tries {
     deadline: Instant,
     pause: Duration,
@@ -61,7 +62,7 @@ impl Tries {
         Tries { deadline: Instant::now() + patience, pause: SHORTEST_PAUSE }
     }
 
-    /// Waits for the next try; `false` when the time is up.
+    /// Waits before the next try; `false` when the deadline has passed.
     fn wait(&mut self) -> bool {
         if Instant::now() + self.pause > self.deadline {
             return false;
@@ -72,18 +73,18 @@ impl Tries {
     }
 }
 
-/// What the kernel said no with.
+/// An error that the kernel answered with.
 #[derive(Debug)]
 pub struct Error {
-    /// The reason.
+    /// The error number.
     pub errno: Errno,
     what: String,
-    /// The kernel's own sentence, where it has one.
+    /// The kernel's own message, where it sent one.
     extended: Option<String>,
 }
 
 impl Error {
-    /// Is `error` the kernel's `errno`?
+    /// Whether `error` is the kernel's `errno`.
     pub fn is(error: &anyhow::Error, errno: Errno) -> bool {
         error.downcast_ref::<Error>().is_some_and(|error| error.errno == errno)
     }
@@ -100,25 +101,25 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// A message of which only the kind is known here. The library's enum of all rtnetlink messages would bring
-/// the code of every one of them, half a megabyte, and fail a whole dump for one message from a newer kernel.
+/// A message of which only the type is decoded here. The library's enum of all rtnetlink messages would add the
+/// code for each of them, half a megabyte, and one message of a newer kernel would make a whole dump fail.
 #[derive(Clone, Debug)]
 struct Message {
-    /// RTM_*.
+    /// The type, RTM_*.
     kind: u16,
     payload: Vec<u8>,
 }
 
 impl Message {
-    /// A request of `kind`.
+    /// A request of the type `kind`.
     fn new(kind: u16, body: &impl Emitable) -> Message {
-        // Zeroed memory: the library leaves the end of some names unwritten.
+        // The memory is zeroed, because the library does not write the end of some names.
         let mut payload = vec![0; body.buffer_len()];
         body.emit(&mut payload);
         Message { kind, payload }
     }
 
-    /// A request of `kind` for which no crate has words: a header and attributes.
+    /// A request that no crate can build, from a header and attributes.
     fn raw(kind: u16, header: &[u8], attributes: &[DefaultNla]) -> Message {
         let mut payload = header.to_vec();
         payload.resize(header.len() + attributes.buffer_len(), 0);
@@ -126,10 +127,17 @@ impl Message {
         Message { kind, payload }
     }
 
-    /// Reads the payload of a reply; one that is not understood is passed over, with a line in the log.
+    /// Parses the payload of a reply; `None`, with a line in the log, if it cannot be parsed.
     fn decode<T>(&self, parse: impl Fn(&[u8]) -> Result<T, DecodeError>) -> Option<T> {
         let parsed = parse(&self.payload);
-        parsed.map_err(|error| log::warn!("netlink message of type {} passed over: {error}", self.kind)).ok()
+        parsed
+            .map_err(|error| {
+                log::warn!(
+                    "a netlink message of type {} is ignored, because it cannot be parsed: {error}",
+                    self.kind
+                )
+            })
+            .ok()
     }
 }
 
@@ -155,13 +163,13 @@ impl NetlinkDeserializable for Message {
     }
 }
 
-/// A netlink socket, of the namespace of the thread that opened it.
+/// A netlink socket in the namespace of the thread that opened it.
 #[derive(Debug)]
 pub struct Socket {
     raw: RawSocket,
     /// The last datagram.
     buffer: Vec<u8>,
-    /// The numbers of the last requests.
+    /// The sequence numbers of the last requests.
     awaited: std::ops::Range<u32>,
 }
 
@@ -176,7 +184,7 @@ impl Socket {
             let mut raw = RawSocket::new(protocol)?;
             raw.bind_auto()?;
             raw.connect(&SocketAddr::new(0, 0))?;
-            // Sentences instead of bare numbers; an error that does not echo the request; filters in dumps.
+            // Errors with a message, errors that do not echo the request, and filters in dumps.
             raw.set_ext_ack(true)?;
             raw.set_cap_ack(true)?;
             raw.set_netlink_get_strict_chk(true)?;
@@ -187,16 +195,18 @@ impl Socket {
         Ok(Socket { raw, buffer: Vec::with_capacity(ROOM), awaited: 1..1 })
     }
 
-    /// A change: returns when the kernel has made it. `what` begins the error.
+    /// Makes a change, and returns when the kernel has made it. While the kernel answers EBUSY, the request is
+    /// repeated. The error begins with `what`.
     fn change(&mut self, message: Message, flags: u16, what: impl FnOnce() -> String) -> Result<()> {
-        // There is one of these for each caller, so it is small.
+        // The generic part is small, because the compiler makes a copy of it for each caller.
         match self.change_patiently(&message, flags)? {
             None => Ok(()),
             Some(refusal) => Err(refused(what(), refusal)),
         }
     }
 
-    /// The same, but asked once: where EBUSY means no.
+    /// Makes a change like [`Socket::change`], but does not repeat it on EBUSY, for requests where EBUSY is
+    /// final.
     fn change_once(&mut self, message: &Message, what: impl FnOnce() -> String) -> Result<()> {
         match self.try_change(message, 0)? {
             Answer::Ended(Some(refusal)) => Err(refused(what(), refusal)),
@@ -205,7 +215,7 @@ impl Socket {
         }
     }
 
-    /// `None`: made.
+    /// Sends the change; `None` when it was made.
     fn change_patiently(&mut self, message: &Message, flags: u16) -> Result<Option<Refusal>> {
         let mut tries = Tries::within(BUSY_PATIENCE);
         let (mut is_lost, mut busy) = (false, None);
@@ -216,9 +226,9 @@ impl Socket {
                 Answer::Ended(Some(refusal)) if BUSY.contains(&refusal.0) && tries.wait() => {
                     busy = Some(refusal)
                 }
-                // A move is made in parts: the link has left, and it was a later part that was refused.
+                // A move is made in parts: here the link has moved, and a later part was refused.
                 Answer::Ended(Some((Errno::ENODEV, _))) if busy.is_some() => return Ok(busy),
-                // It was made, but the answer was lost.
+                // The change was made, but the answer was lost.
                 Answer::Ended(Some((Errno::EEXIST, _))) if is_lost => return Ok(None),
                 Answer::Ended(refusal) => return Ok(refusal),
                 Answer::Replies(_) => return Ok(None),
@@ -229,12 +239,13 @@ impl Socket {
     fn try_change(&mut self, message: &Message, flags: u16) -> Result<Answer> {
         self.send(std::slice::from_ref(message), NLM_F_REQUEST | NLM_F_ACK | flags)?;
         match self.receive()? {
-            Answer::Replies(_) => anyhow::bail!("the kernel sent data instead of an answer"),
+            Answer::Replies(_) => anyhow::bail!("the kernel sent data instead of an acknowledgement"),
             answer => Ok(answer),
         }
     }
 
-    /// One object; `None` when the kernel knows none such (`absent` are its numbers for that).
+    /// Requests one object; `None` when the kernel answers with one of `absent`, which mean that there is no
+    /// such object.
     fn get(&mut self, message: Message, absent: &[Errno], what: &str) -> Result<Option<Message>> {
         let mut tries = Tries::within(BUSY_PATIENCE);
         loop {
@@ -251,15 +262,15 @@ impl Socket {
         }
     }
 
-    /// One object for each of the requests, which go to the kernel in one datagram; `None` for those that it
-    /// refuses.
+    /// Requests one object each with `requests`, which go to the kernel in one datagram. The answer has `None`
+    /// for each request that the kernel refuses.
     fn get_each(&mut self, messages: &[Message]) -> Result<Vec<Option<Message>>> {
         self.send(messages, NLM_F_REQUEST)?;
         let first = self.awaited.start;
         let mut answers: Vec<Option<Message>> = vec![None; messages.len()];
         let mut missing = messages.len();
         while missing > 0 {
-            // A request that has no memory left for its answer gets none.
+            // The kernel drops a request if it has no memory left for the answer.
             let Some(received) = self.datagram()? else { break };
             for (header, payload) in received {
                 let number = usize::try_from(header.sequence_number.wrapping_sub(first))?;
@@ -274,16 +285,16 @@ impl Socket {
         Ok(answers)
     }
 
-    /// All objects that match.
+    /// Requests all objects that match. Fails if they keep changing while they are read.
     fn dump(&mut self, message: &Message, absent: &[Errno], what: &str) -> Result<Vec<Message>> {
         match self.dump_within(DUMP_PATIENCE, message, absent, what)? {
             (all, Seen::All) => Ok(all),
-            (_, Seen::Part) => anyhow::bail!("{what}: they kept changing while they were read"),
+            (_, Seen::Part) => anyhow::bail!("{what}: they kept changing while they were read; retry"),
         }
     }
 
-    /// All objects that match, or those that were seen while others came and went: for callers that somebody
-    /// may want to hold up.
+    /// Requests all objects that match. If they keep changing while they are read, it returns those that it
+    /// saw, for callers that a pod might otherwise delay.
     fn glance(&mut self, message: &Message, absent: &[Errno], what: &str) -> Result<Vec<Message>> {
         self.dump_within(GLANCE_PATIENCE, message, absent, what).map(|(seen, _)| seen)
     }
@@ -343,7 +354,7 @@ impl Socket {
                     NetlinkPayload::InnerMessage(reply) => replies.push(reply),
                     NetlinkPayload::Error(error) => {
                         let refused = errno_of(error.raw_code()).map(|errno| {
-                            // After the code: the header of the request, then attributes.
+                            // After the error code come the header of the request and then attributes.
                             let text = (header.flags & NLM_F_ACK_TLVS != 0).then(|| error.header.get(16..));
                             (errno, text.flatten().and_then(extended_text))
                         });
@@ -358,18 +369,19 @@ impl Socket {
         }
     }
 
-    /// Reads a dump to its end, also one that is to be taken again: its rest would be taken for the next one's.
+    /// Reads a dump to its end, even if it has to be repeated: its rest would be taken for the beginning of the
+    /// next one.
     fn receive_dump(&mut self, all: &mut Vec<Message>) -> Result<Dump> {
         let mut interrupted = false;
         loop {
-            // What had no room is missing from this dump.
+            // Messages without room in the socket are missing from this dump.
             let Some(received) = self.datagram()? else {
                 interrupted = true;
                 continue;
             };
             for (header, payload) in received {
                 interrupted |= header.flags & NLM_F_DUMP_INTR != 0;
-                // The error of a dump is in its last message, where libraries forget to look.
+                // The error of a dump is in its last message, which libraries often ignore.
                 let (code, extended) = match payload {
                     NetlinkPayload::InnerMessage(reply) => {
                         all.push(reply);
@@ -388,24 +400,26 @@ impl Socket {
         }
     }
 
-    /// The messages of one datagram that answer the last requests; `None` when the kernel lost one (netlink_overrun).
+    /// The messages of one datagram that answer the last requests; `None` when the kernel dropped a message
+    /// (netlink_overrun).
     fn datagram(&mut self) -> Result<Option<Vec<Received>>> {
         loop {
             self.buffer.clear();
             match self.raw.recv(&mut self.buffer, MSG_TRUNC) {
                 Ok(length) if length > self.buffer.len() => {
-                    anyhow::bail!("netlink sent {length} bytes, more than there is room for")
+                    anyhow::bail!("netlink sent {length} bytes, more than the buffer has")
                 }
                 Ok(_) => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
                 Err(error) if error.raw_os_error() == Some(Errno::ENOBUFS as i32) => return Ok(None),
-                Err(error) => return Err(error).context("no answer from netlink"),
+                Err(error) => return Err(error).context("netlink did not answer"),
             }
         }
         let mut messages = Vec::new();
         let mut rest = &self.buffer[..];
         while rest.len() >= 16 {
-            let message = NetlinkMessage::<Message>::deserialize(rest).context("netlink sent no message")?;
+            let message =
+                NetlinkMessage::<Message>::deserialize(rest).context("netlink sent a malformed message")?;
             let length = usize::try_from(message.header.length)?.max(16);
             rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
             if self.awaited.contains(&message.header.sequence_number) {
@@ -418,18 +432,18 @@ impl Socket {
 
 type Received = (NetlinkHeader, NetlinkPayload<Message>);
 
-/// The kernel's number and, where it has one, its sentence.
+/// The kernel's error number and, where it sent one, its message.
 type Refusal = (Errno, Option<String>);
 
 enum Answer {
-    /// Made, or refused.
+    /// The change was made, or was refused.
     Ended(Option<Refusal>),
     Replies(Vec<Message>),
-    /// There was no memory for it, or no room in the socket.
+    /// The kernel had no memory for the request, or the socket had no room.
     Lost,
 }
 
-/// Nobody knows whether it was made.
+/// It is not known whether the change was made.
 const LOST: Refusal = (Errno::ENOBUFS, None);
 
 fn refused(what: String, (errno, extended): Refusal) -> anyhow::Error {
@@ -442,7 +456,7 @@ enum Dump {
     Failed(Refusal),
 }
 
-/// How much of what there is a dump has.
+/// Whether a dump is complete.
 enum Seen {
     All,
     Part,
@@ -452,12 +466,12 @@ fn is_busy(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|number| BUSY.contains(&Errno::from_raw(number)))
 }
 
-/// Netlink's codes are negative error numbers.
+/// The error codes of netlink are negative error numbers.
 fn errno_of(code: i32) -> Option<Errno> {
     (code != 0).then(|| Errno::from_raw(code.saturating_neg()))
 }
 
-/// NLMSGERR_ATTR_MSG, include/uapi/linux/netlink.h.
+/// NLMSGERR_ATTR_MSG of include/uapi/linux/netlink.h.
 fn extended_text(attributes: &[u8]) -> Option<String> {
     const NLMSGERR_ATTR_MSG: u16 = 1;
     let mut all = NlasIterator::new(attributes).filter_map(Result::ok);

@@ -1,4 +1,5 @@
-//! The neighbour table: who has answered on a link. The kernel asks by itself, with ARP or neighbour discovery.
+//! The neighbour table: which addresses have answered on a link. The kernel itself sends the requests, with ARP
+//! or neighbour discovery.
 
 use std::net::IpAddr;
 
@@ -15,36 +16,39 @@ use nix::libc::{RTM_DELNEIGH, RTM_GETNEIGH, RTM_NEWNEIGH};
 use super::link::Index;
 use super::{Error, Message, Socket};
 
-/// What is known of `address` on the link with this index; [`State::None`]: nothing.
+/// The state of `address` in the table of the link with this index; [`State::None`] when there is no entry.
 pub fn state(socket: &mut Socket, index: Index, address: IpAddr) -> Result<State> {
     let what = || format!("cannot look up the neighbour {address}");
     let message = Message::new(RTM_GETNEIGH, &message(index, address));
     let Some(reply) = socket.get(message, &[Errno::ENOENT], &what())? else { return Ok(State::None) };
     let header = reply.decode(NeighbourHeader::parse);
-    header.map(|header| header.state).with_context(|| format!("{}: the answer cannot be read", what()))
+    header
+        .map(|header| header.state)
+        .with_context(|| format!("{}: the kernel's answer cannot be parsed", what()))
 }
 
-/// Removes what is known of `address`.
+/// Removes the entry for `address`.
 pub fn forget(socket: &mut Socket, index: Index, address: IpAddr) -> Result<()> {
     let message = Message::new(RTM_DELNEIGH, &message(index, address));
-    let removed = socket.change(message, 0, || format!("cannot forget the neighbour {address}"));
+    let removed = socket.change(message, 0, || format!("cannot remove the neighbour {address}"));
     removed.or_else(|error| if Error::is(&error, Errno::ENOENT) { Ok(()) } else { Err(error) })
 }
 
-/// Makes the kernel ask everybody on the link for `address`, if nothing is known of it.
+/// Makes the kernel send a request for `address` to everybody on the link, if there is no entry for it.
 pub fn ask(socket: &mut Socket, index: Index, address: IpAddr) -> Result<()> {
     let mut message = message(index, address);
     message.header.flags = NeighbourFlags::Use;
     let message = Message::new(RTM_NEWNEIGH, &message);
-    socket.change(message, NLM_F_CREATE, || format!("cannot ask for the neighbour {address}"))
+    socket
+        .change(message, NLM_F_CREATE, || format!("cannot make the kernel look for the neighbour {address}"))
 }
 
-/// Makes the kernel ask the known owner of `address` whether it is still there. Traffic to it goes on.
+/// Makes the kernel ask the known owner of `address` whether it is still there. Traffic to the address goes on.
 pub fn confirm(socket: &mut Socket, index: Index, address: IpAddr) -> Result<()> {
     let mut message = message(index, address);
     message.header.state = State::Probe;
     let message = Message::new(RTM_NEWNEIGH, &message);
-    socket.change(message, 0, || format!("cannot ask the neighbour {address}"))
+    socket.change(message, 0, || format!("cannot make the kernel confirm the neighbour {address}"))
 }
 
 /// The request for `address` on the link with this index.

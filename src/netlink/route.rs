@@ -23,29 +23,29 @@ pub const MAIN: u32 = 254;
 pub struct Route {
     /// Destination.
     pub dst: IpNet,
-    /// Next hop; none: the destination is on the link.
+    /// Next hop; `None` if the destination is on the link.
     pub gateway: Option<IpAddr>,
-    /// The next hop is on the link although no prefix of ours covers it.
+    /// Whether the next hop is on the link although no prefix of the host covers it.
     pub onlink: bool,
     /// Routing table.
     pub table: u32,
-    /// Priority: the smaller wins. 0 is the kernel's choice, which for IPv6 is 1024.
+    /// Priority: the smaller one wins. With 0 the kernel chooses, for IPv6 1024.
     pub metric: u32,
     /// Path MTU in bytes.
     pub mtu: Option<u32>,
     /// TCP MSS to announce, in bytes.
     pub advmss: Option<u32>,
-    /// rtnetlink(7); default: link without a gateway, else universe.
+    /// Scope, as in rtnetlink(7). The default is link without a gateway, else universe.
     pub scope: Option<u8>,
 }
 
 impl Route {
-    /// A route to `dst` in `table`.
+    /// A route to `dst` in `table`, without further attributes.
     pub fn new(dst: IpNet, table: u32) -> Route {
         Route { dst, gateway: None, onlink: false, table, metric: 0, mtu: None, advmss: None, scope: None }
     }
 
-    /// Do both lead the same way, as far as the kernel reports it?
+    /// Whether both routes lead the same way, as far as the kernel reports it.
     pub fn is_same_path(&self, other: &Route) -> bool {
         (self.dst.trunc(), self.gateway, self.table) == (other.dst.trunc(), other.gateway, other.table)
             && (self.metric == 0 || self.metric == other.metric)
@@ -65,7 +65,7 @@ impl std::fmt::Display for Route {
     }
 }
 
-/// Adds `route` through the link with this index; an equal one, of whichever link, is an error (EEXIST).
+/// Adds `route` through the link with this index. An equal route through any link is an error (EEXIST).
 pub fn add(socket: &mut Socket, index: Index, route: &Route) -> Result<()> {
     let message = Message::new(RTM_NEWROUTE, &message(index, route));
     socket.change(message, NLM_F_CREATE | NLM_F_EXCL, || format!("cannot add the route {route}"))
@@ -110,14 +110,14 @@ pub fn message(index: Index, route: &Route) -> RouteMessage {
     message
 }
 
-/// The unicast routes of every table, of both families, each with the index of its link.
+/// The unicast routes of all tables and both families, each with the index of its link.
 pub fn all(socket: &mut Socket) -> Result<Vec<(Index, Route)>> {
     let mut routes = dump(socket, AddressFamily::Inet, None)?;
     routes.extend(dump(socket, AddressFamily::Inet6, None)?);
     Ok(routes)
 }
 
-/// Those through the link with this index.
+/// The routes through the link with this index.
 pub fn through(socket: &mut Socket, index: Index) -> Result<Vec<Route>> {
     let mut routes = dump(socket, AddressFamily::Inet, Some(index))?;
     routes.extend(dump(socket, AddressFamily::Inet6, Some(index))?);
@@ -131,14 +131,14 @@ fn dump(socket: &mut Socket, family: AddressFamily, index: Option<Index>) -> Res
         message.attributes.push(RouteAttribute::Oif(index.get()));
     }
     let message = Message::new(RTM_GETROUTE, &message);
-    // A kernel without IPv6 answers with EOPNOTSUPP; a filter on a link that is gone with ENODEV.
+    // A kernel without IPv6 answers EOPNOTSUPP; a filter on a link that is gone makes it answer ENODEV.
     let absent = [Errno::ENODEV, Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT];
     let replies = socket.dump(&message, &absent, "cannot list routes")?;
     let messages = replies.iter().filter_map(|reply| reply.decode(RouteMessage::parse));
     Ok(messages.flat_map(|message| parse(&message)).collect())
 }
 
-/// One entry per next hop; local, broadcast and blackhole routes lead through no link.
+/// Returns one entry per next hop. Local, broadcast and blackhole routes lead through no link and are left out.
 fn parse(message: &RouteMessage) -> Vec<(Index, Route)> {
     use netlink_packet_route::route::RouteType;
     let any = match message.header.address_family {

@@ -13,14 +13,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{Error, Message, Socket};
 
-/// Packets from one address use one table.
+/// A rule by which packets from one address use one table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rule {
-    /// The source.
+    /// The source address.
     pub from: IpAddr,
-    /// The table.
+    /// The routing table.
     pub table: u32,
-    /// Rules are tried from the smallest.
+    /// Priority: the kernel tries rules in ascending order.
     pub priority: u32,
 }
 
@@ -30,18 +30,19 @@ impl std::fmt::Display for Rule {
     }
 }
 
-/// Adds `rule`, unless there is an equal one: it can only be left of an attachment whose record was lost.
+/// Adds `rule`, unless an equal rule exists: that one can only be stale, of an attachment whose record was
+/// lost.
 pub fn add(socket: &mut Socket, rule: &Rule) -> Result<()> {
     let message = Message::new(RTM_NEWRULE, &message(rule));
     let added = socket.change(message, NLM_F_CREATE | NLM_F_EXCL, || format!("cannot add the rule {rule}"));
     added.or_else(|error| if Error::is(&error, Errno::EEXIST) { Ok(()) } else { Err(error) })
 }
 
-/// Removes `rule`; one that is not there is no error.
+/// Removes `rule`. It is no error if the rule does not exist.
 pub fn remove(socket: &mut Socket, rule: &Rule) -> Result<()> {
     let message = Message::new(RTM_DELRULE, &message(rule));
     let removed = socket.change(message, 0, || format!("cannot remove the rule {rule}"));
-    // EAFNOSUPPORT: no IPv6, so no rule either.
+    // EAFNOSUPPORT: without IPv6 there is no rule for it either.
     removed.or_else(|error| {
         let absent = Error::is(&error, Errno::ENOENT) || Error::is(&error, Errno::EAFNOSUPPORT);
         if absent { Ok(()) } else { Err(error) }
@@ -65,7 +66,7 @@ pub fn message(rule: &Rule) -> RuleMessage {
     message
 }
 
-/// The rules of both families that look at the source alone, and the tables that any rule names.
+/// The rules of both families that match nothing but the source, and the tables of all rules.
 pub fn all(socket: &mut Socket) -> Result<(Vec<Rule>, Vec<u32>)> {
     let (mut rules, mut tables) = (Vec::new(), Vec::new());
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {

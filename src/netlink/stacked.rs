@@ -17,7 +17,7 @@ use rtnetlink::LinkUnspec;
 use super::link::{HEADER_LEN, Index};
 use super::{Message, Socket, attributes};
 
-/// Not stacked: the other link is its peer.
+/// Kinds that refer to another link without being stacked on it: the other link is their peer.
 const PAIRS: [&str; 3] = ["veth", "netkit", "vxcan"];
 // include/uapi/linux/net_namespace.h.
 const NETNSA_NSID: u16 = 1;
@@ -26,36 +26,37 @@ const NETNSA_FD: u16 = 3;
 /// A link that is stacked on another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stacked {
-    /// In its namespace.
+    /// Index of the link in its namespace.
     pub index: Index,
-    /// Name.
+    /// Name of the link.
     pub name: String,
-    /// `macvlan`.
+    /// Kind of the link, such as `macvlan`.
     pub kind: String,
 }
 
-/// A link of the socket's namespace that is stacked on the link with this index in the namespace `home`.
+/// Finds a link in the socket's namespace that is stacked on the link with this index in the namespace `home`.
 pub fn on(socket: &mut Socket, index: Index, home: &impl AsFd) -> Result<Option<Stacked>> {
     let found: Vec<_> = candidates(socket, index)?;
     if found.is_empty() {
         return Ok(None);
     }
-    // The number that `home` has here; the link itself has given it one.
+    // The number that `home` has in the socket's namespace; the stacked link made the kernel assign it.
     let number = number_of(socket, home)?;
     Ok(found.into_iter().find(|(_, netns)| Some(*netns) == number).map(|(link, _)| link))
 }
 
-/// Removes it; the socket is of its namespace.
+/// Removes the link. The socket must be in its namespace.
 pub fn remove(socket: &mut Socket, link: &Stacked) -> Result<()> {
     let message = LinkUnspec::new_with_index(link.index.get()).build();
     socket.change(Message::new(RTM_DELLINK, &message), 0, || format!("cannot remove {}", link.name))
 }
 
-/// Those stacked on a link of this index in any other namespace, with the number of that.
+/// The links that are stacked on a link with this index in any other namespace, each with the number of that
+/// namespace.
 fn candidates(socket: &mut Socket, index: Index) -> Result<Vec<(Stacked, i32)>> {
     let mut message = LinkMessage::default();
     message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
-    // Who adds and removes links all the time in a namespace of his own must not keep us.
+    // A pod that adds and removes links all the time in its own namespace must not delay the caller.
     let message = Message::new(RTM_GETLINK, &message);
     let (replies, _) = socket.dump_within(Duration::ZERO, &message, &[], "cannot list links")?;
     Ok(replies.iter().filter_map(|reply| parse(reply, index)).collect())
@@ -84,7 +85,7 @@ fn parse(reply: &Message, index: Index) -> Option<(Stacked, i32)> {
 
 fn number_of(socket: &mut Socket, netns: &impl AsFd) -> Result<Option<i32>> {
     let fd = u32::try_from(netns.as_fd().as_raw_fd())?;
-    // struct rtgenmsg, padded, and one attribute.
+    // struct rtgenmsg with padding, and one attribute.
     let mut payload = vec![0; 4];
     payload.extend([8_u16, NETNSA_FD].map(u16::to_ne_bytes).concat());
     payload.extend(fd.to_ne_bytes());

@@ -1,5 +1,6 @@
-//! What user space can set on a netdev besides name, MTU and MAC, as `ip -details link` shows it. Who has the
-//! netdev in a namespace of its own needs CAP_NET_ADMIN there and nothing else, and none of it ends with a move.
+//! The settings of a netdev besides name, MTU and MAC that `ip -details link` shows. CAP_NET_ADMIN in the
+//! netdev's namespace is enough to change them, so a pod can, and a move to another namespace resets none of
+//! them.
 
 use anyhow::Result;
 use netlink_packet_core::DefaultNla;
@@ -22,7 +23,7 @@ const IFLA_PROTO_DOWN_REASON_VALUE: u16 = 2;
 const IFLA_XDP_FD: u16 = 1;
 const IFLA_XDP_FLAGS: u16 = 3;
 
-/// The flags that __dev_change_flags takes from user space.
+/// The flags that __dev_change_flags accepts from user space.
 const FLAGS: [(i32, &str); 9] = [
     (IFF_DEBUG, "DEBUG"),
     (IFF_NOTRAILERS, "NOTRAILERS"),
@@ -35,8 +36,8 @@ const FLAGS: [(i32, &str); 9] = [
     (IFF_DYNAMIC, "DYNAMIC"),
 ];
 
-/// Numbers: attribute, length in bytes, name. The kernel sets the IPv4 size along with the other one
-/// (netif_set_gso_max_size), so it comes after it.
+/// Numbers: attribute, length in bytes, name. The kernel sets the IPv4 size together with the other one
+/// (netif_set_gso_max_size), so the IPv4 size is set after it.
 const NUMBERS: [(u16, usize, &str); 9] = [
     (IFLA_TXQLEN, 4, "txqueuelen"),
     (IFLA_GROUP, 4, "group"),
@@ -49,11 +50,12 @@ const NUMBERS: [(u16, usize, &str); 9] = [
     (IFLA_GRO_IPV4_MAX_SIZE, 4, "gro_ipv4_max_size"),
 ];
 
-/// Where an XDP program runs: the attribute with its id, the flag to attach and detach there, the name.
+/// The places where an XDP program runs: the attribute with the program's id, the flag to attach and detach it
+/// there, and the name.
 const XDP: [(u16, u32, &str); 3] =
     [(5, 1 << 2, "xdpdrv"), (6, 1 << 1, "xdpgeneric"), (7, 1 << 3, "xdpoffload")];
 
-/// Every setting of the link with its value. Of XDP only what is attached.
+/// Reads every setting of the link with its value. For XDP, only the programs that are attached.
 pub fn read(socket: &mut Socket, index: Index) -> Result<Vec<(&'static str, String)>> {
     // Without statistics, RTEXT_FILTER_SKIP_STATS.
     let mask = DefaultNla::new(nix::libc::IFLA_EXT_MASK, (1u32 << 3).to_ne_bytes().to_vec());
@@ -91,7 +93,7 @@ fn parse(payload: &[u8]) -> Vec<(&'static str, String)> {
     found
 }
 
-/// A number of 4 bytes, or of 1.
+/// A number of 4 bytes, or of 1 byte.
 fn word(value: &[u8]) -> Option<u32> {
     match value {
         [byte] => Some(u32::from(*byte)),
@@ -99,12 +101,12 @@ fn word(value: &[u8]) -> Option<u32> {
     }
 }
 
-/// Is `name` that of a place for XDP programs?
+/// Whether `name` is that of a place for XDP programs.
 pub fn is_xdp(name: &str) -> bool {
     XDP.iter().any(|(.., mode)| *mode == name)
 }
 
-/// Sets `name` to what `wanted` has for it.
+/// Sets the setting `name` to `wanted`.
 pub fn set(
     socket: &mut Socket,
     link: &Link,
@@ -128,7 +130,7 @@ fn message(index: Index, name: &str, wanted: &dyn Fn(&str) -> Option<String>) ->
         "alias" => attributes.push(DefaultNla::new(IFLA_IFALIAS, value.into_bytes())),
         "broadcast" => attributes.push(DefaultNla::new(IFLA_BROADCAST, parse_mac(&value)?)),
         _ => {
-            // The kernel may refuse to clear protodown while a reason for it is there.
+            // The kernel may refuse to clear protodown while there is a reason for it.
             if (name, value.as_str()) == ("protodown", "0") {
                 let word = |kind, number: u32| DefaultNla::new(kind, number.to_ne_bytes().to_vec());
                 let reasons =
@@ -156,7 +158,7 @@ fn message(index: Index, name: &str, wanted: &dyn Fn(&str) -> Option<String>) ->
 /// Detaches the XDP program at the place called `mode`.
 pub fn detach_xdp(socket: &mut Socket, link: &Link, mode: &str) -> Result<()> {
     let Some((_, flag, _)) = XDP.iter().find(|(.., name)| *name == mode) else { return Ok(()) };
-    // EBUSY is for good here: dev_xdp_attach leaves a program to the bpf_link that holds it.
+    // EBUSY is final here: dev_xdp_attach does not detach a program that a bpf_link holds.
     let detached = socket.change_once(&xdp_message(link.index, *flag), || {
         format!("cannot detach the XDP program ({mode}) of {}", link.name)
     });

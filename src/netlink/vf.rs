@@ -1,4 +1,4 @@
-//! The VFs of a PF as the PF's driver keeps them: `vf N` lines of `ip link show`.
+//! The settings of a PF's VFs, as the PF's driver keeps them: the `vf N` lines of `ip link show`.
 
 use anyhow::Result;
 use netlink_packet_core::NlaBuffer;
@@ -30,52 +30,52 @@ const IFLA_VF_VLAN_INFO: u16 = 1;
 const DOT1Q: u16 = 0x8100;
 const DOT1AD: u16 = 0x88a8;
 
-/// Settings of a VF. `None`: not asked for, or not reported by the driver.
+/// Settings of a VF. `None` means that a value was not requested, or that the driver does not report it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct VfState {
-    /// Administrative MAC; all zero: the VF chooses.
+    /// Administrative MAC; all zero if the VF chooses its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
-    /// Tag of all traffic.
+    /// VLAN tag of all the VF's traffic.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vlan: Option<Vlan>,
-    /// Mbit/s, minimum and maximum; 0: none.
+    /// Minimum and maximum transmit rate in Mbit/s; 0 means no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<(u32, u32)>,
-    /// Frames with another source MAC are dropped.
+    /// Whether the NIC drops frames with another source MAC.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spoofchk: Option<bool>,
-    /// The VF may be promiscuous and change its MAC.
+    /// Whether the VF may be promiscuous and change its MAC.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust: Option<bool>,
-    /// What the VF sees of the link.
+    /// The link state that the VF sees.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_state: Option<LinkState>,
-    /// InfiniBand's names of the VF and of its port.
+    /// InfiniBand GUID of the VF's node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_guid: Option<u64>,
-    /// See `node_guid`.
+    /// InfiniBand GUID of the VF's port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port_guid: Option<u64>,
 }
 
-/// A tag that the PF puts on a VF's frames.
+/// A VLAN tag that the PF adds to a VF's frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vlan {
-    /// 1 to 4094; 0: no tag.
+    /// VLAN id, 1 to 4094; 0 means no tag.
     pub id: u16,
     /// Priority, 0 to 7.
     pub qos: u8,
-    /// EtherType of the tag is 802.1ad's, not 802.1Q's.
+    /// Whether the EtherType of the tag is that of 802.1ad, and not of 802.1Q.
     pub is_dot1ad: bool,
 }
 
-/// IFLA_VF_LINK_STATE.
+/// The link state that a VF sees, IFLA_VF_LINK_STATE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkState {
-    /// As the PF's.
+    /// The same as the PF's.
     Auto,
     /// Always up.
     Enable,
@@ -84,7 +84,7 @@ pub enum LinkState {
 }
 
 impl VfState {
-    /// The keys that are set, each alone, as sriov-cni names and orders them.
+    /// The settings that are set, each alone under its key, with the names and in the order of sriov-cni.
     pub fn settings(&self) -> Vec<(&'static str, VfState)> {
         let none = VfState::default;
         let each = [
@@ -100,7 +100,7 @@ impl VfState {
         each.into_iter().filter(|(_, one)| *one != none()).collect()
     }
 
-    /// What is set here, and else what `other` has.
+    /// The settings of `self`, and those of `other` where `self` has none.
     #[must_use]
     pub fn over(&self, other: &VfState) -> VfState {
         VfState {
@@ -115,7 +115,7 @@ impl VfState {
         }
     }
 
-    /// As `ip link set PF vf N` takes it.
+    /// The settings as arguments of `ip link set PF vf N`.
     pub fn as_arguments(&self) -> String {
         let on = |on: bool| if on { "on" } else { "off" };
         let vlan = self.vlan.map(|vlan| {
@@ -134,7 +134,7 @@ impl VfState {
         parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
     }
 
-    /// What is set both here and in `mask`.
+    /// The settings of `self` that are also set in `mask`.
     #[must_use]
     pub fn masked_by(&self, mask: &VfState) -> VfState {
         VfState {
@@ -150,7 +150,7 @@ impl VfState {
     }
 }
 
-/// As `ip link` shows it, for messages.
+/// The settings as `ip link` shows them, for messages.
 impl std::fmt::Display for VfState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let on = |on: bool| if on { "on" } else { "off" };
@@ -179,15 +179,15 @@ impl std::fmt::Display for VfState {
     }
 }
 
-/// What a PF says of one of its VFs.
+/// What a PF reports about one of its VFs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
-    /// Its settings.
+    /// The VF's settings.
     Known(VfState),
     /// The PF has no such VF.
     NoSuchVf,
-    /// The list of all its VFs does not fit a message (sriov-network-operator#1021, drivers for InfiniBand):
-    /// settings can be made but not be read.
+    /// The list of all VFs does not fit into a message (sriov-network-operator#1021, InfiniBand drivers):
+    /// settings can be made, but they cannot be read.
     TooLong,
 }
 
@@ -201,8 +201,8 @@ impl Report {
     }
 }
 
-/// What the PF with this index says of its VF `number`. The reply has all VFs of the PF, some 300 bytes each, and
-/// is read whole however large it is.
+/// Reads what the PF with this index reports about its VF `number`. The answer has all VFs of the PF, some 300
+/// bytes each, and is read completely, whatever its size.
 pub fn state(socket: &mut Socket, pf: Index, number: u32) -> Result<Report> {
     let mut message = LinkMessage::default();
     message.header.index = pf.get();
@@ -210,7 +210,7 @@ pub fn state(socket: &mut Socket, pf: Index, number: u32) -> Result<Report> {
     message.attributes.push(LinkAttribute::ExtMask(mask));
     let message = Message::new(RTM_GETLINK, &message);
     let reply = match socket.get(message, &[Errno::ENODEV], "cannot read the VFs of the PF") {
-        // rtnl_fill_ifinfo: one attribute, the list, has 64 KiB at most.
+        // rtnl_fill_ifinfo: the list is one attribute, which has at most 64 KiB.
         Err(error) if Error::is(&error, Errno::EMSGSIZE) => return Ok(Report::TooLong),
         reply => reply?,
     };
@@ -227,8 +227,8 @@ fn infos(list: &[u8]) -> Vec<(u32, VfState)> {
         .collect()
 }
 
-/// The library takes "not supported", which is all bits set, for `off`; restored, that would be a change. So
-/// the structures of if_link.h are read here.
+/// Parses the structures of if_link.h. The library takes "not supported", which is all bits set, for `off`; to
+/// restore that would change the VF.
 fn parse(info: &[u8]) -> Option<(u32, VfState)> {
     let word = |value: &[u8], at: usize| -> Option<u32> {
         Some(u32::from_ne_bytes(value.get(4 * at..4 * at + 4)?.try_into().ok()?))
@@ -243,7 +243,7 @@ fn parse(info: &[u8]) -> Option<(u32, VfState)> {
     for attribute in attributes(info) {
         let value = attribute.value();
         match kind(&attribute) {
-            // struct ifla_vf_mac: vf, 32 bytes of which Ethernet uses 6.
+            // struct ifla_vf_mac: the number of the VF, and 32 bytes, of which Ethernet uses 6.
             IFLA_VF_MAC => {
                 number = word(value, 0);
                 state.mac = value.get(4..10).map(format_mac);
@@ -289,7 +289,8 @@ fn kind(attribute: &NlaBuffer<&[u8]>) -> u16 {
     attribute.kind()
 }
 
-/// Sets what `wanted` has on VF `number` of the PF, one attribute per request, so that an error names it.
+/// Makes the settings `wanted` on VF `number` of the PF, one attribute per request, so that an error names the
+/// setting.
 pub fn set(socket: &mut Socket, pf: Index, pf_name: &str, number: u32, wanted: &VfState) -> Result<()> {
     for (key, one) in wanted.settings() {
         let message = Message::new(RTM_SETLINK, &message(pf, number, &one));

@@ -1,5 +1,5 @@
-//! /etc/rail-cni/node.json: what the operator of the node says. Every path that the programs use comes from
-//! here; a network configuration, which a tenant may have written, names none.
+//! /etc/rail-cni/node.json, which the operator of the node writes. It is the only source of the paths that the
+//! programs use: a network configuration, which a tenant may have written, cannot set them.
 
 mod place;
 
@@ -16,32 +16,32 @@ use crate::files::{self, Dir};
 use crate::nearest::nearest;
 use crate::{cluster_networks, cni, fail, failure, watchdog};
 
-/// Environment variable that names another file: for tests and unusual hosts.
+/// Environment variable with the path of another node.json, for tests and unusual hosts.
 pub const VARIABLE: &str = "RAIL_CNI_NODE_CONFIG";
 const PATH: &str = "/etc/rail-cni/node.json";
 
-/// node.json; every key may be missing.
+/// The content of node.json. Every key may be missing.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Node {
     node_name: Option<String>,
-    /// Which PF is which rail; empty: not checked.
+    /// The rails and their PFs; empty: devices are not compared with a rail's PF.
     pub rails: Vec<RailPf>,
-    /// Do rails and PFs count alike, the lowest PCI address being the lowest rail?
+    /// Whether the rails are numbered in the order of their PFs' PCI addresses.
     pub rails_in_pci_order: bool,
-    /// Allocations, a folder per node.
+    /// Directory of the allocations, with a subdirectory per node.
     pub store_dir: PathBuf,
-    /// Records, leases and locks.
+    /// Directory of records, leases and locks.
     pub run_dir: PathBuf,
     /// Where sysfs is mounted.
     pub sysfs_root: PathBuf,
-    /// Where device-info files may be written: `runtimeConfig.CNIDeviceInfoFile` is a path that a tenant's
-    /// configuration can name.
+    /// Directory in which device-info files may be written. `runtimeConfig.CNIDeviceInfoFile` is a path that a
+    /// tenant's configuration can set.
     pub device_info_dir: PathBuf,
-    /// Of Services and pods: no route of a rail may cover them. Empty: not known.
+    /// Networks of Services and pods, which no route of a rail may cover; empty: not known.
     pub cluster_networks: Vec<IpNet>,
     log: LogConfig,
-    /// How long a call of a runtime may take, in seconds, 1 to 3600; see [`crate::watchdog`].
+    /// Longest time of a runtime's call in seconds, 1 to 3600; see [`crate::watchdog`].
     call_timeout: u16,
     /// What networks may do on this node.
     pub policy: Policy,
@@ -51,9 +51,9 @@ pub struct Node {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RailPf {
-    /// Counted from 0.
+    /// Number of the rail, from 0.
     pub rail: u8,
-    /// PCI address or name of the netdev.
+    /// PCI address or netdev name of the PF.
     pub pf: String,
 }
 
@@ -63,41 +63,43 @@ struct LogConfig {
     #[serde(deserialize_with = "level")]
     level: Option<LevelFilter>,
     file: Option<PathBuf>,
-    /// Where networks may have files of their own.
+    /// Directory in which networks may have log files of their own.
     dir: Option<PathBuf>,
     format: crate::log::Format,
 }
 
 impl LogConfig {
-    /// The operator's file, or one directly in the folder that he named for them: in any other, as /var/log,
-    /// a tenant would write into somebody's file.
-    fn allows(&self, asked: &Path) -> bool {
-        let name = asked.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    /// Whether a network may log to `requested`: it must be the operator's file, or directly in the directory
+    /// that the operator set aside for networks. In any other directory, such as /var/log, a tenant could write
+    /// into somebody else's file.
+    fn allows(&self, requested: &Path) -> bool {
+        let name = requested.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let is_name = !name.is_empty() && !name.starts_with('.') && !name.contains(char::is_control);
-        let is_inside = self.dir.is_some() && asked.parent() == self.dir.as_deref();
-        self.file.as_deref() == Some(asked) || (is_inside && is_name)
+        let is_inside = self.dir.is_some() && requested.parent() == self.dir.as_deref();
+        self.file.as_deref() == Some(requested) || (is_inside && is_name)
     }
 }
 
-/// An absent list allows all; `kinds` and `pfs_with_vfs` allow what is refused without them.
+/// Limits for networks. An absent list allows everything; `kinds` and `pfs_with_vfs` allow what is refused
+/// without them.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Policy {
-    /// PCI addresses or netdev names of the PFs whose VFs (and which themselves) may be attached.
+    /// PCI addresses or netdev names of the PFs that may be attached, themselves or as VFs.
     pub pfs: Option<Vec<String>>,
     /// Values of `rail` that networks may use.
     pub rails: Option<Vec<u8>>,
-    /// Drivers of devices that may be attached.
+    /// Drivers of the devices that may be attached.
     pub drivers: Option<Vec<String>>,
-    /// Only VFs: no PF, no SF, no other device.
+    /// Whether only VFs may be attached: no PF, no SF, no other device.
     pub vfs_only: bool,
-    /// VF keys that networks may set, as `vlan` or `trust`.
+    /// The keys of VF settings that networks may use, such as `vlan` or `trust`.
     pub vf_keys: Option<Vec<String>>,
-    /// Kinds of netdevs that may be attached beside the functions of a bus: `veth`, `netdevsim`, `representor`.
+    /// Kinds of netdevs that may be attached besides functions of a bus: `veth`, `netdevsim`, `representor`.
     pub kinds: Vec<String>,
-    /// May a PF be attached that has VFs?
+    /// Whether a PF that has VFs may be attached itself.
     pub pfs_with_vfs: bool,
-    /// Whether a network may describe its pool in place; true.
+    /// Whether a network may define its pool inline; true by default.
     pub inline_pools: bool,
 }
 
@@ -143,15 +145,16 @@ impl Default for Node {
 }
 
 impl Node {
-    /// Reads node.json; without the file, the defaults.
+    /// Reads node.json, or returns the defaults if the file does not exist. Fails if the file is invalid.
     pub fn load() -> Result<Node> {
         let path = path();
         let Some(object) = read(&path)? else { return Ok(Node::default()) };
         parse(&path, &Value::Object(object))
     }
 
-    /// For DEL, which must work whatever became of the file: a key that is wrong is as if it were absent. Only
-    /// where our state is must be known: a DEL that looked elsewhere would find nothing and succeed.
+    /// Reads node.json for DEL, which must work whatever the file contains: an invalid key counts as absent.
+    /// Only `runDir` must be valid, because a DEL that looked for the record elsewhere would find nothing and
+    /// succeed.
     pub fn load_lenient() -> Result<Node> {
         let path = path();
         let Some(object) = read(&path)? else { return Ok(Node::default()) };
@@ -170,7 +173,7 @@ impl Node {
         })
     }
 
-    /// This node's name in pools: exact, for the fabric was planned with it.
+    /// The name of this node in pools. It must match exactly, because the fabric was planned with it.
     pub fn name(&self) -> Result<String> {
         match &self.node_name {
             Some(name) => Ok(name.clone()),
@@ -178,17 +181,17 @@ impl Node {
         }
     }
 
-    /// The folder `name` below /run/rail-cni, made where it is missing.
+    /// Opens the directory `name` in the run directory; makes it where it is missing.
     pub fn run(&self, name: &str) -> Result<Dir> {
         Dir::create(&self.run_dir)?.create_sub(name)
     }
 
-    /// The same, if it is there: for verbs that write nothing.
+    /// Opens the directory `name` in the run directory if it exists, for verbs that write nothing.
     pub fn existing_run(&self, name: &str) -> Result<Option<Dir>> {
         self.existing_run_dir()?.map_or(Ok(None), |run| run.sub(name))
     }
 
-    /// /run/rail-cni, if it is there.
+    /// Opens the run directory if it exists.
     pub fn existing_run_dir(&self) -> Result<Option<Dir>> {
         match Dir::open(&self.run_dir) {
             Ok(dir) => Ok(Some(dir)),
@@ -197,45 +200,46 @@ impl Node {
         }
     }
 
-    /// Could state be written? Asks the nearest folder that exists, and makes none.
+    /// Fails if the run directory could not be written. Checks the nearest directory that exists, and makes
+    /// none.
     pub fn run_is_writable(&self) -> Result<()> {
         let there = self.run_dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
         Dir::open(there).with_context(|| format!("cannot open {}", there.display()))?.writable()
     }
 
-    /// How long a call may take in all; a command that only looks as well.
+    /// The time limit of a runtime's call, and of a command that changes nothing.
     pub fn call_timeout(&self) -> Duration {
         Duration::from_secs(self.call_timeout.into())
     }
 
-    /// Where lines go beside stderr.
+    /// The log file besides stderr.
     pub fn log_file(&self) -> Option<&Path> {
         self.log.file.as_deref()
     }
 
-    /// Where networks may have files of their own.
+    /// Directory in which networks may have log files of their own.
     pub fn log_dir(&self) -> Option<&Path> {
         self.log.dir.as_deref()
     }
 
-    /// Starts the log. A network may ask for a level, and for a file that node.json allows.
+    /// Starts the log. A network may set the level, and a file that node.json allows.
     pub fn start_log(&self, network: &cni::Network) {
         let text = |key| network.get(&[key]).and_then(Value::as_str).filter(|text| !text.is_empty());
         let level = text("logLevel").and_then(crate::log::parse_level).or(self.log.level);
-        let asked = text("logFile").map(Path::new);
-        let allowed = asked.filter(|asked| self.log.allows(asked));
+        let requested = text("logFile").map(Path::new);
+        let allowed = requested.filter(|requested| self.log.allows(requested));
         watchdog::allow(self.call_timeout());
         let file = allowed.or(self.log.file.as_deref());
         crate::log::configure(level.unwrap_or(LevelFilter::Info), self.log.format, file);
-        if let Some(asked) = asked.filter(|_| allowed.is_none()) {
+        if let Some(requested) = requested.filter(|_| allowed.is_none()) {
             log::warn!(
-                "logFile {asked:?} is neither node.json's log.file nor a file in its log.dir: ignored"
+                "logFile {requested:?} is ignored: it is neither log.file of node.json nor a file in its log.dir"
             );
         }
     }
 }
 
-/// Where node.json is.
+/// The path of node.json.
 pub fn path() -> PathBuf {
     std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map_or_else(|| PATH.into(), PathBuf::from)
 }
@@ -253,7 +257,8 @@ fn read(path: &Path) -> Result<Option<Map<String, Value>>> {
     Ok(Some(object))
 }
 
-/// serde names the unknown key and all known ones, in backquotes: the reader wants the one that was meant.
+/// Adds the known key that was probably meant. serde names the unknown key and then all known ones, in
+/// backquotes.
 fn with_nearest(error: &str) -> String {
     let mut words = error.split('`').skip(1).step_by(2);
     let unknown = words.next().filter(|_| error.contains("unknown field"));
@@ -277,15 +282,15 @@ fn parse(path: &Path, value: &Value) -> Result<Node> {
     .chain(node.log.dir.as_ref().map(|dir| ("log.dir", dir)))
     {
         if !dir.is_absolute() {
-            fail!(InvalidConfig, "{}: {key}: {} is not an absolute path", path.display(), dir.display());
+            fail!(InvalidConfig, "{}: {key}: {} must be an absolute path", path.display(), dir.display());
         }
     }
     if !(1..=3600).contains(&node.call_timeout) {
         let (path, seconds) = (path.display(), node.call_timeout);
-        fail!(InvalidConfig, "{path}: callTimeout: {seconds} is not 1 to 3600 seconds");
+        fail!(InvalidConfig, "{path}: callTimeout: {seconds} must be 1 to 3600 seconds");
     }
     if let Some(name) = node.node_name.as_ref().filter(|name| !cni::is_identifier(name)) {
-        fail!(InvalidConfig, "{}: nodeName: {name:?} is no name of a node", path.display());
+        fail!(InvalidConfig, "{}: nodeName: {name:?} cannot be the name of a node", path.display());
     }
     for (index, one) in node.rails.iter().enumerate() {
         if let Some(other) =

@@ -1,5 +1,5 @@
-//! Is the run folder the host's? Leases and records in a container's own /run are seen by nobody else: an
-//! address would be given twice, and a DEL would find nothing.
+//! Checks that the run directory is the host's. Leases and records in a container's own /run are invisible to
+//! everybody else: an address would be given twice, and a DEL would find nothing.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
@@ -12,20 +12,20 @@ use super::Node;
 use crate::netns::is_init_the_hosts;
 use crate::{fail, failure};
 
-/// Where an operator gets by default, and where namespaces are.
+/// The directories that contain the run directory by default, and the mounted namespaces.
 const RUN: [&str; 2] = ["/run", "/var/run"];
 const INIT_ROOT: &str = "/proc/1/root";
 
 impl Node {
-    /// Fails where the run folder is a container's own, as far as that can be told. A run folder that is not
-    /// below /run was chosen by the operator. `netns` is CNI_NETNS.
+    /// Fails where the run directory provably belongs to a container. A run directory that is not below /run
+    /// was chosen by the operator and is accepted. `netns` is CNI_NETNS.
     pub fn check_place(&self, netns: Option<&Path>) -> Result<()> {
         if !is_below_run(&self.run_dir) {
             return Ok(());
         }
         let nearest = self.run_dir.ancestors().find_map(|path| path.canonicalize().ok());
         let nearest = nearest.unwrap_or_else(|| PathBuf::from("/"));
-        self.check_folder(&nearest, netns).map_err(|error| {
+        self.check_directory(&nearest, netns).map_err(|error| {
             failure!(
                 Io,
                 "{error:#}: this process must see the host's {}, {} and, with the mount propagation \
@@ -36,32 +36,32 @@ impl Node {
         })
     }
 
-    fn check_folder(&self, nearest: &Path, netns: Option<&Path>) -> Result<()> {
+    fn check_directory(&self, nearest: &Path, netns: Option<&Path>) -> Result<()> {
         let (run_dir, shown) = (self.run_dir.display(), nearest.display());
         let look = || format!("cannot look at {shown}");
         let ours = nearest.metadata().with_context(look)?;
         if Path::new(INIT_ROOT).metadata().is_ok() {
-            // Without links, which would lead out of the other root.
+            // Symbolic links are resolved before, because they would lead out of the other root.
             let theirs = Path::new(INIT_ROOT).join(nearest.strip_prefix("/").unwrap_or(nearest)).metadata();
             let is_theirs = match &theirs {
                 Ok(theirs) => (theirs.dev(), theirs.ino()) == (ours.dev(), ours.ino()),
                 Err(error) => !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory),
             };
             if !is_theirs {
-                fail!(Io, "runDir {run_dir}: {shown} is another folder here than for process 1");
+                fail!(Io, "runDir {run_dir}: {shown} is not the directory that process 1 sees");
             }
             if theirs.is_ok() && is_init_the_hosts() {
                 return Ok(());
             }
         }
         if statfs(nearest).with_context(look)?.filesystem_type() == OVERLAYFS_SUPER_MAGIC {
-            fail!(Io, "runDir {run_dir}: {shown} is on an overlay, the files of a container");
+            fail!(Io, "runDir {run_dir}: {shown} is on an overlay file system, which belongs to a container");
         }
-        let Some(folder) = netns.and_then(folder_of).filter(|folder| is_below_run(folder)) else {
+        let Some(directory) = netns.and_then(directory_of).filter(|directory| is_below_run(directory)) else {
             return Ok(());
         };
-        if folder.metadata().is_ok_and(|folder| folder.dev() != ours.dev()) {
-            fail!(Io, "runDir {run_dir}: {shown} is on another file system than {}", folder.display());
+        if directory.metadata().is_ok_and(|directory| directory.dev() != ours.dev()) {
+            fail!(Io, "runDir {run_dir}: {shown} is on another file system than {}", directory.display());
         }
         Ok(())
     }
@@ -71,11 +71,12 @@ fn is_below_run(path: &Path) -> bool {
     RUN.iter().any(|run| path.starts_with(run))
 }
 
-/// Where a namespace is bound to a file. The namespace itself is on a file system of its own.
-fn folder_of(netns: &Path) -> Option<PathBuf> {
+/// The directory of the file that a namespace is mounted on. The namespace itself is on a file system of its
+/// own.
+fn directory_of(netns: &Path) -> Option<PathBuf> {
     let real = netns.canonicalize().ok();
-    let folder = real.as_deref().and_then(Path::parent).map(Path::to_owned);
-    folder.or_else(|| netns.parent()?.canonicalize().ok())
+    let directory = real.as_deref().and_then(Path::parent).map(Path::to_owned);
+    directory.or_else(|| netns.parent()?.canonicalize().ok())
 }
 
 #[cfg(test)]
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_folder_elsewhere_was_chosen() {
+    fn a_run_directory_elsewhere_was_chosen() {
         let node = Node { run_dir: "/nonexistent/rail-cni".into(), ..Node::default() };
         assert!(node.check_place(Some(Path::new("/proc/self/ns/net"))).is_ok());
     }

@@ -44,11 +44,11 @@ reap_rebuild_puts_it_on_record_and_its_end_is_as_any_other() {
     config=$(conf 0 "$(vf 0)")
     for how in del death; do
         forgotten_pod
-        contains "dry run" "would put on record" "$("$bin/rail-cni" reap --rebuild --dry-run)"
+        contains "dry run" "would record it" "$("$bin/rail-cni" reap --rebuild --dry-run)"
         same "records" "" "$(state_files)"
-        contains "reap" "put on record $(vf 0) (ens0f0v0)" "$("$bin/rail-cni" reap --rebuild)"
+        contains "reap" "recorded $(vf 0) (ens0f0v0)" "$("$bin/rail-cni" reap --rebuild)"
         same "records" 1 "$(find /run/rail-cni/attachments -type f | wc -l)"
-        contains "again" "0 given back, 0 left, 1 in use" "$("$bin/rail-cni" reap --rebuild)"
+        contains "again" "0 returned, 0 remaining, 1 in use" "$("$bin/rail-cni" reap --rebuild)"
         same "state" "live 172.16.0.0/31 0" "$(status_of '.attachments[0] | "\(.state) \(.addresses[0]) \(.rail)"')"
         pod podB
         refused "is attached to container rebuilt-" ADD podB net1 "$config"
@@ -81,7 +81,7 @@ a_vf_of_a_process_is_found() {
     kill "$pid"
     wait "$pid" || true
     wait_for_quiet
-    contains "reap" "gave back $(vf 0)" "$("$bin/rail-cni" reap)"
+    contains "reap" "returned $(vf 0)" "$("$bin/rail-cni" reap)"
     as_before
 }
 

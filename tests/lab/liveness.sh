@@ -40,7 +40,7 @@ a_container_with_its_own_run_is_refused() {
     local own='mount -t tmpfs tmpfs /run; mkdir /run/netns; exec "$@"'
     pod pod1
     ipam ADD pod1 unshare --mount sh -c "$own" sh
-    contains ADD "another folder here than for process 1" "$output"
+    contains ADD "is not the directory that process 1 sees" "$output"
     ipam DEL pod1 unshare --mount sh -c "$own" sh
     contains DEL "HostToContainer" "$output"
     # kubens: other mounts, the same /run.

@@ -70,7 +70,7 @@ what_a_lost_del_left_is_told_and_reaped() {
     rail_cni 1 status
     same state '["dead"]' "$(json 1 status '[.attachments[].state]')"
     rail_cni 0 doctor
-    contains doctor "every VF was left by a pod that is gone" "$output"
+    contains doctor "every VF is stale, because its pod is gone" "$output"
     contains doctor "1 lease of pods that are gone" "$output"
     rail_cni 0 reap --output json
     same reaped '["0000:03:10.0"]' "$(jq -c '[.givenBack[].device]' <<<"$output")"

@@ -54,7 +54,7 @@ status_and_doctor_tell_of_mode_and_devices() {
     same mode '"exclusive"' "$("$bin/rail-cni" status --output json | jq -c .rdma)"
     local told
     told=$("$bin/rail-cni" doctor --output json || true)
-    contains doctor "no RDMA device on $(pf 0), while others have one" \
+    contains doctor "no RDMA device on $(pf 0), but others have one" \
         "$(jq -r '.checks[] | select(.check == "rdma" and .verdict == "warn") | .text' <<<"$told")"
     same "verdicts" '["warn"]' "$(jq -c '[.checks[] | select(.check == "rdma") | .verdict]' <<<"$told")"
 }

@@ -93,10 +93,10 @@ impl Held {
 #[test]
 fn who_has_another_folder_of_namespaces_takes_nothing() {
     let Some(held) = Held::new("liveness::folder") else { return };
-    held.is_not_judged("mount -t tmpfs tmpfs /run/netns", "another folder than at ADD");
+    held.is_not_judged("mount -t tmpfs tmpfs /run/netns", "is not the directory that the ADD saw");
     // Not the death of the pod either.
     held.host.delete_netns(&held.old);
-    held.is_not_judged("mount -t tmpfs tmpfs /run/netns", "another folder than at ADD");
+    held.is_not_judged("mount -t tmpfs tmpfs /run/netns", "is not the directory that the ADD saw");
     held.is_judged_dead();
 }
 
@@ -104,7 +104,7 @@ fn who_has_another_folder_of_namespaces_takes_nothing() {
 #[test]
 fn who_sees_the_file_below_a_namespace_takes_nothing() {
     let Some(held) = Held::new("liveness::file") else { return };
-    held.is_not_judged("umount -l $netns", "is no namespace here");
+    held.is_not_judged("umount -l $netns", "is not a namespace here");
     held.host.delete_netns(&held.old);
     held.is_judged_dead();
 }
@@ -122,7 +122,7 @@ fn who_has_another_proc_takes_nothing() {
     if probe.is_ok_and(|status| status.success()) {
         let added = held.call("ADD", "new").under(&wrapper).run(&network());
         let msg = added.error(11)["msg"].to_string();
-        assert!(msg.contains("/proc is another folder than at ADD"), "{msg}");
+        assert!(msg.contains("/proc is not the directory that the ADD saw"), "{msg}");
     } else {
         skip("liveness::proc", "no PID namespace with a /proc of its own here");
     }

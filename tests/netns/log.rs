@@ -35,7 +35,7 @@ fn a_log_that_cannot_be_written_stops_no_call() {
     for file in bad.into_iter().chain(["/dev/zero".into(), "/dev/full".into()]) {
         host.set_node(json!({"log": {"file": file}}));
         let ran = both(&host, &pod, &rail(0));
-        let told = format!("cannot write the log {}", file.display());
+        let told = format!("cannot open the log file {}", file.display());
         assert!(ran.stderr.contains(&told), "{ran:?}");
         host.call("ADD", "c1", &pod).ipam().run(&rail(0)).ok();
         host.call("DEL", "c1", &pod).ipam().run(&rail(0)).ok();

@@ -84,7 +84,7 @@ impl Place {
     }
 }
 
-const ANOTHER: &str = "is another folder here than for process 1";
+const ANOTHER: &str = "is not the directory that process 1 sees";
 
 #[test]
 fn a_run_folder_that_process_1_does_not_see_is_refused() {

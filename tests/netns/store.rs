@@ -380,7 +380,7 @@ fn other_files_of_a_node_stay() {
     let before = store.files();
     let refused = store.import(1, &[]);
     assert_eq!(refused.status, 1, "{refused:?}");
-    assert!(refused.stderr.contains("node-1/folder is no regular file: remove it"), "{refused:?}");
+    assert!(refused.stderr.contains("node-1/folder is not a regular file: remove it"), "{refused:?}");
     assert_eq!(store.files(), before);
 }
 
@@ -470,5 +470,5 @@ fn an_add_on_an_unknown_node_lists_those_of_the_store() {
     let mut doctor = Command::new(env!("CARGO_BIN_EXE_rail-cni"));
     doctor.arg("doctor").env("RAIL_CNI_NODE_CONFIG", store.host.path("node.json"));
     let doctor: Ran = doctor.output().unwrap().into();
-    assert!(doctor.stdout.contains("and the store has node-2, node-1, node-3"), "{doctor:?}");
+    assert!(doctor.stdout.contains("but the store has node-2, node-1, node-3"), "{doctor:?}");
 }

@@ -442,7 +442,7 @@ fn no_network_sets_what_the_policy_keeps_to_the_operator() {
         ("a key twice below another", r#""runtimeConfig": {"mac": "", "MAC": "02:00:00:00:00:66"}"#),
     ] {
         let config = format!("{}, {text}}}", &config[..config.len() - 1]);
-        node.refuses(attack, &node.call("ADD"), config.as_bytes(), 7, &["stands twice"]);
+        node.refuses(attack, &node.call("ADD"), config.as_bytes(), 7, &["appears twice"]);
     }
 }
 
@@ -617,7 +617,7 @@ fn no_network_overwhelms_or_forges() {
         ("a key that is too deep", deep("unheard"), vec!["unheard"]),
         ("a known key that is too deep", deep("args"), vec!["args"]),
         ("an integer that is none", raw(r#""mtu": 1e400"#), vec![]),
-        ("an MTU of all bits", raw(r#""MTU": 4294967295"#), vec!["stands twice"]),
+        ("an MTU of all bits", raw(r#""MTU": 4294967295"#), vec!["appears twice"]),
         ("a number for a text", raw(r#""routing": 7"#), vec!["routing"]),
     ] {
         node.refuses(attack, &node.call("ADD"), config.as_bytes(), 7, &words);

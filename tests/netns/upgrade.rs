@@ -182,7 +182,7 @@ fn a_running_pod_of_0_1_0_is_left_alone_and_given_back() {
     assert!(refused["msg"].as_str().unwrap().contains("pod default/pod, container c1 as net1"), "{refused}");
     old.call("GC").run(&with(old.config(), json!({"cni.dev/valid-attachments": []}))).ok();
     let reaped = old.call("").args(&["reap"]).run(&Value::Null).ok();
-    assert!(reaped.stdout.contains("0 given back, 0 left, 1 in use"), "{reaped:?}");
+    assert!(reaped.stdout.contains("0 returned, 0 remaining, 1 in use"), "{reaped:?}");
     old.checked().ok();
     // A second network of the same pod finds its record.
     let again = old.call("ADD").run(&old.config()).error(7);
@@ -249,12 +249,15 @@ fn reap_ends_a_dead_pod_of_0_1_0_where_it_can_tell_or_is_told() {
     } else {
         skip("upgrade::reap", "the mount namespace of process 1 cannot be entered");
         let left = old.call("").args(&["reap"]).run(&Value::Null);
-        assert!(left.stdout.contains("cannot be told") && left.status == 1, "{left:?}");
+        assert!(
+            left.stdout.contains("it is not known whether its pod is alive") && left.status == 1,
+            "{left:?}"
+        );
         assert_eq!(old.status()["attachments"][0]["state"], "unknown");
         old.call("").args(&["reap", "--force", "c1"])
     };
     let reaped = reap.run(&Value::Null).ok();
-    assert!(reaped.stdout.contains("1 given back, 0 left, 0 in use"), "{reaped:?}");
+    assert!(reaped.stdout.contains("1 returned, 0 remaining, 0 in use"), "{reaped:?}");
     old.is_as_before();
 }
 

@@ -1,5 +1,5 @@
-//! `rail-cni doctor`: is this node ready for pods with rails? Each check says what it saw, and what to do. What
-//! cannot be told is skipped by name, never silently.
+//! `rail-cni doctor`: checks whether this node is ready for pods with rails. Each check reports what it saw and
+//! what to do. A check that cannot be made is reported as skipped.
 
 mod networks;
 mod node;
@@ -16,26 +16,27 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use super::count;
 use super::inventory::{Inventory, Rail};
 use crate::output::{self, Output};
 use crate::watchdog;
 
-/// What a check came to.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// As it should be.
+    /// All is well.
     Ok,
-    /// It cannot be told; the text says why.
+    /// The check could not be made; the text says why.
     Skip,
-    /// Pods start all the same, or most of them.
+    /// Pods still start, or most of them do.
     Warn,
-    /// A pod with this rail, or with any, would not start or not work.
+    /// A pod with this rail, or with any rail, does not start or does not work.
     Fail,
 }
 
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A failure must catch the eye also where there are no colours.
+        // A failure must be visible without colours.
         f.write_str(match self {
             Verdict::Ok => "ok",
             Verdict::Skip => "skip",
@@ -45,7 +46,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// One line of the answer.
+/// One line of the output.
 #[derive(Debug)]
 pub struct Check {
     name: &'static str,
@@ -86,7 +87,7 @@ impl Check {
     }
 }
 
-/// What was found so far, in the order of the answer.
+/// The results so far, in the order of the output.
 #[derive(Debug, Default)]
 struct Findings(Vec<Check>);
 
@@ -95,8 +96,8 @@ impl Findings {
         self.0.push(check);
     }
 
-    /// One line for all of a kind, unless there is a line about one of them.
-    fn ok_unless_told(&mut self, name: &'static str, text: impl Into<String>) {
+    /// Adds one line for all objects of a check, unless the check has a line already.
+    fn ok_unless_reported(&mut self, name: &'static str, text: impl Into<String>) {
         if !self.0.iter().any(|check| check.name == name) {
             self.add(Check::ok(name, text));
         }
@@ -107,7 +108,8 @@ impl Findings {
     }
 }
 
-/// Checks the node, for networks with this MTU where none is known here; the exit status is 1 when a check failed.
+/// Checks the node, with `mtu` where no network of a rail is known here. The exit status is 1 when a check
+/// failed.
 pub fn doctor(mtu: u32, output: Output) -> Result<ExitCode> {
     let mut found = Findings::default();
     let node = node::configuration(&mut found);
@@ -116,9 +118,9 @@ pub fn doctor(mtu: u32, output: Output) -> Result<ExitCode> {
     watchdog::step(|| "the check log".to_owned());
     node::log(&node, &mut found);
     watchdog::step(|| "the checks run and store".to_owned());
-    node::folders(&node, &mut found);
+    node::directories(&node, &mut found);
     node::host(&mut found);
-    watchdog::step(|| "looking at devices and records".to_owned());
+    watchdog::step(|| "reading devices and records".to_owned());
     match Inventory::take(&node) {
         Ok(inventory) => {
             let networks = networks::known(Path::new(runtimes::CONFIGURATIONS), &inventory);
@@ -130,7 +132,7 @@ pub fn doctor(mtu: u32, output: Output) -> Result<ExitCode> {
             found.add(Check::fail(
                 "inventory",
                 format!("{error:#}"),
-                "mend that; rails and pools were not looked at",
+                "correct that; rails and pools were not checked",
             ));
         }
     }
@@ -145,7 +147,7 @@ pub fn doctor(mtu: u32, output: Output) -> Result<ExitCode> {
     Ok(if found.count(Verdict::Fail) == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// no-color.org
+/// Whether to print colours, following no-color.org.
 fn has_colours() -> bool {
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
@@ -176,10 +178,13 @@ impl Findings {
         let (failed, warned) = (self.count(Verdict::Fail), self.count(Verdict::Warn));
         let (skipped, ok) = (self.count(Verdict::Skip), self.count(Verdict::Ok));
         let ready = if failed == 0 { "ready" } else { "not ready" };
-        text + &format!("\n{ready}: {ok} ok, {warned} warnings, {failed} failed, {skipped} skipped\n")
+        text + &format!(
+            "\n{ready}: {ok} ok, {}, {failed} failed, {skipped} skipped\n",
+            count(warned, "warning")
+        )
     }
 
-    /// The form is documented in docs/operations.md: keys and checks may be added, and none changes its meaning.
+    /// docs/operations.md documents these keys: keys and checks may be added, but none may change its meaning.
     fn json(&self, node_name: &str) -> Value {
         json!({
             "node": node_name,
@@ -191,18 +196,13 @@ impl Findings {
     }
 }
 
-/// `1 VF`, `2 VFs`.
-fn count(number: usize, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn found() -> Findings {
         Findings(vec![
-            Check::ok("folders", "both are there"),
+            Check::ok("devices", "both are there"),
             Check {
                 rail: Some(3),
                 ..Check::fail("pf-link", "ens3f0 is \x1b[2Jdown", "`ip link set ens3f0 up`")
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_check_is_a_line_without_control_characters_but_its_colour() {
-        let text = "node n1\n\nok    folders  both are there\nFAIL  pf-link  ens3f0 is ?[2Jdown -> `ip link set ens3f0 up`\n\
+        let text = "node n1\n\nok    devices  both are there\nFAIL  pf-link  ens3f0 is ?[2Jdown -> `ip link set ens3f0 up`\n\
             skip  rdma     this kernel has no RDMA\n\nnot ready: 1 ok, 0 warnings, 1 failed, 1 skipped\n";
         assert_eq!(found().text("n1", false), text);
         assert!(found().text("n1", true).contains("\n\x1b[31mFAIL\x1b[0m  pf-link  ens3f0 is ?[2Jdown"));

@@ -1,5 +1,5 @@
-//! The networks that this node knows without asking an API server: those of the runtime's folder, and those that pods
-//! were attached by.
+//! The networks that this node knows without an API server: those in the runtime's directory, and those of its
+//! attachments.
 
 use std::path::Path;
 
@@ -10,23 +10,23 @@ use super::runtimes::configurations_in;
 use crate::commands::inventory::Inventory;
 use crate::files;
 
-/// What an ADD of the network asks of the node.
+/// What the ADD of a network needs of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Network {
-    /// Its name.
+    /// Name of the network.
     pub name: String,
-    /// `rail`.
+    /// The key `rail`.
     pub rail: Option<u8>,
-    /// `mtu`.
+    /// The key `mtu`, in bytes.
     pub mtu: Option<u32>,
-    /// `rdma: required`.
+    /// Whether `rdma` is `required`.
     pub needs_rdma: bool,
-    /// `routes`.
+    /// Destinations of the key `routes`.
     pub routes: Vec<IpNet>,
 }
 
 impl Network {
-    /// Of one plugin's configuration, if it is ours. What is wrong in it is for lint.
+    /// Reads the configuration of one plugin, if it is rail-cni's. `lint` reports what is wrong in it.
     fn of(plugin: &Value, list: &Value) -> Option<Network> {
         let text = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
         if text(plugin, "type")? != "rail-cni" {
@@ -43,16 +43,16 @@ impl Network {
         })
     }
 
-    /// Is it one of this rail's? One without `rail` may be.
+    /// Whether the network may be for this rail. A network without `rail` may be for any.
     pub fn may_be_of(&self, rail: Option<u8>) -> bool {
         self.rail.is_none() || self.rail == rail
     }
 }
 
-/// All, each once.
-pub fn known(folder: &Path, inventory: &Inventory) -> Vec<Network> {
+/// All known networks, each one once.
+pub fn known(directory: &Path, inventory: &Inventory) -> Vec<Network> {
     let mut networks = Vec::new();
-    for path in configurations_in(folder).unwrap_or_default() {
+    for path in configurations_in(directory).unwrap_or_default() {
         let text = files::read(&path).unwrap_or_default();
         let list: Value = serde_json::from_slice(&text).unwrap_or_default();
         let plugins = list.get("plugins").and_then(Value::as_array).cloned();

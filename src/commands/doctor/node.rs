@@ -1,4 +1,4 @@
-//! The node itself: node.json, executables, folders, clock, sysctls.
+//! Checks of the node itself: node.json, executables, directories, clock, sysctls.
 
 use std::fs::{self, FileType};
 use std::os::unix::fs::MetadataExt as _;
@@ -18,28 +18,30 @@ use crate::node::Node;
 use crate::output::VERSION;
 use crate::sysfs::{self, Function};
 
-/// Where runtimes look for plugins unless they are told otherwise.
+/// The default directory of runtimes for plugins.
 const INSTALLED: &str = "/opt/cni/bin";
-/// Our own programs answer at once; something else of that name may not.
+/// Time for a program to print its version. rail-cni answers at once, but another program of that name may not.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// node.json; what is wrong in it counts as absent for the other checks.
+/// Reads node.json; for the other checks an invalid key counts as absent.
 pub fn configuration(found: &mut Findings) -> Node {
     let name = "node.json";
     let path = crate::node::path();
     let node = match Node::load() {
         Ok(node) => node,
         Err(error) => {
-            found.add(Check::fail(name, format!("{error:#}"), "correct it: every ADD is refused"));
+            found.add(Check::fail(name, format!("{error:#}"), "correct it: until then every ADD is refused"));
             return Node::load_lenient().unwrap_or_default();
         }
     };
     if !path.exists() {
-        let text = format!("{} is absent: nothing checks which PF is which rail", path.display());
-        found.add(Check::warn(name, text, "write it as conf/node.json"));
+        let text =
+            format!("{} is absent: devices are not compared with the PF of their rail", path.display());
+        found.add(Check::warn(name, text, "write one like conf/node.json"));
     } else if node.rails.is_empty() {
-        let text = format!("{} lists no rails: nothing checks which PF is which rail", path.display());
-        found.add(Check::warn(name, text, "list them as conf/node.json"));
+        let text =
+            format!("{} lists no rails: devices are not compared with the PF of their rail", path.display());
+        found.add(Check::warn(name, text, "list them as conf/node.json does"));
     }
     for one in &node.rails {
         let others = node.rails.iter().filter(|other| other.pf == one.pf && other.rail > one.rail);
@@ -51,15 +53,15 @@ pub fn configuration(found: &mut Findings) -> Node {
             found.add(Check::fail(name, text, unlisted(&node, &path)));
         }
         if node.policy.rails.as_ref().is_some_and(|allowed| !allowed.contains(&one.rail)) {
-            let text = format!("rail {} is listed, and policy.rails excludes it", one.rail);
-            found.add(Check::fail(name, text, "add it to policy.rails, or take it from the list"));
+            let text = format!("rail {} is listed, but policy.rails excludes it", one.rail);
+            found.add(Check::fail(name, text, "add it to policy.rails, or remove it from the list"));
         }
     }
-    found.ok_unless_told(name, format!("{}: {} rails", path.display(), node.rails.len()));
+    found.ok_unless_reported(name, format!("{}: {} rails", path.display(), node.rails.len()));
     node
 }
 
-/// Where two rails have one PF, another PF has none.
+/// Adds to the remedy which PFs are in no rail, where two rails have the same PF.
 fn unlisted(node: &Node, path: &Path) -> String {
     let all = sysfs::functions_with_sriov(&node.sysfs_root).unwrap_or_default();
     let is_listed = |function: &Function| {
@@ -71,101 +73,115 @@ fn unlisted(node: &Node, path: &Path) -> String {
     let free: Vec<_> = free.into_iter().map(|one| one.id).collect();
     let remedy = format!("a PF is on one leaf: correct the list in {}", path.display());
     match (order::completed(node, &free), free.join(", ")) {
-        (Some(rails), _) => format!("{remedy}, perhaps to `{rails}`: no rail has {}", free.join(", ")),
+        (Some(rails), _) => {
+            format!("{remedy}, perhaps to `{rails}`, because no rail has {}", free.join(", "))
+        }
         (None, free) if free.is_empty() => remedy,
         (None, free) => format!("{remedy}: no rail has {free}"),
     }
 }
 
-/// The log file: without it nobody can tell why a pod did not start. Nothing is made.
+/// Checks that the log can be written, because it says why a pod did not start. No file is made.
 pub fn log(node: &Node, found: &mut Findings) {
     let name = "log";
     if let Some(dir) = node.log_dir()
-        && let Err(why) = can_be_written(dir, FileType::is_dir, "folder")
+        && let Err(why) = can_be_written(dir, FileType::is_dir, "directory")
     {
-        let remedy =
-            format!("`mkdir -p {}`, for nothing else; or take log.dir out of node.json", dir.display());
+        let remedy = format!(
+            "run `mkdir -p {}` and use it for nothing else, or remove log.dir from node.json",
+            dir.display()
+        );
         found.add(Check::warn(name, format!("log.dir: {why}"), remedy));
     }
     let Some(file) = node.log_file() else {
-        return found.ok_unless_told(name, "stderr alone: the runtime's log has it");
+        return found.ok_unless_reported(name, "the log goes to stderr, which the runtime keeps");
     };
-    let (shown, folder) = (file.display(), file.parent().unwrap_or(Path::new("/")));
-    // /dev/null is taken too.
+    let (shown, directory) = (file.display(), file.parent().unwrap_or(Path::new("/")));
+    // /dev/null is allowed as well.
     let is_file = |kind: &FileType| kind.is_file() || file == Path::new("/dev/null");
     let faults = [
-        can_be_written(folder, FileType::is_dir, "folder")
-            .map_err(|why| (why, format!("`mkdir -p {}`", folder.display()))),
+        can_be_written(directory, FileType::is_dir, "directory")
+            .map_err(|why| (why, format!("run `mkdir -p {}`", directory.display()))),
         match file.symlink_metadata() {
             Err(_) => Ok(()),
-            Ok(meta) if meta.is_dir() => Err((format!("{shown} is a folder"), format!("`rmdir {shown}`"))),
+            Ok(meta) if meta.is_dir() => {
+                Err((format!("{shown} is a directory"), format!("run `rmdir {shown}`")))
+            }
             Ok(_) => can_be_written(file, is_file, "regular file")
-                .map_err(|why| (why, format!("`rm {shown}`: it is made anew"))),
+                .map_err(|why| (why, format!("run `rm {shown}`: the next call makes a new file"))),
         },
     ];
     if let Some((why, remedy)) = faults.into_iter().find_map(Result::err) {
-        let remedy = format!("{remedy}; or name another log.file in node.json");
+        let remedy = format!("{remedy}; or set another log.file in node.json");
         found.add(Check::fail(name, format!("log.file: {why}"), remedy));
     }
-    found.ok_unless_told(name, shown.to_string());
+    found.ok_unless_reported(name, shown.to_string());
 }
 
 fn can_be_written(path: &Path, is_kind: impl Fn(&FileType) -> bool, kind: &str) -> Result<(), String> {
     let shown = path.display();
     match path.symlink_metadata() {
         Err(error) => return Err(format!("{shown}: {error}")),
-        // The folder may be a link; what is written may not.
-        Ok(meta) if meta.is_symlink() && kind == "folder" => (),
-        Ok(meta) if !is_kind(&meta.file_type()) => return Err(format!("{shown} is no {kind}")),
+        // The directory may be a symbolic link; the file may not.
+        Ok(meta) if meta.is_symlink() && kind == "directory" => (),
+        Ok(meta) if !is_kind(&meta.file_type()) => return Err(format!("{shown} is not a {kind}")),
         Ok(_) => (),
     }
     access(path, AccessFlags::W_OK).map_err(|errno| format!("{shown} cannot be written: {}", errno.desc()))
 }
 
-/// rail-cni and rail-ipam must be beside each other, and of one version.
+/// Checks that rail-cni and rail-ipam are in one directory and have the same version.
 pub fn programs(found: &mut Findings) {
     let name = "programs";
     let ours = std::env::current_exe().ok();
     let installed = Path::new(INSTALLED).join("rail-cni");
-    let mut folders: Vec<PathBuf> = Vec::new();
+    let mut directories: Vec<PathBuf> = Vec::new();
     if installed.exists() {
-        folders.push(INSTALLED.into());
+        directories.push(INSTALLED.into());
     } else {
         let text = format!("{} is absent", installed.display());
         found.add(Check::warn(
             name,
             text,
-            "`scripts/install`, unless the runtime's folder of plugins is another",
+            "run `scripts/install`, unless the runtime has its plugins in another directory",
         ));
     }
     let here = ours.as_deref().and_then(Path::parent).map(Path::to_owned);
-    folders.extend(here.filter(|here| *here != Path::new(INSTALLED)));
-    for folder in &folders {
+    directories.extend(here.filter(|here| *here != Path::new(INSTALLED)));
+    for directory in &directories {
         for program in ["rail-cni", "rail-ipam"] {
-            let path = folder.join(program);
+            let path = directory.join(program);
             if !path.exists() {
-                let text = format!("{} is absent: rail-cni calls it for the address", path.display());
+                let text = format!("{} is absent: rail-cni needs it for addresses", path.display());
                 found.add(Check::fail(name, text, "`scripts/install`"));
                 continue;
             }
-            let (expected, told) = (format!("{program} {}", *VERSION), version_of(&path));
+            let (expected, answer) = (format!("{program} {}", *VERSION), version_of(&path));
             let release = |version: &str| version.split(" (").next().map(str::to_owned);
-            match told {
-                Ok(told) if told == expected => (),
-                Ok(told) if release(&told) == release(&expected) => {
-                    let text = format!("{} is {told:?}, and this is {expected}", path.display());
-                    found.add(Check::warn(name, text, "`scripts/install`: both from one build"));
+            match answer {
+                Ok(answer) if answer == expected => (),
+                Ok(answer) if release(&answer) == release(&expected) => {
+                    let text = format!("{} is {answer:?}, but this program is {expected}", path.display());
+                    found.add(Check::warn(
+                        name,
+                        text,
+                        "run `scripts/install`, so that both are from one build",
+                    ));
                 }
-                Ok(told) => {
-                    let text = format!("{} is {told:?}, and this is {expected}", path.display());
-                    found.add(Check::fail(name, text, "`scripts/install`: both must be of one version"));
+                Ok(answer) => {
+                    let text = format!("{} is {answer:?}, but this program is {expected}", path.display());
+                    found.add(Check::fail(
+                        name,
+                        text,
+                        "run `scripts/install`, because both must have the same version",
+                    ));
                 }
                 Err(error) if path.metadata().is_ok_and(|meta| meta.mode() & 0o111 == 0) => {
-                    let text = format!("{} is not executable: {error:#}", path.display());
-                    found.add(Check::fail(name, text, format!("`chmod 755 {}`", path.display())));
+                    let text = format!("{} cannot be executed: {error:#}", path.display());
+                    found.add(Check::fail(name, text, format!("run `chmod 755 {}`", path.display())));
                 }
                 Err(error) => {
-                    let text = format!("{} does not tell its version: {error:#}", path.display());
+                    let text = format!("{} does not print its version: {error:#}", path.display());
                     found.add(Check::fail(name, text, "`scripts/install`"));
                 }
             }
@@ -176,110 +192,123 @@ pub fn programs(found: &mut Findings) {
         _ => false,
     };
     if ours.as_deref().is_some_and(is_other) {
-        let text = format!("{} is another build than the one that runs now", installed.display());
-        found.add(Check::warn(name, text, "`scripts/install`, if this one is the newer"));
+        let text = format!("{} is not the same build as this program", installed.display());
+        found.add(Check::warn(name, text, "run `scripts/install`, if this program is newer"));
     }
-    let shown: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
-    let text = format!("rail-cni and rail-ipam {} in {}", *VERSION, shown.join(" and "));
-    found.ok_unless_told(name, text);
+    let shown: Vec<_> = directories.iter().map(|directory| directory.display().to_string()).collect();
+    let text = format!("rail-cni and rail-ipam {} are in {}", *VERSION, shown.join(" and "));
+    found.ok_unless_reported(name, text);
 }
 
-/// What `PROGRAM --version` prints, with a deadline.
+/// Runs `PROGRAM --version` with a deadline and returns its output.
 fn version_of(program: &Path) -> Result<String> {
     let mut command = Command::new(program);
     command.arg("--version").env_remove("CNI_COMMAND");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = command.spawn().context("it does not start")?;
+    let mut child = command.spawn().context("it cannot be started")?;
     let deadline = Instant::now() + PATIENCE;
     while child.try_wait()?.is_none() {
         if Instant::now() > deadline {
             child.kill()?;
             child.wait()?;
-            anyhow::bail!("no answer within {PATIENCE:?}");
+            anyhow::bail!("it did not answer within {PATIENCE:?}");
         }
         std::thread::sleep(Duration::from_millis(2));
     }
-    // A line fits into the pipe, and who prints more has waited in vain above.
+    // One line fits into the pipe. A program that prints more has run into the deadline above.
     let output = child.wait_with_output()?;
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// The folders of node.json. Nothing is made: a fresh node has no run folder before its first pod.
-pub fn folders(node: &Node, found: &mut Findings) {
+/// Checks the directories of node.json. No directory is made: a fresh node has no run directory before its
+/// first pod.
+pub fn directories(node: &Node, found: &mut Findings) {
     let (run, store) = (&node.run_dir, &node.store_dir);
     if let Err(error) = node.check_place(None) {
-        found.add(Check::fail("run", format!("{error:#}"), "every call is refused"));
+        found.add(Check::fail("run", format!("{error:#}"), "correct that: until then every call is refused"));
     }
     if let Err(error) = node.run_is_writable() {
-        found.add(Check::fail("run", format!("{error:#}"), "mount it writable: every ADD is refused"));
+        found.add(Check::fail(
+            "run",
+            format!("{error:#}"),
+            "make it writable: until then every ADD is refused",
+        ));
     }
     let nearest = run.ancestors().find(|path| path.exists());
     if let Some(there) = nearest
         && let Ok(fs) = statfs(there)
-        // File systems without a fixed number of files say 0 of 0.
+        // File systems without a fixed number of files report 0 of 0.
         && (fs.blocks_available() == 0 || (fs.files() > 0 && fs.files_free() == 0))
     {
         let text = format!("the file system of {} is full: every ADD is refused", run.display());
-        found.add(Check::fail("run", text, format!("`df {0}`, `df -i {0}`; make room", there.display())));
+        found.add(Check::fail(
+            "run",
+            text,
+            format!("make room: `df {0}` and `df -i {0}` show what is used", there.display()),
+        ));
     }
     if let Some(there) = nearest
         && statfs(there).is_ok_and(|fs| fs.filesystem_type() != TMPFS_MAGIC)
     {
         let text = format!("{} is not on a tmpfs: an ADD may wait for a disk", run.display());
-        found.add(Check::warn("run", text, "runDir below /run"));
+        found.add(Check::warn("run", text, "set a runDir below /run in node.json"));
     }
-    for folder in [run.clone(), run.join("attachments"), run.join("leases"), run.join("locks")] {
-        check_owner("run", &folder, found);
+    for directory in [run.clone(), run.join("attachments"), run.join("leases"), run.join("locks")] {
+        check_owner("run", &directory, found);
     }
-    let fresh = if run.exists() { "" } else { ", not made yet: no pod had a rail since the boot" };
-    found.ok_unless_told("run", format!("{}{fresh}", run.display()));
+    let fresh = if run.exists() { "" } else { " (not made yet: no pod has had a rail since the boot)" };
+    found.ok_unless_reported("run", format!("{}{fresh}", run.display()));
 
     match fs::File::open(store) {
-        // Whoever asks for it is told under `pool`.
+        // A node that needs a store is reported under `pools`.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            found.add(Check::warn("store", format!("{} is absent", store.display()), "`rail-ipam import`"));
+            found.add(Check::warn(
+                "store",
+                format!("{} is absent", store.display()),
+                "run `rail-ipam import`",
+            ));
         }
         Err(error) => {
             let text = format!("cannot open {}: {error}", store.display());
-            found.add(Check::fail("store", text, "mend that: no ADD gets an address"));
+            found.add(Check::fail("store", text, "correct that: until then no ADD gets an address"));
         }
-        Ok(folder) => {
+        Ok(directory) => {
             if let Err(error) = files::Dir::open(store).map_err(Into::into).and_then(|dir| dir.writable()) {
                 found.add(Check::warn(
                     "store",
                     format!("{error:#}"),
-                    "`rail-ipam import` needs it; an ADD does not",
+                    "make it writable for `rail-ipam import`; an ADD only reads it",
                 ));
-            } else if let Err(error) = folder.sync_all() {
+            } else if let Err(error) = directory.sync_all() {
                 let text = format!("cannot fsync {}: {error}", store.display());
                 found.add(Check::fail(
                     "store",
                     text,
-                    "an import would not survive a power cut: another disk",
+                    "use another disk: an import would not survive a power cut",
                 ));
             }
             check_owner("store", store, found);
         }
     }
-    found.ok_unless_told("store", store.display().to_string());
+    found.ok_unless_reported("store", store.display().to_string());
 }
 
-/// Who may write there can take any device and any address.
-fn check_owner(name: &'static str, folder: &Path, found: &mut Findings) {
-    let Ok(meta) = folder.metadata() else { return };
-    let shown = folder.display();
+/// Checks that only root can write there: whoever can may take any device and any address.
+fn check_owner(name: &'static str, directory: &Path, found: &mut Findings) {
+    let Ok(meta) = directory.metadata() else { return };
+    let shown = directory.display();
     if meta.mode() & 0o022 != 0 {
-        let text = format!("{shown} can be written by others (mode {:o})", meta.mode() & 0o7777);
-        found.add(Check::fail(name, text, format!("`chmod go-w {shown}`")));
+        let text = format!("others than its owner can write to {shown} (mode {:o})", meta.mode() & 0o7777);
+        found.add(Check::fail(name, text, format!("run `chmod go-w {shown}`")));
     }
     if meta.uid() != nix::unistd::geteuid().as_raw() {
         let text = format!("{shown} belongs to user {}", meta.uid());
-        found.add(Check::fail(name, text, format!("`chown root {shown}`")));
+        found.add(Check::fail(name, text, format!("run `chown root {shown}`")));
     }
 }
 
-/// Before it netlink does not tell which function a netdev belongs to (IFLA_PARENT_DEV_NAME), by which a device is
-/// known in a pod.
+/// Checks for Linux 5.14. Before, netlink does not report which function a netdev belongs to
+/// (IFLA_PARENT_DEV_NAME), so a device in a pod could not be identified.
 const OLDEST_KERNEL: (u32, u32) = (5, 14);
 
 fn kernel(found: &mut Findings) {
@@ -290,47 +319,53 @@ fn kernel(found: &mut Findings) {
     found.add(match (numbers.next(), numbers.next()) {
         (Some(major), Some(minor)) if (major, minor) < oldest => Check::fail(
             "kernel",
-            format!("{text} does not tell which NIC a netdev of a pod is"),
-            format!("Linux {}.{} or newer", oldest.0, oldest.1),
+            format!("{text} does not report which NIC a netdev in a pod belongs to"),
+            format!("install Linux {}.{} or newer", oldest.0, oldest.1),
         ),
         (Some(_), Some(_)) => Check::ok("kernel", text),
-        _ => Check::skip("kernel", format!("{text}: which version is that?")),
+        _ => Check::skip("kernel", format!("{text} is a version that this program cannot compare")),
     });
 }
 
-/// Who we are and where, and what the host's kernel is set to.
+/// Checks who runs this and in which namespace, and the settings of the host's kernel.
 pub fn host(found: &mut Findings) {
     kernel(found);
     if !nix::unistd::geteuid().is_root() {
         found.add(Check::fail(
             "root",
-            "this is not root: it cannot look everywhere",
-            "`sudo rail-cni doctor`",
+            "doctor does not run as root, so it cannot check everything",
+            "run `sudo rail-cni doctor`",
         ));
     }
     let (ours, init) = (Path::new("/proc/self/ns/net"), Path::new("/proc/1/ns/net"));
     let is_there = init.metadata();
     found.add(match is_there {
         Err(error) => Check::skip("namespace", format!("cannot look at {}: {error}", init.display())),
-        Ok(_) if netns::is_same(ours, init) => Check::ok("namespace", "the host's"),
+        Ok(_) if netns::is_same(ours, init) => {
+            Check::ok("namespace", "doctor runs in the host's network namespace")
+        }
         Ok(_) => Check::warn(
             "namespace",
-            "this is not the network namespace of process 1",
-            "run it on the host: what follows is about this namespace",
+            "doctor does not run in the network namespace of process 1",
+            "run it on the host: the other checks are about this namespace",
         ),
     });
-    // Nothing is decided by the clock, but ages and logs are read by people.
+    // No decision depends on the clock, but people read ages and logs.
     let start_of_2024 = SystemTime::UNIX_EPOCH + Duration::from_secs(1_704_067_200);
     found.add(if SystemTime::now() < start_of_2024 {
-        Check::warn("clock", format!("it is {}", files::now()), "set it: `chronyc makestep`")
+        Check::warn(
+            "clock",
+            format!("the clock says {}", files::now()),
+            "set the clock: run `chronyc makestep`",
+        )
     } else {
-        Check::ok("clock", format!("it is {}", files::now()))
+        Check::ok("clock", format!("the clock says {}", files::now()))
     });
     sysctls(Path::new("/proc/sys/net"), found);
 }
 
-/// `all` values that a rail's own cannot beat. A pod's namespace begins with the host's, unless
-/// core.devconf_inherit_init_net says 2 (Documentation/admin-guide/sysctl/net.rst).
+/// Checks the values of `all` that a rail's own cannot override. A pod's namespace begins with the host's
+/// values, unless core.devconf_inherit_init_net is 2 (Documentation/admin-guide/sysctl/net.rst).
 fn sysctls(net: &Path, found: &mut Findings) {
     let name = "sysctl";
     let read = |path: &str| -> Option<u32> { fs::read_to_string(net.join(path)).ok()?.trim().parse().ok() };
@@ -339,39 +374,39 @@ fn sysctls(net: &Path, found: &mut Findings) {
         return;
     }
     let is_inherited = read("core/devconf_inherit_init_net") != Some(2);
-    // The larger of `all` and the interface's counts; a rail has 1.
+    // The larger value of `all` and the interface counts; a rail sets 1.
     match read("ipv4/conf/all/arp_ignore").filter(|_| is_inherited) {
         Some(value @ 8..) => found.add(Check::fail(
             name,
             format!(
                 "net.ipv4.conf.all.arp_ignore={value}: a pod would answer no ARP, so the leaf cannot reach it"
             ),
-            "`sysctl net.ipv4.conf.all.arp_ignore=0`",
+            "run `sysctl net.ipv4.conf.all.arp_ignore=0`",
         )),
         Some(value @ 3..8) => found.add(Check::warn(
             name,
             format!("net.ipv4.conf.all.arp_ignore={value}: rails would answer for each other's addresses"),
-            "`sysctl net.ipv4.conf.all.arp_ignore=0`",
+            "run `sysctl net.ipv4.conf.all.arp_ignore=0`",
         )),
         _ => (),
     }
-    // One table for all namespaces.
+    // All namespaces share one table.
     if let Some(most) = read("ipv4/neigh/default/gc_thresh3").filter(|most| *most < 256) {
         let text = format!("net.ipv4.neigh.default.gc_thresh3={most}: all pods of the node share this table");
         found.add(Check::warn(
             name,
             text,
-            "`sysctl net.ipv4.neigh.default.gc_thresh3=1024`, the default, or more",
+            "run `sysctl net.ipv4.neigh.default.gc_thresh3=1024`, the default, or set more",
         ));
     }
     let strict = match read("ipv4/conf/all/rp_filter") {
-        Some(1) => " (all.rp_filter=1 does not matter: a rail has 2, and the larger counts)",
+        Some(1) => " (all.rp_filter=1 is no problem: a rail has 2, and the larger value counts)",
         _ => "",
     };
-    found.ok_unless_told(name, format!("no value of `all` that beats a rail's own{strict}"));
+    found.ok_unless_reported(name, format!("no value of `all` overrides a rail's own{strict}"));
 }
 
-/// Can an IPv6 address be used at all?
+/// Whether the kernel has IPv6.
 pub fn has_ipv6() -> bool {
     Path::new("/proc/sys/net/ipv6").exists()
 }
@@ -395,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_beats_a_rail_is_told() {
+    fn only_what_overrides_a_rail_is_reported() {
         let verdict = |settings: &[(&str, &str)]| {
             let found = judged(settings);
             assert_eq!(found.0.len(), 1, "{found:?}");

@@ -1,4 +1,4 @@
-//! Addresses: what the plan gives to this node, and the leases of it.
+//! Checks of addresses: what the plan allocates to this node, and its leases.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
@@ -17,12 +17,13 @@ use crate::node::Node;
 use crate::pool::store::Store;
 use crate::pool::{Allocation, rail_in};
 
-/// Of a large store a part is looked at: nodes whose pools are compared with ours.
+/// Number of other nodes in the store whose pools are compared with this node's; a large store is not read
+/// completely.
 const OTHER_NODES: usize = 200;
-/// Clocks are set in steps; smaller ones matter to nobody.
+/// Clocks are set in steps; a smaller difference than this does no harm.
 const STEP: Duration = Duration::from_secs(60);
 
-/// All checks of this file.
+/// Makes all checks of this file.
 pub fn check(node: &Node, inventory: &Inventory, networks: &[Network], found: &mut Findings) {
     let node_name = match crate::pool::node_name(node) {
         Ok(name) => name,
@@ -31,16 +32,24 @@ pub fn check(node: &Node, inventory: &Inventory, networks: &[Network], found: &m
         }
     };
     let pools = pools(node, &node_name, inventory, found).unwrap_or_else(|error| {
-        found.add(Check::fail("pools", format!("{error:#}"), "mend that: no ADD gets an address"));
+        found.add(Check::fail(
+            "pools",
+            format!("{error:#}"),
+            "correct that: until then no ADD gets an address",
+        ));
         BTreeMap::new()
     });
     routes::check(node, &pools, inventory, networks, found);
     if let Err(error) = leases(node, &node_name, &pools, inventory, found) {
-        found.add(Check::fail("leases", format!("{error:#}"), "mend that: ADDs in that pool fail"));
+        found.add(Check::fail(
+            "leases",
+            format!("{error:#}"),
+            "correct that: until then ADDs in that pool fail",
+        ));
     }
 }
 
-/// The allocations of this node.
+/// Checks the allocations of this node, and returns them by pool.
 fn pools(
     node: &Node,
     node_name: &str,
@@ -59,7 +68,7 @@ fn pools(
                 found.add(Check::fail(
                     name,
                     format!("pool {pool}: {error:#}"),
-                    "`rail-ipam import` it again",
+                    "run `rail-ipam import` for it again",
                 ));
             }
         }
@@ -72,30 +81,30 @@ fn pools(
         found.add(match &near[..] {
             [] => {
                 let others = store.some_names(node_name);
-                let others = others.map_or_else(String::new, |some| format!(", and the store has {some}"));
-                let remedy = "`rail-ipam import` its plan, or correct nodeName in node.json";
+                let others = others.map_or_else(String::new, |some| format!(", but the store has {some}"));
+                let remedy = "run `rail-ipam import` with its plan, or correct nodeName in node.json";
                 Check::fail(name, text + &others, remedy)
             }
             [one] => {
-                let text = format!("{text}, and {one} has a folder in the store: names are exact");
+                let text = format!("{text}, but the store has a directory {one}: names must match exactly");
                 let remedy = format!(
-                    "if that is this node, in {}: `\"nodeName\": \"{one}\"`; else correct the plan",
+                    "if that is this node, set `\"nodeName\": \"{one}\"` in {}; else correct the plan",
                     file.display()
                 );
                 Check::fail(name, text, remedy)
             }
             some => {
-                let remedy = "names are exact: correct the plan, or nodeName in node.json";
+                let remedy = "names must match exactly: correct the plan, or nodeName in node.json";
                 Check::fail(
                     name,
-                    format!("{text}, and {} have folders in the store", some.join(", ")),
+                    format!("{text}, but the store has the directories {}", some.join(", ")),
                     remedy,
                 )
             }
         });
         return Ok(pools);
     }
-    // A pool that others have, and we have not.
+    // A pool in which other nodes have an allocation, but this node has none.
     let mut lacking: BTreeMap<String, Vec<String>> = BTreeMap::new();
     others.retain(|other| other != node_name);
     for other in others.iter().take(OTHER_NODES) {
@@ -109,12 +118,12 @@ fn pools(
             hint.map_or_else(String::new, |near| format!("; did the plan mean this node with {near}?"));
         who.truncate(3);
         let text = format!("node {node_name} is not in pool {pool}, which {} has{hint}", who.join(", "));
-        found.add(Check::fail(name, text, "correct the plan, and `rail-ipam import`"));
+        found.add(Check::fail(name, text, "correct the plan, and run `rail-ipam import`"));
     }
     for (pool, allocation) in &pools {
         if allocation.first_free(|_| false).is_none() {
             let text = format!("{:#}", allocation.no_host(pool));
-            found.add(Check::fail(name, text, "`rail-ipam import` the corrected plan"));
+            found.add(Check::fail(name, text, "correct the plan, and run `rail-ipam import`"));
         }
         let overlaps = |other: &Allocation| {
             let (one, other) = (allocation.prefix, other.prefix);
@@ -122,10 +131,10 @@ fn pools(
         };
         for (other, _) in pools.iter().filter(|(other, that)| *other > pool && overlaps(that)) {
             let text = format!("pools {pool} and {other} overlap at {}", allocation.prefix);
-            found.add(Check::fail(name, text, "two rails with one address: correct the plan"));
+            found.add(Check::fail(name, text, "correct the plan: two rails would have the same address"));
         }
         if !allocation.is_ipv4() && !has_ipv6() {
-            let text = format!("pool {pool} is IPv6, and this kernel has none");
+            let text = format!("pool {pool} is IPv6, but this kernel has no IPv6");
             found.add(Check::fail(name, text, "boot without ipv6.disable=1"));
         }
     }
@@ -135,11 +144,11 @@ fn pools(
     if others.len() > OTHER_NODES {
         text += &format!("; compared with {OTHER_NODES} of the other nodes in the store");
     }
-    found.ok_unless_told(name, text);
+    found.ok_unless_reported(name, text);
     Ok(pools)
 }
 
-/// Each rail of node.json should have a pool, if the pools say for which rail they are.
+/// Checks that each rail of node.json has a pool, as far as the pools say which rail they are for.
 fn rails_without_pool(pools: &BTreeMap<String, Allocation>, inventory: &Inventory, found: &mut Findings) {
     let name = "pools";
     let of: Vec<Option<u8>> =
@@ -148,14 +157,14 @@ fn rails_without_pool(pools: &BTreeMap<String, Allocation>, inventory: &Inventor
     let has = |rail: u8| of.contains(&Some(rail));
     let both: Vec<_> =
         pools.iter().filter_map(|(pool, one)| Some((pool, one.rail?, rail_in(pool)?))).collect();
-    // All may count from 1, say.
+    // All pools may count from 1, for example.
     let shift = |(_, planned, named): &(&String, u8, u8)| i16::from(*named) - i16::from(*planned);
     let is_alike = both.windows(2).all(|two| shift(&two[0]) == shift(&two[1])) && both.len() > 1;
     for (pool, planned, named) in both.iter().filter(|one| shift(one) != 0 && !is_alike) {
         let text = format!(
             "pool {pool} is planned for rail {planned}: a network of rail {named} with it is refused"
         );
-        found.add(Check::fail(name, text, "is its name, or the plan, a slip? Plan it again"));
+        found.add(Check::fail(name, text, "correct the name of the pool or the plan, and import it"));
     }
     for (pool, allocation) in pools {
         if let Some(rail) = allocation.rail.filter(|rail| !listed.is_empty() && !listed.contains(rail)) {
@@ -171,12 +180,15 @@ fn rails_without_pool(pools: &BTreeMap<String, Allocation>, inventory: &Inventor
     }
     let rails = format!("rail{} {}", if missing.len() == 1 { "" } else { "s" }, missing.join(", "));
     found.add(if of.contains(&None) {
-        Check::skip(name, format!("no pool says that it is for {rails}, and not every pool tells its rail"))
+        Check::skip(
+            name,
+            format!("no pool is known to be for {rails}, but not every pool says for which rail it is"),
+        )
     } else {
         Check::fail(
             name,
             format!("there is no pool for {rails}"),
-            "`rail-ipam import` it, or correct node.json",
+            "run `rail-ipam import` with its plan, or correct node.json",
         )
     });
 }
@@ -197,11 +209,7 @@ fn leases(
                 Ok(Some(lease)) => lease,
                 Ok(None) => continue,
                 Err(why) => {
-                    found.add(Check::fail(
-                        name,
-                        format!("pool {pool}: {why}"),
-                        "its address is given to nobody",
-                    ));
+                    found.add(Check::fail(name, format!("pool {pool}: {why}"), "no pod gets its address"));
                     continue;
                 }
             };
@@ -213,26 +221,30 @@ fn leases(
             if let Life::Unknown(why) = life {
                 let is_freed = |one: &Attached| one.is_home && is_of(&lease, &one.record);
                 let text = format!(
-                    "pool {pool}: {}: whether {} lives cannot be told: {why}",
+                    "pool {pool}: {}: it is not known whether {} is alive: {why}",
                     lease.address, lease.holder
                 );
                 found.add(if inventory.attachments.iter().any(is_freed) {
-                    Check::warn(name, text, "its device is on the host, so the next ADD gives it back")
+                    Check::warn(name, text, "its device is on the host, so the next ADD releases the address")
                 } else {
                     let remedy = format!(
-                        "if that pod is gone, `rail-ipam release --address {} --force`",
+                        "if that pod is gone, run `rail-ipam release --address {} --force`",
                         lease.address
                     );
-                    Check::fail(name, text + ": it is given to nobody", remedy)
+                    Check::fail(name, text + "; no pod gets the address", remedy)
                 });
             }
             let what = || format!("pool {pool}: {} of {}", lease.address, lease.holder);
             if folder.node_name != node_name {
-                let text = format!("{} was leased when this node was {}", what(), folder.node_name);
-                found.add(Check::warn(name, text, "its DEL finds it; ADDs of today do not: restart the pod"));
+                let text = format!("{} was leased when this node was named {}", what(), folder.node_name);
+                found.add(Check::warn(
+                    name,
+                    text,
+                    "restart the pod: its DEL releases the address, but other ADDs do not see the lease",
+                ));
             } else if pools.get(pool).is_some_and(|ours| !ours.prefix.contains(&lease.address)) {
-                let text = format!("{} is outside of today's plan", what());
-                found.add(Check::warn(name, text, "the pod keeps it until it ends: restart it"));
+                let text = format!("{} is outside of the present plan", what());
+                found.add(Check::warn(name, text, "restart the pod, which has the address until it ends"));
             }
             of_others += usize::from(!inventory.attachments.iter().any(|one| is_of(&lease, &one.record)));
             live.push(lease);
@@ -241,22 +253,25 @@ fn leases(
     })?;
     if dead > 0 {
         let text = format!("{} of pods that are gone", count(dead, "lease"));
-        let remedy = "the next ADD takes the address over; at once: `rail-ipam release --dead`";
+        let remedy = "the next ADD takes over the address; to release it now, run `rail-ipam release --dead`";
         found.add(Check::warn(name, text, remedy));
     }
     for one in inventory.attachments.iter().filter(|one| one.state == State::Live) {
         let record = &one.record;
         let is_ours = record.ipam.as_ref().is_some_and(|ipam| ipam.r#type == "rail-ipam");
         if is_ours && !live.iter().any(|lease| is_of(lease, record)) {
-            let text = format!("{} has no lease of its address", record.holder());
-            found.add(Check::fail(name, text, "another pod may get the same address: restart this one"));
+            let text = format!("the address of {} has no lease", record.holder());
+            found.add(Check::fail(name, text, "restart the pod: another one may get the same address"));
         }
     }
     let others = match of_others {
         0 => String::new(),
-        some => format!(", {some} of attachments that another plugin made"),
+        some => format!(", {some} of attachments of another plugin"),
     };
-    found.ok_unless_told(name, format!("{}, none of a pod that is gone{others}", count(live.len(), "lease")));
+    found.ok_unless_reported(
+        name,
+        format!("{}, none of a pod that is gone{others}", count(live.len(), "lease")),
+    );
     clock(&live, inventory, found);
     Ok(())
 }
@@ -283,10 +298,14 @@ fn clock(live: &[Lease], inventory: &Inventory, found: &mut Findings) {
     let wrong: Vec<_> = all.iter().filter(is_wrong).collect();
     if let Some(first) = wrong.first() {
         let text = format!(
-            "{} of {} begin in the future or before the boot, as {first}: the clock was set since",
+            "{} of {} have a time in the future or before the boot, such as {first}: the clock was changed",
             wrong.len(),
             count(all.len(), "lease and record")
         );
-        found.add(Check::warn("clock", text, "nothing is decided by it; set the clock before pods start"));
+        found.add(Check::warn(
+            "clock",
+            text,
+            "set the clock before pods start; no decision depends on these times",
+        ));
     }
 }

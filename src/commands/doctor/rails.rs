@@ -1,4 +1,4 @@
-//! The hardware of the rails: PFs, VFs, RDMA, and what the host does with them.
+//! Checks of the rails' hardware: PFs, VFs and RDMA devices, and what the host uses them for.
 
 use std::fs;
 use std::path::Path;
@@ -15,30 +15,30 @@ use crate::node::Node;
 use crate::pool::{Allocation, rail_in, store};
 use crate::sysfs::Function;
 
-/// What an operator raises a PF to: room for every network.
+/// The MTU that the remedy sets on a PF, in bytes: enough for every network.
 const LARGE: u32 = 9216;
 
-/// What an ADD could be given of a rail: its VFs, or where PFs are the rails the PF.
+/// The devices of a rail that an ADD can get: its VFs, or the PF itself where pods get the PFs.
 struct Stock<'a> {
     rail: &'a Rail,
-    /// That an ADD would take now.
+    /// Number of devices that an ADD would accept now.
     usable: usize,
-    /// That pods have.
+    /// Number of devices that pods have.
     held: usize,
-    /// What stands in the way of the others.
+    /// Why an ADD would refuse the others.
     faults: Vec<Fault>,
 }
 
 /// Why an ADD would refuse a device.
 struct Fault {
-    /// The check that tells of it.
+    /// The name of the check that reports it.
     name: &'static str,
     text: String,
     remedy: String,
 }
 
 impl Stock<'_> {
-    /// As long as another device is to be had, most pods start.
+    /// While another device is free, most pods start, so the check is only a warning.
     fn check(&self, fault: &Fault) -> Check {
         let Fault { name, text, remedy } = fault;
         let verdict = if self.usable == 0 { Verdict::Fail } else { Verdict::Warn };
@@ -46,7 +46,7 @@ impl Stock<'_> {
     }
 }
 
-/// All checks of this file. `mtu` is that of networks which are not known here.
+/// Makes all checks of this file. `mtu` in bytes is for rails without a known network.
 pub fn check(node: &Node, inventory: &Inventory, networks: &[Network], mtu: u32, found: &mut Findings) {
     if inventory.rails.is_empty() {
         found.add(Check::skip("pf", "node.json lists no rails, and no NIC of this node has SR-IOV"));
@@ -57,12 +57,12 @@ pub fn check(node: &Node, inventory: &Inventory, networks: &[Network], mtu: u32,
     if !rails.is_empty() {
         order(node, found);
         rails.iter().for_each(|rail| pf(node, rail, inventory, found));
-        found.ok_unless_told("pf", format!("{all}, each with a driver"));
+        found.ok_unless_reported("pf", format!("{all}, each with a driver"));
         rails.iter().for_each(|rail| pf_link(node, rail, inventory, found));
-        found.ok_unless_told(
+        found.ok_unless_reported(
             "pf-link",
             match inventory.is_pf_mode(node) {
-                true => format!("{all}, which pods get and take up: none that is up has no carrier"),
+                true => format!("{all}, which pods get and bring up: every one that is up has a carrier"),
                 false => format!("{all}, up and with a carrier"),
             },
         );
@@ -84,7 +84,7 @@ pub fn check(node: &Node, inventory: &Inventory, networks: &[Network], mtu: u32,
     debts(inventory, &stocks, found);
 }
 
-/// node.json's list against what else is known of it.
+/// Compares the rails of node.json with what else is known about their order.
 fn order(node: &Node, found: &mut Findings) {
     let name = "rail-order";
     if node.rails.is_empty() {
@@ -93,19 +93,19 @@ fn order(node: &Node, found: &mut Findings) {
     let slips = order::slips(node);
     for slip in &slips {
         let remedy = format!(
-            "in {}: `{}`; if that is not so, correct the resource or the addresses, or for another order of the \
-             hardware say \"railsInPciOrder\": false",
+            "in {}, set `{}`; or correct the resource or the addresses; or, if the hardware has another order, \
+             set \"railsInPciOrder\": false",
             crate::node::path().display(),
             order::corrected(node, &slips)
         );
-        let text = format!("{slip}: its pods would be refused, or be on another rail's leaf");
+        let text = format!("{slip}: its pods would be refused, or be connected to the leaf of another rail");
         found.add(Check { rail: Some(slip.rail), ..Check::fail(name, text, remedy) });
     }
-    let how = if node.rails_in_pci_order { "" } else { "; that of the PCI addresses is not asked for" };
-    found.ok_unless_told(name, format!("node.json, resources and addresses tell the same order{how}"));
+    let how = if node.rails_in_pci_order { "" } else { "; the order of the PCI addresses is not checked" };
+    found.ok_unless_reported(name, format!("node.json, resources and addresses agree on the order{how}"));
 }
 
-/// What an ADD of the rail would find.
+/// Finds out which devices of the rail an ADD would accept.
 fn stock<'a>(node: &Node, rail: &'a Rail, inventory: &Inventory, host: &mut Socket) -> Stock<'a> {
     let mut stock = Stock { rail, usable: 0, held: 0, faults: Vec::new() };
     let vfs = rail.vfs.iter().map(|vf| ("VF", &vf.function, &vf.link));
@@ -121,10 +121,10 @@ fn stock<'a>(node: &Node, rail: &'a Rail, inventory: &Inventory, host: &mut Sock
             Offer::Refused(None) => (),
         }
     }
-    // The PF's own is told under `pf`.
+    // A PF without a driver is reported under `pf`.
     if let (false, Some(first)) = (rail.vfs.is_empty(), unbound.first()) {
         let all = count(rail.vfs.len(), "VF");
-        let text = format!("{} of {all} without a driver, as {first}", unbound.len());
+        let text = format!("no driver is bound to {} of {all}, such as {first}", unbound.len());
         stock.faults.push(Fault { name: "vfs", text, remedy: bind(node, &unbound) });
     }
     stock
@@ -133,10 +133,10 @@ fn stock<'a>(node: &Node, rail: &'a Rail, inventory: &Inventory, host: &mut Sock
 /// What an ADD would do with a device.
 enum Offer {
     Usable,
-    /// A pod has it.
+    /// Refuse it, because a pod has it.
     Held,
     Unbound,
-    /// With nothing where it is told elsewhere.
+    /// Refuse it; without a reason where another check reports it.
     Refused(Option<Fault>),
 }
 
@@ -153,13 +153,13 @@ fn offer(
     match inventory.holder(function) {
         Some(Attached { record, is_away: true, .. }) => {
             let holder = record.holder();
-            let text = format!("{id} has not come back from {holder}, whose network namespace is gone");
+            let text = format!("{id} has not returned from {holder}, whose network namespace is gone");
             return refused("records", text, giveback::how_to_end(record));
         }
-        // The next ADD puts it right.
+        // The next ADD restores the device.
         Some(holder) if holder.state.is_left_over() || holder.is_home => return Offer::Usable,
         Some(_) => return Offer::Held,
-        // Told under `lost`.
+        // The check `lost` reports it.
         None if inventory.lost(function).is_some() => return Offer::Held,
         None => (),
     }
@@ -167,19 +167,19 @@ fn offer(
     let name = link.map_or_else(String::new, |link| format!(" ({})", link.name));
     let what = format!("{kind} {id}{name}");
     if node.policy.drivers.as_ref().is_some_and(|allowed| !allowed.contains(&driver)) {
-        let text = format!("{what} has the driver {driver}, which this node's policy excludes");
-        return refused("vfs", text, "add it to policy.drivers of node.json, or bind another".to_owned());
+        let text = format!("{what} has the driver {driver}, which policy.drivers of node.json excludes");
+        return refused("vfs", text, "add it to policy.drivers, or bind another driver".to_owned());
     }
     let of_host = match link {
         None if function.is_userspace() => userspace::refuse_held(&what, function),
-        // Somebody has taken it away.
+        // The device has just been removed.
         None => return Offer::Refused(None),
         Some(link) => refuse_what_the_host_needs(&what, link, node, host),
     };
     let is_owed = |debt: &Record| debt.device.is_of(id) && vf::owes_isolation(debt);
     match of_host {
         Err(error) => {
-            let remedy = "take it out of the host's configuration, or out of the rail's resource";
+            let remedy = "remove it from the host's configuration, or from the rail's resource";
             refused("host-use", format!("{error:#}"), remedy.to_owned())
         }
         Ok(()) if inventory.debts.iter().any(is_owed) => Offer::Refused(None),
@@ -187,24 +187,25 @@ fn offer(
     }
 }
 
-/// What makes the kernel look for a driver.
+/// The command that makes the kernel look for a driver.
 fn bind(node: &Node, functions: &[String]) -> String {
     let file = node.sysfs_root.join("bus/pci/drivers_probe");
     match functions {
-        [one] => format!("`echo {one} > {}`", file.display()),
-        all => format!("`for vf in {}; do echo $vf > {}; done`", all.join(" "), file.display()),
+        [one] => format!("run `echo {one} > {}`", file.display()),
+        all => format!("run `for vf in {}; do echo $vf > {}; done`", all.join(" "), file.display()),
     }
 }
 
-/// What a pod has of which nothing is on record: its next pod is refused, and nobody will give it back.
+/// Devices that pods have without a record: the next pod with such a device is refused, and no DEL returns it.
 fn lost(rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
     let name = "lost";
     if inventory.is_emptied {
-        let text = "the run folder was emptied in this boot: pods that were there are on no record";
+        let text =
+            "the run directory was emptied since the boot, so the devices of running pods have no record";
         found.add(Check::warn(
             name,
             text,
-            "`rail-cni reap --rebuild`; their addresses are kept by themselves",
+            "run `rail-cni reap --rebuild`; their addresses stay reserved without it",
         ));
     }
     for lost in &inventory.lost {
@@ -212,27 +213,30 @@ fn lost(rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
             let functions = rail.function.iter().chain(rail.vfs.iter().map(|vf| &vf.function));
             functions.into_iter().any(|function| function.id == lost.id)
         };
-        let check = Check::fail(name, lost.told(), "`rail-cni reap --rebuild`, or end that pod");
+        let check = Check::fail(name, lost.told(), "run `rail-cni reap --rebuild`, or delete that pod");
         found.add(match rails.iter().find(has) {
             Some(rail) => check.on(rail),
             None => check,
         });
     }
-    found.ok_unless_told(name, "no device is in a pod without a record".to_owned());
+    found.ok_unless_reported(name, "every device in a pod has a record".to_owned());
 }
 
 fn pf(node: &Node, rail: &Rail, inventory: &Inventory, found: &mut Findings) {
     let (name, id) = ("pf", rail.pf());
     if rail.is_missing() {
-        let text = format!("there is no PF {id}");
-        return found.add(Check::fail(name, text, "`lspci -D`; correct node.json, or mend the NIC").on(rail));
+        let text = format!("the node has no PF {id}");
+        return found.add(
+            Check::fail(name, text, "correct node.json (`lspci -D` lists the devices), or repair the NIC")
+                .on(rail),
+        );
     }
     let Some(pf) = &rail.function else { return };
     let netdev = rail.link.as_ref().map(|link| link.name.as_str());
     let is = |text: &String| text.eq_ignore_ascii_case(id) || netdev == Some(text);
     if node.policy.pfs.as_ref().is_some_and(|allowed| !allowed.iter().any(is)) {
         let text = format!("policy.pfs of node.json excludes {id}");
-        found.add(Check::fail(name, text, "add it, or take the rail from the list").on(rail));
+        found.add(Check::fail(name, text, "add it, or remove the rail from the list").on(rail));
     }
     match pf.driver() {
         None => {
@@ -240,12 +244,17 @@ fn pf(node: &Node, rail: &Rail, inventory: &Inventory, found: &mut Findings) {
             found.add(Check::fail(name, format!("{id} has no driver"), remedy).on(rail));
         }
         Some(driver) if pf.is_userspace() => {
-            let text = format!("{id} is bound to {driver}: it has no netdev");
-            found.add(Check::warn(name, text, "bind its own driver, unless pods get the PF itself").on(rail));
+            let text = format!("{id} has no netdev, because its driver is {driver}");
+            found.add(
+                Check::warn(name, text, "bind the NIC's own driver, unless pods get the PF itself").on(rail),
+            );
         }
         Some(_) if rail.link.is_none() && inventory.holder(pf).is_none() => {
             let text = format!("{id} has no netdev on the host");
-            found.add(Check::fail(name, text, "is it in another namespace? `ip netns`").on(rail));
+            found.add(
+                Check::fail(name, text, "move it back if it is in another network namespace (`ip netns`)")
+                    .on(rail),
+            );
         }
         Some(_) => (),
     }
@@ -255,33 +264,35 @@ fn pf_link(node: &Node, rail: &Rail, inventory: &Inventory, found: &mut Findings
     let name = "pf-link";
     let holder = rail.function.as_ref().and_then(|pf| inventory.holder(pf));
     match (&rail.link, holder) {
-        // What a dead pod left of it is told under `records`.
+        // The check `records` reports what a dead pod left of the PF.
         (Some(_), Some(holder)) if holder.state.is_left_over() => (),
         (Some(link), _) => match link_state(link) {
-            // A DEL leaves it as it was, and the next ADD takes it up.
+            // A DEL leaves the PF as it was, and the next ADD brings it up.
             "down" if inventory.is_pf_mode(node) => (),
             "down" => {
-                let remedy = format!("`ip link set {} up`", link.name);
+                let remedy = format!("run `ip link set {} up`", link.name);
                 let text = format!("{} is down: its VFs have no carrier", link.name);
                 found.add(Check::fail(name, text, remedy).on(rail));
             }
             "no-carrier" => {
                 let text = format!("{} has no carrier", link.name);
                 let ports = ports(node, rail);
-                let remedy = format!("look at cable, transceiver, leaf port{ports}");
+                let remedy = format!("check the cable, the transceiver and the leaf port{ports}");
                 found.add(Check::fail(name, text, remedy).on(rail));
             }
             _ => (),
         },
         (None, Some(holder)) => {
-            let text = format!("{} is in a pod itself: {}", rail.pf(), holder.record.holder());
+            let text = format!("{} itself is in a pod: {}", rail.pf(), holder.record.holder());
             found.add(Check::skip(name, text).on(rail));
         }
-        (None, None) => found.add(Check::skip(name, format!("{} has no netdev here", rail.pf())).on(rail)),
+        (None, None) => {
+            found.add(Check::skip(name, format!("{} has no netdev on the host", rail.pf())).on(rail))
+        }
     }
 }
 
-/// Where the cable should end, if the plan knows.
+/// The leaf port of the rail, for the remedy, if the plan has it.
 fn ports(node: &Node, rail: &Rail) -> String {
     let is_its = |(pool, one): &(String, Allocation)| {
         rail.rail.is_some() && one.rail.or_else(|| rail_in(pool)) == rail.rail && !one.leaf_ports.is_empty()
@@ -292,7 +303,7 @@ fn ports(node: &Node, rail: &Rail) -> String {
     if all.is_empty() { String::new() } else { format!(" ({})", all.join(", ")) }
 }
 
-/// A PF that is attached itself gets the MTU of its network; one with VFs must have it before.
+/// Checks the MTU of PFs with VFs. A PF that is attached itself gets the MTU of its network.
 fn mtus(node: &Node, inventory: &Inventory, networks: &[Network], assumed: u32, found: &mut Findings) {
     let name = "pf-mtu";
     if inventory.is_pf_mode(node) {
@@ -307,38 +318,44 @@ fn mtus(node: &Node, inventory: &Inventory, networks: &[Network], assumed: u32, 
         let (wanted, who) = wanting.unwrap_or((assumed, None));
         let remedy = match link.max_mtu {
             most @ 1.. if most < wanted.max(used) => {
-                format!("the driver takes {most} at most: a smaller \"mtu\" in the network")
+                format!("set a smaller \"mtu\" in the network: the driver accepts at most {most}")
             }
             most => {
                 let large = LARGE.max(wanted).max(used);
                 let large = if most == 0 { large } else { large.min(most) };
-                format!("`ip link set {} mtu {large}`, and make it permanent", link.name)
+                format!("run `ip link set {} mtu {large}`, and make it permanent", link.name)
             }
         };
         let text = if link.mtu < used {
-            format!("{} has MTU {}, and a pod has {used}: its large packets are lost", link.name, link.mtu)
+            format!(
+                "{} has MTU {}, but a pod on it has {used}: its large packets are lost",
+                link.name, link.mtu
+            )
         } else if link.mtu >= wanted {
             continue;
         } else if let Some(who) = who {
-            format!("{} has MTU {}, and the network {who} has {wanted}: it is refused", link.name, link.mtu)
+            format!(
+                "{} has MTU {}, but the network {who} has {wanted}: its ADDs are refused",
+                link.name, link.mtu
+            )
         } else {
             format!(
-                "{} has MTU {}: networks with \"mtu\": {wanted} are refused (no network of the rail is known here; for \
-                 other ones: `rail-cni doctor --mtu`)",
+                "{} has MTU {}: ADDs with \"mtu\": {wanted} are refused (no network of the rail is known here; to check \
+                 another MTU, run `rail-cni doctor --mtu`)",
                 link.name, link.mtu
             )
         };
         found.add(Check::fail(name, text, remedy).on(rail));
     }
-    found.ok_unless_told(name, "no network asks for more");
+    found.ok_unless_reported(name, "no network has a larger MTU than its PF");
 }
 
 fn vfs(node: &Node, inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
     let name = "vfs";
     if inventory.is_pf_mode(node) {
         stocks.iter().for_each(|stock| add_faults(name, stock, found));
-        let text = "no rail has VFs: pods get the PFs themselves (where VFs are meant, policy.vfsOnly of node.json says so)";
-        return found.ok_unless_told(name, text);
+        let text = "no rail has VFs, so pods get the PFs themselves (if they should get VFs, set policy.vfsOnly in node.json)";
+        return found.ok_unless_reported(name, text);
     }
     let mut all_dead = Vec::new();
     for stock in stocks {
@@ -348,13 +365,13 @@ fn vfs(node: &Node, inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Fin
             let (id, most) = (&pf.id, pf.max_vf_count());
             let (text, remedy) = if most == 0 {
                 let remedy = format!(
-                    "switch it on in BIOS and firmware: `mlxconfig -d {id} set SRIOV_EN=1 NUM_OF_VFS=8`"
+                    "enable SR-IOV in BIOS and firmware: `mlxconfig -d {id} set SRIOV_EN=1 NUM_OF_VFS=8`"
                 );
                 (format!("{id} has no SR-IOV"), remedy)
             } else {
                 let file = node.sysfs_root.join("bus/pci/devices").join(id).join("sriov_numvfs");
-                let text = format!("{id} has no VFs, of {most} that it could have");
-                (text, format!("`echo {} > {}`, and at every boot", most.min(8), file.display()))
+                let text = format!("{id} has no VFs; it supports {most}");
+                (text, format!("run `echo {} > {}`, now and at every boot", most.min(8), file.display()))
             };
             found.add(Check::fail(name, text, remedy).on(rail));
             continue;
@@ -367,23 +384,24 @@ fn vfs(node: &Node, inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Fin
         }
     }
     if !all_dead.is_empty() {
-        let text = format!("{}: every VF was left by a pod that is gone", all_dead.join(", "));
-        found.add(Check::warn(name, text, "the next ADD puts that right; at once: `rail-cni reap`"));
+        let text = format!("{}: every VF is stale, because its pod is gone", all_dead.join(", "));
+        found.add(Check::warn(name, text, "the next ADD restores it; to do so now, run `rail-cni reap`"));
     }
     let all: usize = stocks.iter().map(|stock| stock.rail.vfs.len()).sum();
     let free: usize = stocks.iter().map(|stock| stock.rail.vfs.len() - stock.held).sum();
-    found.ok_unless_told(name, format!("{}, {free} free", count(all, "VF")));
+    found.ok_unless_reported(name, format!("{}, {free} free", count(all, "VF")));
 }
 
 fn add_faults(name: &'static str, stock: &Stock<'_>, found: &mut Findings) {
     stock.faults.iter().filter(|fault| fault.name == name).for_each(|fault| found.add(stock.check(fault)));
 }
 
-/// What an ADD would refuse of a free VF; of the PF itself, where that is all there is.
+/// Reports the devices that an ADD would refuse because the host uses them: free VFs, or PFs where there are no
+/// VFs.
 fn host_use(stocks: &[Stock<'_>], found: &mut Findings) {
     let name = "host-use";
     stocks.iter().for_each(|stock| add_faults(name, stock, found));
-    found.ok_unless_told(name, "the host uses no device that a pod could get");
+    found.ok_unless_reported(name, "the host uses no device that a pod could get");
 }
 
 fn rdma(rails: &[&Rail], inventory: &Inventory, networks: &[Network], found: &mut Findings) {
@@ -392,17 +410,21 @@ fn rdma(rails: &[&Rail], inventory: &Inventory, networks: &[Network], found: &mu
         && inventory.rdma != RdmaMode::Exclusive
     {
         let text = format!(
-            "the network {} requires RDMA devices of its own, and they are not in exclusive mode",
+            "the network {} requires RDMA devices of its own, but RDMA is not in exclusive mode",
             network.name
         );
-        found.add(Check::fail(name, text, "`rdma system set netns exclusive` at boot, before any pod"));
+        found.add(Check::fail(
+            name,
+            text,
+            "run `rdma system set netns exclusive` at boot, before any pod starts",
+        ));
         return;
     }
     if inventory.rdma == RdmaMode::Absent {
         found.add(Check::skip(name, "this kernel has no RDMA, or its modules are not loaded"));
         return;
     }
-    // A device that a pod has is not in the host's sysfs.
+    // The RDMA devices that pods have are not in the host's sysfs.
     let is_home = |function: &Function| inventory.holder(function).is_none() && !function.is_userspace();
     let has = |function: &Function| !function.rdma_devices().is_empty();
     let of_rail = |rail: &Rail| {
@@ -418,44 +440,56 @@ fn rdma(rails: &[&Rail], inventory: &Inventory, networks: &[Network], found: &mu
     for rail in rails {
         let without: Vec<_> = of_rail(rail).into_iter().filter(|one| !has(one)).map(|one| one.id).collect();
         if !without.is_empty() {
-            let text = format!("no RDMA device on {}, while others have one", without.join(", "));
+            let text = format!("there is no RDMA device on {}, but others have one", without.join(", "));
             found.add(
-                Check::warn(name, text, "is the driver's RDMA module loaded (mlx5_ib)? `rdma link`").on(rail),
+                Check::warn(
+                    name,
+                    text,
+                    "load the driver's RDMA module, such as mlx5_ib (`rdma link` lists the devices)",
+                )
+                .on(rail),
             );
         }
     }
     if inventory.rdma == RdmaMode::Shared {
-        let text = "shared mode: every pod sees every RDMA device, and \"rdma\": \"required\" is refused";
-        found.add(Check::warn(name, text, "`rdma system set netns exclusive` at boot, before any pod"));
+        let text = "RDMA is in shared mode: every pod sees every RDMA device, and networks with \"rdma\": \"required\" are refused";
+        found.add(Check::warn(
+            name,
+            text,
+            "run `rdma system set netns exclusive` at boot, before any pod starts",
+        ));
     }
-    found.ok_unless_told(name, format!("exclusive mode, {} with RDMA on the host", count(with, "function")));
+    found.ok_unless_reported(
+        name,
+        format!("RDMA is in exclusive mode, with {} on the host", count(with, "RDMA function")),
+    );
 }
 
-/// Who configures a VF beside us gives it addresses, or takes it down. Both managers say in files below /run what
-/// they do with each netdev.
+/// A manager that configures VFs as well may give them addresses or take them down. Both managers record in
+/// files below /run what they do with each netdev.
 fn managers(rails: &[&Rail], found: &mut Findings) {
     let name = "managers";
     let managers = [
         ("systemd-networkd", Path::new("/run/systemd/netif/links"), is_networkds as fn(&str) -> bool),
         ("NetworkManager", Path::new("/run/NetworkManager/devices"), is_network_managers),
     ];
-    let running: Vec<_> = managers.iter().filter(|(_, folder, _)| folder.exists()).collect();
-    for (manager, folder, is_managed) in &running {
+    let running: Vec<_> = managers.iter().filter(|(_, directory, _)| directory.exists()).collect();
+    for (manager, directory, is_managed) in &running {
         let vfs = rails.iter().flat_map(|rail| rail.vfs.iter().map(move |vf| (rail, vf)));
         for (rail, link) in vfs.filter_map(|(rail, vf)| Some((rail, vf.link.as_ref()?))) {
-            let text = fs::read_to_string(folder.join(link.index.to_string()));
+            let text = fs::read_to_string(directory.join(link.index.to_string()));
             if text.is_ok_and(|text| is_managed(&text)) {
                 let text = format!("{manager} manages the VF {}", link.name);
-                found.add(Check::warn(name, text, "tell it that VFs are unmanaged").on(rail));
+                found.add(Check::warn(name, text, "configure VFs as unmanaged there").on(rail));
             }
         }
     }
     let names: Vec<_> = running.iter().map(|(manager, ..)| *manager).collect();
-    found.ok_unless_told(
+    found.ok_unless_reported(
         name,
         match names[..] {
             [] => "neither systemd-networkd nor NetworkManager runs".to_owned(),
-            _ => format!("{} leave the VFs alone", names.join(" and ")),
+            _ => format!("{} manage none of the VFs", names.join(" and ")),
         },
     );
 }
@@ -469,13 +503,13 @@ fn is_network_managers(state: &str) -> bool {
     state.lines().any(|line| line == "managed=true")
 }
 
-/// Is it a name that the kernel gives to a NIC of a dead namespace?
+/// Whether `name` is one that the kernel gives to a NIC whose namespace is gone.
 fn is_handed_back(name: &str) -> bool {
     let digits = name.strip_prefix("net").or_else(|| name.strip_prefix("dev"));
     digits.is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Devices that came back under the name of a pod, and that no record tells anything of.
+/// Reports devices that returned under the name of a pod's interface, and that no record explains.
 fn leftovers(rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
     let name = "leftovers";
     let devices: Vec<(&Rail, &Link, &str)> = rails
@@ -490,40 +524,46 @@ fn leftovers(rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
         let on_record = inventory.attachments.iter().map(|one| &one.record);
         let recorded = on_record.chain(&inventory.debts).any(|record| record.device.is_of(id));
         if is_handed_back(&link.name) && !recorded {
-            let text =
-                format!("{id} is {} on the host, as a pod's that is gone; no record has its name", link.name);
-            let remedy = format!("`ip link set {0} down`, then `ip link set {0} name NAME`", link.name);
+            let text = format!(
+                "{id} has the name {} on the host, as if a dead pod had had it; no record has its former name",
+                link.name
+            );
+            let remedy = format!("run `ip link set {0} down`, then `ip link set {0} name NAME`", link.name);
             found.add(Check::warn(name, text, remedy).on(rail));
         }
     }
-    found.ok_unless_told(name, "no device of a rail has the name of a pod's interface");
+    found.ok_unless_reported(name, "no device of a rail has the name of a pod's interface");
 }
 
-/// Attachments of which only the record is left.
-/// What pods that are gone still owe. It is in nobody's way, unless the device is not as it was.
+/// Reports the unfinished cleanup of pods that are gone. It affects no other pod, unless a device still has the
+/// VF settings of a pod.
 fn debts(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
     for debt in inventory.debts.iter().filter(|debt| vf::owes_isolation(debt)) {
         let is_its = |stock: &&Stock<'_>| stock.rail.vfs.iter().any(|vf| debt.device.is_of(&vf.function.id));
         let Some(stock) = stocks.iter().find(is_its) else { continue };
         let why = debt.owed().into_iter().map(|owed| owed.why).collect::<Vec<_>>().join("; ");
-        let text = format!("{} is refused with the VF settings of {}: {why}", debt.device.id, debt.holder());
+        let text = format!(
+            "ADDs of {} are refused, because it still has the VF settings of {}: {why}",
+            debt.device.id,
+            debt.holder()
+        );
         found.add(stock.check(&Fault {
             name: "debts",
             text,
-            remedy: "mend that, then `rail-cni reap`".to_owned(),
+            remedy: "correct that, then run `rail-cni reap`".to_owned(),
         }));
     }
     for record in inventory.debts.iter().filter(|record| record.is_owed_in_vain()) {
         for owed in record.owed() {
             let text = format!("owed by {}: {}: {}", record.holder(), owed.what.as_str(), owed.why);
             let remedy = format!(
-                "mend that, then `rail-cni reap`; or `rail-cni reap --forget {}`",
+                "correct that, then run `rail-cni reap`; or give up: `rail-cni reap --forget {}`",
                 record.container_id
             );
             found.add(Check::warn("debts", text, remedy));
         }
     }
-    found.ok_unless_told("debts", "nothing is owed by pods that are gone");
+    found.ok_unless_reported("debts", "pods that are gone owe nothing");
 }
 
 fn records(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
@@ -540,8 +580,8 @@ fn records(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
         let more = left.len().saturating_sub(NAMED);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         let named = named.collect::<Vec<_>>().join(", ");
-        let text = format!("{} left by pods: {named}{more}", count(left.len(), "attachment"));
-        found.add(Check::warn(name, text, "the next ADD puts that right; at once: `rail-cni reap`"));
+        let text = format!("{} of pods that are gone: {named}{more}", count(left.len(), "attachment"));
+        found.add(Check::warn(name, text, "the next ADD restores it; to do so now, run `rail-cni reap`"));
     }
     for Attached { record, state, error, .. } in &inventory.attachments {
         let what = format!("{} of {}", record.device.id, record.holder());
@@ -550,18 +590,18 @@ fn records(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
             found.add(Check::warn(
                 name,
                 text,
-                "did the pod move it on? Were the VFs made anew? Restart the pod",
+                "restart the pod: it moved the device away, or the VFs were made anew",
             ));
         } else if let Some(error) = error {
             found.add(Check::skip(name, format!("{what}: {error}")));
         }
     }
     for file in &inventory.unreadable {
-        let remedy = format!("if no pod has its device, `rail-cni reap --forget {file}`");
-        found.add(Check::warn(name, format!("{file} cannot be read"), remedy));
+        let remedy = format!("if no pod has its device, run `rail-cni reap --forget {file}`");
+        found.add(Check::warn(name, format!("the record {file} cannot be read"), remedy));
     }
     let live = inventory.attachments.iter().filter(|one| one.state == State::Live).count();
-    found.ok_unless_told(name, format!("{}, none of a pod that is gone", count(live, "attachment")));
+    found.ok_unless_reported(name, format!("{}, none of a pod that is gone", count(live, "attachment")));
 }
 
 #[cfg(test)]
@@ -612,12 +652,15 @@ mod tests {
         assert_eq!(verdicts(&judged(RdmaMode::Absent, &[])), [Verdict::Skip]);
         assert_eq!(verdicts(&judged(RdmaMode::Exclusive, &[])), [Verdict::Skip]);
         let good = judged(RdmaMode::Exclusive, &all);
-        assert_eq!(good, [(Verdict::Ok, "exclusive mode, 4 functions with RDMA on the host".to_owned())]);
+        assert_eq!(
+            good,
+            [(Verdict::Ok, "RDMA is in exclusive mode, with 4 RDMA functions on the host".to_owned())]
+        );
         let shared = judged(RdmaMode::Shared, &all);
-        assert!(verdicts(&shared) == [Verdict::Warn] && shared[0].1.starts_with("shared mode"), "{shared:?}");
+        assert!(verdicts(&shared) == [Verdict::Warn] && shared[0].1.contains("shared mode"), "{shared:?}");
         let lacking = judged(RdmaMode::Exclusive, &all[..3]);
         assert_eq!(verdicts(&lacking), [Verdict::Warn]);
-        assert!(lacking[0].1.starts_with("rail 1: no RDMA device on 0000:01:00.1"), "{lacking:?}");
+        assert!(lacking[0].1.starts_with("rail 1: there is no RDMA device on 0000:01:00.1"), "{lacking:?}");
     }
 
     #[test]

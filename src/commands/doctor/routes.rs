@@ -1,4 +1,5 @@
-//! What the routes of the rails take away from pods: the cluster's networks, and the node's.
+//! Checks whether the routes of the rails cover networks that a pod must reach by eth0: those of the cluster
+//! and of the node.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,18 +22,19 @@ use crate::netlink::{Socket, link};
 use crate::node::Node;
 use crate::pool::Allocation;
 
-/// Names the address of DNS, which is in the network of Services.
+/// Has the address of the cluster's DNS, which is in the network of Services.
 const KUBELET: &str = "/var/lib/kubelet/config.yaml";
 const FLANNEL: &str = "/run/flannel/subnet.env";
 
 /// A network that a pod reaches by eth0.
 struct Known {
     network: IpNet,
-    /// What it is.
+    /// What the network is, for messages.
     of: String,
 }
 
-/// Compares the routes of this node's pools, and of the networks that are known here.
+/// Compares the routes of this node's pools, and of the networks that are known here, with the networks of the
+/// cluster and of the node.
 pub fn check(
     node: &Node,
     pools: &BTreeMap<String, Allocation>,
@@ -47,41 +49,45 @@ pub fn check(
     let of_networks = networks.iter().flat_map(|network| {
         network.routes.iter().map(|dst| (format!("the route {dst} of the network {}", network.name), *dst))
     });
-    // A default route is left out.
+    // ADD leaves out default routes.
     let ours: Vec<_> = of_pools.chain(of_networks).filter(|(_, dst)| dst.prefix_len() > 0).collect();
     let covering = |network: IpNet| ours.iter().find(|(_, dst)| overlap(*dst, network));
     for network in &node.cluster_networks {
         if let Some((what, _)) = covering(*network) {
-            let text = format!(
-                "{what} covers {network}, the cluster's (clusterNetworks): every ADD with it is refused"
-            );
+            let text = format!("{what} covers {network} of clusterNetworks: every ADD with it is refused");
             found.add(Check::fail(name, text, "plan the fabric with other addresses"));
         }
     }
     let detected = detected();
     for Known { network, of } in &detected {
-        let is_told = node.cluster_networks.iter().any(|named| overlap(*named, *network));
-        if let Some((what, _)) = covering(*network).filter(|_| !is_told) {
-            let text = format!("{what} covers {network}, {of}: pods of that rail lose it");
-            let remedy =
-                "plan the fabric with other addresses; clusterNetworks of node.json makes ADD refuse it";
+        let is_configured = node.cluster_networks.iter().any(|named| overlap(*named, *network));
+        if let Some((what, _)) = covering(*network).filter(|_| !is_configured) {
+            let text = format!("{what} covers {network}, {of}: pods of that rail cannot reach it by eth0");
+            let remedy = "plan the fabric with other addresses; with clusterNetworks in node.json, ADD refuses such routes";
             found.add(Check::fail(name, text, remedy));
         }
     }
     for Known { network, of } in of_host(inventory) {
         if let Some((what, _)) = covering(network) {
             let text = format!("{what} covers {network}, {of}: pods of that rail do not reach it by eth0");
-            found.add(Check::warn(name, text, "is that meant? Plan the fabric with other addresses"));
+            found.add(Check::warn(
+                name,
+                text,
+                "plan the fabric with other addresses, unless that is intended",
+            ));
         }
     }
     if node.cluster_networks.is_empty() && detected.is_empty() && !ours.is_empty() {
-        let text = "the networks of Services and pods are not known here";
-        return found.add(Check::skip(name, format!("{text}: clusterNetworks of node.json")));
+        let text = "the networks of Services and pods are not known on this node";
+        return found.add(Check::skip(name, format!("{text}: set clusterNetworks in node.json")));
     }
-    found.ok_unless_told(name, format!("{} of rails, none into the networks of the cluster", ours.len()));
+    found.ok_unless_reported(
+        name,
+        format!("none of the {} routes of rails covers a network of the cluster", ours.len()),
+    );
 }
 
-/// What kubelet and network plugins have on file of the cluster's networks.
+/// The networks of the cluster that files of kubelet and of network plugins contain.
 fn detected() -> Vec<Known> {
     let mut known = Vec::new();
     if let Ok(documents) = document::read(KUBELET) {
@@ -107,7 +113,7 @@ fn detected() -> Vec<Known> {
     known
 }
 
-/// `subnet` of host-local, bridge and flannel, wherever it stands, but in a network of ours.
+/// Collects `subnet` of host-local, bridge and flannel at any depth, but not in the networks of rail-cni.
 fn collect(config: &Value, subnets: &mut Vec<IpNet>) {
     match config {
         Value::Object(object) if object.get("type").is_some_and(|kind| kind == "rail-cni") => (),
@@ -121,7 +127,7 @@ fn collect(config: &Value, subnets: &mut Vec<IpNet>) {
     }
 }
 
-/// Where the node itself leads, beside rails and the default route.
+/// The networks to which the node itself has routes, except rails and the default route.
 fn of_host(inventory: &Inventory) -> Vec<Known> {
     let read = || -> anyhow::Result<Vec<Known>> {
         let mut host = Socket::open()?;
@@ -139,7 +145,8 @@ fn of_host(inventory: &Inventory) -> Vec<Known> {
                 && is_new
             {
                 let by = links.iter().find(|link| link.index == index).map_or("", |link| &link.name);
-                known.push(Known { network: route.dst, of: format!("which the node has by {by}") });
+                known
+                    .push(Known { network: route.dst, of: format!("to which the node has a route by {by}") });
             }
         }
         Ok(known)

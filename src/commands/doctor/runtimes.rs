@@ -1,4 +1,5 @@
-//! What the callers know of CNI: the version of libcni in their executables, which Go writes into each as text.
+//! Checks which versions of CNI the callers support, by the version of libcni in their executables, which Go
+//! writes into each of them.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -10,56 +11,59 @@ use serde_json::Value;
 use super::{Check, Findings};
 use crate::files;
 
-/// Runtimes, and Multus, in the usual places.
+/// Runtimes and Multus, with their usual paths.
 const CALLERS: [(&str, &[&str]); 3] = [
     ("containerd", &["/usr/bin/containerd", "/usr/local/bin/containerd"]),
     ("crio", &["/usr/bin/crio", "/usr/local/bin/crio", "/usr/libexec/crio/crio"]),
     ("multus", &["/opt/cni/bin/multus", "/opt/cni/bin/multus-shim", "/usr/libexec/cni/multus"]),
 ];
-/// Where runtimes look for networks.
+/// The directory in which runtimes look for networks.
 pub const CONFIGURATIONS: &str = "/etc/cni/net.d";
-/// As `go version -m` shows it: module, tab, version.
+/// Module, tab and version follow each other, as `go version -m` shows them.
 const MODULE: &[u8] = b"github.com/containernetworking/cni\t";
 
-/// Says which versions of CNI each caller speaks, and what follows.
+/// Reports the versions of CNI that each caller supports.
 pub fn check(found: &mut Findings) {
     let name = "runtime";
     for (caller, places) in CALLERS {
         let Some(path) = places.iter().map(Path::new).find(|path| path.is_file()) else { continue };
         let what = format!("{caller} ({})", path.display());
         found.add(match libcni_of(path) {
-            Err(error) => Check::skip(name, format!("{what}: cannot be read: {error:#}")),
-            Ok(None) => Check::skip(name, format!("{what}: does not tell its libcni, as a Go program would")),
+            Err(error) => Check::skip(name, format!("{what} cannot be read: {error:#}")),
+            Ok(None) => Check::skip(
+                name,
+                format!("{what} does not contain the version of libcni, as a Go program would"),
+            ),
             Ok(Some(version)) => judged(name, &what, &version),
         });
     }
     if !found.0.iter().any(|check| check.name == name) {
-        found.add(Check::skip(name, "no containerd, crio or multus in the usual places"));
+        found.add(Check::skip(name, "there is no containerd, crio or multus in the usual places"));
     }
     configurations(Path::new(CONFIGURATIONS), found);
 }
 
-/// libcni 1.2.0 is the first with CNI 1.1: GC and STATUS. 1.0 and 1.1 have CNI 1.0.0.
+/// libcni 1.2.0 is the first version with CNI 1.1, that is GC and STATUS. 1.0 and 1.1 support CNI 1.0.0.
 fn judged(name: &'static str, what: &str, version: &str) -> Check {
     let is_early = version.trim_start_matches('v').starts_with("1.2.0-");
     let mut parts = version.trim_start_matches('v').split(['.', '-', '+']).map(str::parse::<u32>);
     let (Some(Ok(major)), Some(Ok(minor))) = (parts.next(), parts.next()) else {
-        return Check::skip(name, format!("{what}: libcni {version:?} is no version"));
+        return Check::skip(name, format!("{what}: libcni {version:?} is not a version"));
     };
     match (major, minor) {
         (0, _) => Check::fail(
             name,
-            format!("{what}: libcni {version} speaks CNI up to 0.4.0, and refuses networks of 1.0.0"),
-            "networks with \"cniVersion\": \"0.4.0\", or a newer one",
+            format!("{what}: libcni {version} supports CNI up to 0.4.0, and refuses networks with 1.0.0"),
+            "set \"cniVersion\": \"0.4.0\" in the networks, or install a newer version",
         ),
         (1, 0 | 1) | (1, 2) if is_early || minor < 2 => Check::ok(
             name,
             format!(
-                "{what}: libcni {version} speaks CNI up to 1.0.0, without GC and STATUS: networks need \
+                "{what}: libcni {version} supports CNI up to 1.0.0, without GC and STATUS: networks need \
                  \"cniVersion\": \"1.0.0\" with \"cniVersions\", as conf/nads.yaml has it"
             ),
         ),
-        _ => Check::ok(name, format!("{what}: libcni {version} speaks CNI up to 1.1.0")),
+        _ => Check::ok(name, format!("{what}: libcni {version} supports CNI up to 1.1.0")),
     }
 }
 
@@ -81,19 +85,19 @@ fn libcni_of(path: &Path) -> Result<Option<String>> {
         if is_end {
             return Ok(None);
         }
-        // What may go on in the next chunk.
+        // Keep what may continue in the next chunk.
         window.drain(..window.len().saturating_sub(MODULE.len() + LONGEST));
     }
 }
 
 fn find_version(window: &[u8], is_end: bool) -> Option<String> {
     let mut rest = window;
-    // The last byte of it is rarer than the first.
+    // The last byte of the module's text is rarer than its first.
     while let Some(tab) = rest.iter().position(|byte| *byte == b'\t') {
         let (before, after) = rest.split_at(tab + 1);
         if before.ends_with(MODULE) {
             let length = after.iter().position(|byte| !byte.is_ascii_graphic());
-            // Cut off by the chunk: the next one has all of it.
+            // The chunk ends within the version: the next one has all of it.
             if let Some(length) = length.or(is_end.then_some(after.len())).filter(|length| *length > 0) {
                 return Some(String::from_utf8_lossy(&after[..length.min(64)]).into_owned());
             }
@@ -103,9 +107,9 @@ fn find_version(window: &[u8], is_end: bool) -> Option<String> {
     None
 }
 
-/// The files that a runtime reads.
-pub fn configurations_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut paths: Vec<_> = fs::read_dir(folder)?.flatten().map(|entry| entry.path()).collect();
+/// The files in `directory` that a runtime reads.
+pub fn configurations_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut paths: Vec<_> = fs::read_dir(directory)?.flatten().map(|entry| entry.path()).collect();
     paths.retain(|path| {
         path.extension()
             .and_then(|end| end.to_str())
@@ -115,17 +119,17 @@ pub fn configurations_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// The runtime's own networks: those of ours among them, and Multus'.
-fn configurations(folder: &Path, found: &mut Findings) {
+/// Reports the runtime's own networks of rail-cni and Multus.
+fn configurations(directory: &Path, found: &mut Findings) {
     let name = "net.d";
-    let paths = match configurations_in(folder) {
+    let paths = match configurations_in(directory) {
         Ok(paths) => paths,
         Err(error) => {
-            found.add(Check::skip(name, format!("cannot list {}: {error}", folder.display())));
+            found.add(Check::skip(name, format!("cannot list {}: {error}", directory.display())));
             return;
         }
     };
-    let mut told = Vec::new();
+    let mut lines = Vec::new();
     for path in &paths {
         let shown = path.display();
         let Ok(Value::Object(network)) =
@@ -134,7 +138,7 @@ fn configurations(folder: &Path, found: &mut Findings) {
             found.add(Check::warn(
                 name,
                 format!("{shown} is not one JSON object"),
-                "the runtime passes it over: mend it",
+                "correct the file: the runtime ignores it",
             ));
             continue;
         };
@@ -146,14 +150,14 @@ fn configurations(folder: &Path, found: &mut Findings) {
         };
         for kind in ["multus", "rail-cni"].into_iter().filter(|kind| has(kind)) {
             let version =
-                network.get("cniVersion").and_then(Value::as_str).unwrap_or("0.1.0, as it has none");
-            told.push(format!("{shown}: {kind}, cniVersion {version}"));
+                network.get("cniVersion").and_then(Value::as_str).unwrap_or("0.1.0, because it has none");
+            lines.push(format!("{shown}: {kind}, cniVersion {version}"));
         }
     }
-    if told.is_empty() {
-        told.push(format!("{}: {} networks, none of multus or rail-cni", folder.display(), paths.len()));
+    if lines.is_empty() {
+        lines.push(format!("{}: {} networks, none of multus or rail-cni", directory.display(), paths.len()));
     }
-    told.into_iter().for_each(|text| found.add(Check::ok(name, text)));
+    lines.into_iter().for_each(|text| found.add(Check::ok(name, text)));
 }
 
 #[cfg(test)]
@@ -162,7 +166,7 @@ mod tests {
     use crate::commands::doctor::Verdict;
 
     #[test]
-    fn the_version_is_found_wherever_it_stands() {
+    fn the_version_is_found_wherever_it_is() {
         let text = b"dep\tgithub.com/containernetworking/cni\tv1.3.0\th1:abc=\n";
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("containerd");
@@ -187,7 +191,7 @@ mod tests {
             ("v1.2.0-rc1", Verdict::Ok, "up to 1.0.0"),
             ("v1.1.2", Verdict::Ok, "up to 1.0.0"),
             ("v0.8.1", Verdict::Fail, "up to 0.4.0"),
-            ("(devel)", Verdict::Skip, "no version"),
+            ("(devel)", Verdict::Skip, "not a version"),
         ] {
             let check = judged("runtime", "containerd", version);
             assert_eq!(check.verdict, verdict, "{version}");

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::{Context, Lint, OUR_IPAM, OURS, RESOURCE, Rail, Severity, is_misspelt};
 use crate::attach::config::{self, NetConf};
 use crate::cni::keys::{TWICE, below};
-use crate::cni::{Args, Attachment, Dns, Keys, Network, Route, Version};
+use crate::cni::{Args, Attachment, Dns, Keys, Network, Route, Strictness, Version};
 use crate::document::{Document, Part};
 use crate::fault::Fault;
 use crate::ipam;
@@ -257,7 +257,7 @@ impl Lint {
 /// A configuration as a plugin reads it.
 pub fn parse(map: &Map<String, Value>) -> Result<Network> {
     static KEYS: Keys = Keys { names: &[], inside: &[] };
-    Network::parse(json!(map).to_string().into(), Args::default(), vec![], &KEYS, false)
+    Network::parse(json!(map).to_string().into(), Args::default(), vec![], &KEYS, Strictness::Strict)
 }
 
 /// The fault of an error of a plugin's parser, with its position. An error that is no [`Fault`] names its key in its

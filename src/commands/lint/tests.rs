@@ -1,6 +1,6 @@
 use super::*;
 use crate::attach::config::NetConf;
-use crate::cni::{Args, Attachment, Network};
+use crate::cni::{Args, Attachment, Network, Strictness};
 use crate::node::Node;
 use proptest::prelude::*;
 use std::fs;
@@ -126,15 +126,15 @@ const FINDINGS: &str = r#"
 "mtu": 9000, => "mtu": 9000, "maxTxRate": 1, => 16: error: rail-3: maxTxRate: unknown key: did you mean max_tx_rate?
 "mtu": 9000, => "mtu": 9000, "colour": 1, => 16: error: rail-3: colour: unknown key
 "mtu": 9000, => "MTU": 9000, => 16: warning: rail-3: MTU: is written mtu
-"mtu": 9000, => "MTU": 9000, "mtu": 9000, => 16: error: rail-3: mtu: the key
+"mtu": 9000, => "MTU": 9000, "mtu": 9000, => 16: error: rail-3: mtu: the key appears twice
 "mtu": 9000, => "mtu": 9000, "Routes": [{"dst": "10.0.0.0/8"},\n      {"Dst": "10.1.0.0/33"}], => 17: warning: rail-3: routes[1].Dst: is written dst
 "mtu": 9000, => "mtu": 9000, "Routes": [{"dst": "10.0.0.0/8"},\n      {"Dst": "10.1.0.0/33"}], => 17: error: rail-3: routes[1].dst: invalid IP
 "mtu": 9000, => "mtu": 9000, "Args": {"CNI": {"Mac": "x"}}, => 16: warning: rail-3: args.cni.Mac: is written mac
-"mtu": 9000, => "mtu": 9000, "args": {"cni": {"mac": "", "MAC": ""}}, => 16: error: rail-3: args.cni.mac: the key
+"mtu": 9000, => "mtu": 9000, "args": {"cni": {"mac": "", "MAC": ""}}, => 16: error: rail-3: args.cni.mac: the key appears twice
 "mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.IFNAME.X": "1"}, => 16: error: rail-3: sysctl: "net.ipv4.conf.IFNAME.X" is no key
 "pool": "rail-3" => "Pool": "rail-3" => 18: warning: rail-3: ipam.Pool: is written pool
 "type": "rail-ipam", "pool" => "Type": "rail-ipam", "Pool" => 18: warning: rail-3: ipam.Type: is written type
-"pool": "rail-3" => "pool": "rail-3", "Pool": "rail-3" => 18: error: rail-3: ipam.pool: the key
+"pool": "rail-3" => "pool": "rail-3", "Pool": "rail-3" => 18: error: rail-3: ipam.pool: the key appears twice
 "mtu": 9000, => "mtu": 9000, "routes": [{"dst": "10.0.0.0/8", "via": "10.0.0.1"}], => 16: error: rail-3: routes[0].via: unknown key
 "mtu": 9000, => "mtu": 9000, "dns": {"server": []}, => 16: error: rail-3: dns.server: unknown key
 "mtu": 9000, => "mtu": 9000, "args": {"cni": {"macs": ""}}, => 16: error: rail-3: args.cni.macs: unknown key: did you mean mac?
@@ -504,7 +504,7 @@ proptest! {
     ) {
         let mut config = json!({"cniVersion": "1.1.0", "name": "a", "type": "rail-cni", "deviceID": "0000:3b:00.2"});
         config[key] = serde_json::from_str(value).unwrap();
-        let is_refused = Network::parse(config.to_string().into(), Args::default(), vec![], &config::NETWORK, false)
+        let is_refused = Network::parse(config.to_string().into(), Args::default(), vec![], &config::NETWORK, Strictness::Strict)
             .and_then(|network| {
                 let attachment = Attachment { container_id: "c".into(), ifname: "net1".into() };
                 NetConf::parse(&network, &attachment, &Node::default())

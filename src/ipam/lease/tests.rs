@@ -294,7 +294,7 @@ proptest! {
             let root = Rc::new(bench.node.run(FOLDER).unwrap());
             let folder = Folder::create(&root, "n", "p").unwrap();
             if !name.contains('/') {
-                folder.dir.write(&name, &content, false).unwrap();
+                folder.dir.write(&name, &content).unwrap();
             }
             prop_assert!(!matches!(folder.read(&entry), Ok(Some(_))));
         }

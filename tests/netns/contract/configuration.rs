@@ -202,7 +202,7 @@ fn a_key_that_stands_twice_is_refused_and_del_takes_the_last() {
             for verb in ["ADD", "CHECK", "STATUS", "GC"] {
                 let error = bench.call(verb).run_with(with_text(&text).as_bytes()).error(7);
                 let msg = error["msg"].as_str().unwrap();
-                assert!(msg.contains(&format!("{key}: the key stands twice")), "{verb} {text}: {msg}");
+                assert!(msg.contains(&format!("{key}: the key appears twice")), "{verb} {text}: {msg}");
             }
             assert_eq!(bench.host.snapshot(), before, "{text}");
             bench.call("ADD").run(&config()).ok();

@@ -22,7 +22,7 @@ fn faults(host: &Host) -> Vec<String> {
     .collect()
 }
 
-/// Doctor has these to say and no other, with the folder of the test left out.
+/// Doctor has these to say and no other, with the directory of the test left out.
 #[track_caller]
 fn says(host: &Host, expected: &[&str]) {
     assert_eq!(faults(host), expected);
@@ -103,8 +103,8 @@ fn rails_that_are_swapped_in_node_json() {
     let line = |rail: u8, listed: u8| {
         format!(
             "rail-order: node.json has {} for rail {rail}, and by the order of the PCI addresses it is {}: its pods \
-             would be refused, or be on another rail's leaf -> in /node.json: {RAILS}; if that is not so, correct the \
-             resource or the addresses, or for another order of the hardware say \"railsInPciOrder\": false",
+             would be refused, or be connected to the leaf of another rail -> in /node.json, set {RAILS}; or correct the \
+             resource or the addresses; or, if the hardware has another order, set \"railsInPciOrder\": false",
             pf_address(listed),
             pf_address(rail)
         )
@@ -169,8 +169,8 @@ fn one_pf_for_two_rails() {
 fn a_pf_that_is_down() {
     let Some(host) = two_rails("broken::down") else { return };
     host.ip("link set pf1 down");
-    says(&host, &["pf-link: rail 1: pf1 is down: its VFs have no carrier -> `ip link set pf1 up`"]);
-    assert!(run(&host, &["status"]).stdout.contains("rail 1: pf1 is down: `ip link set pf1 up`"));
+    says(&host, &["pf-link: rail 1: pf1 is down: its VFs have no carrier -> run `ip link set pf1 up`"]);
+    assert!(run(&host, &["status"]).stdout.contains("rail 1: pf1 is down: run `ip link set pf1 up`"));
     carry_out(&host);
     is_mended(&host);
 }
@@ -184,8 +184,8 @@ fn a_pf_with_a_smaller_mtu_than_its_networks() {
     says(
         &host,
         &[
-            "pf-mtu: rail 0: pf0 has MTU 1500: networks with \"mtu\": 9000 are refused (no network of the rail is known \
-           here; for other ones: `rail-cni doctor --mtu`) -> `ip link set pf0 mtu 9216`, and make it permanent",
+            "pf-mtu: rail 0: pf0 has MTU 1500: ADDs with \"mtu\": 9000 are refused (no network of the rail is known \
+           here; to check another MTU, run `rail-cni doctor --mtu`) -> run `ip link set pf0 mtu 9216`, and make it permanent",
         ],
     );
     carry_out(&host);
@@ -200,7 +200,7 @@ fn a_rails_only_vf_with_an_address_of_the_host() {
     let why = "VF 0000:01:10.0 (vf0) is in use by the host: it has the address 192.0.2.1/24: remove it from the host's \
                configuration, and now with `ip addr del 192.0.2.1/24 dev vf0`";
     assert_eq!(refusal(&host, 0), format!("rail 0: {why}"));
-    let remedy = "take it out of the host's configuration, or out of the rail's resource";
+    let remedy = "remove it from the host's configuration, or from the rail's resource";
     says(&host, &[&format!("host-use: rail 0: {why} -> {remedy}")]);
     carry_out_one(&host, why);
     is_mended(&host);
@@ -215,8 +215,8 @@ fn no_vfs_on_a_rail() {
     fs::write(pf.join("sriov_numvfs"), "0\n").unwrap();
     says(
         &host,
-        &["vfs: rail 0: 0000:01:00.0 has no VFs, of 8 that it could have -> `echo 8 > \
-           /sys/bus/pci/devices/0000:01:00.0/sriov_numvfs`, and at every boot"],
+        &["vfs: rail 0: 0000:01:00.0 has no VFs; it supports 8 -> run `echo 8 > \
+           /sys/bus/pci/devices/0000:01:00.0/sriov_numvfs`, now and at every boot"],
     );
     carry_out(&host);
     assert_eq!(fs::read_to_string(pf.join("sriov_numvfs")).unwrap(), "8\n");
@@ -233,7 +233,7 @@ fn a_vf_without_a_driver() {
     says(
         &host,
         &[
-            "vfs: rail 0: 1 of 1 VF without a driver, as 0000:01:10.0 -> `echo 0000:01:10.0 > /sys/bus/pci/drivers_probe`",
+            "vfs: rail 0: no driver is bound to 1 of 1 VF, such as 0000:01:10.0 -> run `echo 0000:01:10.0 > /sys/bus/pci/drivers_probe`",
         ],
     );
     carry_out(&host);
@@ -250,8 +250,8 @@ fn a_store_that_knows_the_node_by_another_name() {
     says(
         &host,
         &[
-            "pools: node node-1 has no allocation in any pool, and Node-1.example.com has a folder in the store: names are \
-           exact -> if that is this node, in /node.json: `\"nodeName\": \"Node-1.example.com\"`; else correct the plan",
+            "pools: node node-1 has no allocation in any pool, but the store has a directory Node-1.example.com: names \
+           must match exactly -> if that is this node, set `\"nodeName\": \"Node-1.example.com\"` in /node.json; else correct the plan",
         ],
     );
     carry_out(&host);
@@ -267,7 +267,7 @@ fn a_log_that_cannot_be_written() {
     says(
         &host,
         &[
-            "log: log.file: /log: No such file or directory (os error 2) -> `mkdir -p /log`; or name another log.file in \
+            "log: log.file: /log: No such file or directory (os error 2) -> run `mkdir -p /log`; or set another log.file in \
            node.json",
         ],
     );
@@ -280,7 +280,7 @@ fn a_log_that_cannot_be_written() {
     says(
         &host,
         &[
-            "log: log.file: /log/rail-cni.log is a folder -> `rmdir /log/rail-cni.log`; or name another log.file in \
+            "log: log.file: /log/rail-cni.log is a directory -> run `rmdir /log/rail-cni.log`; or set another log.file in \
            node.json",
         ],
     );
@@ -291,7 +291,9 @@ fn a_log_that_cannot_be_written() {
     fs::write(&folder, "").unwrap();
     says(
         &host,
-        &["log: log.file: /log is no folder -> `mkdir -p /log`; or name another log.file in node.json"],
+        &[
+            "log: log.file: /log is not a directory -> run `mkdir -p /log`; or set another log.file in node.json",
+        ],
     );
 }
 
@@ -315,14 +317,21 @@ fn an_ipam_plugin_that_is_missing_or_not_executable() {
     let [verdict, text, remedy] = doctor("");
     assert_eq!(
         [verdict.as_str(), &text, &remedy],
-        ["fail", "/opt/cni/bin/rail-ipam is absent: rail-cni calls it for the address", "`scripts/install`"]
+        [
+            "fail",
+            "/opt/cni/bin/rail-ipam is absent: rail-cni needs it for addresses",
+            "run `scripts/install`"
+        ]
     );
     let copy = format!("cp {ours}/rail-ipam /opt/cni/bin;");
     let [verdict, text, remedy] = doctor(&format!("{copy} chmod 644 /opt/cni/bin/rail-ipam;"));
     assert_eq!(verdict, "fail");
-    assert!(text.starts_with("/opt/cni/bin/rail-ipam is not executable"), "{text}");
-    assert_eq!(remedy, "`chmod 755 /opt/cni/bin/rail-ipam`");
-    let mended = doctor(&format!("{copy} chmod 644 /opt/cni/bin/rail-ipam; {};", remedy.trim_matches('`')));
+    assert!(text.starts_with("/opt/cni/bin/rail-ipam cannot be executed"), "{text}");
+    assert_eq!(remedy, "run `chmod 755 /opt/cni/bin/rail-ipam`");
+    let mended = doctor(&format!(
+        "{copy} chmod 644 /opt/cni/bin/rail-ipam; {};",
+        remedy.trim_start_matches("run ").trim_matches('`')
+    ));
     assert_eq!(mended[0], "ok", "{mended:?}");
 }
 
@@ -364,7 +373,7 @@ fn a_dead_pods_device_that_is_still_away() {
     assert_eq!(
         faults,
         [format!(
-            "records: rail 0: 0000:01:10.0 has not come back from {holder}, whose network namespace is gone -> process {} \
+            "records: rail 0: 0000:01:10.0 has not returned from {holder}, whose network namespace is gone -> process {} \
              (sleep) keeps it open: `kill {}`, then `rail-cni reap`",
             process.pid(),
             process.pid()

@@ -70,7 +70,7 @@ fn nothing_differs_right_after_add_and_nothing_is_changed() {
     assert_eq!(differences(&host), Vec::<String>::new());
     let before = (state_of(&host, &pod), files(host.dir.path()));
     let shown = run(&host, &["check"]).ok().stdout;
-    assert_eq!(shown, "2 attachments, 2 gateways asked; 0 differ\n");
+    assert_eq!(shown, "2 attachments, 2 gateways probed, 0 with differences\n");
     assert_eq!(state_of(&host, &pod), before.0);
     assert!(files(host.dir.path()) == before.1, "check changed a file");
 }
@@ -154,7 +154,10 @@ fn a_pod_that_is_gone_and_an_address_that_nobody_guards_differ() {
     host.ip_in(&pod, "link del net2");
     host.hand_back(&pod, "net1");
     let told = differences(&host);
-    assert!(told.contains(&"net1: its pod is gone and no DEL came: `rail-cni reap`".to_owned()), "{told:?}");
+    assert!(
+        told.contains(&"net1: its pod is gone without a DEL: run `rail-cni reap`".to_owned()),
+        "{told:?}"
+    );
     run(&host, &["reap"]);
     let record = host.path("run/attachments/x:net1:y.json");
     std::fs::write(&record, "{").unwrap();

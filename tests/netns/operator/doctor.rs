@@ -92,7 +92,7 @@ fn faults_of_a_pf() {
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(1)).ok();
     host.ip("link set pf1 mtu 4000");
-    finds(&host, "pf-mtu", "fail", "a pod has 9000");
+    finds(&host, "pf-mtu", "fail", "a pod on it has 9000");
     host.ip("link set pf1 mtu 9216");
     host.cni("DEL", "c1", &pod, &rail(1)).ok();
 
@@ -102,7 +102,7 @@ fn faults_of_a_pf() {
     is_well(&host);
 
     fs::remove_file(host.path("sys/bus/pci/devices").join(pf_address(1))).unwrap();
-    finds(&host, "pf", "fail", "rail 1: there is no PF 0000:02:00.0");
+    finds(&host, "pf", "fail", "rail 1: the node has no PF 0000:02:00.0");
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn faults_of_vfs() {
     let (pf, vf) = (at(&pf_address(0)), at(&vf_address(0)));
 
     fs::remove_file(vf.join("driver")).unwrap();
-    finds(&host, "vfs", "fail", "rail 0: 1 of 1 VF without a driver");
+    finds(&host, "vfs", "fail", "rail 0: no driver is bound to 1 of 1 VF");
     symlink(host.path("sys/bus/pci/drivers/mlx5_core"), vf.join("driver")).unwrap();
 
     fs::remove_file(pf.join("virtfn0")).unwrap();
@@ -129,7 +129,7 @@ fn faults_of_vfs() {
         fs::remove_file(at(&pf_address(rail)).join("virtfn0")).unwrap();
         fs::write(at(&pf_address(rail)).join("sriov_numvfs"), "0\n").unwrap();
     }
-    finds(&host, "vfs", "ok", "no rail has VFs: pods get the PFs themselves");
+    finds(&host, "vfs", "ok", "no rail has VFs, so pods get the PFs themselves");
     host.ip("addr add 192.0.2.1/24 dev pf0");
     finds(&host, "host-use", "fail", "PF 0000:01:00.0 (pf0) is in use by the host");
     host.ip("addr del 192.0.2.1/24 dev pf0");
@@ -157,8 +157,8 @@ fn what_a_lost_del_left() {
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
     host.hand_back(&pod, "net1");
-    finds(&host, "records", "warn", "1 attachment left by pods: 0000:01:10.0 of default/pod (dead)");
-    finds(&host, "vfs", "warn", "every VF was left by a pod that is gone");
+    finds(&host, "records", "warn", "1 attachment of pods that are gone: 0000:01:10.0 of default/pod (dead)");
+    finds(&host, "vfs", "warn", "every VF is stale, because its pod is gone");
     finds(&host, "leases", "warn", "`rail-ipam release --dead`");
     run(&host, &["reap"]).ok();
     is_well(&host);
@@ -192,14 +192,14 @@ fn faults_of_records_and_leases() {
     is_well(&host);
 
     host.plan("rail-0", "172.16.0.8/31", "172.16.0.9", &[]);
-    finds(&host, "leases", "warn", "is outside of today's plan");
+    finds(&host, "leases", "warn", "is outside of the present plan");
     host.plan("rail-0", "172.16.0.0/31", "172.16.0.1", &[]);
     fs::rename(host.path("run/leases/node-1"), host.path("run/leases/node-0")).unwrap();
-    finds(&host, "leases", "warn", "was leased when this node was node-0");
+    finds(&host, "leases", "warn", "was leased when this node was named node-0");
     fs::rename(host.path("run/leases/node-0"), host.path("run/leases/node-1")).unwrap();
 
     fs::remove_file(&lease).unwrap();
-    finds(&host, "leases", "fail", "has no lease of its address");
+    finds(&host, "leases", "fail", "has no lease");
 }
 
 /// This node is missing from a pool, with near misses.
@@ -235,7 +235,7 @@ fn faults_of_the_plan() {
     is_well(&host);
 
     fs::rename(&ours, host.path("store/Node-1.example.com")).unwrap();
-    finds(&host, "pools", "fail", "Node-1.example.com has a folder in the store");
+    finds(&host, "pools", "fail", "the store has a directory Node-1.example.com");
     fs::create_dir(&ours).unwrap();
     fs::write(&file, &good).unwrap();
     finds(&host, "pools", "fail", "did the plan mean this node with Node-1.example.com?");
@@ -268,7 +268,7 @@ fn faults_of_node_json_and_of_the_folders() {
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
     mode("run/leases", 0o777);
-    finds(&host, "run", "fail", "run/leases can be written by others");
+    finds(&host, "run", "fail", "others than its owner can write to");
     mode("run/leases", 0o700);
     is_well(&host);
 
@@ -328,7 +328,7 @@ fn programs_must_be_beside_each_other_and_of_one_version() {
     ));
     assert!(commit[0].0 == "warn" && commit[0].1.contains("(0123456789ab)"), "{commit:?}");
     let stale = found(&format!("{install}; printf x >> /opt/cni/bin/rail-cni"));
-    assert!(stale[0].0 == "warn" && stale[0].1.contains("another build"), "{stale:?}");
+    assert!(stale[0].0 == "warn" && stale[0].1.contains("not the same build"), "{stale:?}");
 }
 
 #[test]
@@ -344,9 +344,9 @@ fn callers_tell_their_libcni() {
     let json = doctor_where(&host, &script).json();
     let runtimes = lines(&json, "runtime");
     if !Path::new("/usr/bin/containerd").exists() {
-        assert!(runtimes[0].1.contains("libcni v1.1.2 speaks CNI up to 1.0.0"), "{runtimes:?}");
+        assert!(runtimes[0].1.contains("libcni v1.1.2 supports CNI up to 1.0.0"), "{runtimes:?}");
     }
-    assert!(runtimes.last().unwrap().1.contains("libcni v1.3.0 speaks CNI up to 1.1.0"), "{runtimes:?}");
+    assert!(runtimes.last().unwrap().1.contains("libcni v1.3.0 supports CNI up to 1.1.0"), "{runtimes:?}");
     let networks = lines(&json, "net.d");
     assert!(networks.iter().any(|(_, text, _)| text.ends_with("multus, cniVersion 0.3.1")), "{networks:?}");
     assert!(
@@ -485,7 +485,7 @@ fn a_pf_that_a_dead_pod_left_is_told_once() {
     let json = doctor(&host);
     assert_eq!(json["counts"]["fail"], 0, "{json}");
     assert!(!json.to_string().contains("ip link set net1"), "{json}");
-    finds(&host, "records", "warn", "1 attachment left by pods");
+    finds(&host, "records", "warn", "1 attachment of pods that are gone");
     let shown = run(&host, &["status"]);
     assert!(shown.status == 1 && !shown.stdout.contains("ip link set"), "{}", shown.stdout);
 }

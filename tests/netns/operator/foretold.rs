@@ -145,7 +145,7 @@ fn cases() -> Vec<Case> {
             ..ANY
         },
         Case {
-            says: "cannot open the folder …",
+            says: "cannot open the directory …",
             check: "inventory",
             make: |host| {
                 fs::create_dir(host.path("run")).unwrap();
