@@ -4,7 +4,7 @@
 //!
 //! A thread sleeps until the time of the call is over. Then it answers in place of the call and ends the
 //! process as SIGKILL would: everything that the call had begun is on record. A thread in uninterruptible sleep
-//! (`D` in ps(1)) cannot be ended: the answer is printed, but the process exists, and the runtime waits for it,
+//! (`D` in ps(1)) cannot be ended: the answer is printed, but the process remains, and the runtime waits for it,
 //! until the driver or the disk responds.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

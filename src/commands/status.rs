@@ -110,7 +110,7 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
         let tries = record.debt.as_ref().map_or(0, |debt| debt.tries);
         todo.extend(record.owed().iter().map(|owed| {
             format!(
-                "owed by {}: {} (tried {tries} times): {}; run `rail-cni reap` to try again, or `rail-cni reap --forget {}` to give up",
+                "owed by {}: {} (tries: {tries}): {}; run `rail-cni reap` to try again, or `rail-cni reap --forget {}` to give up",
                 record.holder(),
                 owed.what.as_str(),
                 owed.why,

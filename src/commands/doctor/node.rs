@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::unistd::{AccessFlags, access};
 
-use super::{Check, Findings};
+use super::{Check, Findings, count};
 use crate::attach::order;
 use crate::files;
 use crate::netns;
@@ -57,7 +57,7 @@ pub fn configuration(found: &mut Findings) -> Node {
             found.add(Check::fail(name, text, "add it to policy.rails, or remove it from the list"));
         }
     }
-    found.ok_unless_reported(name, format!("{}: {} rails", path.display(), node.rails.len()));
+    found.ok_unless_reported(name, format!("{}: {}", path.display(), count(node.rails.len(), "rail")));
     node
 }
 
@@ -153,7 +153,7 @@ pub fn programs(found: &mut Findings) {
             let path = directory.join(program);
             if !path.exists() {
                 let text = format!("{} is absent: rail-cni needs it for addresses", path.display());
-                found.add(Check::fail(name, text, "`scripts/install`"));
+                found.add(Check::fail(name, text, "run `scripts/install`"));
                 continue;
             }
             let (expected, answer) = (format!("{program} {}", *VERSION), version_of(&path));
@@ -182,7 +182,7 @@ pub fn programs(found: &mut Findings) {
                 }
                 Err(error) => {
                     let text = format!("{} does not print its version: {error:#}", path.display());
-                    found.add(Check::fail(name, text, "`scripts/install`"));
+                    found.add(Check::fail(name, text, "run `scripts/install`"));
                 }
             }
         }

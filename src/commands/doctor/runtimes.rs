@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use serde_json::Value;
 
-use super::{Check, Findings};
+use super::{Check, Findings, count};
 use crate::files;
 
 /// Runtimes and Multus, with their usual paths.
@@ -155,7 +155,11 @@ fn configurations(directory: &Path, found: &mut Findings) {
         }
     }
     if lines.is_empty() {
-        lines.push(format!("{}: {} networks, none of multus or rail-cni", directory.display(), paths.len()));
+        lines.push(format!(
+            "{}: {}, none of multus or rail-cni",
+            directory.display(),
+            count(paths.len(), "network")
+        ));
     }
     lines.into_iter().for_each(|text| found.add(Check::ok(name, text)));
 }

@@ -243,7 +243,7 @@ fn no_call_waits_for_a_lock_that_its_own_caller_holds() {
         let itself = with(config(), json!({"ipam": inner, "prevResult": {"cniVersion": "1.1.0", "ips": []}}));
         for verb in ["ADD", "STATUS", "GC"] {
             let error = bench.call(verb).run(&itself).error(7);
-            assert!(error["msg"].as_str().unwrap().contains("check ipam.type"), "{name}: {error}");
+            assert!(error["msg"].as_str().unwrap().contains("correct ipam.type"), "{name}: {error}");
         }
         assert_eq!(bench.host.snapshot(), before, "{name}");
         bench.call("DEL").run(&itself).ok();

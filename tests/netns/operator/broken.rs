@@ -158,7 +158,7 @@ fn one_pf_for_two_rails() {
         &host,
         &[&format!(
             "node.json: rails 0 and 1 have the same PF 0000:01:00.0: one of them refuses its own devices -> a PF is on \
-             one leaf: correct the list in /node.json, perhaps to {RAILS}: no rail has 0000:02:00.0"
+             one leaf: correct the list in /node.json, perhaps to {RAILS}, because no rail has 0000:02:00.0"
         )],
     );
     carry_out(&host);

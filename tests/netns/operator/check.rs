@@ -150,7 +150,7 @@ fn a_pod_that_is_gone_and_an_address_that_nobody_guards_differ() {
     }
     let told = differences(&host);
     assert_eq!(told.len(), 2, "{told:?}");
-    assert!(told[0].starts_with("net1: it has no lease of its address"), "{told:?}");
+    assert!(told[0].starts_with("net1: its address has no lease"), "{told:?}");
     host.ip_in(&pod, "link del net2");
     host.hand_back(&pod, "net1");
     let told = differences(&host);

@@ -403,7 +403,9 @@ fn routes_that_take_what_pods_reach_by_eth0() {
         (flannel.to_owned(), "172.28.0.0/16, the pods' network (/run/flannel/subnet.env)"),
     ] {
         let told = found(&script);
-        let line = format!("the route 172.16.0.0/12 of pool rail-0 covers {text}: pods of that rail lose it");
+        let line = format!(
+            "the route 172.16.0.0/12 of pool rail-0 covers {text}: pods of that rail cannot reach it by eth0"
+        );
         assert!(told[0].0 == "fail" && told[0].1 == line, "{told:?}");
     }
     host.ip("link add eth0 type veth peer name peer0");
@@ -432,7 +434,7 @@ fn networks_that_the_node_knows_are_what_its_pfs_are_measured_by() {
     assert_eq!(found(4000, "pf-mtu")[0].0, "ok");
     let told = found(4200, "pf-mtu");
     assert!(told.len() == 2 && told[1].0 == "fail", "{told:?}");
-    assert_eq!(told[1].1, "rail 1: pf1 has MTU 4000, and the network rail-1 has 4200: it is refused");
+    assert_eq!(told[1].1, "rail 1: pf1 has MTU 4000, but the network rail-1 has 4200: its ADDs are refused");
     let rdma = found(4000, "rdma");
     assert!(rdma[0].0 == "fail" && rdma[0].1.starts_with("the network rail-0 requires RDMA"), "{rdma:?}");
     // A pod's network is known by its record.
