@@ -413,7 +413,8 @@ fn routes_that_take_what_pods_reach_by_eth0() {
     host.ip("addr add 172.29.0.7/16 dev eth0");
     host.ip("link set eth0 up");
     let told = found(&dns("10.96.0.10"));
-    let line = "the route 172.16.0.0/12 of pool rail-0 covers 172.29.0.0/16, which the node has by eth0";
+    let line =
+        "the route 172.16.0.0/12 of pool rail-0 covers 172.29.0.0/16, to which the node has a route by eth0";
     assert!(told[0].0 == "warn" && told[0].1.starts_with(line), "{told:?}");
 }
 
