@@ -357,4 +357,3 @@ mod tests {
         assert_eq!((old == ours, old.life()), (true, Life::Alive));
     }
 }
-// x
