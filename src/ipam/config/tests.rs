@@ -4,7 +4,14 @@ use proptest::prelude::*;
 use serde_json::json;
 
 fn network(config: Value) -> Network {
-    Network::parse(config.to_string().into_bytes(), Args::default(), vec![], &NETWORK, crate::cni::Strictness::Strict).unwrap()
+    Network::parse(
+        config.to_string().into_bytes(),
+        Args::default(),
+        vec![],
+        &NETWORK,
+        crate::cni::Strictness::Strict,
+    )
+    .unwrap()
 }
 
 fn pools(ipam: Value) -> Result<Vec<String>> {
