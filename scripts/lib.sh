@@ -35,6 +35,8 @@ packages() {
         dnf:libc.a) printf 'glibc-static' ;;
         zypper:libc.a) printf 'glibc-devel-static' ;;
         *:awk) printf 'gawk' ;;
+        dnf:shellcheck | zypper:shellcheck) printf 'ShellCheck' ;;
+        zypper:codespell) printf 'python3-codespell' ;;
         *:/usr/share/keyrings/debian-archive-keyring.gpg) printf 'debian-archive-keyring' ;;
         zypper:/usr/lib/cni/host-device) printf 'cni-plugins' ;;
         *:/usr/lib/cni/host-device) printf 'containernetworking-plugins' ;;
@@ -106,7 +108,7 @@ needs() {
 needs_rust() {
     local least has_it
     least=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")
-    has cargo && has rustc || die "no Rust here. This gets one:
+    [[ ! $(lacking cargo rustc) ]] || die "no Rust here. This gets one:
     curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y --profile minimal
 or take executables that were built elsewhere: RAIL_CNI_FROM=FOLDER or URL (scripts/build --help)" 3
     has_it=$(rustc --version | sed 's/^rustc \([0-9.]*\).*/\1/')

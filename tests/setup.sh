@@ -45,7 +45,7 @@ main() {
 # A machine with a few programs, without ping, Rust and any package manager: all that PATH leads to.
 machine() {
     local program
-    rm -rf "$work/bin" && mkdir "$work/bin"
+    rm -rf "${work:?}/bin" && mkdir "$work/bin"
     for program in bash env sed sort tail head mktemp rm cp mv mkdir chmod dirname cat sha256sum stat ldd setpriv git; do
         ln -s "$(type -P "$program")" "$work/bin/"
     done
@@ -54,7 +54,8 @@ machine() {
 
 # manager NAME [nothing]: notes how it is called, and installs a ping unless it is to install nothing.
 manager() {
-    local makes="$(type -P ln) -sf '$(type -P true)' '$work/bin/ping'"
+    local makes
+    makes="$(type -P ln) -sf '$(type -P true)' '$work/bin/ping'"
     [[ ${2:-} != nothing ]] || makes='echo E: no such package; exit 100'
     printf '#!/bin/bash\necho "%s $*" >>%q\n[[ " $* " != *" install "* ]] || { %s; }\n' "$1" "$work/calls" "$makes" \
         >"$work/bin/$1"

@@ -11,15 +11,15 @@ program=$root/tests/xdp-drop.o
 
 # told DEVICE: all that ip, ethtool and sysfs say of it, but for what changes by itself.
 told() {
-    local option file
+    local option pattern file
     ip -details link show "$1" | sed -E 's/^[0-9]+: //; s/ state [A-Z]+//; s/,?(UP|LOWER_UP|NO-CARRIER)//g; s/ qdisc [^ ]+//'
     for option in -k -g -c -l -a -x --show-priv-flags --show-eee --show-fec; do
         ethtool "$option" "$1" 2>/dev/null | grep -v '^ring_' || true
     done
     ethtool "$1" 2>/dev/null | grep -vE 'Speed|Duplex|Link detected' || true
-    for file in gro_flush_timeout napi_defer_hard_irqs threaded queues/*/{rps_cpus,rps_flow_cnt} \
+    for pattern in gro_flush_timeout napi_defer_hard_irqs threaded queues/*/{rps_cpus,rps_flow_cnt} \
         queues/*/{tx_maxrate,xps_cpus,byte_queue_limits/{limit_max,limit_min,hold_time}}; do
-        for file in /sys/class/net/"$1"/$file; do
+        for file in /sys/class/net/"$1"/$pattern; do
             printf '%s %s\n' "${file#/sys/class/net/*/}" "$(cat "$file" 2>/dev/null)"
         done
     done

@@ -24,7 +24,7 @@ make_old() {
 
 a_lease_of_0_1_0_is_taken_over_from_the_dead_alone() {
     pod pod1 && pod pod2
-    ipam ADD pod1 && same "status of ADD" 0 $status
+    ipam ADD pod1 && same "status of ADD" 0 "$status"
     make_old
     ipam ADD pod2
     contains "the second ADD" "is held by net1 of container pod1" "$output"
@@ -32,8 +32,8 @@ a_lease_of_0_1_0_is_taken_over_from_the_dead_alone() {
     # In another mount namespace it cannot be told.
     ipam ADD pod2 unshare --mount
     contains "ADD elsewhere" "cannot be told" "$output"
-    ipam ADD pod2 && same "status of ADD" 0 $status
-    ipam DEL pod2 && same "status of DEL" 0 $status
+    ipam ADD pod2 && same "status of ADD" 0 "$status"
+    ipam DEL pod2 && same "status of DEL" 0 "$status"
 }
 
 a_container_with_its_own_run_is_refused() {
@@ -44,20 +44,20 @@ a_container_with_its_own_run_is_refused() {
     ipam DEL pod1 unshare --mount sh -c "$own" sh
     contains DEL "HostToContainer" "$output"
     # kubens: other mounts, the same /run.
-    ipam ADD pod1 unshare --mount && same "status of ADD" 0 $status
-    ipam DEL pod1 unshare --mount && same "status of DEL" 0 $status
+    ipam ADD pod1 unshare --mount && same "status of ADD" 0 "$status"
+    ipam DEL pod1 unshare --mount && same "status of DEL" 0 "$status"
     same "what is left" '' "$(state_files)"
 }
 
 a_debug_pod_frees_nothing() {
     pod pod1
-    ipam ADD pod1 && same "status of ADD" 0 $status
+    ipam ADD pod1 && same "status of ADD" 0 "$status"
     status=0
     output=$(unshare --mount sh -c 'mount -t tmpfs tmpfs /run/netns; exec "$@"' sh "$bin/rail-ipam" release --dead 2>&1) ||
         status=$?
-    same "status of release" 1 $status
+    same "status of release" 1 "$status"
     contains release "cannot be told" "$output"
-    ipam DEL pod1 && same "status of DEL" 0 $status
+    ipam DEL pod1 && same "status of DEL" 0 "$status"
 }
 
 run_cases a_lease_of_0_1_0_is_taken_over_from_the_dead_alone a_container_with_its_own_run_is_refused \

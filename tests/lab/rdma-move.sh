@@ -89,7 +89,7 @@ a_name_that_the_pod_gave_it_goes_with_the_pod() {
 
 # A list of the kernel leaves one out when another one leaves its namespace meanwhile (nldev_get_dumpit).
 of_eight_dels_at_once_none_loses_its_device() {
-    local before rail vf pods=() calls=()
+    local before rail vf calls=()
     before=$(on_host)
     pod pod1
     for rail in 0 1 2 3; do

@@ -25,6 +25,7 @@ links_of_other_namespaces_on_a_vf_are_seen() {
     pod pod1 && pod pod2
     modprobe -a macvlan ipvlan 8021q macsec
     for kind in macvlan ipvlan macsec "vlan id 5"; do
+        # shellcheck disable=SC2086 # the kind has its options behind it
         ip link add link ens0f0v0 name upper netns pod2 type $kind || continue
         refused_as "upper (${kind%% *}) is stacked on it, in the namespace /run/netns/pod2"
         ip -n pod2 link del upper
@@ -88,11 +89,11 @@ a_vf_with_a_filter_is_refused() {
 
 # A port of netdevsim has a bus, and is no function of a NIC.
 other_kinds_of_netdev_need_a_policy() {
-    local port
+    local port ports
     pod pod1
     echo "7 1" >/sys/bus/netdevsim/new_device
-    port=(/sys/bus/netdevsim/devices/netdevsim7/net/*)
-    port=${port[0]##*/}
+    ports=(/sys/bus/netdevsim/devices/netdevsim7/net/*)
+    port=${ports[0]##*/}
     jq '.rails = []' /etc/rail-cni/node.json >/run/node.json
     export RAIL_CNI_NODE_CONFIG=/run/node.json
     refused_as "netdev $port is no function of a bus but of kind netdevsim" "$(by_name "$port")"
