@@ -35,6 +35,13 @@ packages() {
         dnf:libc.a) printf 'glibc-static' ;;
         zypper:libc.a) printf 'glibc-devel-static' ;;
         *:awk) printf 'gawk' ;;
+        *:aarch64-linux-gnu-gcc) printf 'gcc-aarch64-linux-gnu' ;;
+        *:/usr/aarch64-linux-gnu/lib/libc.a) printf 'libc6-dev-arm64-cross' ;;
+        *:qemu-aarch64-static) printf 'qemu-user-static' ;;
+        dnf:rpmbuild) printf 'rpm-build' ;;
+        apt-get:rpmbuild) printf 'rpm' ;;
+        *:dpkg-deb) printf 'dpkg' ;;
+        *:readelf) printf 'binutils' ;;
         dnf:shellcheck | zypper:shellcheck) printf 'ShellCheck' ;;
         zypper:codespell) printf 'python3-codespell' ;;
         *:/usr/share/keyrings/debian-archive-keyring.gpg) printf 'debian-archive-keyring' ;;

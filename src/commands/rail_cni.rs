@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 
 use super::check::check;
 use super::doctor::doctor;
@@ -91,6 +91,11 @@ struct LintArgs {
     /// Files or directories with YAML or JSON for kubectl, or with CNI configurations; - reads stdin
     #[arg(required = true, value_name = "FILE")]
     files: Vec<String>,
+}
+
+/// The arguments that rail-cni takes, from which its manual pages and shell completions are made.
+pub fn command() -> clap::Command {
+    Cli::command()
 }
 
 /// Runs the command in the arguments.

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 use super::import::{ImportArgs, import};
 use super::plan::{PlanArgs, plan};
@@ -77,6 +77,11 @@ A lease is kept if its network namespace exists or if nothing proves that it is 
 pod would get an address that the first one uses. --force releases it all the same. The exit status
 is 1 if a lease was kept.")]
     Release(ReleaseArgs),
+}
+
+/// The arguments that rail-ipam takes, from which its manual pages and shell completions are made.
+pub fn command() -> clap::Command {
+    Cli::command()
 }
 
 /// Runs the command in the arguments.

@@ -1,0 +1,41 @@
+//! Writes the manual pages and the shell completions of both programs: `pages DIRECTORY` makes `man`, `bash`, `zsh`
+//! and `fish` in it. The same programs give the same bytes.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use clap::Command;
+use clap_complete::{Shell, generate_to};
+use clap_mangen::Man;
+use rail_cni::commands;
+
+fn main() -> io::Result<()> {
+    let directory = std::env::args_os().nth(1).ok_or_else(|| io::Error::other("usage: pages DIRECTORY"))?;
+    let directory = Path::new(&directory);
+    for command in [commands::rail_cni::command(), commands::rail_ipam::command()] {
+        // The release without the commit, so that a page changes only when its command does.
+        let mut command = command.version(env!("CARGO_PKG_VERSION")).disable_help_subcommand(true);
+        let name = command.get_name().to_owned();
+        for (shell, folder) in [(Shell::Bash, "bash"), (Shell::Zsh, "zsh"), (Shell::Fish, "fish")] {
+            fs::create_dir_all(directory.join(folder))?;
+            generate_to(shell, &mut command, &name, directory.join(folder))?;
+        }
+        // Gives the subcommands their whole names: rail-cni-status.
+        command.build();
+        fs::create_dir_all(directory.join("man"))?;
+        write_pages(command, &directory.join("man"))?;
+    }
+    Ok(())
+}
+
+/// A page for the command, and one for each of its subcommands: `rail-cni.8`, `rail-cni-status.8`.
+fn write_pages(command: Command, directory: &Path) -> io::Result<()> {
+    for subcommand in command.get_subcommands() {
+        write_pages(subcommand.clone(), directory)?;
+    }
+    let page = Man::new(command).section("8").manual("rail-cni");
+    let mut text = Vec::new();
+    page.render(&mut text)?;
+    fs::write(directory.join(page.get_filename()), text)
+}
