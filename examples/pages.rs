@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 
 use clap::Command;
-use clap_complete::{Shell, generate_to};
+use clap_complete::{Generator as _, Shell, generate};
 use clap_mangen::Man;
 use rail_cni::commands;
 
@@ -18,8 +18,11 @@ fn main() -> io::Result<()> {
         let mut command = command.version(env!("CARGO_PKG_VERSION")).disable_help_subcommand(true);
         let name = command.get_name().to_owned();
         for (shell, folder) in [(Shell::Bash, "bash"), (Shell::Zsh, "zsh"), (Shell::Fish, "fish")] {
+            let mut script = Vec::new();
+            generate(shell, &mut command, &name, &mut script);
+            let script = String::from_utf8(script).map_err(io::Error::other)?;
             fs::create_dir_all(directory.join(folder))?;
-            generate_to(shell, &mut command, &name, directory.join(folder))?;
+            fs::write(directory.join(folder).join(shell.file_name(&name)), mend(&script, &name))?;
         }
         // Gives the subcommands their whole names: rail-cni-status.
         command.build();
@@ -27,6 +30,11 @@ fn main() -> io::Result<()> {
         write_pages(command, &directory.join("man"))?;
     }
     Ok(())
+}
+
+/// clap_complete 4.6 writes the hyphen of a program in two ways into bash's script, so that no subcommand is found.
+fn mend(script: &str, name: &str) -> String {
+    script.replace(&name.replace('-', "__subcmd__"), &name.replace('-', "__"))
 }
 
 /// A page for the command, and one for each of its subcommands: `rail-cni.8`, `rail-cni-status.8`.

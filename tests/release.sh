@@ -1,0 +1,331 @@
+#!/usr/bin/env bash
+# What scripts/release makes: packages that install and upgrade, pages for every command, a complete bill of materials.
+#
+# usage: tests/release.sh [CASE...]
+#
+# Packages the executables that scripts/build left. Packages are installed below a temporary directory, as root or in a
+# user namespace. The last line is `N passed, N failed, N skipped`.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/lib.sh"
+
+cases=(two_packagings_are_the_same_bytes a_deb_installs_and_goes a_rpm_installs_and_goes
+    no_call_fails_while_a_deb_is_upgraded an_archive_has_what_install_takes every_command_has_a_page
+    bash_completes_commands_and_options completions_of_zsh_and_fish_parse the_bill_names_all_that_is_linked
+    what_is_linked_has_an_allowed_licence_and_comes_from_crates_io tag_marks_a_clean_release tag_refuses_changed_files
+    tag_refuses_a_version_without_a_dated_entry tag_refuses_a_lock_file_of_another_version
+    tag_refuses_a_version_that_was_tagged)
+passed=0 failed=0 status=0
+
+main() {
+    case ${1:-} in
+        -h | --help) usage && exit ;;
+    esac
+    needs jq git zsh fish mandoc dpkg-deb rpmbuild unshare
+    # dpkg and rpm take a root directory from root alone.
+    if ((EUID)) && [[ ! ${RAIL_RELEASE_INSIDE:-} ]]; then
+        RAIL_RELEASE_INSIDE=1 exec unshare -Ur "$BASH" "$0" "$@"
+    fi
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    export SOURCE_DATE_EPOCH=1700000000
+    "$root/scripts/release" --no-build --arch x86_64 --out "$work/files" >"$work/output" ||
+        { cat "$work/output" && die "nothing could be packaged"; }
+    version=$(sed -n '0,/^version = "\(.*\)"/s//\1/p' "$root/Cargo.toml")
+    name=rail-cni-$version-linux-x86_64
+    deb=$work/files/rail-cni_${version}_amd64.deb
+    mkdir "$work/unpacked"
+    tar -C "$work/unpacked" -xf "$work/files/$name.tar.gz"
+    unpacked=$work/unpacked/$name
+
+    (($#)) || set -- "${cases[@]}"
+    local case
+    for case in "$@"; do
+        # Not in a condition, where a command that fails stops nothing.
+        set +e
+        (
+            set -e
+            mkdir "$work/$case"
+            cd "$work/$case"
+            "$case"
+        ) >"$work/output" 2>&1
+        status=$?
+        set -e
+        if ((status == 0)); then
+            passed=$((passed + 1)) && printf 'ok   %s\n' "$case"
+        else
+            failed=$((failed + 1)) && printf 'FAIL %s\n' "$case"
+            sed 's/^/     /' "$work/output"
+        fi
+    done
+    printf '%d passed, %d failed, 0 skipped\n' "$passed" "$failed"
+    exit $((failed > 0))
+}
+
+two_packagings_are_the_same_bytes() {
+    # Another umask, another working directory, another temporary directory, another time.
+    mkdir temporary
+    (umask 077 && TMPDIR=$PWD/temporary "$root/scripts/release" --no-build --arch x86_64 --out again)
+    diff -r "$work/files" again
+    (cd again && sha256sum --quiet --strict -c SHA256SUMS)
+    (($(wc -l <again/SHA256SUMS) == 4))
+}
+
+# --- packages ---------------------------------------------------------------------------------------------------
+
+# make_root: an empty one, with dpkg's database.
+make_root() {
+    mkdir -p root/var/lib/dpkg/{info,updates}
+    : >root/var/lib/dpkg/status
+}
+
+install_deb() { dpkg --root="$PWD/root" --log=/dev/null --force-not-root --force-architecture -i "$1"; }
+
+# installed: the files of a package, as they should be.
+installed() {
+    local program
+    for program in rail-cni rail-ipam; do
+        cmp "$target/static/$program" "root/opt/cni/bin/$program"
+        [[ $(stat -c %a "root/opt/cni/bin/$program") == 755 ]]
+        [[ $(readlink "root/usr/sbin/$program") == "../../opt/cni/bin/$program" ]]
+        [[ -s root/usr/share/man/man8/$program.8.gz && -s root/usr/share/bash-completion/completions/$program ]]
+    done
+    [[ $(stat -c %a root/etc/rail-cni) == 755 ]]
+    [[ -s root/usr/share/doc/rail-cni/THIRD-PARTY-LICENSES && -s root/usr/share/doc/rail-cni/rail-cni.cdx.json ]]
+}
+
+a_deb_installs_and_goes() {
+    make_root
+    install_deb "$deb"
+    installed
+    dpkg --root="$PWD/root" --verify rail-cni >changed
+    [[ ! -s changed ]]
+    # What the operator wrote stays.
+    echo '{}' >root/etc/rail-cni/node.json
+    dpkg --root="$PWD/root" --log=/dev/null --force-not-root -P rail-cni
+    [[ ! -e root/opt/cni/bin/rail-cni && -e root/etc/rail-cni/node.json ]]
+}
+
+a_rpm_installs_and_goes() {
+    local -a rpm=(rpm --root "$PWD/root" --dbpath /var/lib/rpm)
+    mkdir -p root/var/lib/rpm
+    "${rpm[@]}" --initdb
+    "${rpm[@]}" -i --nodeps "$work/files/rail-cni-$version-1.x86_64.rpm"
+    installed
+    "${rpm[@]}" -V rail-cni
+    echo '{}' >root/etc/rail-cni/node.json
+    "${rpm[@]}" -e rail-cni
+    [[ ! -e root/opt/cni/bin/rail-cni && -e root/etc/rail-cni/node.json ]]
+}
+
+# Calls go on until dpkg has ended, and the first has ended before it starts: how fast either is does not matter. The
+# executables of both packages differ, so each must have been replaced.
+no_call_fails_while_a_deb_is_upgraded() {
+    make_root
+    dpkg-deb -R "$deb" older
+    sed -i 's/^Version: .*/Version: 0.0.1/' older/DEBIAN/control
+    local program inode calls
+    for program in rail-cni rail-ipam; do
+        printf 'older' >>"older/opt/cni/bin/$program"
+    done
+    dpkg-deb --root-owner-group -Zgzip --build older older.deb
+    install_deb older.deb
+    inode=$(stat -c %i root/opt/cni/bin/rail-{cni,ipam})
+
+    call_until_done &
+    local caller=$!
+    # A caller that ended can say nothing more.
+    while [[ ! -e called ]] && kill -0 "$caller"; do sleep 0.01; done
+    install_deb "$deb"
+    : >ended
+    wait "$caller"
+
+    for program in rail-cni rail-ipam; do
+        cmp "$target/static/$program" "root/opt/cni/bin/$program"
+    done
+    # No inode of before is in its place.
+    [[ ! $(comm -12 <(sort <<<"$inode") <(stat -c %i root/opt/cni/bin/rail-{cni,ipam} | sort)) ]]
+    calls=$(wc -l <called)
+    printf '%d calls\n' "$calls"
+    ((calls > 0))
+}
+
+call_until_done() {
+    local program
+    while [[ ! -e ended ]]; do
+        for program in rail-cni rail-ipam; do
+            CNI_COMMAND=VERSION "root/opt/cni/bin/$program" </dev/null >answer
+            jq -e .supportedVersions answer >supported
+        done
+        printf 'both\n' >>called
+    done
+}
+
+an_archive_has_what_install_takes() {
+    CARGO_TARGET_DIR=$PWD/target RAIL_CNI_FROM=$unpacked "$root/scripts/build"
+    cmp "$target/static/rail-cni" target/static/rail-cni
+    [[ -s $unpacked/LICENSE && -s $unpacked/THIRD-PARTY-LICENSES && -s $unpacked/conf/node.json ]]
+}
+
+# --- pages and completions --------------------------------------------------------------------------------------
+
+# commands PROGRAM: as its --help lists them.
+commands() {
+    "$unpacked/$1" --help | awk '/^Commands:/ { on = 1; next } /^[^ ]/ { on = 0 } on && /^  [a-z]/ { print $1 }' |
+        grep -vx help
+}
+
+every_command_has_a_page() {
+    local program command page
+    for program in rail-cni rail-ipam; do
+        commands "$program" >names
+        (($(wc -l <names) > 3))
+        while IFS= read -r command; do
+            page=$unpacked/man/$program-$command.8
+            [[ -s $page ]] || { printf '%s %s has no page\n' "$program" "$command" && return 1; }
+            grep -qxF "${program/-/\\-}\\-$command(8)" "$unpacked/man/$program.8"
+        done <names
+    done
+    for page in "$unpacked"/man/*.8; do
+        mandoc -T lint -W error "$page"
+        grep -qx '.SH OPTIONS' "$page"
+    done
+}
+
+bash_completes_commands_and_options() {
+    # completes WORD...: what bash offers for the last one.
+    completes() {
+        bash --norc -c '
+            source "$1"
+            shift
+            COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
+            function=$(complete -p "$1" | sed "s/.* -F \([^ ]*\) .*/\1/")
+            "$function" "$1" "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+            printf "%s\n" "${COMPREPLY[@]}"' bash "$unpacked/completions/bash/$1.bash" "$@"
+    }
+    [[ $(completes rail-cni doc) == doctor ]]
+    [[ $(completes rail-cni reap --dry) == --dry-run ]]
+    [[ $(completes rail-cni --output js) == json ]]
+    [[ $(completes rail-ipam pl) == plan ]]
+    completes rail-ipam plan --cl | grep -qx -- --cluster-networks
+}
+
+completions_of_zsh_and_fish_parse() {
+    local program
+    for program in rail-cni rail-ipam; do
+        zsh -n "$unpacked/completions/zsh/_$program"
+        HOME=$PWD fish -n "$unpacked/completions/fish/$program.fish"
+        HOME=$PWD fish -c "source '$unpacked/completions/fish/$program.fish'; complete -C '$program --out'" >offers
+        grep -q -- --output offers
+    done
+}
+
+# --- the bill of materials --------------------------------------------------------------------------------------
+
+# The bill comes from cargo's tree; this from the plan of a build.
+the_bill_names_all_that_is_linked() {
+    local triple=x86_64-unknown-linux-gnu
+    (cd "$root" && RUSTC_BOOTSTRAP=1 cargo build --locked --release --bins --target "$triple" -Z unstable-options \
+        --unit-graph) >units
+    jq -r --arg triple "$triple" '
+        .units[] | select(.platform == $triple and .mode == "build" and (.target.kind | index("lib"))) | .pkg_id
+        | capture("[#/](?<name>[a-zA-Z0-9_-]+)[@#](?<version>[0-9][^/]*)$")
+        | select(.name != "rail-cni") | "\(.name) \(.version)"' units | sort -u >linked
+    jq -r '.components[] | select(.purl | startswith("pkg:cargo/")) | "\(.name) \(.version)"' \
+        "$work/files/$name.cdx.json" | sort >named
+    (($(wc -l <linked) > 20))
+    diff linked named
+    # Every one is in the lock file with this checksum.
+    jq -r '.components[] | select(.hashes) | .hashes[0].content' "$work/files/$name.cdx.json" >sums
+    (($(wc -l <sums) == $(wc -l <named)))
+    local sum
+    while IFS= read -r sum; do
+        grep -q "^checksum = \"$sum\"$" "$root/Cargo.lock"
+    done <sums
+    # What is no package of cargo, but in the executables too.
+    jq -e '[.components[].name] | index("glibc") and index("rust-std")' "$work/files/$name.cdx.json"
+    jq -e --arg sum "$(sha256sum <"$target/static/rail-cni" | cut -d ' ' -f 1)" \
+        '.metadata.component.components[0].hashes[0].content == $sum' "$work/files/$name.cdx.json"
+}
+
+# As deny.toml has it, which needs a tool that takes minutes to build.
+what_is_linked_has_an_allowed_licence_and_comes_from_crates_io() {
+    local allowed
+    allowed=$(sed -n 's/^allow = //p' "$root/deny.toml")
+    jq -r --argjson allowed "$allowed" '
+        .components[] | select(.purl | startswith("pkg:cargo/")) | .licenses[0].expression as $licence
+        | select($licence | split(" OR ") | any(. as $one | $allowed | index([$one])) | not)
+        | "\(.name): \($licence)"' "$work/files/$name.cdx.json" >refused
+    cat refused
+    [[ ! -s refused ]]
+    # Each that has a licence file has it in the texts.
+    grep -q '^=== clap ' "$unpacked/THIRD-PARTY-LICENSES"
+    [[ $(sed -n 's/^source = //p' "$root/Cargo.lock" | sort -u) == \
+        '"registry+https://github.com/rust-lang/crates.io-index"' ]]
+}
+
+# --- tags -------------------------------------------------------------------------------------------------------
+
+# make_checkout: a repository of its own whose release is ready.
+make_checkout() {
+    mkdir -p checkout
+    cp -r "$root"/{scripts,Cargo.toml,Cargo.lock,CHANGELOG.md} checkout/
+    sed -i "s/^## \[$version\] - .*/## [$version] - 2026-01-02/" checkout/CHANGELOG.md
+    export GIT_CONFIG_GLOBAL=$PWD/gitconfig GIT_CONFIG_NOSYSTEM=1
+    git config --global user.name nobody
+    git config --global user.email nobody@localhost
+    git init -q checkout
+    commit
+}
+
+commit() {
+    git -C checkout add -A
+    git -C checkout commit -qm 'A release'
+}
+
+tag() { checkout/scripts/release tag >said 2>&1; }
+
+# refuses WORDS: no tag is made, for this reason.
+refuses() {
+    if tag; then return 1; fi
+    cat said
+    grep -qF "$1" said
+    [[ ! $(git -C checkout tag) ]]
+}
+
+tag_marks_a_clean_release() {
+    make_checkout
+    tag
+    [[ $(git -C checkout describe --exact-match) == "v$version" ]]
+    grep -qF "git push origin v$version" said
+}
+
+tag_refuses_changed_files() {
+    make_checkout
+    : >checkout/new
+    refuses 'not committed'
+}
+
+tag_refuses_a_version_without_a_dated_entry() {
+    make_checkout
+    sed -i "s/^## \[$version\] - .*/## [$version] - unreleased/" checkout/CHANGELOG.md
+    commit
+    refuses "CHANGELOG.md has no entry '## [$version] - YYYY-MM-DD'"
+}
+
+tag_refuses_a_lock_file_of_another_version() {
+    make_checkout
+    sed -i '0,/^version = .*/s//version = "99.0.0"/' checkout/Cargo.toml
+    commit
+    refuses 'Cargo.lock has'
+}
+
+tag_refuses_a_version_that_was_tagged() {
+    make_checkout
+    tag
+    : >checkout/new
+    commit
+    if tag; then return 1; fi
+    grep -qF "the tag v$version exists" said
+}
+
+main "$@"
