@@ -85,11 +85,11 @@ impl Log for Sink {
         let now = humantime::format_rfc3339_millis(std::time::SystemTime::now()).to_string();
         let message = record.args().to_string();
         // A pod must not fail because its log cannot be written.
-        if let Ok(mut file) = self.file.lock()
-            && let Some(file) = file.as_mut()
-        {
-            let _step = watchdog::during("writing the log");
-            let _ = file.write_all(state.for_file(&now, record.level(), &message).as_bytes());
+        if let Ok(mut file) = self.file.lock() {
+            if let Some(file) = file.as_mut() {
+                let _step = watchdog::during("writing the log");
+                let _ = file.write_all(state.for_file(&now, record.level(), &message).as_bytes());
+            }
         }
         if let Ok(mut stderr) = self.stderr.lock() {
             stderr.write(&state.for_stderr(&now, record.level(), &message));

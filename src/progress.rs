@@ -39,12 +39,12 @@ impl Progress {
     /// Counts a step that is done.
     pub fn step(&mut self) {
         self.done += 1;
-        if let Some(next) = self.next
-            && let now = Instant::now()
-            && now >= next
-        {
-            self.next = Some(now + PERIOD);
-            self.draw();
+        if let Some(next) = self.next {
+            let now = Instant::now();
+            if now >= next {
+                self.next = Some(now + PERIOD);
+                self.draw();
+            }
         }
     }
 

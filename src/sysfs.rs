@@ -128,11 +128,11 @@ impl Function {
     pub fn netdevs(&self) -> Result<Vec<String>> {
         let mut dir = self.path.join("net");
         let mut names = names(&dir)?;
-        if names.is_empty()
-            && let Some(virtio) = names_starting_with(&self.path, "virtio")?.first()
-        {
-            dir = self.path.join(virtio).join("net");
-            names = self::names(&dir)?;
+        if names.is_empty() {
+            if let Some(virtio) = names_starting_with(&self.path, "virtio")?.first() {
+                dir = self.path.join(virtio).join("net");
+                names = self::names(&dir)?;
+            }
         }
         names.retain(|name| !is_representor(&dir.join(name)));
         if names.len() > 1 {

@@ -319,17 +319,16 @@ pub fn is_known(key: &str) -> bool {
 /// What node.json lets networks ask for.
 fn check_policy(rail: Option<u8>, mut keys: impl Iterator<Item = &'static str>, node: &Node) -> Result<()> {
     // Where node.json lists rails, the device tells which it is: `device::check`.
-    if let Some(allowed) = &node.policy.rails
-        && (rail.is_some() || node.rails.is_empty())
-        && !rail.is_some_and(|rail| allowed.contains(&rail))
-    {
-        let given = rail.map_or_else(|| "absent".to_owned(), |rail| rail.to_string());
-        fail!(InvalidConfig, "rail: {given}, and this node's policy allows the rails {allowed:?}");
+    if let Some(allowed) = &node.policy.rails {
+        if (rail.is_some() || node.rails.is_empty()) && !rail.is_some_and(|rail| allowed.contains(&rail)) {
+            let given = rail.map_or_else(|| "absent".to_owned(), |rail| rail.to_string());
+            fail!(InvalidConfig, "rail: {given}, and this node's policy allows the rails {allowed:?}");
+        }
     }
-    if let Some(allowed) = &node.policy.vf_keys
-        && let Some(key) = keys.find(|key| !allowed.iter().any(|allowed| allowed == key))
-    {
-        fail!(InvalidConfig, "{key}: this node's policy lets networks set {allowed:?} only");
+    if let Some(allowed) = &node.policy.vf_keys {
+        if let Some(key) = keys.find(|key| !allowed.iter().any(|allowed| allowed == key)) {
+            fail!(InvalidConfig, "{key}: this node's policy lets networks set {allowed:?} only");
+        }
     }
     Ok(())
 }
@@ -370,12 +369,13 @@ fn selector(network: &Network, raw: &Raw) -> Result<Selector> {
         }
     }
     let device = text(&raw.device).map(str::to_owned);
-    if let Some(name) = &device
-        && let Err(error) = cni::check_ifname(name)
-        // An altname may be longer than a name.
-        && (name.len() <= 15 || name.len() > 127 || name.contains('/'))
-    {
-        fail!(InvalidConfig, "device: {error}");
+    if let Some(name) = &device {
+        if let Err(error) = cni::check_ifname(name) {
+            // An altname may be longer than a name.
+            if name.len() <= 15 || name.len() > 127 || name.contains('/') {
+                fail!(InvalidConfig, "device: {error}");
+            }
+        }
     }
     let hwaddr = match text(&raw.hwaddr) {
         None => None,
@@ -641,17 +641,17 @@ fn device_info(network: &Network, node: &Node) -> Result<Option<PathBuf>> {
         };
         short(dir) == short(allowed)
     };
-    if path.parent().is_some_and(same)
-        && let Some(name) = path.file_name()
-    {
-        // The kernel's limit is 255 bytes, and the file is first written under a longer name.
-        if name.len() > LONGEST_NAME || name.as_encoded_bytes().iter().any(u8::is_ascii_control) {
-            fail!(
-                InvalidConfig,
-                "runtimeConfig.CNIDeviceInfoFile: {name:?} is no name of a file, or longer than {LONGEST_NAME} bytes"
-            );
+    if path.parent().is_some_and(same) {
+        if let Some(name) = path.file_name() {
+            // The kernel's limit is 255 bytes, and the file is first written under a longer name.
+            if name.len() > LONGEST_NAME || name.as_encoded_bytes().iter().any(u8::is_ascii_control) {
+                fail!(
+                    InvalidConfig,
+                    "runtimeConfig.CNIDeviceInfoFile: {name:?} is no name of a file, or longer than {LONGEST_NAME} bytes"
+                );
+            }
+            return Ok(Some(path));
         }
-        return Ok(Some(path));
     }
     fail!(
         InvalidConfig,

@@ -141,15 +141,15 @@ fn find_link(
     let mut candidates = candidates.into_iter();
     let Some((first, link)) = candidates.next() else { return Ok(None) };
     for (other, candidate) in candidates {
-        if let (Some(link), Some(candidate)) = (&link, &candidate)
-            && link.index != candidate.index
-        {
-            fail!(
-                InvalidConfig,
-                "{first} is {} and {other} is {}: the configuration means two devices",
-                link.name,
-                candidate.name
-            );
+        if let (Some(link), Some(candidate)) = (&link, &candidate) {
+            if link.index != candidate.index {
+                fail!(
+                    InvalidConfig,
+                    "{first} is {} and {other} is {}: the configuration means two devices",
+                    link.name,
+                    candidate.name
+                );
+            }
         }
     }
     Ok(link)
@@ -157,10 +157,10 @@ fn find_link(
 
 /// What the netdev is, if it is no port of the function.
 fn kind(sysfs: &Path, function: Option<&Function>, link: &Link) -> Result<Option<String>> {
-    if let Some(function) = function
-        && function.has_port(sysfs, &link.name)?
-    {
-        return Ok(None);
+    if let Some(function) = function {
+        if function.has_port(sysfs, &link.name)? {
+            return Ok(None);
+        }
     }
     let kind = match &link.kind {
         _ if link.loopback => Some("loopback".to_owned()),
@@ -333,10 +333,10 @@ fn check_policy(device: &Device, node: &Node) -> Result<()> {
     if policy.vfs_only && !device.function.as_ref().is_some_and(Function::is_vf) {
         fail!(InvalidConfig, "{what} is no VF: this node's policy allows VFs only");
     }
-    if let Some(allowed) = &policy.pfs
-        && !device.pf.as_ref().is_some_and(|pf| allowed.iter().any(|text| pf.is(text)))
-    {
-        fail!(InvalidConfig, "{what} is not on one of the PFs {allowed:?} of this node's policy");
+    if let Some(allowed) = &policy.pfs {
+        if !device.pf.as_ref().is_some_and(|pf| allowed.iter().any(|text| pf.is(text))) {
+            fail!(InvalidConfig, "{what} is not on one of the PFs {allowed:?} of this node's policy");
+        }
     }
     if let Some(allowed) = &policy.drivers {
         let driver = device.function.as_ref().and_then(Function::driver);

@@ -28,11 +28,11 @@ pub fn check(path: &Path, device: &Device, attachment: &Attachment, records: &Re
     let (dir, name) = split(path)?;
     let Some(dir) = existing(dir)? else { return Ok(()) };
     let Some(whose) = in_the_way(&dir, name, &device.home, attachment)? else { return Ok(()) };
-    if let Whose::Of(owner) = &whose
-        && records.on_file(owner)?.is_none()
-    {
-        log::warn!("{} {whose}, which is not on record any more: it is replaced", path.display());
-        return dir.remove(name);
+    if let Whose::Of(owner) = &whose {
+        if records.on_file(owner)?.is_none() {
+            log::warn!("{} {whose}, which is not on record any more: it is replaced", path.display());
+            return dir.remove(name);
+        }
     }
     Err(refusal(&dir, name, &whose))
 }

@@ -37,11 +37,10 @@ pub fn give_back(record: &Record, records: &Records, node: &Node) -> Result<Outc
     let mut host = Socket::open()?;
     let mut owed = Vec::new();
     let is_of_this_boot = record.boot_id == files::boot_id()?;
-    if record.device.link.is_some()
-        && is_of_this_boot
-        && let Some(netns) = open_if_same(&record.netns)?
-    {
-        take_from_pod(record, &netns, &mut host, &mut owed)?;
+    if record.device.link.is_some() && is_of_this_boot {
+        if let Some(netns) = open_if_same(&record.netns)? {
+            take_from_pod(record, &netns, &mut host, &mut owed)?;
+        }
     }
     match put_right(record, records, node, &mut host)? {
         Some(left) => owed.extend(left),
@@ -371,10 +370,10 @@ fn restore(link: &Link, was: &Link, record: &Record, node: &Node, host: &mut Soc
     if link.mtu != was.mtu {
         steps.push(link::set_mtu(host, link, was.mtu));
     }
-    if link.mac != was.mac
-        && let Some(mac) = parse_mac(&was.mac)
-    {
-        steps.push(set_mac(host, link, &mac));
+    if link.mac != was.mac {
+        if let Some(mac) = parse_mac(&was.mac) {
+            steps.push(set_mac(host, link, &mac));
+        }
     }
     for altname in was.altnames.iter().filter(|name| !link.altnames.contains(*name)) {
         steps.push(link::add_altname(host, link, altname));

@@ -458,10 +458,10 @@ impl Records {
         but: Option<&Attachment>,
     ) -> Result<Vec<Record>> {
         let mut claims = self.named(id)?;
-        if let Some(copy) = lock.copy()?
-            && !claims.iter().any(|claim| claim.attachment() == copy.attachment())
-        {
-            claims.push(copy);
+        if let Some(copy) = lock.copy()? {
+            if !claims.iter().any(|claim| claim.attachment() == copy.attachment()) {
+                claims.push(copy);
+            }
         }
         claims.retain(|claim| but != Some(&claim.attachment()));
         Ok(claims)

@@ -70,15 +70,16 @@ pub fn plan(
         }
         return Ok(None);
     };
-    if let Some((min, max)) = wanted.rate
-        && let Some(speed) = pf.netdev.as_ref().and_then(|name| speed(node, name))
-        && min.max(max) > speed
-    {
-        fail!(
-            InvalidConfig,
-            "max_tx_rate: {} Mbit/s is more than the {speed} of the PF's link",
-            min.max(max)
-        );
+    if let Some((min, max)) = wanted.rate {
+        if let Some(speed) = pf.netdev.as_ref().and_then(|name| speed(node, name)) {
+            if min.max(max) > speed {
+                fail!(
+                    InvalidConfig,
+                    "max_tx_rate: {} Mbit/s is more than the {speed} of the PF's link",
+                    min.max(max)
+                );
+            }
+        }
     }
     let first = left.and_then(|left| left.vf.as_ref()).filter(|first| first.pf == pf.address);
     let mut before = first.map_or_else(|| now.clone(), |first| first.before.over(&now));

@@ -255,15 +255,14 @@ pub fn changes(node: &Node, pools: &Pools, nodes: &Nodes, terms: &Terms) -> Resu
     terms.check(&named)?;
     let is_named = |name: &str| named.contains(name);
     // A node that is not in the plan probably has another name there, and would lose everything.
-    if let Nodes::Own(name) = nodes
-        && terms.prune
-        && !is_named(name)
-    {
-        let hint = store::near_hint(name, named.iter().copied(), "the plan");
-        fail!(
-            InvalidConfig,
-            "--prune: node {name} is not in the plan{hint}; if the node is gone, add --node {name}"
-        );
+    if let Nodes::Own(name) = nodes {
+        if terms.prune && !is_named(name) {
+            let hint = store::near_hint(name, named.iter().copied(), "the plan");
+            fail!(
+                InvalidConfig,
+                "--prune: node {name} is not in the plan{hint}; if the node is gone, add --node {name}"
+            );
+        }
     }
 
     let mut import = Import::default();

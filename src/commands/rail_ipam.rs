@@ -110,7 +110,6 @@ fn start(command: &str) -> Result<Node> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory as _;
 
     #[test]
     fn the_arguments_are_in_order() {

@@ -277,7 +277,8 @@ fn bytes_of(text: &str) -> Option<Vec<u8>> {
 /// `equal 8/128` for a table of 128 entries that lead to 8 queues in turn, as drivers set it up
 /// (ethtool_rxfh_indir_default). Any other table is written as bytes, which are long.
 fn equal_queues(value: &[u8]) -> Option<String> {
-    let entries: Vec<_> = value.as_chunks().0.iter().map(|entry| u32::from_ne_bytes(*entry)).collect();
+    let entries: Vec<_> =
+        value.chunks_exact(4).map(|entry| u32::from_ne_bytes(entry.try_into().unwrap_or_default())).collect();
     let queues = entries.iter().max()?.checked_add(1)?;
     let is_equal = entries.iter().zip((0..queues).cycle()).all(|(entry, queue)| *entry == queue);
     is_equal.then(|| format!("equal {queues}/{}", entries.len()))

@@ -106,8 +106,8 @@ pub fn rename(socket: &mut Socket, device: &Device) -> Result<()> {
 }
 
 fn move_message(device: &Device, to: &impl AsFd) -> Message {
-    let fd = to.as_fd().as_raw_fd().cast_unsigned();
-    Message::raw(CMD_SET, &[], &[word(ATTR_DEV_INDEX, device.index), word(ATTR_NET_NS_FD, fd)])
+    let to = DefaultNla::new(ATTR_NET_NS_FD, to.as_fd().as_raw_fd().to_ne_bytes().to_vec());
+    Message::raw(CMD_SET, &[], &[word(ATTR_DEV_INDEX, device.index), to])
 }
 
 fn word(kind: u16, value: u32) -> DefaultNla {

@@ -67,7 +67,10 @@ pub fn read(socket: &mut Socket, index: Index) -> Result<Vec<(&'static str, Stri
 fn parse(payload: &[u8]) -> Vec<(&'static str, String)> {
     let Some((header, rest)) = payload.split_at_checked(HEADER_LEN) else { return Vec::new() };
     let is_set = word(&header[8..12]).unwrap_or(0);
-    let flags = FLAGS.iter().filter(|(flag, _)| is_set & flag.cast_unsigned() != 0).map(|(_, name)| *name);
+    let flags = FLAGS
+        .iter()
+        .filter(|(flag, _)| is_set & u32::from_ne_bytes(flag.to_ne_bytes()) != 0)
+        .map(|(_, name)| *name);
     let mut found = vec![("flags", flags.collect::<Vec<_>>().join(","))];
     let mut alias = String::new();
     for attribute in attributes(rest) {

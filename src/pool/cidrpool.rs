@@ -187,12 +187,14 @@ impl Spec {
             let of = |key: &str| format!("{path}.{key}");
             if !node_name.is_empty() && planned.contains(node_name.as_str()) {
                 // nv-ipam's controller will see it the same way.
-                if let Some(other) = checked.allocations.get(node_name)
-                    && prefix.parse().is_ok_and(|prefix: IpNet| prefix != other.prefix)
-                {
-                    let problem =
-                        format!("node {node_name} had {prefix}, staticAllocations gives it {}", other.prefix);
-                    checked.warnings.push(Fault::new(path, problem));
+                if let Some(other) = checked.allocations.get(node_name) {
+                    if prefix.parse().is_ok_and(|prefix: IpNet| prefix != other.prefix) {
+                        let problem = format!(
+                            "node {node_name} had {prefix}, staticAllocations gives it {}",
+                            other.prefix
+                        );
+                        checked.warnings.push(Fault::new(path, problem));
+                    }
                 }
                 continue;
             }

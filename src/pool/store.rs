@@ -132,10 +132,10 @@ impl Store {
         let mut all = BTreeMap::new();
         for pool in names.iter().filter_map(|name| name.strip_suffix(".json")) {
             let mut found = read(&folder, pool);
-            if let (Ok(Some(allocation)), Some(of_pool)) = (&mut found, leaf_ports.remove(pool))
-                && allocation.gateway == of_pool.gateway
-            {
-                allocation.leaf_ports = of_pool.ports;
+            if let (Ok(Some(allocation)), Some(of_pool)) = (&mut found, leaf_ports.remove(pool)) {
+                if allocation.gateway == of_pool.gateway {
+                    allocation.leaf_ports = of_pool.ports;
+                }
             }
             all.insert(pool.to_owned(), found);
         }
@@ -313,11 +313,11 @@ fn prepare(root: &Dir, changes: &[Change<'_>]) -> Result<Step> {
     }
     let has_new = !kept.is_empty() || !put.is_empty();
     let hidden = hidden(name);
-    if let (Some(only), true, [(file, content)]) = (only, kept.is_empty(), put.as_slice())
-        && only == *file
-    {
-        root.write_new(&hidden, content)?;
-        return Ok(Step::ExchangeFile(format!("{name}/{file}")));
+    if let (Some(only), true, [(file, content)]) = (only, kept.is_empty(), put.as_slice()) {
+        if only == *file {
+            root.write_new(&hidden, content)?;
+            return Ok(Step::ExchangeFile(format!("{name}/{file}")));
+        }
     }
     let step = match (&old, has_new) {
         (None, true) => Step::Make,

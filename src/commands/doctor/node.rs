@@ -84,14 +84,14 @@ fn unlisted(node: &Node, path: &Path) -> String {
 /// Checks that the log can be written, because it says why a pod did not start. No file is made.
 pub fn log(node: &Node, found: &mut Findings) {
     let name = "log";
-    if let Some(dir) = node.log_dir()
-        && let Err(why) = can_be_written(dir, FileType::is_dir, "directory")
-    {
-        let remedy = format!(
-            "run `mkdir -p {}` and use it for nothing else, or remove log.dir from node.json",
-            dir.display()
-        );
-        found.add(Check::warn(name, format!("log.dir: {why}"), remedy));
+    if let Some(dir) = node.log_dir() {
+        if let Err(why) = can_be_written(dir, FileType::is_dir, "directory") {
+            let remedy = format!(
+                "run `mkdir -p {}` and use it for nothing else, or remove log.dir from node.json",
+                dir.display()
+            );
+            found.add(Check::warn(name, format!("log.dir: {why}"), remedy));
+        }
     }
     let Some(file) = node.log_file() else {
         return found.ok_unless_reported(name, "the log goes to stderr, which the runtime keeps");
@@ -235,23 +235,24 @@ pub fn directories(node: &Node, found: &mut Findings) {
         ));
     }
     let nearest = run.ancestors().find(|path| path.exists());
-    if let Some(there) = nearest
-        && let Ok(fs) = statfs(there)
-        // File systems without a fixed number of files report 0 of 0.
-        && (fs.blocks_available() == 0 || (fs.files() > 0 && fs.files_free() == 0))
-    {
-        let text = format!("the file system of {} is full: every ADD is refused", run.display());
-        found.add(Check::fail(
-            "run",
-            text,
-            format!("make room: `df {0}` and `df -i {0}` show what is used", there.display()),
-        ));
+    if let Some(there) = nearest {
+        if let Ok(fs) = statfs(there) {
+            // File systems without a fixed number of files report 0 of 0.
+            if fs.blocks_available() == 0 || (fs.files() > 0 && fs.files_free() == 0) {
+                let text = format!("the file system of {} is full: every ADD is refused", run.display());
+                found.add(Check::fail(
+                    "run",
+                    text,
+                    format!("make room: `df {0}` and `df -i {0}` show what is used", there.display()),
+                ));
+            }
+        }
     }
-    if let Some(there) = nearest
-        && statfs(there).is_ok_and(|fs| fs.filesystem_type() != TMPFS_MAGIC)
-    {
-        let text = format!("{} is not on a tmpfs: an ADD may wait for a disk", run.display());
-        found.add(Check::warn("run", text, "set a runDir below /run in node.json"));
+    if let Some(there) = nearest {
+        if statfs(there).is_ok_and(|fs| fs.filesystem_type() != TMPFS_MAGIC) {
+            let text = format!("{} is not on a tmpfs: an ADD may wait for a disk", run.display());
+            found.add(Check::warn("run", text, "set a runDir below /run in node.json"));
+        }
     }
     for directory in [run.clone(), run.join("attachments"), run.join("leases"), run.join("locks")] {
         check_owner("run", &directory, found);

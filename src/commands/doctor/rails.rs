@@ -406,19 +406,19 @@ fn host_use(stocks: &[Stock<'_>], found: &mut Findings) {
 
 fn rdma(rails: &[&Rail], inventory: &Inventory, networks: &[Network], found: &mut Findings) {
     let name = "rdma";
-    if let Some(network) = networks.iter().find(|network| network.needs_rdma)
-        && inventory.rdma != RdmaMode::Exclusive
-    {
-        let text = format!(
-            "the network {} requires RDMA devices of its own, but RDMA is not in exclusive mode",
-            network.name
-        );
-        found.add(Check::fail(
-            name,
-            text,
-            "run `rdma system set netns exclusive` at boot, before any pod starts",
-        ));
-        return;
+    if let Some(network) = networks.iter().find(|network| network.needs_rdma) {
+        if inventory.rdma != RdmaMode::Exclusive {
+            let text = format!(
+                "the network {} requires RDMA devices of its own, but RDMA is not in exclusive mode",
+                network.name
+            );
+            found.add(Check::fail(
+                name,
+                text,
+                "run `rdma system set netns exclusive` at boot, before any pod starts",
+            ));
+            return;
+        }
     }
     if inventory.rdma == RdmaMode::Absent {
         found.add(Check::skip(name, "this kernel has no RDMA, or its modules are not loaded"));

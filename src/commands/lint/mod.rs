@@ -690,14 +690,14 @@ impl Lint {
                     add(Severity::Error, rail, "ipam", problem);
                 }
             }
-            if let Some(resource) = resource
-                && let Some(other) = other("resource", "", resource).filter(differs)
-            {
-                let problem = format!(
-                    "the resource {resource} is also the resource of {}: a pod gets a device of either rail",
-                    of(other)
-                );
-                add(Severity::Warning, rail, "metadata.annotations", problem);
+            if let Some(resource) = resource {
+                if let Some(other) = other("resource", "", resource).filter(differs) {
+                    let problem = format!(
+                        "the resource {resource} is also the resource of {}: a pod gets a device of either rail",
+                        of(other)
+                    );
+                    add(Severity::Warning, rail, "metadata.annotations", problem);
+                }
             }
         }
         let mut shifts: BTreeMap<(&str, String), Vec<Shift>> = BTreeMap::new();
