@@ -1,6 +1,6 @@
 //! netplan files of the hosts: a fabric that was addressed by hand is read from them, and a plan is written as them.
 //!
-//! [`crate::netplan`] finds the rails of each host, [`pools`] makes pools of the rails of all hosts. An interface is
+//! `crate::netplan` finds the rails of each host, `pools` makes pools of the rails of all hosts. An interface is
 //! written with the addresses, routes and MTU of the plan, and with the other keys that its file had.
 
 mod pools;
