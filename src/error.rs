@@ -32,6 +32,8 @@ pub enum Code {
     CheckFailed = 100,
     /// The gateway of a rail does not answer: a cable or a leaf port is wrong.
     GatewaySilent = 101,
+    /// The RDMA device of a rail has no GID of the rail's address.
+    GidMissing = 102,
     /// Every other failure.
     Internal = 999,
 }

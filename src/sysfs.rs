@@ -5,9 +5,12 @@
 
 use std::fs;
 use std::io;
+use std::net::Ipv6Addr;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
 use crate::error::all_of;
 use crate::{fail, failure};
@@ -148,6 +151,12 @@ impl Function {
         Ok(is_there && !is_stacked(&sysfs.join("class/net").join(name)))
     }
 
+    /// The same function in the sysfs at `root`.
+    pub fn seen_in(&self, root: &Path) -> Function {
+        let bus = if self.is_auxiliary { "auxiliary" } else { "pci" };
+        Function { path: root.join("bus").join(bus).join("devices").join(&self.id), ..self.clone() }
+    }
+
     /// The name of the driver that is bound to the function.
     pub fn driver(&self) -> Option<String> {
         link_name(&self.path.join("driver"))
@@ -260,6 +269,95 @@ impl Function {
         let mut names = names(&self.path.join("infiniband")).unwrap_or_default();
         names.sort();
         names
+    }
+
+    /// The ports of its RDMA devices that speak RoCE: directories in sysfs, with the name of the device and the number of the
+    /// port.
+    fn roce_ports(&self) -> Vec<(PathBuf, String, u32)> {
+        let mut ports = Vec::new();
+        for device in self.rdma_devices() {
+            let directory = self.path.join("infiniband").join(&device);
+            // 1: a channel adapter. iWARP (4) has no GIDs of this kind.
+            if !read(&directory.join("node_type")).is_some_and(|kind| kind.starts_with("1:")) {
+                continue;
+            }
+            for name in names(&directory.join("ports")).unwrap_or_default() {
+                let port = directory.join("ports").join(&name);
+                let is_ethernet = read(&port.join("link_layer")).is_some_and(|layer| layer == "Ethernet");
+                if let (true, Ok(number)) = (is_ethernet, name.parse()) {
+                    ports.push((port, device.clone(), number));
+                }
+            }
+        }
+        ports
+    }
+
+    /// Has it an RDMA device that speaks RoCE, in the namespace that this sysfs shows?
+    pub fn has_roce(&self) -> bool {
+        !self.roce_ports().is_empty()
+    }
+
+    /// The GIDs of the kind RoCE v2 that its RDMA devices have for one of `wanted`.
+    pub fn gids(&self, wanted: &[Ipv6Addr]) -> Vec<Gid> {
+        let mut found = Vec::new();
+        for (port, device, number) in self.roce_ports() {
+            for name in names(&port.join("gids")).unwrap_or_default() {
+                let gid = read(&port.join("gids").join(&name)).and_then(|text| text.parse().ok());
+                let (Some(gid), Ok(index)) = (gid.filter(|gid| wanted.contains(gid)), name.parse()) else {
+                    continue;
+                };
+                let attribute = |kind: &str| read(&port.join("gid_attrs").join(kind).join(&name));
+                if attribute("types").is_some_and(|kind| kind == "RoCE v2") {
+                    let netdev = attribute("ndevs").unwrap_or_default();
+                    found.push(Gid { device: device.clone(), port: number, index, gid, netdev });
+                }
+            }
+        }
+        found.sort_by(|one, other| {
+            (&one.device, one.port, one.index).cmp(&(&other.device, other.port, other.index))
+        });
+        found
+    }
+}
+
+/// An entry of the GID table of an RDMA device, of the kind RoCE v2.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gid {
+    /// Name of the RDMA device.
+    pub device: String,
+    /// Its port, from 1 on.
+    pub port: u32,
+    /// Place in the port's table: what NCCL_IB_GID_INDEX and `ib_write_bw -x` name.
+    pub index: u32,
+    /// IPv4 as `::ffff:172.16.0.0`.
+    pub gid: Ipv6Addr,
+    /// The netdev that it belongs to, by the name that this has in its namespace.
+    pub netdev: String,
+}
+
+/// The sysfs of a network namespace, mounted at no path. In the exclusive mode of RDMA, a device is in the sysfs of its
+/// namespace only.
+#[derive(Debug)]
+pub struct Mounted(OwnedFd);
+
+impl Mounted {
+    /// That of the namespace which this thread is in: inside of [`crate::netns::Netns::run`], a pod's.
+    pub fn here() -> Result<Mounted> {
+        let mount = || -> io::Result<OwnedFd> {
+            let sysfs = fsopen("sysfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+            fsconfig_create(&sysfs)?;
+            let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY
+                | MountAttrFlags::MOUNT_ATTR_NOSUID
+                | MountAttrFlags::MOUNT_ATTR_NODEV
+                | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+            Ok(fsmount(&sysfs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
+        };
+        mount().map(Mounted).context("cannot mount the sysfs of a network namespace (fsmount, Linux 5.2)")
+    }
+
+    /// Leads there from any thread of this process, as long as `self` lives.
+    pub fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
     }
 }
 

@@ -552,6 +552,7 @@ fn the_policy_does_what_its_tables_say() {
         ("spoofchk", json!({"spoofchk": "off"})),
         ("trust", json!({"trust": "on"})),
         ("link_state", json!({"link_state": "enable"})),
+        ("rdmaDeviceName", json!({"rdmaDeviceName": "rdma_rail-0"})),
         ("mac", json!({"mac": mac})),
         ("mac", json!({"runtimeConfig": {"mac": mac}})),
         ("mac", json!({"args": {"cni": {"mac": mac}}})),

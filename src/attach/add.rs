@@ -2,6 +2,7 @@
 //! moment the record is on file, every failure is undone from it, as DEL does.
 
 use std::path::Path;
+use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
@@ -64,6 +65,8 @@ struct Claimed {
     lock: DeviceLock,
     record: Record,
     vf: Option<vf::Plan>,
+    /// Names of the RDMA devices that the pod will see.
+    rdma_names: Vec<String>,
     /// The network configuration that the IPAM gets: with the rail, where the device told it.
     stdin: Vec<u8>,
 }
@@ -97,6 +100,7 @@ impl<'a> Request<'a> {
         let Request { network, attachment, node, conf, pod, host, .. } = self;
         claim::settle_own(records, attachment, node)?;
         pod::refuse_name_in_use(pod, &attachment.ifname)?;
+        rdma::settle_dead(conf, attachment, records, node)?;
         let claim::Claim { device, mut lock, left } = claim::claim(records, conf, attachment, node, host)?;
         device::check(&device, conf, node, &network.name, host)?;
         let told = conf.rail.is_none().then(|| device::rail_of(&device, node)).flatten();
@@ -113,7 +117,8 @@ impl<'a> Request<'a> {
         let vf = vf::plan(conf, &device, left.as_ref(), node, host)?;
         let mut record = self.new_record(&device, &stdin)?;
         record.vf = vf.as_ref().map(|plan| plan.record.clone());
-        record.rdma = rdma::plan(&self.conf, &device, &self.node)?;
+        let rdma = rdma::plan(&self.conf, &device, &self.node)?;
+        (record.rdma, record.rdma_renamed) = (rdma.moving, rdma.renamed);
         let link = device.home.link.as_ref();
         record.settings = link.map(|link| Settings::take(link, &self.node.sysfs_root, &mut self.host));
         left.iter().for_each(|left| record.begin_as(left));
@@ -121,7 +126,7 @@ impl<'a> Request<'a> {
         if left.is_some() {
             debt::taken_over(records, &device.home.id)?;
         }
-        Ok(Claimed { device, lock, record, vf, stdin })
+        Ok(Claimed { device, lock, record, vf, rdma_names: rdma.names, stdin })
     }
 
     /// Address, PF settings, the move, the rail in the pod; then the record says that it is attached.
@@ -142,7 +147,7 @@ impl<'a> Request<'a> {
         leased: &AddResult,
         records: &Records,
     ) -> Result<Option<Link>> {
-        let Claimed { device, lock, record, vf, .. } = claimed;
+        let Claimed { device, lock, record, vf, rdma_names, .. } = claimed;
         self.plan_routes(device, record, leased, records)?;
         records.write(record, lock)?;
         watchdog::step(|| format!("setting what the PF sets for {}", device.home.id));
@@ -154,7 +159,7 @@ impl<'a> Request<'a> {
         }
         // Before the netdev: a driver may refuse, and IPoIB makes its netdev anew where the RDMA device is.
         watchdog::step(|| format!("moving {}", device.home.id));
-        rdma::move_in(&record.rdma, &self.netns)?;
+        rdma::move_in(record, &self.netns)?;
         let is_changed = vf.as_ref().is_some_and(vf::Plan::is_something) || !record.rdma.is_empty();
         let link = match self.look_again(record, device, is_changed)? {
             Some(home) => Some(self.move_in(&home, record)?),
@@ -165,10 +170,16 @@ impl<'a> Request<'a> {
             }
         };
         if let Some(link) = &link {
+            let is_up = Instant::now();
             self.ask_gateway(link, record, leased)?;
+            if let Some(gid) = self.conf.gid.filter(|_| !rdma_names.is_empty()) {
+                watchdog::step(|| "waiting for GIDs".to_owned());
+                rdma::gid::run(record, gid, is_up, &self.netns, &self.node)
+                    .or_else(|error| self.conf.or_warn(self.conf.gid, error))?;
+            }
         }
         if let Some(path) = &self.conf.device_info {
-            devinfo::write(path, device, self.attachment)?;
+            devinfo::write(path, record, rdma_names)?;
         }
         record.phase = Phase::Attached;
         records.write(record, lock)?;
@@ -200,7 +211,7 @@ impl<'a> Request<'a> {
             return Ok(());
         }
         let asked = probe::run(&mut self.pod, &self.netns, link, record, &self.node);
-        asked.or_else(|error| self.conf.or_warn(error))
+        asked.or_else(|error| self.conf.or_warn(self.conf.probe, error))
     }
 
     /// The record of this ADD, before anything of it is done.
@@ -233,6 +244,8 @@ impl<'a> Request<'a> {
             settings: None,
             vf: None,
             rdma: Vec::new(),
+            rdma_renamed: None,
+            gids: Vec::new(),
             probe: None,
             device_info: conf.device_info.clone(),
             reset: conf.reset_on_del,

@@ -55,9 +55,11 @@ pub fn of_device(
     if record.device.link.is_none() {
         return Ok(found);
     }
-    found.extend(rdma::differences(record, netns)?);
     let mut pod = netns.run(Socket::open)?;
-    let Some(link) = giveback::find_in_pod(record, &mut pod)? else {
+    let link = giveback::find_in_pod(record, &mut pod)?;
+    let ifname = link.as_ref().map_or(&record.ifname, |link| &link.name);
+    found.extend(rdma::differences(record, netns, ifname, node)?);
+    let Some(link) = link else {
         found.push(format!("the device {} is not in the pod", record.device.id));
         return Ok(found);
     };

@@ -42,6 +42,10 @@ pub struct NetConf {
     pub sysctls: Vec<(PathBuf, String)>,
     /// What becomes of the RDMA devices.
     pub rdma: Rdma,
+    /// Name of the RDMA device in the pod.
+    pub rdma_name: Option<String>,
+    /// Whether the GIDs of the addresses are waited for.
+    pub gid: Option<Probe>,
     /// Whether the gateway is asked.
     pub probe: Option<Probe>,
     /// A function-level reset when the device comes home.
@@ -90,12 +94,12 @@ pub enum Rdma {
     Off,
 }
 
-/// Asking the gateway.
+/// Something that ADD looks for when the link is up: the gateway, the GIDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// ADD fails without an answer; else it warns.
+    /// ADD fails without it; else it warns.
     pub required: bool,
-    /// How long it is waited for an answer.
+    /// How long ADD waits for it.
     pub timeout: Duration,
 }
 
@@ -139,6 +143,9 @@ section! {
         "routing" => routing: String,
         "sysctl" => sysctl: BTreeMap<String, String>,
         "rdma" => rdma: String,
+        "rdmaDeviceName" => rdma_device_name: String,
+        "gid" => gid: String,
+        "gidTimeout" => gid_timeout: String,
         "gatewayProbe" => gateway_probe: String,
         "gatewayProbeTimeout" => gateway_probe_timeout: String,
         "resetOnDel" => reset_on_del: String,
@@ -258,7 +265,9 @@ impl NetConf {
         }
         let (vf, vf_keys) = vf_settings(network, &raw)?;
         let mac = mac(network, &raw)?;
-        check_policy(rail, vf_keys.iter().copied().chain(mac.as_ref().map(|_| "mac")), node)?;
+        let others = [("mac", mac.is_some()), ("rdmaDeviceName", text(&raw.rdma_device_name).is_some())];
+        let others = others.into_iter().filter(|(_, given)| *given).map(|(key, _)| key);
+        check_policy(rail, vf_keys.iter().copied().chain(others), node)?;
         Ok(NetConf {
             selector: selector(network, &raw)?,
             rail,
@@ -284,7 +293,9 @@ impl NetConf {
                 &[("auto", Rdma::Auto), ("required", Rdma::Required), ("off", Rdma::Off)],
             )?
             .unwrap_or(Rdma::Auto),
-            probe: probe(&raw)?,
+            rdma_name: rdma_name(&raw)?,
+            gid: probe("gid", &raw.gid, "warn", &raw.gid_timeout, "3s")?,
+            probe: probe("gatewayProbe", &raw.gateway_probe, "off", &raw.gateway_probe_timeout, "1s")?,
             reset_on_del: one_of("resetOnDel", &raw.reset_on_del, &[("off", false), ("flr", true)])?
                 .unwrap_or(false),
             ipam: ipam(&raw)?,
@@ -301,12 +312,13 @@ impl NetConf {
         }
     }
 
-    /// Stops ADD with `error` where the probe is required; else the log has it.
-    pub fn or_warn(&self, error: anyhow::Error) -> Result<()> {
-        if self.probe.is_some_and(|probe| probe.required) {
-            return Err(error);
+    /// Stops ADD with `error` where `probe` is required; else the log has it.
+    pub fn or_warn(&self, probe: Option<Probe>, error: anyhow::Error) -> Result<()> {
+        match probe {
+            Some(probe) if probe.required => return Err(error),
+            Some(_) => log::warn!("{:#}", self.with_rail(error)),
+            None => (),
         }
-        log::warn!("{:#}", self.with_rail(error));
         Ok(())
     }
 }
@@ -664,17 +676,48 @@ fn device_info(network: &Network, node: &Node) -> Result<Option<PathBuf>> {
 /// What a pod's start may wait for, and a DEL for its end (record.rs).
 const LONGEST_PROBE: Duration = Duration::from_secs(30);
 
-fn probe(raw: &Raw) -> Result<Option<Probe>> {
+/// The key `key` with its default, and how long ADD waits: `KEYTimeout`, with its default.
+fn probe(
+    key: &str,
+    mode: &Option<String>,
+    usual: &str,
+    timeout: &Option<String>,
+    usual_timeout: &str,
+) -> Result<Option<Probe>> {
     let modes = [("off", None), ("warn", Some(false)), ("require", Some(true))];
-    let required = one_of("gatewayProbe", &raw.gateway_probe, &modes)?.flatten();
-    let given = text(&raw.gateway_probe_timeout).unwrap_or("1s");
+    let mode = Some(text(mode).unwrap_or(usual).to_owned());
+    let required = one_of(key, &mode, &modes)?.flatten();
+    let given = text(timeout).unwrap_or(usual_timeout);
     let Some(timeout) = parse_duration(given) else {
-        fail!(InvalidConfig, "gatewayProbeTimeout: {given:?} is no duration like \"500ms\" or \"1.5s\"");
+        fail!(InvalidConfig, "{key}Timeout: {given:?} is no duration like \"500ms\" or \"1.5s\"");
     };
     if timeout < Duration::from_millis(1) || timeout > LONGEST_PROBE {
-        fail!(InvalidConfig, "gatewayProbeTimeout: {given:?} is not within 1ms to {LONGEST_PROBE:?}");
+        fail!(InvalidConfig, "{key}Timeout: {given:?} is not within 1ms to {LONGEST_PROBE:?}");
     }
     Ok(required.map(|required| Probe { required, timeout }))
+}
+
+/// IB_DEVICE_NAME_MAX without the zero at its end (rdma/ib_verbs.h).
+const LONGEST_RDMA_NAME: usize = 63;
+
+/// The kernel takes any text. This one becomes a directory in sysfs and a word of other programs' options.
+fn rdma_name(raw: &Raw) -> Result<Option<String>> {
+    let Some(name) = text(&raw.rdma_device_name) else { return Ok(None) };
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    if name.len() > LONGEST_RDMA_NAME || !name.bytes().all(is_plain) || name.starts_with(['.', '-']) {
+        fail!(
+            InvalidConfig,
+            "rdmaDeviceName: {name:?} is not a name of up to {LONGEST_RDMA_NAME} letters, digits, \"_\", \"-\" and \".\", \
+             beginning with a letter, a digit or \"_\""
+        );
+    }
+    if text(&raw.rdma) == Some("off") {
+        fail!(
+            InvalidConfig,
+            "rdmaDeviceName: with \"rdma\": \"off\" the RDMA device keeps its name: remove one of the two keys"
+        );
+    }
+    Ok(Some(name.to_owned()))
 }
 
 /// A duration as Go writes it, `1m30s` or `1.5s`.

@@ -160,9 +160,15 @@ fn pay_these(
         // The same attachment was added anew: a DEL of its IPAM would take the address that it has now.
         if has_heir && one.what == What::Ipam {
             left.push(one);
-        } else {
-            left.extend(pay_one(&debt.record, one, patience));
+            continue;
         }
+        left.extend(match one.what {
+            What::Rules | What::Rdma => {
+                let done = in_pod(&debt.record, one.what, node);
+                done.err().map(|error| Owed { what: one.what, why: format!("{error:#}") })
+            }
+            _ => pay_one(&debt.record, one, patience),
+        });
     }
     file(debt, left, records)
 }
@@ -185,7 +191,7 @@ fn pay_device(
     }
 }
 
-/// What is left of one thing.
+/// What is left of one thing that is neither of the device nor in the pod.
 fn pay_one(record: &Record, owed: Owed, patience: Duration) -> Option<Owed> {
     let done = match owed.what {
         What::Ipam => release(record, patience),
@@ -193,8 +199,7 @@ fn pay_one(record: &Record, owed: Owed, patience: Duration) -> Option<Owed> {
             .device_info
             .as_deref()
             .map_or(Ok(()), |path| devinfo::remove(path, &record.device, &record.attachment())),
-        What::Rules | What::Rdma => in_pod(record, owed.what),
-        What::Reset | What::Vf | What::Device => return Some(owed),
+        What::Rules | What::Rdma | What::Reset | What::Vf | What::Device => return Some(owed),
     };
     done.err().map(|error| Owed { what: owed.what, why: format!("{error:#}") })
 }
@@ -214,11 +219,11 @@ fn release(record: &Record, patience: Duration) -> Result<()> {
 }
 
 /// What is left in a pod that lives, goes with the pod at the latest.
-fn in_pod(record: &Record, what: What) -> Result<()> {
+fn in_pod(record: &Record, what: What, node: &Node) -> Result<()> {
     let Some(netns) = giveback::open_if_same(&record.netns)? else { return Ok(()) };
     match what {
         What::Rules => giveback::remove_rules(record, &mut netns.run(Socket::open)?),
-        _ => all_of([rdma::take_back(record, &netns), rdma::restore_names(record)]),
+        _ => all_of([rdma::take_back(record, &netns), rdma::restore_names(record, node)]),
     }
 }
 

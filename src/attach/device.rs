@@ -64,7 +64,12 @@ impl Device {
         pf.is_some_and(|pf| !pf.rdma_devices().is_empty())
     }
 
-    /// Names of its RDMA devices.
+    /// What it is on its bus.
+    pub fn function(&self) -> Option<&Function> {
+        self.function.as_ref()
+    }
+
+    /// Names of its RDMA devices, those that the host sees.
     pub fn rdma_devices(&self) -> Vec<String> {
         self.function.as_ref().map(Function::rdma_devices).unwrap_or_default()
     }

@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use serde_json::{Value, json};
 
 use super::device::Device;
-use super::record::{Home, Records};
+use super::record::{Home, Record, Records};
 use crate::cni::Attachment;
 use crate::failure;
 use crate::files::Dir;
@@ -38,29 +38,35 @@ pub fn check(path: &Path, device: &Device, attachment: &Attachment, records: &Re
 }
 
 /// Writes the file in one step, its folder too where it is missing. A stale one is replaced.
-pub fn write(path: &Path, device: &Device, attachment: &Attachment) -> Result<()> {
-    let Some(id) = device.home.pci_id.as_deref() else {
-        log::warn!("no device-info file: {} is on no bus", device.home.id);
+/// `rdma`: the names of the RDMA devices that the pod sees.
+pub fn write(path: &Path, record: &Record, rdma: &[String]) -> Result<()> {
+    let (home, attachment) = (&record.device, &record.attachment());
+    let Some(id) = home.pci_id.as_deref() else {
+        log::warn!("no device-info file: {} is on no bus", home.id);
         return Ok(());
     };
     let mut pci = match DeviceId::parse(id) {
         Some(DeviceId::Auxiliary(_)) => json!({}),
         _ => json!({ "pci-address": id }),
     };
-    if let Some(pf) = device.home.pf.as_ref().filter(|pf| *pf != id) {
+    if let Some(pf) = home.pf.as_ref().filter(|pf| *pf != id) {
         pci["pf-pci-address"] = json!(pf);
     }
-    let rdma = device.rdma_devices().join(",");
     if !rdma.is_empty() {
-        pci["rdma-device"] = json!(rdma);
+        pci["rdma-device"] = json!(rdma.join(","));
     }
     if pci.as_object().is_none_or(serde_json::Map::is_empty) {
         return Ok(());
     }
-    let info = json!({ "type": "pci", "version": "1.1.0", "pci": pci, OWNER: owner(attachment) });
+    // The specification has no key for it, and readers pass over those that they do not know.
+    let mut ours = json!({ "containerID": attachment.container_id, "ifname": attachment.ifname });
+    if !record.gids.is_empty() {
+        ours["gids"] = json!(record.gids);
+    }
+    let info = json!({ "type": "pci", "version": "1.1.0", "pci": pci, OWNER: ours });
     let (dir, name) = split(path)?;
     let dir = Dir::create(dir)?;
-    if let Some(whose) = in_the_way(&dir, name, &device.home, attachment)? {
+    if let Some(whose) = in_the_way(&dir, name, home, attachment)? {
         return Err(refusal(&dir, name, &whose));
     }
     dir.write(name, info.to_string().as_bytes())
@@ -139,10 +145,6 @@ fn of_another(dir: &Dir, name: &str, home: &Home, attachment: &Attachment) -> Re
         ["/pci/pci-address", "/vdpa/pci-address"].iter().find_map(|path| info.pointer(path)?.as_str());
     let other = described.filter(|id| home.pci_id.as_deref() != Some(*id) && home.pf.as_deref() != Some(*id));
     Ok(other.map(|id| Whose::About(id.to_owned())))
-}
-
-fn owner(attachment: &Attachment) -> Value {
-    json!({ "containerID": attachment.container_id, "ifname": attachment.ifname })
 }
 
 /// The folder, if it is there.

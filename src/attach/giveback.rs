@@ -87,7 +87,7 @@ pub fn put_right(
         }
     }
     // A dead namespace gives back its RDMA devices first (rdma_dev_exit_net), then its netdevs.
-    owe(&mut owed, What::Device, rdma::restore_names(record));
+    owe(&mut owed, What::Device, rdma::restore_names(record, node));
     // Not while the pod has it: without its VLAN it would be on somebody else's network for a moment. But before
     // the MAC, which a VF may not change while its PF prescribes another.
     let settings = vf::restore(record, records, node, host);

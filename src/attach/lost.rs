@@ -148,6 +148,8 @@ impl Lost {
             settings: None,
             vf: None,
             rdma: Vec::new(),
+            rdma_renamed: None,
+            gids: Vec::new(),
             probe: None,
             device_info: None,
             reset: false,

@@ -30,6 +30,8 @@ const FIRST_ROUND: Duration = Duration::from_millis(1);
 const LONGEST_ROUND: Duration = Duration::from_millis(100);
 /// Who is not asked for its own sake has as long as an answer takes.
 const PATIENCE_WITH_OTHERS: Duration = Duration::from_millis(300);
+/// A VF has its carrier some milliseconds after it is up (2 to 15 with igbvf), where its PF has one.
+const PATIENCE_WITH_CARRIER: Duration = Duration::from_millis(100);
 /// Between two looks for the answer.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
@@ -39,7 +41,7 @@ pub fn refuse_userspace(conf: &NetConf, device: &Device) -> Result<()> {
     if device.home.link.is_some() {
         return Ok(());
     }
-    conf.or_warn(failure!(
+    conf.or_warn(conf.probe, failure!(
         UnsupportedField,
         "gatewayProbe: a program in user space has {}, so the kernel cannot ask its gateway: leave the key out",
         device.describe()
@@ -51,10 +53,10 @@ pub fn plan(conf: &NetConf, applied: &Applied, leased: &AddResult) -> Result<Opt
     let Some(wanted) = &conf.probe else { return Ok(None) };
     let gateways = gateways(applied, leased);
     if gateways.is_empty() {
-        conf.or_warn(failure!(
-            InvalidConfig,
-            "gatewayProbe: neither the IPAM nor a route names a gateway to ask"
-        ))?;
+        conf.or_warn(
+            conf.probe,
+            failure!(InvalidConfig, "gatewayProbe: neither the IPAM nor a route names a gateway to ask"),
+        )?;
         return Ok(None);
     }
     for net in &applied.addresses {
@@ -162,9 +164,18 @@ pub fn of(record: &Record, node: &Node, timeout: Duration) -> Probe {
 
 /// Asks the next hops without waiting for an answer: a leaf learns from the question which MAC has the address now.
 /// `arp_notify` and `ndisc_notify` tell it when the link comes up, and where the carrier comes later, as with VFs, that
-/// is lost, while the kernel repeats a question twice, a second apart.
+/// is lost. So a carrier that is just coming is waited for; when it comes later still, the kernel's repetitions of the
+/// question, after one and two seconds, tell the leaf.
 pub fn announce(pod: &mut Socket, netns: &Netns, link: &Link, record: &Record, leased: &AddResult) {
-    for address in gateways(&record.applied, leased) {
+    let gateways = gateways(&record.applied, leased);
+    let (start, mut pause) = (Instant::now(), SHORTEST_PAUSE);
+    let mut has_carrier =
+        || !link::by_index(pod, link.index).is_ok_and(|now| now.is_some_and(|now| !now.carrier));
+    while !gateways.is_empty() && !has_carrier() && start.elapsed() < PATIENCE_WITH_CARRIER {
+        sleep(pause);
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+    for address in gateways {
         let told = Gateway::new(address, netns, link, record).tell(pod, link);
         told.unwrap_or_else(|error| log::warn!("{error:#}"));
     }

@@ -72,6 +72,12 @@ pub struct Record {
     /// RDMA devices that go with the netdev.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rdma: Vec<rdma::Device>,
+    /// The RDMA device that gets another name.
+    #[serde(rename = "rdmaRenamed", default, skip_serializing_if = "Option::is_none")]
+    pub rdma_renamed: Option<RdmaRenamed>,
+    /// Where the RDMA device has the GIDs of the addresses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gids: Vec<Gid>,
     /// The gateways that are asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<Probe>,
@@ -225,6 +231,30 @@ pub struct VfRecord {
     pub wanted: VfState,
     /// What the driver reported of the same settings before.
     pub before: VfState,
+}
+
+/// An RDMA device that a network names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RdmaRenamed {
+    /// The same in every namespace.
+    pub index: u32,
+    /// Its name before.
+    pub before: String,
+    /// As the network wants it.
+    pub wanted: String,
+}
+
+/// The GID of an address, of the kind RoCE v2.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gid {
+    /// Name that the RDMA device had at ADD.
+    pub device: String,
+    /// Its port, from 1 on.
+    pub port: u32,
+    /// Place in the port's table.
+    pub index: u32,
+    /// The address.
+    pub address: IpAddr,
 }
 
 /// What ADD asked, and CHECK asks again.

@@ -5,9 +5,9 @@ use std::collections::HashSet;
 
 use anyhow::Result;
 
-use crate::attach::giveback;
 use crate::attach::lost::{self, Lost};
 use crate::attach::record::{Phase, Record, Records};
+use crate::attach::{self, giveback};
 use crate::files;
 use crate::ipam::{lease, living};
 use crate::netlink::link::{self, Link};
@@ -300,11 +300,7 @@ impl Attached {
         if record.phase == Phase::Adding {
             return Ok(State::CutOff);
         }
-        if let Some(mut socket) = netns.run(rdma::open)?.filter(|_| !record.rdma.is_empty()) {
-            let there = rdma::devices(&mut socket)?;
-            let ours = there.into_iter().filter(|one| record.rdma.iter().any(|our| our.index == one.index));
-            self.rdma = ours.map(|one| one.name).collect();
-        }
+        self.rdma = attach::rdma::names_in_pod(record, &netns)?;
         if record.device.link.is_none() {
             let attachment = record.attachment();
             lease::for_each_folder(node, |folder| {

@@ -1,5 +1,6 @@
 //! `rail-cni status`: the rails of this node, and the pods that have them.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
@@ -9,8 +10,10 @@ use serde_json::{Value, json};
 use super::inventory::{Attached, Inventory, Rail, RdmaMode, State, link_state};
 use crate::attach::debt;
 use crate::attach::lost::Lost;
+use crate::attach::record::Record;
 use crate::node::Node;
 use crate::output::{self, Output};
+use crate::sysfs::Function;
 
 /// Prints the inventory and what there is to do. The exit status is 1 when there is something to do.
 pub fn status(node: &Node, output: Output) -> Result<ExitCode> {
@@ -29,6 +32,8 @@ struct Count {
     attached: usize,
     dead: usize,
     lost: usize,
+    /// Nobody's, and without a driver: no pod can get them.
+    unbound: usize,
 }
 
 impl Count {
@@ -36,11 +41,17 @@ impl Count {
         let holders: Vec<_> = rail.vfs.iter().filter_map(|vf| inventory.holder(&vf.function)).collect();
         let dead = holders.iter().filter(|holder| holder.state.is_left_over()).count();
         let lost = rail.vfs.iter().filter(|vf| inventory.lost(&vf.function).is_some()).count();
-        Count { enabled: rail.vfs.len(), attached: holders.len() - dead, dead, lost }
+        let is_unbound = |function: &Function| {
+            function.driver().is_none()
+                && inventory.holder(function).is_none()
+                && inventory.lost(function).is_none()
+        };
+        let unbound = rail.vfs.iter().filter(|vf| is_unbound(&vf.function)).count();
+        Count { enabled: rail.vfs.len(), attached: holders.len() - dead, dead, lost, unbound }
     }
 
     fn free(&self) -> usize {
-        self.enabled - self.attached - self.dead - self.lost
+        self.enabled - self.attached - self.dead - self.lost - self.unbound
     }
 }
 
@@ -142,15 +153,42 @@ fn text(node_name: &str, inventory: &Inventory, todo: &[String], now: SystemTime
     }
     if !inventory.attachments.is_empty() {
         let headers =
-            ["RAIL", "DEVICE", "POD", "INTERFACE", "ADDRESS", "MTU", "LINK", "RDMA", "AGE", "STATE"];
+            ["RAIL", "DEVICE", "POD", "INTERFACE", "ADDRESS", "MTU", "LINK", "RDMA", "GID", "AGE", "STATE"];
         text += "\n";
         text += &output::table(&headers, inventory.attachments.iter().map(|one| row(one, inventory, now)));
+    }
+    let gids = gid_indexes(&inventory.attachments);
+    if !gids.is_empty() {
+        text += "\n";
+        text.extend(gids.iter().map(|line| output::printable(line) + "\n"));
     }
     if !todo.is_empty() {
         text += "\n";
         text.extend(todo.iter().map(|line| output::printable(line) + "\n"));
     }
     text
+}
+
+/// What NCCL_IB_GID_INDEX is to be for each pod: NCCL takes one number for all rails.
+fn gid_indexes(attachments: &[Attached]) -> Vec<String> {
+    let mut pods: BTreeMap<(String, &str), Vec<&Record>> = BTreeMap::new();
+    let with_gids = |one: &&Attached| one.state == State::Live && !one.record.gids.is_empty();
+    for record in attachments.iter().filter(with_gids).map(|one| &one.record) {
+        let pod = record
+            .pod
+            .as_ref()
+            .map_or_else(|| format!("container {}", record.container_id), |pod| format!("pod {pod}"));
+        pods.entry((pod, &record.container_id)).or_default().push(record);
+    }
+    let told = pods.into_iter().map(|((pod, _), records)| {
+        // The first address of each rail: the others are of the other family.
+        let first: BTreeSet<u32> = records.iter().filter_map(|record| Some(record.gids.first()?.index)).collect();
+        match first.iter().collect::<Vec<_>>()[..] {
+            [index] => format!("{pod}: NCCL_IB_GID_INDEX={index}"),
+            _ => format!("{pod}: its rails have different GID indexes: leave NCCL_IB_GID_INDEX unset (NCCL 2.21 or later)"),
+        }
+    });
+    told.collect()
 }
 
 fn rail_row(rail: &Rail, inventory: &Inventory) -> Vec<String> {
@@ -195,6 +233,7 @@ fn row(one: &Attached, inventory: &Inventory, now: SystemTime) -> Vec<String> {
         one.link.as_ref().map(|link| link.mtu.to_string()).unwrap_or_default(),
         one.link.as_ref().map(|link| link_state(link).to_owned()).unwrap_or_default(),
         rdma_of(one, inventory).join(","),
+        record.gids.iter().map(|gid| gid.index.to_string()).collect::<Vec<_>>().join(","),
         age(&record.since, now),
         one.state.as_str().to_owned(),
     ]
@@ -238,7 +277,8 @@ fn json(node_name: &str, inventory: &Inventory, todo: &[String]) -> Value {
             "since": record.since, "device": record.device.id, "pf": record.device.pf,
             "addresses": one.addresses,
             "mtu": one.link.as_ref().map(|link| link.mtu), "mac": one.link.as_ref().map(|link| &link.mac),
-            "link": one.link.as_ref().map(link_state), "rdma": rdma_of(one, inventory), "error": one.error,
+            "link": one.link.as_ref().map(link_state), "rdma": rdma_of(one, inventory), "gids": record.gids,
+            "error": one.error,
         })
     });
     let debts: Vec<_> = inventory.debts.iter().map(debt::json).collect();

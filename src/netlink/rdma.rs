@@ -22,8 +22,8 @@ const ATTR_DEV_INDEX: u16 = 1;
 const ATTR_DEV_NAME: u16 = 2;
 const ATTR_SYS_NETNS_MODE: u16 = 66;
 const ATTR_NET_NS_FD: u16 = 68;
-/// How often the list is compared with the one before.
-const MAX_DUMPS: u32 = 5;
+/// How often the list is asked for.
+const MAX_DUMPS: u32 = 16;
 
 /// An RDMA device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,18 +55,26 @@ pub fn is_exclusive(socket: &mut Socket) -> Result<bool> {
     Ok(mode.is_some_and(|mode| mode.first() == Some(&0)))
 }
 
-/// The RDMA devices that the socket's namespace sees. The kernel's dump goes on by count (nldev_get_dumpit): it
-/// leaves one out when another one leaves meanwhile. So it is taken until two are the same.
-pub fn devices(socket: &mut Socket) -> Result<Vec<Device>> {
-    let mut seen = dump(socket)?;
+/// Those of `names` that the socket's namespace has. The kernel's dump goes on by count (nldev_get_dumpit): it leaves
+/// one out when another one leaves meanwhile. So it is taken again while one of them is missing.
+pub fn named(socket: &mut Socket, names: &[String]) -> Result<Vec<Device>> {
+    let mut found: Vec<Device> = Vec::new();
     for _ in 0..MAX_DUMPS {
-        let again = dump(socket)?;
-        if again == seen {
+        for device in dump(socket)? {
+            if names.contains(&device.name) && !found.contains(&device) {
+                found.push(device);
+            }
+        }
+        if found.len() >= names.len() {
             break;
         }
-        seen = again;
     }
-    Ok(seen)
+    Ok(found)
+}
+
+/// Has the socket's namespace any RDMA device?
+pub fn is_any(socket: &mut Socket) -> Result<bool> {
+    Ok(!dump(socket)?.is_empty())
 }
 
 fn dump(socket: &mut Socket) -> Result<Vec<Device>> {
@@ -98,11 +106,12 @@ pub fn by_index(socket: &mut Socket, index: u32) -> Result<Option<Device>> {
     Ok(reply.as_ref().and_then(parse))
 }
 
-/// Gives a device that the socket's namespace has the name of `device`, which is told by its index.
-pub fn rename(socket: &mut Socket, device: &Device) -> Result<()> {
-    let name = DefaultNla::new(ATTR_DEV_NAME, [device.name.as_bytes(), b"\0"].concat());
-    let message = Message::raw(CMD_SET, &[], &[word(ATTR_DEV_INDEX, device.index), name]);
-    socket.change(message, 0, || format!("cannot name an RDMA device {}", device.name))
+/// Gives the device with this index, which the socket's namespace has, the name `name`. Names are unique over all
+/// namespaces: EEXIST where another device has it (ib_device_rename).
+pub fn rename(socket: &mut Socket, index: u32, name: &str) -> Result<()> {
+    let attribute = DefaultNla::new(ATTR_DEV_NAME, [name.as_bytes(), b"\0"].concat());
+    let message = Message::raw(CMD_SET, &[], &[word(ATTR_DEV_INDEX, index), attribute]);
+    socket.change(message, 0, || format!("cannot give an RDMA device the name {name}"))
 }
 
 fn move_message(device: &Device, to: &impl AsFd) -> Message {

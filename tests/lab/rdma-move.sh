@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # RDMA devices that move: with each VF goes its RDMA device, in a system whose RDMA namespaces are exclusive.
-# Runs in the machine: scripts/lab --rails 4 --vfs 2 --rdma tests/lab/rdma-move.sh
+# Runs in the machine: scripts/lab --rails 4 --vfs 2 --rdma tests/lab/rdma-move.sh [ROUNDS]
 # lab: --rails 4 --vfs 2 --rdma
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,4s/^# //p' "$0" && exit ;; esac
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+rounds=${1:-4}
 
 # rxe<RAIL><VF> on each VF.
 make_devices() {
@@ -139,8 +140,137 @@ a_vf_without_a_device_whose_pf_has_one_is_warned_of() {
     rdma link add rxe10 type rxe netdev ens1f0v0
 }
 
+# What the pod is told of its device is what it sees, and goes with it.
+the_device_info_names_what_the_pod_sees() {
+    local config info=/var/run/k8s.cni.cncf.io/devinfo/cni/pod1-net1
+    pod pod1
+    config=$(conf 0 "$(vf 0)" | jq -c --arg info "$info" '.runtimeConfig.CNIDeviceInfoFile = $info')
+    add pod1 net1 "$config"
+    same "rdma-device" '"rxe00"' "$(jq -c '.pci["rdma-device"]' "$info")"
+    same "the GID" '["rxe00",1,1,"172.16.0.0"]' "$(jq -c '."rail-cni".gids[0] | [.device, .port, .index, .address]' "$info")"
+    del pod1 net1 "$config"
+    config=$(jq -c '.rdma = "off"' <<<"$config")
+    add pod1 net1 "$config"
+    same "rdma-device with rdma off" null "$(jq -c '.pci["rdma-device"]' "$info")"
+    same "in the pod" "" "$(in_namespace pod1)"
+    del pod1 net1 "$config"
+}
+
+# The GID of ADD's result is the one that the pod's programs see.
+the_gid_of_the_address_is_there_when_add_returns() {
+    local config result table
+    config=$(conf 0 "$(vf 0)" '"gid": "require"')
+    pod pod1
+    add pod1 net1 "$config"
+    result=$output
+    table=$(gid_in pod1 rxe00 1)
+    same "the GID" "0000:0000:0000:0000:0000:ffff:ac10:0000 RoCE v2 net1" "$table"
+    same "status" '["rxe00",1,1,"172.16.0.0"]' \
+        "$("$bin/rail-cni" status --output json | jq -c '.attachments[0].gids[] | [.device, .port, .index, .address]')"
+    contains "the table of status" "pod lab/pod1: NCCL_IB_GID_INDEX=1" "$("$bin/rail-cni" status)"
+    check pod1 net1 "$config" "$result"
+    in_pod pod1 rdma dev set rxe00 name theirs
+    check pod1 net1 "$config" "$result"
+    ip -n pod1 addr del 172.16.0.0/31 dev net1
+    check_fails "has no RoCE v2 GID of 172.16.0.0 on net1" pod1 net1 "$config" "$result"
+    del pod1 net1 "$config"
+    refused "the pod gets no RDMA device" ADD pod1 net1 "$(conf 0 "$(vf 0)" '"gid": "require", "rdma": "off"')"
+}
+
+# gid_in POD DEVICE INDEX: GID, kind and netdev, by the sysfs of the pod.
+gid_in() {
+    in_pod "$1" bash -c "cd /sys/class/infiniband/$2/ports/1 && echo \$(cat gids/$3 gid_attrs/types/$3 gid_attrs/ndevs/$3)"
+}
+
+# The pod that asked for it may be gone without a DEL: its name is free for the next one's device.
+a_name_is_given_checked_and_taken_back() {
+    local config other result before name='"rdmaDeviceName": "rdma_rail-0"'
+    config=$(conf 0 "$(vf 0)" "$name") other=$(conf 0 "$(vf 0 1)" "$name" | jq -c 'del(.ipam)')
+    before=$(on_host)
+    pod pod1 && pod pod2
+    add pod1 net1 "$config"
+    result=$output
+    same "in the pod" "rdma_rail-0 net1" "$(in_namespace pod1)"
+    check pod1 net1 "$config" "$result"
+    in_pod pod1 rdma dev set rdma_rail-0 name theirs
+    check_fails "the RDMA device rdma_rail-0 has the name theirs" pod1 net1 "$config" "$result"
+    in_pod pod1 rdma dev set theirs name rdma_rail-0
+    refused "rdmaDeviceName: cannot name rxe01 rdma_rail-0" ADD pod2 net1 "$other"
+    kill_pod pod1
+    add pod2 net1 "$other"
+    same "in the next pod" "rdma_rail-0 net1" "$(in_namespace pod2)"
+    del pod1 net1 "$config"
+    same "in the next pod" "rdma_rail-0 net1" "$(in_namespace pod2)"
+    del pod2 net1 "$other"
+    same "on the host" "$before" "$(on_host)"
+    refused "rdmaDeviceName" ADD pod2 net1 "$(conf 0 "$(vf 0)" '"rdmaDeviceName": "../x"')"
+}
+
+# The kernel takes any text for a name.
+a_name_that_is_no_name_of_a_file_goes_with_the_pod() {
+    local config before name
+    config=$(conf 0 "$(vf 0)" '"rdma": "required"')
+    before=$(on_host)
+    for name in ../x ..; do
+        pod pod1
+        add pod1 net1 "$config"
+        in_pod pod1 rdma dev set rxe00 name "$name" || skip "this kernel refuses $name"
+        "$bin/rail-cni" status >/dev/null
+        cni CHECK pod1 net1 "$(with_result "$config" "$output")"
+        del pod1 net1 "$config"
+        same "on the host after $name" "$before" "$(on_host)"
+        ip netns del pod1
+    done
+}
+
+# Nothing is on record of it: somebody else moved it.
+a_device_in_another_namespace_is_named_with_its_place() {
+    local said
+    pod pod1 && pod pod2
+    rdma dev set rxe00 netns pod2
+    said=$(cni ADD pod1 net1 "$(conf 0 "$(vf 0)")" 2>&1)
+    contains "the log" "its RDMA device rxe00 is in the namespace /run/netns/pod2" "$said"
+    del pod1 net1 "$(conf 0 "$(vf 0)")"
+    refused "its RDMA device rxe00 is in the namespace /run/netns/pod2" ADD pod1 net1 \
+        "$(conf 0 "$(vf 0)" '"rdma": "required"')"
+    said=$("$bin/rail-cni" doctor --output json || true)
+    contains doctor "$(vf 0): its RDMA device rxe00 is in the namespace /run/netns/pod2" \
+        "$(jq -r '.checks[] | select(.check == "rdma" and .rail == 0) | .text' <<<"$said")"
+    ip netns del pod2
+    wait_for_quiet
+    same "on the host" rxe00 "$(rdma -j link show | jq -r '.[] | select(.ifname == "rxe00") | .ifname')"
+}
+
+# A list of the kernel is short while devices leave: ADDs at once find theirs.
+eight_adds_and_dels_at_once_lose_no_device() {
+    local before round rail vf calls=() call
+    before=$(on_host)
+    for ((round = 1; round <= rounds; round++)); do
+        for call in ADD DEL; do
+            [[ $call == DEL ]] || pod pod1
+            calls=()
+            for rail in 0 1 2 3; do
+                for vf in 0 1; do
+                    succeeds "$call" pod1 "net$rail$vf" \
+                        "$(conf "$rail" "$(vf "$rail" "$vf")" '"rdma": "required"' | jq -c 'del(.ipam)')" &
+                    calls+=($!)
+                done
+            done
+            for rail in "${calls[@]}"; do
+                wait "$rail" || fail "round $round: one $call failed"
+            done
+            [[ $call == DEL ]] || same "left on the host in round $round" "" "$(on_host)"
+        done
+        same "on the host after round $round" "$before" "$(on_host)"
+        ip netns del pod1
+    done
+}
+
 make_devices
 run_cases the_device_goes_with_its_vf_and_comes_back check_sees_that_the_device_has_left_the_pod \
     the_device_of_a_dead_pod_is_the_next_ones a_name_that_the_pod_gave_it_goes_with_the_pod \
     of_eight_dels_at_once_none_loses_its_device an_add_that_fails_after_the_move_brings_the_device_back \
-    a_vf_without_a_device_whose_pf_has_one_is_warned_of
+    a_vf_without_a_device_whose_pf_has_one_is_warned_of \
+    the_device_info_names_what_the_pod_sees the_gid_of_the_address_is_there_when_add_returns \
+    a_name_is_given_checked_and_taken_back a_name_that_is_no_name_of_a_file_goes_with_the_pod \
+    a_device_in_another_namespace_is_named_with_its_place eight_adds_and_dels_at_once_lose_no_device

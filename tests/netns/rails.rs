@@ -3,5 +3,6 @@
 
 mod device;
 mod handback;
+mod rdma;
 mod refused;
 mod routing;

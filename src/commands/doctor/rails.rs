@@ -7,8 +7,9 @@ use super::networks::Network;
 use super::{Check, Findings, Verdict, count};
 use crate::attach::device::refuse_what_the_host_needs;
 use crate::attach::record::Record;
-use crate::attach::{giveback, order, userspace, vf};
+use crate::attach::{giveback, order, rdma, userspace, vf};
 use crate::commands::inventory::{Attached, Inventory, Rail, RdmaMode, State, link_state};
+use crate::every_netns::Which;
 use crate::netlink::Socket;
 use crate::netlink::link::Link;
 use crate::node::Node;
@@ -75,7 +76,7 @@ pub fn check(node: &Node, inventory: &Inventory, networks: &[Network], mtu: u32,
             }
             Err(error) => found.add(Check::skip("vfs", format!("{error:#}"))),
         }
-        rdma(&rails, inventory, networks, found);
+        rdma_devices(&rails, inventory, networks, found);
         managers(&rails, found);
     }
     lost(&rails, inventory, found);
@@ -404,7 +405,7 @@ fn host_use(stocks: &[Stock<'_>], found: &mut Findings) {
     found.ok_unless_reported(name, "the host uses no device that a pod could get");
 }
 
-fn rdma(rails: &[&Rail], inventory: &Inventory, networks: &[Network], found: &mut Findings) {
+fn rdma_devices(rails: &[&Rail], inventory: &Inventory, networks: &[Network], found: &mut Findings) {
     let name = "rdma";
     if let Some(network) = networks.iter().find(|network| network.needs_rdma) {
         if inventory.rdma != RdmaMode::Exclusive {
@@ -433,12 +434,26 @@ fn rdma(rails: &[&Rail], inventory: &Inventory, networks: &[Network], found: &mu
     };
     let with: usize = rails.iter().map(|rail| of_rail(rail).iter().filter(|one| has(one)).count()).sum();
     let moved = inventory.attachments.iter().any(|one| !one.record.rdma.is_empty());
-    if with == 0 && !moved {
+    let all: Vec<_> = rails.iter().flat_map(|rail| of_rail(rail)).filter(|one| !has(one)).collect();
+    let functions: Vec<_> = all.iter().filter(|_| inventory.rdma == RdmaMode::Exclusive).collect();
+    let away = rdma::find_away(&functions, Which::All).unwrap_or_else(|error| {
+        found.add(Check::skip(name, format!("{error:#}")));
+        Vec::new()
+    });
+    if with == 0 && !moved && away.is_empty() {
         found.add(Check::skip(name, "no PF and no VF of a rail has an RDMA device"));
         return;
     }
     for rail in rails {
-        let without: Vec<_> = of_rail(rail).into_iter().filter(|one| !has(one)).map(|one| one.id).collect();
+        let mut without: Vec<_> =
+            of_rail(rail).into_iter().filter(|one| !has(one)).map(|one| one.id).collect();
+        for one in away.iter().filter(|one| without.contains(&one.id)) {
+            let text =
+                format!("{}: {}, and no record says so: a pod gets it without RDMA", one.id, one.told());
+            let remedy = "end that pod: the device comes back when its namespace ends (`rdma dev set` in that namespace moves it at once)";
+            found.add(Check::warn(name, text, remedy).on(rail));
+        }
+        without.retain(|id| !away.iter().any(|one| one.id == *id));
         if !without.is_empty() {
             let text = format!("there is no RDMA device on {}, but others have one", without.join(", "));
             found.add(
@@ -640,7 +655,7 @@ mod tests {
             is_emptied: false,
         };
         let mut found = Findings::default();
-        rdma(&inventory.rails.iter().collect::<Vec<_>>(), &inventory, &[], &mut found);
+        rdma_devices(&inventory.rails.iter().collect::<Vec<_>>(), &inventory, &[], &mut found);
         found.0.into_iter().map(|check| (check.verdict, check.text)).collect()
     }
 
