@@ -11,7 +11,7 @@ use super::config::NetConf;
 use super::device::{self, Device};
 use super::record::{self, DeviceLock, Phase, Record, Records};
 use super::settings::Settings;
-use super::{claim, debt, devinfo, giveback, pod, probe, rdma, vf};
+use super::{claim, debt, devinfo, pod, probe, rdma, restore, vf};
 use crate::cni::{self, AddResult, Attachment, Delegate, Network, Version, find_plugin};
 use crate::netlink::Socket;
 use crate::netlink::link::{self, Link, Move};
@@ -64,7 +64,7 @@ struct Claimed {
     device: Device,
     lock: DeviceLock,
     record: Record,
-    vf: Option<vf::Plan>,
+    vf: Option<vf::Changes>,
     /// Names of the RDMA devices that the pod will see.
     rdma_names: Vec<String>,
     /// The network configuration that the IPAM gets: with the rail, where the device told it.
@@ -98,7 +98,7 @@ impl<'a> Request<'a> {
     /// device is, and what is going to change.
     fn claim(&mut self, records: &Records) -> Result<Claimed> {
         let Request { network, attachment, node, conf, pod, host, .. } = self;
-        claim::settle_own(records, attachment, node)?;
+        claim::recover_own(records, attachment, node)?;
         pod::refuse_name_in_use(pod, &attachment.ifname)?;
         rdma::settle_dead(conf, attachment, records, node)?;
         let claim::Claim { device, mut lock, left } = claim::claim(records, conf, attachment, node, host)?;
@@ -114,17 +114,17 @@ impl<'a> Request<'a> {
         if let Some(path) = &conf.device_info {
             devinfo::check(path, &device, attachment, records)?;
         }
-        let vf = vf::plan(conf, &device, left.as_ref(), node, host)?;
+        let vf = vf::prepare(conf, &device, left.as_ref(), node, host)?;
         let mut record = self.new_record(&device, &stdin)?;
         record.vf = vf.as_ref().map(|plan| plan.record.clone());
-        let rdma = rdma::plan(&self.conf, &device, &self.node)?;
+        let rdma = rdma::prepare(&self.conf, &device, &self.node)?;
         (record.rdma, record.rdma_renamed) = (rdma.moving, rdma.renamed);
-        let link = device.home.link.as_ref();
+        let link = device.original.link.as_ref();
         record.settings = link.map(|link| Settings::take(link, &self.node.sysfs_root, &mut self.host));
         left.iter().for_each(|left| record.begin_as(left));
         records.write(&record, &mut lock)?;
         if left.is_some() {
-            debt::taken_over(records, &device.home.id)?;
+            debt::taken_over(records, &device.original.id)?;
         }
         Ok(Claimed { device, lock, record, vf, rdma_names: rdma.names, stdin })
     }
@@ -150,19 +150,19 @@ impl<'a> Request<'a> {
         let Claimed { device, lock, record, vf, rdma_names, .. } = claimed;
         self.plan_routes(device, record, leased, records)?;
         records.write(record, lock)?;
-        watchdog::step(|| format!("setting what the PF sets for {}", device.home.id));
+        watchdog::step(|| format!("setting what the PF sets for {}", device.original.id));
         if let Some(vf) = vf {
             vf::apply(vf, records, &self.node, &mut self.host)?;
-            if let Some(home) = &device.home.link {
-                vf::refuse_guid_not_taken(&vf.record, home, &mut self.host)?;
+            if let Some(original) = &device.original.link {
+                vf::refuse_guid_not_taken(&vf.record, original, &mut self.host)?;
             }
         }
         // Before the netdev: a driver may refuse, and IPoIB makes its netdev anew where the RDMA device is.
-        watchdog::step(|| format!("moving {}", device.home.id));
+        watchdog::step(|| format!("moving {}", device.original.id));
         rdma::move_in(record, &self.netns)?;
-        let is_changed = vf.as_ref().is_some_and(vf::Plan::is_something) || !record.rdma.is_empty();
+        let is_changed = vf.as_ref().is_some_and(vf::Changes::is_something) || !record.rdma.is_empty();
         let link = match self.look_again(record, device, is_changed)? {
-            Some(home) => Some(self.move_in(&home, record)?),
+            Some(original) => Some(self.move_in(&original, record)?),
             // A program in user space has the device, and will own the address.
             None => {
                 record.applied.mac = vf::prescribed_mac(device, &mut self.host)?.unwrap_or_default();
@@ -195,11 +195,11 @@ impl<'a> Request<'a> {
         records: &Records,
     ) -> Result<()> {
         crate::log::addresses(leased.ips.iter().map(|ip| ip.address.addr()));
-        let Some(home) = &device.home.link else { return Ok(()) };
-        record.applied = pod::plan(&self.conf, home, leased, &mut self.pod)?;
+        let Some(original) = &device.original.link else { return Ok(()) };
+        record.applied = pod::prepare(&self.conf, original, leased, &mut self.pod)?;
         let rails = records.ifnames_of(&self.attachment.container_id)?;
         pod::check_routes(&record.applied, &self.node, &rails, &mut self.pod)?;
-        record.probe = probe::plan(&self.conf, &record.applied, leased)?;
+        record.probe = probe::prepare(&self.conf, &record.applied, leased)?;
         Ok(())
     }
 
@@ -238,7 +238,7 @@ impl<'a> Request<'a> {
             netns: netns.with_context(|| format!("{} vanished", path.display()))?,
             since: files::now(),
             rail: conf.rail,
-            device: device.home.clone(),
+            device: device.original.clone(),
             applied: record::Applied::default(),
             ipam: ipam.transpose()?,
             settings: None,
@@ -291,28 +291,28 @@ impl<'a> Request<'a> {
     /// The device as it is right before its move: a driver that was told something through the PF, or whose RDMA device
     /// has left, may have made the netdev anew.
     fn look_again(&mut self, record: &Record, device: &Device, is_changed: bool) -> Result<Option<Link>> {
-        if device.home.link.is_none() || !is_changed {
-            return Ok(device.home.link.clone());
+        if device.original.link.is_none() || !is_changed {
+            return Ok(device.original.link.clone());
         }
-        let Some(link) = giveback::wait_for(record, &self.node, &mut self.host)? else {
+        let Some(link) = restore::wait_for(record, &self.node, &mut self.host)? else {
             fail!(Internal, "{} vanished from the host while it was prepared", device.describe());
         };
         Ok(Some(link))
     }
 
     /// Moves the device, then makes it a rail.
-    fn move_in(&mut self, home: &Link, record: &mut Record) -> Result<Link> {
+    fn move_in(&mut self, original: &Link, record: &mut Record) -> Result<Link> {
         let Request { conf, netns, host, pod, .. } = self;
-        for altname in pod::clashing_altnames(pod, home, &record.ifname)? {
-            link::remove_altname(host, home, &altname)?;
+        for altname in pod::clashing_altnames(pod, original, &record.ifname)? {
+            link::remove_altname(host, original, &altname)?;
         }
         // A VF may not be able to take a MAC that its PF prescribes until it comes up.
         let prescribed = record.vf.as_ref().and_then(|vf| vf.wanted.mac.as_ref()).and(conf.mac.as_deref());
         let mac = conf.mac.as_deref().filter(|_| prescribed.is_none());
-        link::move_to(host, home, netns, &Move { name: &record.ifname, mtu: conf.mtu, mac })?;
+        link::move_to(host, original, netns, &Move { name: &record.ifname, mtu: conf.mtu, mac })?;
         let moved = link::by_name(pod, &record.ifname)?;
-        let moved = moved.filter(|link| link.parent == home.parent && link.kind == home.kind);
-        let moved = moved.with_context(|| format!("{} vanished on its way to the pod", home.name))?;
+        let moved = moved.filter(|link| link.parent == original.parent && link.kind == original.kind);
+        let moved = moved.with_context(|| format!("{} vanished on its way to the pod", original.name))?;
         record.applied.index = moved.index.get();
         let refused = prescribed.and_then(|mac| link::set_mac(pod, &moved, mac).err());
         let applied = &record.applied;

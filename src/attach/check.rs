@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::record::{Phase, Probe, Record};
-use super::{giveback, pod, probe, rdma, vf};
+use super::{pod, probe, rdma, restore, vf};
 use crate::cni::{AddResult, Attachment};
 use crate::netlink::Socket;
 use crate::netns::{self, Netns};
@@ -56,7 +56,7 @@ pub fn of_device(
         return Ok(found);
     }
     let mut pod = netns.run(Socket::open)?;
-    let link = giveback::find_in_pod(record, &mut pod)?;
+    let link = restore::find_in_pod(record, &mut pod)?;
     let ifname = link.as_ref().map_or(&record.ifname, |link| &link.name);
     found.extend(rdma::differences(record, netns, ifname, node)?);
     let Some(link) = link else {

@@ -1,14 +1,14 @@
-//! Who has which device. An attachment of which only the record is left, because its DEL never came or its
-//! ADD was killed, is undone here, by whoever comes across it.
+//! Which attachment has which device. An attachment of which only the record is left, because its DEL never came or
+//! its ADD was killed, is undone here by the next call that meets it.
 
 use anyhow::Result;
 
 use super::config::NetConf;
 use super::debt;
 use super::device::{self, Device};
-use super::giveback::{self, Outcome};
 use super::lost;
 use super::record::{AttachmentLock, DeviceLock, Phase, Record, Records};
+use super::restore::{self, Outcome};
 use crate::cni::Attachment;
 use crate::error::{self, Code, all_of};
 use crate::fail;
@@ -17,21 +17,21 @@ use crate::netns::{Life, Netns};
 use crate::node::Node;
 use crate::sysfs::DeviceId;
 
-/// How often ADD looks for its device again after it has put something right.
+/// How often ADD looks for its device again after it has restored something.
 const MAX_TRIES: u32 = 4;
 
-/// A device that is nobody's, and stays so while this is kept.
+/// A device that no attachment has, and that none can claim while this is kept.
 #[derive(Debug)]
 pub struct Claim {
-    /// It.
+    /// The device.
     pub device: Device,
-    /// Held.
+    /// Its lock, which is held.
     pub lock: DeviceLock,
-    /// The attachment that found the device in its first state, where that could not be put back since.
+    /// An earlier attachment whose changes of the device could not be undone: its record has the original state.
     pub left: Option<Record>,
 }
 
-/// Finds the device and makes sure that it is nobody's. What a lost DEL left is put right on the way.
+/// Finds the device and makes sure that no attachment has it. What a lost DEL left is restored on the way.
 pub fn claim(
     records: &Records,
     conf: &NetConf,
@@ -42,51 +42,51 @@ pub fn claim(
     for _ in 0..MAX_TRIES {
         let found = device::find(&conf.selector, node, host)?;
         let Some(found) = found.filter(|found| !is_what_is_left(found, conf, records)) else {
-            settle_absent(records, conf, node)?;
+            recover_absent(records, conf, node)?;
             continue;
         };
-        let id = found.home.id.clone();
+        let id = found.original.id.clone();
         let mut lock = records.lock_device(&id)?;
         // Somebody may have taken it while we waited.
         let now = device::find(&conf.selector, node, host)?;
-        let Some(now) = now.filter(|now| now.home.id == id) else { continue };
+        let Some(now) = now.filter(|now| now.original.id == id) else { continue };
         let claims = records.claims_on(&id, &mut lock, Some(attachment))?;
         if claims.is_empty() {
             let left = match debt::take_over(records, &id, node, host)? {
                 debt::Found::Untouched => return Ok(Claim { device: now, lock, left: None }),
-                debt::Found::PutRight => None,
-                debt::Found::Left(left) => Some(*left),
+                debt::Found::Restored => None,
+                debt::Found::Stale(left) => Some(*left),
             };
-            // Its name may be another now, and its index.
+            // Its name and its index may have changed.
             let Some(device) = device::find(&conf.selector, node, host)? else { continue };
             return Ok(Claim { device, lock, left });
         }
         drop(lock);
         for claim in claims {
-            // A netdev that is on the host is nobody's; a device without one is its owner's while that lives.
-            if now.home.link.is_none() && claim.phase != Phase::Returned {
+            // A netdev that is on the host belongs to no pod; a device without one belongs to its pod while that lives.
+            if now.original.link.is_none() && claim.phase != Phase::Returned {
                 refuse_living(&claim, &now.describe())?;
             }
-            settle_other(records, &claim, node)?;
+            recover_other(records, &claim, node)?;
         }
     }
-    fail!(TryAgain, "the device {} is not to be had: others keep taking it", conf.selector)
+    fail!(TryAgain, "device {} is busy: other calls keep claiming it; retry", conf.selector)
 }
 
-/// Is it the second port of a function whose first one somebody has? By the function's address the first is meant.
+/// Is it the second port of a function whose first port is attached? The function's address means the first.
 fn is_what_is_left(found: &Device, conf: &NetConf, records: &Records) -> bool {
-    let meant = conf.selector.id.as_ref().map(DeviceId::as_str).filter(|id| *id != found.home.id);
+    let meant = conf.selector.id.as_ref().map(DeviceId::as_str).filter(|id| *id != found.original.id);
     meant.is_some_and(|id| records.named(id).is_ok_and(|claims| !claims.is_empty()))
 }
 
-/// Fails while the pod of `claim` has what it claims, or may have it.
+/// Fails while the pod of `claim` has the device, or may have it.
 fn refuse_living(claim: &Record, what: &str) -> Result<()> {
     match claim.life()? {
         Life::Dead => Ok(()),
         Life::Alive => fail!(TryAgain, "{what} is attached to {}", claim.holder()),
         Life::Unknown(why) => fail!(
             TryAgain,
-            "{what} was attached to {}, and whether that lives cannot be told: {why}. If it is gone: \
+            "{what} was attached to {}, and it is not known whether that pod is alive: {why}. If it is gone: \
              `rail-cni reap --force {}`",
             claim.holder(),
             claim.container_id
@@ -94,14 +94,15 @@ fn refuse_living(claim: &Record, what: &str) -> Result<()> {
     }
 }
 
-/// A PF whose VFs pods have is not moved away under them: no VF could be set back through it.
+/// Refuses a PF whose VFs are attached to pods: without it on the host, their settings could not be restored.
 pub fn refuse_pf_of_attached_vfs(records: &Records, device: &Device, node: &Node) -> Result<()> {
     if !device.has_vfs() {
         return Ok(());
     }
     let (all, _) = records.all()?;
-    let is_below = |record: &&Record| record.device.pf.is_some() && record.device.pf == device.home.pci_id;
-    for record in all.iter().filter(is_below).filter(|record| record.device.id != device.home.id) {
+    let is_below =
+        |record: &&Record| record.device.pf.is_some() && record.device.pf == device.original.pci_id;
+    for record in all.iter().filter(is_below).filter(|record| record.device.id != device.original.id) {
         if holding(record, node)? != Holding::Nothing {
             let (what, vf) = (device.describe(), &record.device.id);
             fail!(TryAgain, "{what} is the PF of {vf}, which is attached to {}", record.holder());
@@ -110,9 +111,9 @@ pub fn refuse_pf_of_attached_vfs(records: &Records, device: &Device, node: &Node
     Ok(())
 }
 
-/// The device is not on the host. Either somebody has it, or a dead pod's namespace gave it back under
-/// another name, or there is none.
-fn settle_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<()> {
+/// The device is not on the host under its name. Either a pod has it, or the kernel returned it under another name
+/// when a pod's namespace ended, or it does not exist.
+fn recover_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<()> {
     let selector = &conf.selector;
     let (all, _) = records.all()?;
     let is_meant = |record: &&Record| {
@@ -133,14 +134,14 @@ fn settle_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<()> {
             selector.id.as_ref().map_or(Ok(()), |id| lost::refuse(id, node))?;
             fail!(InvalidConfig, "the host has no device {selector}");
         };
-        // Under another name, perhaps, which may be free by now.
+        // It may be here under another name, and its own name may be free by now.
         let id = &debtor.device.id;
         let _lock = records.lock_device(id)?;
-        if let debt::Found::Left(left) = debt::take_over(records, id, node, &mut Socket::open()?)? {
+        if let debt::Found::Stale(left) = debt::take_over(records, id, node, &mut Socket::open()?)? {
             let why = left.owed().into_iter().find(|owed| owed.what.is_of_device()).map(|owed| owed.why);
             fail!(
                 TryAgain,
-                "{selector} is the device {id}, which {} left: {}",
+                "{selector} is the device {id}, which {} left behind: {}",
                 left.holder(),
                 why.unwrap_or_default()
             );
@@ -155,9 +156,9 @@ fn settle_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<()> {
             Holding::Unknown(_) if !is_on_host(claim, node)? => {
                 refuse_living(claim, &format!("device {}", claim.device.id))?;
             }
-            Holding::Nothing | Holding::Unknown(_) => settle_other(records, claim, node)?,
+            Holding::Nothing | Holding::Unknown(_) => recover_other(records, claim, node)?,
         }
-        // Its namespace is gone, and still it has not come back.
+        // Its namespace is gone, and the device has still not come back.
         let now = records.named(&claim.device.id)?;
         if now.iter().any(|now| now.attachment() == claim.attachment() && now.phase == Phase::Missing) {
             fail!(
@@ -165,15 +166,15 @@ fn settle_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<()> {
                 "device {} has not come back from {}, whose network namespace is gone: {}",
                 claim.device.id,
                 claim.holder(),
-                giveback::how_to_end(claim)
+                restore::how_to_end(claim)
             );
         }
     }
     Ok(())
 }
 
-/// What an earlier ADD for the same key left: an error while it lives, undone if it was cut off.
-pub fn settle_own(records: &Records, attachment: &Attachment, node: &Node) -> Result<()> {
+/// Recovers what an earlier ADD for the same key left: an error while its pod lives, undone if it was killed.
+pub fn recover_own(records: &Records, attachment: &Attachment, node: &Node) -> Result<()> {
     let Some(record) = records.on_file(attachment)? else {
         return debt::pay_own(records, node, attachment, debt::ASIDE);
     };
@@ -183,13 +184,13 @@ pub fn settle_own(records: &Records, attachment: &Attachment, node: &Node) -> Re
             fail!(InvalidConfig, "{attachment} already has {device}: a second ADD needs a DEL first")
         }
         Holding::Unknown(_) => refuse_living(&record, &record.device.id),
-        Holding::Nothing => settle(records, &record, node),
+        Holding::Nothing => recover(records, &record, node),
     }
 }
 
-/// Takes home the device of an attachment of which only the record is left. Its ADD or DEL may be under way: then that
-/// goes first. What else is owed is not waited for.
-fn settle_other(records: &Records, claim: &Record, node: &Node) -> Result<()> {
+/// Restores the device of an attachment of which only the record is left. If its ADD or DEL is under way, that ends
+/// first. Other debts of the attachment are not waited for.
+fn recover_other(records: &Records, claim: &Record, node: &Node) -> Result<()> {
     let _lock = records.lock(&claim.attachment())?;
     let Some(record) = records.find(&claim.attachment())?.filter(|now| now.device.id == claim.device.id)
     else {
@@ -197,14 +198,14 @@ fn settle_other(records: &Records, claim: &Record, node: &Node) -> Result<()> {
     };
     match holding(&record, node)? {
         Holding::Nothing => (),
-        // Whatever became of its pod, that has not got it.
+        // Whatever became of its pod, the pod does not have the device.
         Holding::Unknown(_) if is_on_host(&record, node)? => (),
         Holding::Device | Holding::Unknown(_) => return Ok(()),
     }
-    log::warn!("{} was left by {}: it is put right", record.device.id, record.holder());
+    log::warn!("{} was left behind by {}: restoring it", record.device.id, record.holder());
     let mut lock = records.lock_device(&record.device.id)?;
-    match giveback::give_back(&record, records, node)? {
-        Outcome::Home(faults) => {
+    match restore::device(&record, records, node)? {
+        Outcome::OnHost(faults) => {
             let debt = records.owe(&record, &mut lock)?;
             debt::note(debt, faults, records)
         }
@@ -213,39 +214,39 @@ fn settle_other(records: &Records, claim: &Record, node: &Node) -> Result<()> {
 }
 
 fn is_on_host(record: &Record, node: &Node) -> Result<bool> {
-    Ok(giveback::find_on_host(record, node, &mut Socket::open()?)?.is_some())
+    Ok(restore::find_on_host(record, node, &mut Socket::open()?)?.is_some())
 }
 
-/// Undoes an attachment that the runtime does not know any more, unless it lives or somebody is at work on it.
+/// Undoes an attachment that the runtime does not know any more, unless its pod lives or a call is at work on it.
 pub fn collect(records: &Records, record: &Record, node: &Node) -> Result<()> {
     let attachment = record.attachment();
     let Some(_lock) = records.try_lock(&attachment)? else { return Ok(()) };
     let Some(record) = records.find(&attachment)? else { return Ok(()) };
     match holding(&record, node)? {
-        Holding::Nothing => settle(records, &record, node),
+        Holding::Nothing => recover(records, &record, node),
         Holding::Device => {
-            log::warn!("GC keeps {attachment}: its namespace lives");
+            log::warn!("GC keeps {attachment}: its namespace is alive");
             Ok(())
         }
         Holding::Unknown(why) => {
-            log::warn!("GC keeps {attachment}: whether its namespace lives cannot be told: {why}");
+            log::warn!("GC keeps {attachment}: it is not known whether its namespace is alive: {why}");
             Ok(())
         }
     }
 }
 
 /// Undoes an attachment whose lock is held, from its record alone.
-pub fn settle(records: &Records, record: &Record, node: &Node) -> Result<()> {
+pub fn recover(records: &Records, record: &Record, node: &Node) -> Result<()> {
     let claim = records.lock_device(&record.device.id)?;
     undo(record, records, claim, node)
 }
 
-/// Undoes whatever was done of `record`; every step is tried. Its device is free as soon as it is home, and what
-/// could not be done then is a debt. An error means that the device is still in the pod, or that nothing could be
-/// put on file.
+/// Undoes whatever was done of `record`; every step is tried. The device is free as soon as it is on the host, and
+/// what could not be undone by then becomes a debt. An error means that the device is still in the pod, or that the
+/// debt could not be written.
 pub fn undo(record: &Record, records: &Records, mut claim: DeviceLock, node: &Node) -> Result<()> {
-    let filed = match giveback::give_back(record, records, node) {
-        Ok(Outcome::Home(faults)) => {
+    let filed = match restore::device(record, records, node) {
+        Ok(Outcome::OnHost(faults)) => {
             let owes_nothing = record.ipam.is_none() && record.device_info.is_none() && faults.is_empty();
             if owes_nothing {
                 return records.remove(&record.attachment(), Some(&mut claim));
@@ -270,8 +271,8 @@ pub fn undo(record: &Record, records: &Records, mut claim: DeviceLock, node: &No
     all_of([filed, debt::pay_without_device(record)])
 }
 
-/// The record, with the lock of the attachment. Where no lock can be had and nothing is on record, as on a
-/// read-only /run, there is nothing to guard either.
+/// The record, with the lock of the attachment. Without a record and without a lock, as on a read-only /run, there is
+/// nothing to guard.
 pub fn lock_and_find(
     records: Option<&Records>,
     attachment: &Attachment,
@@ -290,15 +291,15 @@ pub fn lock_and_find(
     }
 }
 
-/// What an attachment still has.
+/// Whether an attachment still has its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holding {
-    /// Its namespace lives, with the device. It may be where we cannot see it, in a namespace that the pod made: then
-    /// it is not on the host.
+    /// Its namespace lives and has the device. A device in a namespace that the pod made cannot be seen from here, but
+    /// then it is not on the host either.
     Device,
     /// Its namespace is gone, or its device is on the host, or its ADD never ended.
     Nothing,
-    /// Why that cannot be told. Nothing is taken then.
+    /// It is not known, for this reason. Then nothing is taken from the pod.
     Unknown(String),
 }
 
@@ -313,8 +314,8 @@ pub fn holding(record: &Record, node: &Node) -> Result<Holding> {
         let netns = Netns::open(&record.netns.path)?;
         let mut pod = netns.run(Socket::open)?;
         Ok(record.device.link.is_none()
-            || giveback::find_in_pod(record, &mut pod)?.is_some()
-            || giveback::find_on_host(record, node, &mut Socket::open()?)?.is_none())
+            || restore::find_in_pod(record, &mut pod)?.is_some()
+            || restore::find_on_host(record, node, &mut Socket::open()?)?.is_none())
     };
     Ok(match look() {
         Ok(true) => Holding::Device,

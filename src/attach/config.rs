@@ -22,39 +22,40 @@ const MAX_RAIL: u8 = 127;
 /// A configuration that can be acted on.
 #[derive(Clone, Debug)]
 pub struct NetConf {
-    /// Which device.
+    /// Which device is meant.
     pub selector: Selector,
-    /// Which rail; `None`: that of the device, where node.json lists it, or any table that is free.
+    /// Number of the rail. With `None` it is the rail of the device's PF in node.json; where node.json lists no rails,
+    /// the network gets a free routing table.
     pub rail: Option<u8>,
-    /// Bytes; `None` leaves the device's.
+    /// MTU in bytes; `None` keeps the device's.
     pub mtu: Option<u32>,
     /// Hardware address to set.
     pub mac: Option<Vec<u8>>,
     /// Settings that only a PF can make.
     pub vf: VfState,
-    /// Names of those that were given.
+    /// Names of the keys of `vf` that were given.
     pub vf_keys: Vec<&'static str>,
     /// Routes beside those of the IPAM.
     pub routes: Vec<Route>,
-    /// Own table and rule, or the main table alone.
+    /// Whether the rail has its own table and rules, or the main table alone.
     pub source_based: bool,
     /// Sysctls of the interface: path below /proc/sys with the interface's name in it, and value.
     pub sysctls: Vec<(PathBuf, String)>,
-    /// What becomes of the RDMA devices.
+    /// Whether the RDMA devices move.
     pub rdma: Rdma,
     /// Name of the RDMA device in the pod.
     pub rdma_name: Option<String>,
     /// Whether the GIDs of the addresses are waited for.
     pub gid: Option<Probe>,
-    /// Whether the gateway is asked.
+    /// Whether ADD asks the gateway, and how.
     pub probe: Option<Probe>,
-    /// A function-level reset when the device comes home.
+    /// Whether DEL resets the function (FLR).
     pub reset_on_del: bool,
     /// Name of the IPAM plugin.
     pub ipam: Option<String>,
-    /// Overrides the IPAM's.
+    /// Takes precedence over the IPAM's.
     pub dns: Dns,
-    /// Where the device-info file is to be written.
+    /// Where the runtime wants the device-info file.
     pub device_info: Option<PathBuf>,
 }
 
@@ -83,10 +84,10 @@ impl std::fmt::Display for Selector {
     }
 }
 
-/// What becomes of the device's RDMA devices.
+/// Whether the device's RDMA devices move with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rdma {
-    /// They move where the system gives each namespace its own.
+    /// They move where the RDMA subsystem is in exclusive mode.
     Auto,
     /// They must move.
     Required,
@@ -185,13 +186,13 @@ pub fn known() -> Vec<&'static str> {
     [Raw::KEYS, &OTHERS].concat()
 }
 
-/// Warnings that `rail-cni lint` need not give, each with a reason. Nothing to ADD.
+/// The key that silences warnings of `rail-cni lint`, each with a reason. ADD ignores it.
 pub const LINT_IGNORE: &str = "rail-cni/lint-ignore";
 
-/// Capabilities that rail-cni or rail-ipam makes something of.
+/// Capabilities that rail-cni or rail-ipam uses.
 pub const CAPABILITIES: [&str; 5] = ["deviceID", "mac", "ips", "CNIDeviceInfoFile", "infinibandGUID"];
 
-/// Keys of `args.cni` of which rail-cni or rail-ipam makes something.
+/// Keys of `args.cni` that rail-cni or rail-ipam uses.
 pub const ARGS: [&str; 3] = ["mac", "guid", "ips"];
 
 /// All that is read of a network configuration. The rest of `ipam` is for the IPAM to read.
@@ -206,9 +207,9 @@ pub const NETWORK: Keys = Keys {
     ],
 };
 
-/// Plugins that make or change interfaces, and are asked for no address. One that asks for an address itself
-/// would call us again, and one that does not would change what it finds under the pod's name. `antrea` and
-/// `kube-ovn` are missing: each is an IPAM as well.
+/// Plugins that make or change interfaces and cannot serve as IPAM. One that calls an IPAM would call us again, and
+/// one that does not would change what it finds under the pod's name. `antrea` and `kube-ovn` are missing because each
+/// is an IPAM as well.
 pub const NO_IPAM: [&str; 37] = [
     "rail-cni",
     "accelerated-bridge",
@@ -328,9 +329,9 @@ pub fn is_known(key: &str) -> bool {
     Raw::KEYS.contains(&key) || OTHERS.contains(&key) || key.starts_with("cni.dev/")
 }
 
-/// What node.json lets networks ask for.
+/// Refuses what node.json's `policy` does not let networks request.
 fn check_policy(rail: Option<u8>, mut keys: impl Iterator<Item = &'static str>, node: &Node) -> Result<()> {
-    // Where node.json lists rails, the device tells which it is: `device::check`.
+    // Where node.json lists rails, the device decides which rail it is: `device::check`.
     if let Some(allowed) = &node.policy.rails {
         if (rail.is_some() || node.rails.is_empty()) && !rail.is_some_and(|rail| allowed.contains(&rail)) {
             let given = rail.map_or_else(|| "absent".to_owned(), |rail| rail.to_string());
@@ -414,7 +415,7 @@ fn selector(network: &Network, raw: &Raw) -> Result<Selector> {
     Ok(selector)
 }
 
-/// runtimeConfig over args.cni over CNI_ARGS over the configuration.
+/// The MAC: runtimeConfig takes precedence over args.cni, that over CNI_ARGS, and that over the configuration.
 fn mac(network: &Network, raw: &Raw) -> Result<Option<Vec<u8>>> {
     let json = |path: &[&str]| match network.get(path) {
         None => Ok(None),
@@ -473,7 +474,7 @@ fn vf_settings(network: &Network, raw: &Raw) -> Result<(VfState, Vec<&'static st
     Ok((vf, keys))
 }
 
-/// The runtime's word over args.cni, as in ib-sriov-cni.
+/// The GUID: runtimeConfig takes precedence over args.cni, as in ib-sriov-cni.
 fn guid(network: &Network) -> Result<Option<u64>> {
     for path in [&["runtimeConfig", "infinibandGUID"][..], &["args", "cni", "guid"]] {
         let key = path.join(".");
@@ -502,7 +503,7 @@ fn one_of<T: Copy>(key: &str, value: &Option<String>, allowed: &[(&str, T)]) -> 
     found.map(Some).ok_or_else(|| failure!(InvalidConfig, "{key}: {value:?} is not one of {}", names()))
 }
 
-/// `vlan: 0` is sriov-cni's way to say none.
+/// The VLAN; `vlan: 0` means none, as in sriov-cni.
 fn vlan(raw: &Raw) -> Result<Option<Vlan>> {
     let up_to = |key: &str, value: Option<u32>, most: u16| match value.unwrap_or(0) {
         value if value > u32::from(most) => fail!(InvalidConfig, "{key}: {value} is not within 0 to {most}"),
@@ -519,7 +520,7 @@ fn vlan(raw: &Raw) -> Result<Option<Vlan>> {
     Ok((id != 0).then_some(Vlan { id, qos: u8::try_from(qos).unwrap_or(7), is_dot1ad }))
 }
 
-/// Mbit/s; 0 is none.
+/// The rates in Mbit/s; 0 means no limit.
 fn rate(raw: &Raw) -> Result<Option<(u32, u32)>> {
     let (min, max) = (raw.min_tx_rate.unwrap_or(0), raw.max_tx_rate.unwrap_or(0));
     if max != 0 && min > max {
@@ -528,13 +529,13 @@ fn rate(raw: &Raw) -> Result<Option<(u32, u32)>> {
     Ok((min != 0 || max != 0).then_some((min, max)))
 }
 
-/// Default routes are left out here: eth0 has the pod's.
+/// The routes of the configuration, without default routes: eth0 has the pod's.
 fn routes(raw: &Raw) -> Result<Vec<Route>> {
     let mut routes = Vec::new();
     for route in raw.routes.iter().flatten() {
         check_route(route, "routes")?;
         if route.is_default() {
-            log::warn!("routes: {} left out: a rail never has the default route", route.dst);
+            log::warn!("routes: {} is left out: a rail never has the default route", route.dst);
         } else {
             routes.push(route.clone());
         }
@@ -542,7 +543,7 @@ fn routes(raw: &Raw) -> Result<Vec<Route>> {
     Ok(routes)
 }
 
-/// What no kernel would take, from a configuration or an IPAM.
+/// Refuses a route, of the configuration or the IPAM, that no kernel accepts.
 pub fn check_route(route: &Route, whose: &str) -> Result<()> {
     if let Some(gw) = route.gw.filter(|gw| gw.is_ipv4() != route.dst.addr().is_ipv4()) {
         fail!(InvalidConfig, "{whose}: {} via {gw}: two address families", route.dst);
@@ -637,7 +638,7 @@ pub fn device_of(network: &Network, ifname: &str) -> Option<DeviceId> {
 
 const LONGEST_NAME: usize = 240;
 
-/// The runtime's path, but only inside the one folder that such files are for: a NAD can hold this key too.
+/// The runtime's path, but only inside the one directory that such files are for: a NAD can contain this key too.
 fn device_info(network: &Network, node: &Node) -> Result<Option<PathBuf>> {
     let path = match network.get(&["runtimeConfig", "CNIDeviceInfoFile"]) {
         None => return Ok(None),
@@ -673,7 +674,7 @@ fn device_info(network: &Network, node: &Node) -> Result<Option<PathBuf>> {
     )
 }
 
-/// What a pod's start may wait for, and a DEL for its end (record.rs).
+/// How long a pod's start may wait; a DEL that comes meanwhile waits as long (record.rs).
 const LONGEST_PROBE: Duration = Duration::from_secs(30);
 
 /// The key `key` with its default, and how long ADD waits: `KEYTimeout`, with its default.

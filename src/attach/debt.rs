@@ -1,6 +1,7 @@
-//! What is still owed of attachments whose device is home: the DEL of an IPAM plugin that fails, a file that cannot
-//! be removed, a setting that a driver refuses, a name that somebody has taken. The device is free all the same. A
-//! debt is tried again by later calls, each time after a longer pause, and by `rail-cni reap`.
+//! Debts: what could not be undone of attachments whose device is on the host again. Examples are the DEL of an IPAM
+//! plugin that fails, a file that cannot be removed, a setting that a driver refuses, and a name that another netdev
+//! has. The device is free all the same. Later calls retry a debt, each time after a longer pause; so does
+//! `rail-cni reap`.
 
 use std::time::{Duration, Instant};
 
@@ -8,39 +9,39 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::record::{Debt, DebtFile, DeviceLock, Owed, Record, Records, What};
-use super::{devinfo, giveback, rdma};
+use super::{devinfo, rdma, restore};
 use crate::cni::Attachment;
 use crate::error::all_of;
 use crate::netlink::Socket;
 use crate::node::Node;
 use crate::{failure, files};
 
-/// What an IPAM plugin gets for a debt of its own call.
+/// How long an IPAM plugin may take when the call is about its own attachment.
 pub const WHOLE: Duration = Duration::from_secs(30);
-/// What it gets from a call that is about something else, and what all debts together get from that.
+/// How long all debts together may take in a call that is about another attachment.
 pub const ASIDE: Duration = Duration::from_secs(2);
-/// Before the second try. Each further pause is twice as long.
+/// The pause before the second try. Each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 /// Debts above this number are dropped, the oldest first: a plugin that is gone for good owes for every pod.
 const MOST: usize = 1000;
-/// Of configurations that all debts together keep.
+/// The bytes of network configurations that all debts together may keep.
 const MOST_BYTES: usize = 16 << 20;
 
 impl Record {
-    /// What is left to be done. Of a record that nobody has looked at since its device came home, everything that it
-    /// can be.
+    /// What is still to be done. For a record that no call has tried since its device came home, that is everything
+    /// that may be owed.
     pub fn owed(&self) -> Vec<Owed> {
         if let Some(debt) = &self.debt {
             return debt.owed.clone();
         }
         let device_info = self.device_info.as_ref().map(|_| What::DeviceInfo);
         let all = [self.ipam.as_ref().map(|_| What::Ipam), device_info, Some(What::Device)];
-        let why = || "the call that was at it has ended".to_owned();
+        let why = || "the call that worked on it ended early".to_owned();
         all.into_iter().flatten().map(|what| Owed { what, why: why() }).collect()
     }
 
-    /// Has what is owed been tried, in vain? Else the next DEL or GC does it, and nobody has to.
+    /// Was it tried in vain? If not, the next DEL or GC does it, and no operator needs to.
     pub fn is_owed_in_vain(&self) -> bool {
         self.owes_device() || self.debt.as_ref().is_some_and(|debt| debt.tries > 0)
     }
@@ -51,12 +52,12 @@ impl Record {
     }
 }
 
-/// Tries everything that is owed, and puts on file what is left. Whoever calls has the attachment's lock.
+/// Tries everything that is owed, and writes down what is left. The caller holds the attachment's lock.
 pub fn pay(debt: &mut DebtFile, records: &Records, node: &Node, patience: Duration) -> Result<()> {
     pay_these(debt, debt.record.owed(), records, node, patience)
 }
 
-/// The first try, right after the device came home with these faults: the device is not looked at again.
+/// The first try, right after the device came to the host with these faults: the device is not tried again.
 pub fn pay_first(debt: &mut DebtFile, faults: Vec<Owed>, records: &Records) -> Result<()> {
     let mut owed: Vec<_> = debt.record.owed();
     owed.retain(|owed| matches!(owed.what, What::Ipam | What::DeviceInfo));
@@ -68,7 +69,7 @@ pub fn pay_first(debt: &mut DebtFile, faults: Vec<Owed>, records: &Records) -> R
     file(debt, left, records)
 }
 
-/// The same for a device that has not come home: there is no debt, for its record stays.
+/// The same for a device that has not come to the host: there is no debt, because its record stays.
 pub fn pay_without_device(record: &Record) -> Result<()> {
     let info = record.device_info.is_some().then_some(What::DeviceInfo);
     let left = [Some(What::Ipam), info]
@@ -78,7 +79,7 @@ pub fn pay_without_device(record: &Record) -> Result<()> {
     all_of(left.map(|owed| Err(failure!(Internal, "{}: {}", owed.what.as_str(), owed.why))))
 }
 
-/// Puts a debt on file that is not paid now, for the next pod waits: only its device-info file goes.
+/// Writes a debt that is not tried now, because the next pod is waiting: only its device-info file is removed.
 pub fn note(mut debt: DebtFile, faults: Vec<Owed>, records: &Records) -> Result<()> {
     let mut left = faults;
     for owed in debt.record.owed() {
@@ -95,23 +96,23 @@ pub fn note(mut debt: DebtFile, faults: Vec<Owed>, records: &Records) -> Result<
     records.update(&debt)
 }
 
-/// What a device is like whose last attachments may owe something of it.
+/// The state of a device whose last attachments may owe something of it.
 #[derive(Debug)]
 pub enum Found {
     /// Nothing was owed.
     Untouched,
-    /// It is as it was: what was owed is done.
-    PutRight,
-    /// It could not be put right. The attachment found it in its first state: who takes the device takes that over,
-    /// and says so with [`taken_over`] when it is on record.
-    Left(Box<Record>),
+    /// It is as it was before them: what was owed is done.
+    Restored,
+    /// It could not be restored. The record of the earliest of them has the original state: whoever takes the device
+    /// takes that over, and says so with [`taken_over`] once it is on record.
+    Stale(Box<Record>),
 }
 
-/// Tries what is owed of the device `id`, whose lock is held and which nobody claims, once more.
+/// Tries once more what is owed of the device `id`, which no attachment claims. The caller holds its lock.
 pub fn take_over(records: &Records, id: &str, node: &Node, host: &mut Socket) -> Result<Found> {
     let mut found = Found::Untouched;
     for mut debt in records.debts_of(id)?.into_iter().filter(|debt| debt.record.owes_device()) {
-        let mut left = match giveback::put_right(&debt.record, records, node, host) {
+        let mut left = match restore::on_host(&debt.record, records, node, host) {
             Ok(left) => left.unwrap_or_default(),
             Err(error) => vec![Owed { what: What::Device, why: format!("{error:#}") }],
         };
@@ -121,17 +122,17 @@ pub fn take_over(records: &Records, id: &str, node: &Node, host: &mut Socket) ->
         now.owed = left;
         debt.record.debt = Some(now);
         records.update(&debt)?;
-        // The oldest has the first state.
+        // The oldest has the original state.
         found = match found {
-            Found::Left(older) if older.since <= debt.record.since => Found::Left(older),
-            _ if is_left => Found::Left(Box::new(debt.record)),
-            _ => Found::PutRight,
+            Found::Stale(older) if older.since <= debt.record.since => Found::Stale(older),
+            _ if is_left => Found::Stale(Box::new(debt.record)),
+            _ => Found::Restored,
         };
     }
     Ok(found)
 }
 
-/// The first state of the device `id` is in a new record now.
+/// Notes that the original state of the device `id` is in a new record now.
 pub fn taken_over(records: &Records, id: &str) -> Result<()> {
     for mut debt in records.debts_of(id)? {
         if let Some(left) = &mut debt.record.debt {
@@ -173,7 +174,7 @@ fn pay_these(
     file(debt, left, records)
 }
 
-/// The device, which is on the host or in somebody else's pod. Who has it now has taken over what it was.
+/// Restores the device, which is on the host, or in another pod: whoever has it now has taken over what it was.
 fn pay_device(
     record: &Record,
     owed: Vec<Owed>,
@@ -184,7 +185,7 @@ fn pay_device(
     if !records.claims_on(&record.device.id, lock, None)?.is_empty() {
         return Ok(Vec::new());
     }
-    match giveback::put_right(record, records, node, &mut Socket::open()?) {
+    match restore::on_host(record, records, node, &mut Socket::open()?) {
         Ok(Some(left)) => Ok(left),
         Ok(None) => Ok(owed),
         Err(error) => Ok(vec![Owed { what: What::Device, why: format!("{error:#}") }]),
@@ -204,25 +205,25 @@ fn pay_one(record: &Record, owed: Owed, patience: Duration) -> Option<Owed> {
     done.err().map(|error| Owed { what: owed.what, why: format!("{error:#}") })
 }
 
-/// The DEL of the IPAM that ADD used. One that has refused to give an address in so many words owes nothing, whatever
-/// it says to DEL: a configuration that it cannot read, as a rule.
+/// Calls DEL of the IPAM that ADD used. One whose ADD answered with an error owes nothing, whatever it answers to DEL:
+/// as a rule it cannot read the configuration.
 fn release(record: &Record, patience: Duration) -> Result<()> {
     let Some(ipam) = &record.ipam else { return Ok(()) };
     let told = ipam.delegate(record).and_then(|delegate| delegate.within(patience).run("DEL"));
     match told {
         Err(error) if !ipam.may_hold => {
-            log::warn!("{error:#}: nothing is owed, for its ADD gave no address");
+            log::warn!("{error:#}: nothing is owed, because its ADD gave no address");
             Ok(())
         }
         told => told,
     }
 }
 
-/// What is left in a pod that lives, goes with the pod at the latest.
+/// Removes what is left in a pod that lives; at the latest it goes with the pod.
 fn in_pod(record: &Record, what: What, node: &Node) -> Result<()> {
-    let Some(netns) = giveback::open_if_same(&record.netns)? else { return Ok(()) };
+    let Some(netns) = restore::open_if_same(&record.netns)? else { return Ok(()) };
     match what {
-        What::Rules => giveback::remove_rules(record, &mut netns.run(Socket::open)?),
+        What::Rules => restore::remove_rules(record, &mut netns.run(Socket::open)?),
         _ => all_of([rdma::take_back(record, &netns), rdma::restore_names(record, node)]),
     }
 }
@@ -241,7 +242,7 @@ fn file(debt: &mut DebtFile, left: Vec<Owed>, records: &Records) -> Result<()> {
     records.update(debt)
 }
 
-/// Tries the debts that are due, for a call that is about something else: never for long.
+/// Tries the debts that are due, in a call that is about another attachment: never for long.
 pub fn pay_due(records: &Records, node: &Node) -> Result<()> {
     let now = files::since_boot().as_millis();
     let is_due = |debt: &DebtFile| debt.record.debt.as_ref().is_none_or(|debt| u128::from(debt.next) <= now);
@@ -250,14 +251,13 @@ pub fn pay_due(records: &Records, node: &Node) -> Result<()> {
     pay_aside(debts.into_iter().filter(is_due), records, node).map(drop)
 }
 
-/// Tries what an earlier attachment of the same key owes, whose lock is held: DEL is asked again, or ADD, whose IPAM
-/// would take the new one for the old.
+/// Tries what an earlier attachment of the same key owes; the caller holds its lock. DEL does so when it is called
+/// again, and ADD because its IPAM would take the new attachment for the old one.
 pub fn pay_own(records: &Records, node: &Node, attachment: &Attachment, patience: Duration) -> Result<()> {
     all_of(records.debts_by(attachment)?.iter_mut().map(|debt| pay(debt, records, node, patience)))
 }
 
-/// Tries the addresses that an IPAM plugin was not told to free: its ADD has just found none. Tells whether one is
-/// free now.
+/// Tries to free the addresses of earlier pods, after the IPAM plugin's ADD found none. Returns whether one was freed.
 pub fn pay_addresses(records: &Records, node: &Node, ipam: &str, but: &Attachment) -> Result<bool> {
     let owes = |debt: &DebtFile| {
         let record = &debt.record;
@@ -272,16 +272,17 @@ fn pay_aside(debts: impl Iterator<Item = DebtFile>, records: &Records, node: &No
     let (start, mut paid, mut errors) = (Instant::now(), 0, Vec::new());
     for mut debt in debts {
         let Some(patience) = ASIDE.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) else { break };
-        // Its own ADD or DEL is at work.
+        // An ADD or DEL of it is at work.
         let Some(_lock) = records.try_lock(&debt.record.attachment())? else { continue };
-        // One that cannot be put on file does not keep the others.
+        // One that cannot be written does not stop the others.
         errors.push(pay(&mut debt, records, node, patience));
         paid += usize::from(debt.is_paid());
     }
     all_of(errors).map(|()| paid)
 }
 
-/// A network's configuration is its author's, and stands in each of its pods' debts: it must not fill /run.
+/// Drops debts above the limits. Every debt holds its network's configuration, which a tenant wrote: it must not fill
+/// /run.
 fn drop_oldest(debts: &mut Vec<DebtFile>, records: &Records) -> Result<()> {
     debts.sort_by(|one, other| other.record.since.cmp(&one.record.since));
     let mut size = 0;
@@ -292,7 +293,7 @@ fn drop_oldest(debts: &mut Vec<DebtFile>, records: &Records) -> Result<()> {
     let kept = debts.iter().take(MOST).map(is_kept).take_while(|is_kept| *is_kept).count();
     for mut debt in debts.drain(kept..) {
         log::error!("too many debts: what is owed by {} is forgotten", debt.record.holder());
-        // But for the first state of a device.
+        // The original state of a device is kept.
         let mut left = debt.record.owed();
         left.retain(|owed| owed.what.is_of_device());
         debt.record.ipam = None;

@@ -5,13 +5,13 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::record::{Record, Records};
-use super::{claim, config, debt, giveback, lost};
+use super::{claim, config, debt, lost, restore};
 use crate::cni::{Attachment, Delegate, Network};
 use crate::error::all_of;
 use crate::netns::Netns;
 use crate::node::Node;
 
-/// Needs nothing but the key: everything else is on record, or gone.
+/// DEL needs only the key of the attachment: everything else is in its record, or gone.
 pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> Result<()> {
     let node = Node::load_lenient()?;
     node.start_log(network);
@@ -27,11 +27,11 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
     let done = match (&records, &record) {
         (Some(records), Some(record)) => {
             crate::log::addresses(record.applied.addresses.iter().map(ipnet::IpNet::addr));
-            let done = claim::settle(records, record, &node);
+            let done = claim::recover(records, record, &node);
             if done.is_ok() {
                 log::info!("{}", what_became_of(record));
             }
-            // The configuration may name another IPAM by now than the one that ADD used: that is told too.
+            // The configuration may name another IPAM by now than the one that ADD used: that one gets a DEL too.
             if record.ipam.as_ref().map(|of_add| of_add.r#type.as_str()) != ipam {
                 let told = delegate.map_or(Ok(()), |delegate| delegate?.run("DEL"));
                 told.unwrap_or_else(|error| log::warn!("{error:#}: ADD did not use it"));
@@ -39,20 +39,20 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
             done
         }
         _ => {
-            // What was never added succeeds, whatever its configuration holds.
+            // DEL of what was never added succeeds, whatever its configuration contains.
             let done = give_back_unrecorded(network, attachment, path, &node);
-            log::info!("nothing is on record of it");
+            log::info!("there is no record of it");
             let told = delegate.map_or(Ok(()), |delegate| delegate?.run("DEL"));
-            told.unwrap_or_else(|error| log::warn!("{error:#}: nothing is on record of {attachment}"));
+            told.unwrap_or_else(|error| log::warn!("{error:#}: there is no record of {attachment}"));
             let removed = records.as_ref().map_or(Ok(()), |records| {
                 debt::pay_own(records, &node, attachment, debt::WHOLE)?;
                 records.remove(attachment, None)
             });
-            // Where nothing is found, it must have been looked for in the right place.
+            // Where nothing is found, the search must have been in the right place.
             all_of([done, removed, node.check_place(path)])
         }
     };
-    // What is only for later calls must not fail this one, on a full /run for example.
+    // What matters only for later calls must not fail this one, for example on a full /run.
     let left = lock.map_or(Ok(()), |mut lock| lock.set_deleted());
     if let Some(records) = &records {
         let aside = [left, debt::pay_due(records, &node), records.prune_locks()];
@@ -71,7 +71,7 @@ fn what_became_of(record: &Record) -> String {
     format!("{} went back to the host{name}{addresses}; attached since {since}", device.id)
 }
 
-/// DEL without a record: the device is known by its PCI address, if the runtime still knows that.
+/// DEL without a record: the device is found by its PCI address, if the runtime still knows that.
 fn give_back_unrecorded(
     network: &Network,
     attachment: &Attachment,
@@ -81,7 +81,7 @@ fn give_back_unrecorded(
     let Some(netns) = path.and_then(|path| Netns::open(path).ok()) else { return Ok(()) };
     match config::device_of(network, &attachment.ifname) {
         Some(id) if !netns.is(&Netns::current()?)? => {
-            giveback::give_back_unrecorded(&netns, &id, &attachment.ifname, node).map(drop)
+            restore::unrecorded(&netns, &id, &attachment.ifname, node).map(drop)
         }
         _ => Ok(()),
     }

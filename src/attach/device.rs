@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use ipnet::IpNet;
 
 use super::config::{NetConf, Selector};
-use super::record::Home;
+use super::record::Original;
 use super::{order, stacked, userspace};
 use crate::netlink::link::{self, Link};
 use crate::netlink::route::Route;
@@ -18,8 +18,8 @@ use crate::{fail, failure};
 /// A device of the host that can be attached.
 #[derive(Clone, Debug)]
 pub struct Device {
-    /// What is put on record.
-    pub home: Home,
+    /// The device as it is, for the record.
+    pub original: Original,
     function: Option<Function>,
     pf: Option<Pf>,
     /// What the netdev is, if it is no port of a function.
@@ -35,9 +35,11 @@ impl Device {
             Some(_) => "function ",
             None => "netdev ",
         };
-        match &self.home.link {
-            Some(link) if link.name != self.home.id => format!("{kind}{} ({})", self.home.id, link.name),
-            _ => format!("{kind}{}", self.home.id),
+        match &self.original.link {
+            Some(link) if link.name != self.original.id => {
+                format!("{kind}{} ({})", self.original.id, link.name)
+            }
+            _ => format!("{kind}{}", self.original.id),
         }
     }
 
@@ -47,7 +49,7 @@ impl Device {
         function.vf_number().zip(self.pf.as_ref())
     }
 
-    /// Does it have VFs?
+    /// Whether it is a PF with VFs.
     pub fn has_vfs(&self) -> bool {
         self.vf_count() > 0
     }
@@ -75,7 +77,7 @@ impl Device {
     }
 }
 
-/// The device that `selector` means, if the host has it now: a pod may.
+/// The device that `selector` means, if it is on the host now.
 pub fn find(selector: &Selector, node: &Node, host: &mut Socket) -> Result<Option<Device>> {
     let sysfs = &node.sysfs_root;
     let function = match &selector.id {
@@ -84,8 +86,8 @@ pub fn find(selector: &Selector, node: &Node, host: &mut Socket) -> Result<Optio
     };
     if let Some(function) = function.as_ref().filter(|function| function.is_userspace()) {
         let pf = function.pf(sysfs)?;
-        let home = home(sysfs, Some(function), pf.as_ref(), None)?;
-        return Ok(Some(Device { pf, function: Some(function.clone()), home, kind: None }));
+        let original = original(sysfs, Some(function), pf.as_ref(), None)?;
+        return Ok(Some(Device { pf, function: Some(function.clone()), original, kind: None }));
     }
     let Some(link) = find_link(selector, function.as_ref(), sysfs, host)? else { return Ok(None) };
     let function = match function {
@@ -94,7 +96,12 @@ pub fn find(selector: &Selector, node: &Node, host: &mut Socket) -> Result<Optio
     };
     let pf = function.as_ref().map(|function| function.pf(sysfs)).transpose()?.flatten();
     let kind = kind(sysfs, function.as_ref(), &link)?;
-    Ok(Some(Device { home: home(sysfs, function.as_ref(), pf.as_ref(), Some(link))?, function, pf, kind }))
+    Ok(Some(Device {
+        original: original(sysfs, function.as_ref(), pf.as_ref(), Some(link))?,
+        function,
+        pf,
+        kind,
+    }))
 }
 
 fn find_function(sysfs: &Path, id: &DeviceId) -> Result<Function> {
@@ -108,7 +115,7 @@ fn find_function(sysfs: &Path, id: &DeviceId) -> Result<Function> {
     Ok(function)
 }
 
-/// The netdev that every given selector means; they must agree.
+/// The netdev that every given selector means; all must mean the same one.
 fn find_link(
     selector: &Selector,
     function: Option<&Function>,
@@ -176,7 +183,12 @@ fn kind(sysfs: &Path, function: Option<&Function>, link: &Link) -> Result<Option
     Ok(Some(kind.unwrap_or_else(|| "unknown".to_owned())))
 }
 
-fn home(sysfs: &Path, function: Option<&Function>, pf: Option<&Pf>, link: Option<Link>) -> Result<Home> {
+fn original(
+    sysfs: &Path,
+    function: Option<&Function>,
+    pf: Option<&Pf>,
+    link: Option<Link>,
+) -> Result<Original> {
     let netdevs = function.map(Function::netdevs).transpose()?.unwrap_or_default();
     let name = link.as_ref().map(|link| link.name.clone());
     let number = netdevs.iter().position(|netdev| Some(netdev) == name.as_ref());
@@ -188,7 +200,7 @@ fn home(sysfs: &Path, function: Option<&Function>, pf: Option<&Pf>, link: Option
         (Some(function), Some(_), port @ 1..) => Some(format!("{}-port{port}", function.id)),
         (_, name, _) => name.clone(),
     };
-    Ok(Home {
+    Ok(Original {
         id: id.context("a device without id and name")?,
         pci_id: function.map(|function| function.id.clone()),
         pf: pf.map(|pf| pf.address.clone()),
@@ -215,7 +227,7 @@ pub fn check(device: &Device, conf: &NetConf, node: &Node, network: &str, host: 
         let what = device.describe();
         fail!(UnsupportedField, "resetOnDel: {what} has no function-level reset (reset_method in sysfs)");
     }
-    let Some(link) = &device.home.link else {
+    let Some(link) = &device.original.link else {
         if let Some(function) = &device.function {
             userspace::refuse_held(&device.describe(), function)?;
         }
@@ -233,7 +245,7 @@ pub fn check(device: &Device, conf: &NetConf, node: &Node, network: &str, host: 
 
 /// Is the device's PF `pf` of node.json?
 fn is_on(device: &Device, pf: &str) -> bool {
-    match (&device.pf, &device.home.link) {
+    match (&device.pf, &device.original.link) {
         (Some(ours), _) => ours.is(pf),
         (None, Some(link)) => link.name == pf,
         (None, None) => false,
@@ -257,7 +269,7 @@ pub fn rail_of(device: &Device, node: &Node) -> Option<u8> {
     }
 }
 
-/// The rail of a network that names none: node.json must tell it, and allow it.
+/// Checks the rail of a network that names none: node.json must list the device's PF for one rail, and allow it.
 fn check_own_rail(device: &Device, node: &Node) -> Result<()> {
     let what = device.describe();
     let rails = rails_of(device, node);
@@ -434,7 +446,7 @@ pub fn refuse_what_the_host_needs(what: &str, link: &Link, node: &Node, host: &m
     Ok(())
 }
 
-/// Every link that is up, or was, may have these without anybody's wish.
+/// Every link that is up, or was, may have these routes although no one set them.
 fn is_of_the_kernel(route: &Route) -> bool {
     const LOCAL: u32 = 255;
     let is_own = match route.dst {

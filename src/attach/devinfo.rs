@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use serde_json::{Value, json};
 
 use super::device::Device;
-use super::record::{Home, Record, Records};
+use super::record::{Original, Record, Records};
 use crate::cni::Attachment;
 use crate::failure;
 use crate::files::Dir;
@@ -27,7 +27,7 @@ const OWNER: &str = "rail-cni";
 pub fn check(path: &Path, device: &Device, attachment: &Attachment, records: &Records) -> Result<()> {
     let (dir, name) = split(path)?;
     let Some(dir) = existing(dir)? else { return Ok(()) };
-    let Some(whose) = in_the_way(&dir, name, &device.home, attachment)? else { return Ok(()) };
+    let Some(whose) = in_the_way(&dir, name, &device.original, attachment)? else { return Ok(()) };
     if let Whose::Of(owner) = &whose {
         if records.on_file(owner)?.is_none() {
             log::warn!("{} {whose}, which is not on record any more: it is replaced", path.display());
@@ -40,16 +40,16 @@ pub fn check(path: &Path, device: &Device, attachment: &Attachment, records: &Re
 /// Writes the file in one step, its folder too where it is missing. A stale one is replaced.
 /// `rdma`: the names of the RDMA devices that the pod sees.
 pub fn write(path: &Path, record: &Record, rdma: &[String]) -> Result<()> {
-    let (home, attachment) = (&record.device, &record.attachment());
-    let Some(id) = home.pci_id.as_deref() else {
-        log::warn!("no device-info file: {} is on no bus", home.id);
+    let (original, attachment) = (&record.device, &record.attachment());
+    let Some(id) = original.pci_id.as_deref() else {
+        log::warn!("no device-info file: {} is on no bus", original.id);
         return Ok(());
     };
     let mut pci = match DeviceId::parse(id) {
         Some(DeviceId::Auxiliary(_)) => json!({}),
         _ => json!({ "pci-address": id }),
     };
-    if let Some(pf) = home.pf.as_ref().filter(|pf| *pf != id) {
+    if let Some(pf) = original.pf.as_ref().filter(|pf| *pf != id) {
         pci["pf-pci-address"] = json!(pf);
     }
     if !rdma.is_empty() {
@@ -66,17 +66,17 @@ pub fn write(path: &Path, record: &Record, rdma: &[String]) -> Result<()> {
     let info = json!({ "type": "pci", "version": "1.1.0", "pci": pci, OWNER: ours });
     let (dir, name) = split(path)?;
     let dir = Dir::create(dir)?;
-    if let Some(whose) = in_the_way(&dir, name, home, attachment)? {
+    if let Some(whose) = in_the_way(&dir, name, original, attachment)? {
         return Err(refusal(&dir, name, &whose));
     }
     dir.write(name, info.to_string().as_bytes())
 }
 
 /// Removes it, and what a killed ADD left half-written. One that belongs to another attachment is left there.
-pub fn remove(path: &Path, home: &Home, attachment: &Attachment) -> Result<()> {
+pub fn remove(path: &Path, original: &Original, attachment: &Attachment) -> Result<()> {
     let (dir, name) = split(path)?;
     let Some(dir) = existing(dir)? else { return Ok(()) };
-    match of_another(&dir, name, home, attachment) {
+    match of_another(&dir, name, original, attachment) {
         Ok(None) => {
             dir.discard(name);
             dir.remove(name)
@@ -116,8 +116,8 @@ impl fmt::Display for Whose {
 }
 
 /// Whose the file is that ADD would replace. A link is replaced, wherever it leads.
-fn in_the_way(dir: &Dir, name: &str, home: &Home, attachment: &Attachment) -> Result<Option<Whose>> {
-    of_another(dir, name, home, attachment).or_else(|error| match errno_of(&error) {
+fn in_the_way(dir: &Dir, name: &str, original: &Original, attachment: &Attachment) -> Result<Option<Whose>> {
+    of_another(dir, name, original, attachment).or_else(|error| match errno_of(&error) {
         Some(Errno::ELOOP) => Ok(None),
         _ => Err(error),
     })
@@ -133,7 +133,7 @@ fn refusal(dir: &Dir, name: &str, whose: &Whose) -> anyhow::Error {
 }
 
 /// Whose the file is, if it is another's. What is no JSON is nobody's.
-fn of_another(dir: &Dir, name: &str, home: &Home, attachment: &Attachment) -> Result<Option<Whose>> {
+fn of_another(dir: &Dir, name: &str, original: &Original, attachment: &Attachment) -> Result<Option<Whose>> {
     let Some(content) = dir.read(name)? else { return Ok(None) };
     let info: Value = serde_json::from_slice(&content).unwrap_or_default();
     if let Some(named) = info.get(OWNER) {
@@ -143,7 +143,8 @@ fn of_another(dir: &Dir, name: &str, home: &Home, attachment: &Attachment) -> Re
     }
     let described =
         ["/pci/pci-address", "/vdpa/pci-address"].iter().find_map(|path| info.pointer(path)?.as_str());
-    let other = described.filter(|id| home.pci_id.as_deref() != Some(*id) && home.pf.as_deref() != Some(*id));
+    let other =
+        described.filter(|id| original.pci_id.as_deref() != Some(*id) && original.pf.as_deref() != Some(*id));
     Ok(other.map(|id| Whose::About(id.to_owned())))
 }
 

@@ -1,5 +1,5 @@
-//! Devices that a pod has though nothing is on record of it: somebody emptied the run folder while the pod lived, or
-//! another plugin attached them. The kernel still knows: the namespaces are asked.
+//! Devices that a pod has without a record: someone emptied the run directory while the pod lived, or another plugin
+//! attached them. They are found by a search through the network namespaces.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
-use super::record::{self, Applied, AttachmentLock, Home, Phase, Record, Records};
+use super::record::{self, Applied, AttachmentLock, Original, Phase, Record, Records};
 use crate::cni::Attachment;
 use crate::every_netns::{self, Seen, Which};
 use crate::netlink::link::{self, Link};
@@ -19,13 +19,12 @@ use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
 use crate::{fail, files};
 
-/// For namespaces of which there are only processes.
+/// How long the search may take.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// What the container of a record is called that was made anew; the number of its namespace follows. Its runtime
-/// calls it otherwise.
+/// The container id of a rebuilt record, followed by the inode of its namespace. The runtime's own id is not known.
 const CONTAINER: &str = "rebuilt-";
 
-/// A device in somebody's namespace.
+/// A device in a network namespace, without a record.
 #[derive(Clone, Debug)]
 pub struct Lost {
     /// PCI address or auxiliary name.
@@ -34,11 +33,11 @@ pub struct Lost {
     pub link: Link,
     /// Its addresses there, without link-local ones.
     pub addresses: Vec<ipnet::IpNet>,
-    /// How the namespace can be reached.
+    /// A path that leads to the namespace.
     pub netns: PathBuf,
 }
 
-/// Where the netdevs of these functions are, of those that are in a namespace which can be seen from here.
+/// Finds the netdevs of these functions in all namespaces that can be seen from here.
 pub fn find(functions: &HashSet<String>) -> Result<Vec<Lost>> {
     let mut found = Vec::new();
     if functions.is_empty() {
@@ -47,14 +46,14 @@ pub fn find(functions: &HashSet<String>) -> Result<Vec<Lost>> {
     let seen = every_netns::visit(Which::All, Instant::now() + PATIENCE, |socket, netns| {
         for link in link::seen(socket)? {
             let Some(id) = link.parent.clone().filter(|id| functions.contains(id)) else { continue };
-            // A VLAN's parent is none; a representor's is its PF's function, which the host has.
+            // A VLAN has no parent; a representor's parent is its PF's function, which is on the host.
             let addresses = addresses(socket, &link)?;
             found.push(Lost { id, link, addresses, netns: netns.to_owned() });
         }
         Ok(ControlFlow::Continue(()))
     })?;
     if seen == Seen::Part {
-        log::warn!("there was no time to look into every namespace for devices");
+        log::warn!("the search for devices ended before every namespace was examined");
     }
     Ok(found)
 }
@@ -64,12 +63,12 @@ fn addresses(socket: &mut Socket, link: &Link) -> Result<Vec<ipnet::IpNet>> {
     Ok(all.into_iter().filter(|one| !one.is_link_local()).map(|one| one.net).collect())
 }
 
-/// Has the function a netdev that is not on the host? For one that no record tells of.
+/// Whether the netdev of a function without a record is not on the host.
 pub fn is_away(function: &Function) -> Result<bool> {
     Ok(function.driver().is_some() && !function.is_userspace() && function.netdevs()?.is_empty())
 }
 
-/// Fails when a pod has the device, saying where.
+/// Fails when a pod has the device, and says where.
 pub fn refuse(id: &DeviceId, node: &Node) -> Result<()> {
     let Some(function) = Function::find(&node.sysfs_root, id)? else { return Ok(()) };
     if !is_away(&function)? {
@@ -77,7 +76,7 @@ pub fn refuse(id: &DeviceId, node: &Node) -> Result<()> {
     }
     match find(&HashSet::from([function.id.clone()]))?.first() {
         Some(lost) => {
-            fail!(TryAgain, "{}: end that pod; `rail-cni reap --rebuild` puts it on record", lost.told())
+            fail!(TryAgain, "{}: end that pod; `rail-cni reap --rebuild` puts it on record", lost.describe())
         }
         None => fail!(
             InvalidConfig,
@@ -88,10 +87,10 @@ pub fn refuse(id: &DeviceId, node: &Node) -> Result<()> {
 }
 
 impl Lost {
-    /// Where it is, for people.
-    pub fn told(&self) -> String {
+    /// Where the device is, for people.
+    pub fn describe(&self) -> String {
         let Lost { id, link, netns, .. } = self;
-        format!("{id} is {} in the namespace {}, and nothing is on record of it", link.name, netns.display())
+        format!("{id} is {} in the namespace {}, and there is no record of it", link.name, netns.display())
     }
 
     /// The same for programs.
@@ -100,8 +99,8 @@ impl Lost {
         json!({"device": id, "interface": link.name, "addresses": addresses, "netns": netns})
     }
 
-    /// Puts on record what can be seen. What the device was before cannot: its MTU and MAC stay, its name will be
-    /// the one that is usual for it.
+    /// Writes a record of what can be seen. The original state cannot be seen: MTU and MAC stay as they are, and the name
+    /// will be the device's usual one.
     pub fn rebuild(&self, records: &Records, node: &Node, host: &mut Socket) -> Result<Record> {
         let id =
             DeviceId::parse(&self.id).with_context(|| format!("{} is no address of a device", self.id))?;
@@ -129,7 +128,7 @@ impl Lost {
             netns,
             since: files::now(),
             rail: rail.map(|one| one.rail),
-            device: Home {
+            device: Original {
                 id: self.id.clone(),
                 pci_id: Some(self.id.clone()),
                 pf: pf.map(|pf| pf.address),
@@ -161,8 +160,8 @@ impl Lost {
     }
 }
 
-/// Of a VF what udev calls it, by its PF and its number; of another device an altname, for they go with it; or else
-/// the name that it has.
+/// The usual name of a device. For a VF it is udev's, made of its PF and its number; for another device an altname,
+/// because altnames move with it; otherwise the name that it has.
 pub fn usual_name(id: &DeviceId, link: &Link, node: &Node) -> Result<String> {
     /// IFNAMSIZ without the zero at its end (linux/if.h).
     const LONGEST: usize = 15;
@@ -174,7 +173,7 @@ pub fn usual_name(id: &DeviceId, link: &Link, node: &Node) -> Result<String> {
     Ok(names.find(|name| name.len() <= LONGEST).unwrap_or_else(|| link.name.clone()))
 }
 
-/// `record`, or the one that was made anew of what `attachment` has in the namespace at `netns`, with its lock.
+/// `record`, or the rebuilt record of what `attachment` has in the namespace at `netns`, with its lock.
 pub fn or_rebuilt(
     records: Option<&Records>,
     record: Option<Record>,

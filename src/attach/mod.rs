@@ -1,4 +1,4 @@
-//! rail-cni: a device of the host becomes an interface of a pod, and everything goes back.
+//! rail-cni: a device of the host becomes an interface of a pod, and is restored at the pod's end.
 
 mod add;
 pub(crate) mod check;
@@ -8,13 +8,13 @@ pub(crate) mod debt;
 mod del;
 pub(crate) mod device;
 mod devinfo;
-pub(crate) mod giveback;
 pub(crate) mod lost;
 pub(crate) mod order;
 pub(crate) mod pod;
 pub(crate) mod probe;
 pub(crate) mod rdma;
 pub(crate) mod record;
+pub(crate) mod restore;
 pub(crate) mod settings;
 mod stacked;
 pub(crate) mod userspace;
@@ -98,8 +98,8 @@ impl Plugin for Attach {
         delegate.map_err(|error| failure!(NotAvailable, "{error:#}"))?.run("STATUS")
     }
 
-    /// Gives back what the runtime does not know any more. Its list can be incomplete: CRI-O sends one for
-    /// every file in its folder, while Multus made the attachments. So what lives is kept.
+    /// Undoes attachments that the runtime does not know any more. Its list can be incomplete: CRI-O sends one for every
+    /// file in its directory, while Multus made the attachments. So what lives is kept.
     fn gc(&self, network: &Network, keep: &[Attachment]) -> Result<()> {
         let node = Node::load()?;
         node.start_log(network);
@@ -122,7 +122,7 @@ impl Plugin for Attach {
     }
 }
 
-/// Is the rail's PF on this node?
+/// Fails when the PF of the network's rail is not on this node.
 fn rail_is_there(network: &Network, node: &Node) -> Result<()> {
     let Some(rail) = config::rail_of(network) else { return Ok(()) };
     let pfs: Vec<_> = node.rails.iter().filter(|one| u64::from(one.rail) == rail).collect();

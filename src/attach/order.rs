@@ -1,5 +1,5 @@
-//! Which PF is which rail, by other evidence than node.json: rails that are swapped there look like devices of the wrong
-//! resource.
+//! Which PF is which rail, by other evidence than node.json. Rails that are swapped there look like devices of the
+//! wrong resource.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::node::Node;
 use crate::pool::{rail_in, store};
 use crate::sysfs::{DeviceId, Function};
 
-/// This host's own.
+/// The directory of this host's netplan files.
 const NETPLAN: &str = "/etc/netplan";
 /// Which devices the kubelet was told of, by resource.
 const KUBELET: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
@@ -24,7 +24,7 @@ const KUBELET: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoi
 /// A rail that has another PF in node.json than elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slip {
-    /// It.
+    /// The rail.
     pub rail: u8,
     /// As node.json has it.
     pub listed: String,
@@ -41,7 +41,7 @@ impl fmt::Display for Slip {
     }
 }
 
-/// That a PF is a rail's.
+/// Evidence that a PF belongs to a rail.
 #[derive(Clone, Debug)]
 struct Evidence {
     rail: u8,
@@ -163,7 +163,7 @@ pub fn corrected(node: &Node, slips: &[Slip]) -> String {
     rows_of(rows)
 }
 
-/// The list of node.json in the order of the PCI addresses, where one PF stands twice and one other is `free`.
+/// The list of node.json in the order of the PCI addresses, where one PF is listed twice and one other is `free`.
 pub fn completed(node: &Node, free: &[String]) -> Option<String> {
     let [free] = free else { return None };
     let rails: BTreeSet<u8> = node.rails.iter().map(|one| one.rail).collect();

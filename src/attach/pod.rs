@@ -26,7 +26,7 @@ const FIRST_METRIC: u32 = 1000;
 /// Where networks without `rail` look for a free table: behind all rails and the kernel's tables.
 const FIRST_FREE: u32 = 900;
 
-/// Refuses a pod that has an interface of this name, or has it as another name of one.
+/// Refuses a pod that has an interface with this name or altname.
 pub fn refuse_name_in_use(pod: &mut Socket, name: &str) -> Result<()> {
     if let Some(link) = link::by_name(pod, name)? {
         let other = if link.name == name { String::new() } else { format!(" (an altname of {})", link.name) };
@@ -35,7 +35,7 @@ pub fn refuse_name_in_use(pod: &mut Socket, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Which of the device's altnames the pod has no room for. The kernel refuses the move for each.
+/// Which of the device's altnames are in use in the pod. The kernel refuses the move for each.
 pub fn clashing_altnames(pod: &mut Socket, device: &Link, name: &str) -> Result<Vec<String>> {
     let mut taken = Vec::new();
     for altname in &device.altnames {
@@ -46,8 +46,8 @@ pub fn clashing_altnames(pod: &mut Socket, device: &Link, name: &str) -> Result<
     Ok(taken)
 }
 
-/// What the rail is to be in the pod, from the configuration and the IPAM's answer.
-pub fn plan(conf: &NetConf, home: &Link, leased: &AddResult, pod: &mut Socket) -> Result<Applied> {
+/// What the rail will be in the pod, by the configuration and the IPAM's result.
+pub fn prepare(conf: &NetConf, original: &Link, leased: &AddResult, pod: &mut Socket) -> Result<Applied> {
     let addresses: Vec<IpNet> = leased.ips.iter().map(|ip| ip.address).collect();
     for ip in &leased.ips {
         let address = ip.address.addr();
@@ -69,7 +69,7 @@ pub fn plan(conf: &NetConf, home: &Link, leased: &AddResult, pod: &mut Socket) -
     let (table, metric) = (FIRST_TABLE + slot, FIRST_METRIC + slot);
 
     let mut routes = Vec::new();
-    // What pool and network both give is one route, and the network's word counts.
+    // A route that both the pool and the network give is one route, and the network's takes precedence.
     let is_of_pool_alone = |of_pool: &&cni::Route| {
         let key = |route: &cni::Route| (route.dst.trunc(), route.table, route.priority);
         conf.routes.iter().all(|route| key(route) != key(of_pool))
@@ -77,11 +77,11 @@ pub fn plan(conf: &NetConf, home: &Link, leased: &AddResult, pod: &mut Socket) -
     for wanted in leased.routes.iter().filter(is_of_pool_alone).chain(&conf.routes) {
         check_route(wanted, "routes of the IPAM")?;
         if wanted.is_default() {
-            log::warn!("{} left out: a rail never has the default route", wanted.dst);
+            log::warn!("{} is left out: a rail never has the default route", wanted.dst);
             continue;
         }
         let route = resolve(wanted, leased)?;
-        // A table of its own is what somebody asked for: no copy elsewhere.
+        // The configuration asks for this table, so there is no copy in another one.
         if wanted.table.is_some_and(|table| table != 0) {
             routes.push(route);
             continue;
@@ -95,7 +95,7 @@ pub fn plan(conf: &NetConf, home: &Link, leased: &AddResult, pod: &mut Socket) -
     let mut rules = Vec::new();
     if conf.source_based {
         for net in &addresses {
-            // The neighbours on the link, for packets that the rule sends here.
+            // Without it, packets that the rule sends to this table would not reach the neighbours on the link.
             if net.prefix_len() < net.max_prefix_len() {
                 routes.insert(0, Route::new(net.trunc(), table));
             }
@@ -110,15 +110,15 @@ pub fn plan(conf: &NetConf, home: &Link, leased: &AddResult, pod: &mut Socket) -
         }
         is_new
     });
-    let mac = conf.mac.as_deref().map_or_else(|| home.mac.clone(), link::format_mac);
+    let mac = conf.mac.as_deref().map_or_else(|| original.mac.clone(), link::format_mac);
     Ok(Applied { index: 0, mtu: conf.mtu, mac, addresses, routes, rules })
 }
 
-/// Refuses routes that take the cluster's networks away from the pod: it reaches them by the default route of eth0, and
-/// any other one is longer. What they share with another network of the pod is told. `rails` are the interfaces of the
-/// pod that are rails as well, which share the fabric.
+/// Refuses routes that take the cluster's networks away from the pod: the pod reaches them by the default route of eth0,
+/// and every other route is longer than that. An overlap with another network of the pod is logged. `rails` are the
+/// pod's other rails, which share the fabric.
 pub fn check_routes(applied: &Applied, node: &Node, rails: &[String], pod: &mut Socket) -> Result<()> {
-    // The rail's own table is for what comes from the rail's address.
+    // The rail's own table matters only for packets from the rail's address.
     let ours: Vec<_> = applied.routes.iter().filter(|route| route.table == MAIN).collect();
     if ours.is_empty() {
         return Ok(());
@@ -152,7 +152,7 @@ pub fn check_routes(applied: &Applied, node: &Node, rails: &[String], pod: &mut 
     Ok(())
 }
 
-/// Every link has it.
+/// Whether every link has such a route.
 pub fn is_of_links(dst: IpNet) -> bool {
     match dst {
         IpNet::V4(net) => net.addr().is_link_local(),
@@ -160,7 +160,7 @@ pub fn is_of_links(dst: IpNet) -> bool {
     }
 }
 
-/// The first number whose table, rule priority and metric nobody uses.
+/// The first number whose table, rule priority and metric are free in the pod.
 fn free_slot(pod: &mut Socket) -> Result<u32> {
     let routes = route::all(pod)?;
     let (rules, mut tables) = rule::all(pod)?;
@@ -173,7 +173,7 @@ fn free_slot(pod: &mut Socket) -> Result<u32> {
     free.ok_or_else(|| failure!(Internal, "the pod has no free routing table"))
 }
 
-/// A route with its next hop: the configured one, else the gateway of the address.
+/// A route with its next hop: the one that is configured, or else the gateway of the address.
 fn resolve(wanted: &cni::Route, leased: &AddResult) -> Result<Route> {
     let is_v4 = wanted.dst.addr().is_ipv4();
     let mut ips = leased.ips.iter().filter(|ip| ip.address.addr().is_ipv4() == is_v4);
@@ -182,7 +182,7 @@ fn resolve(wanted: &cni::Route, leased: &AddResult) -> Result<Route> {
     {
         fail!(InvalidConfig, "the route to {} leads to the pod's own address {gateway}", wanted.dst);
     }
-    // A host address without a link prefix: the gateway is on the link although no prefix says so.
+    // With host addresses (/32, /128) the gateway is on the link although no prefix contains it.
     let mut ours = leased.ips.iter().filter(|ip| ip.address.addr().is_ipv4() == is_v4).peekable();
     let onlink =
         ours.peek().is_some() && ours.all(|ip| ip.address.prefix_len() == ip.address.max_prefix_len());
@@ -205,7 +205,7 @@ fn is_link_local(address: IpAddr) -> bool {
 pub fn set_sysctls(conf: &NetConf, applied: &Applied, ifname: &str) -> Result<()> {
     let has_v6 = applied.addresses.iter().any(|net| net.addr().is_ipv6());
     let rail = [
-        // The kernel announces the address by itself when the link comes up with its carrier: see probe::announce.
+        // The kernel announces the address when the link comes up with its carrier; see probe::announce for later ones.
         ("ipv4", "arp_notify", "1"),
         // Eight rails in one pod must each answer and ask for their own address only.
         ("ipv4", "arp_ignore", "1"),
@@ -242,7 +242,7 @@ pub fn set_sysctls(conf: &NetConf, applied: &Applied, ifname: &str) -> Result<()
     Ok(())
 }
 
-/// Addresses, link up, routes, rules: in this order each step finds what it needs, and the kernel announces
+/// Sets addresses, the link up, routes and rules. In this order each step finds what it needs, and the kernel announces
 /// the addresses when the link comes up.
 pub fn configure(pod: &mut Socket, link: &Link, applied: &Applied) -> Result<()> {
     for net in &applied.addresses {
@@ -258,7 +258,7 @@ pub fn configure(pod: &mut Socket, link: &Link, applied: &Applied) -> Result<()>
     Ok(())
 }
 
-/// What the kernel refuses of a route is what the configuration or the IPAM said.
+/// Says which part of the configuration or of the IPAM's result the kernel refused.
 fn explain(error: anyhow::Error, route: &Route) -> anyhow::Error {
     if Error::is(&error, Errno::EEXIST) {
         let metric = route.metric;
@@ -275,7 +275,7 @@ fn explain(error: anyhow::Error, route: &Route) -> anyhow::Error {
     error
 }
 
-/// What the pod has, compared with the record; every difference is one line.
+/// Compares the pod with the record; every difference is one line.
 pub fn differences(
     pod: &mut Socket,
     link: &Link,
@@ -302,7 +302,7 @@ pub fn differences(
     let addresses = address::all(pod, link.index)?;
     for net in &applied.addresses {
         match addresses.iter().find(|address| address.net == *net) {
-            None => found.push(format!("it lost the address {net}")),
+            None => found.push(format!("the address {net} is gone")),
             Some(address) if address.duplicate => {
                 found.push(format!("the address {net} is in use elsewhere"))
             }
@@ -312,10 +312,10 @@ pub fn differences(
     let routes = route::through(pod, link.index)?;
     for wanted in &applied.routes {
         if !routes.iter().any(|route| wanted.is_same_path(route)) {
-            found.push(format!("it lost the route {wanted}"));
+            found.push(format!("the route {wanted} is gone"));
         }
     }
-    // Multus puts one there when a pod asks for it, and says so in what we are given.
+    // Multus adds one when a pod asks for it, and it is in prevResult then.
     if !previous.routes.iter().any(cni::Route::is_default)
         && routes.iter().any(|route| route.dst.prefix_len() == 0 && route.table == MAIN)
     {

@@ -1,6 +1,6 @@
 //! `gatewayProbe`: does the leaf port at the other end of the cable have the address that the plan gave it?
 //!
-//! The kernel asks, with the ARP and neighbour discovery that it has anyhow; its neighbour table has the answer.
+//! The kernel asks by ARP or neighbour discovery, and the answer appears in its neighbour table.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -24,21 +24,21 @@ use crate::node::Node;
 use crate::pool::store;
 use crate::{fail, failure};
 
-/// When a gateway is asked again: first soon, for a carrier that is just coming, then twice as late each time. The
-/// kernel by itself would wait a second.
+/// The pauses before a gateway is asked again: first a short one, for a carrier that is just coming, then twice as long
+/// each time. The kernel by itself would wait a second.
 const FIRST_ROUND: Duration = Duration::from_millis(1);
 const LONGEST_ROUND: Duration = Duration::from_millis(100);
-/// Who is not asked for its own sake has as long as an answer takes.
+/// How long other gateways have for an answer when the rail's own one is silent.
 const PATIENCE_WITH_OTHERS: Duration = Duration::from_millis(300);
 /// A VF has its carrier some milliseconds after it is up (2 to 15 with igbvf), where its PF has one.
 const PATIENCE_WITH_CARRIER: Duration = Duration::from_millis(100);
-/// Between two looks for the answer.
+/// The pauses between two looks at the neighbour table.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
-/// Refuses what no kernel can ask through.
+/// Refuses a probe through a device without a netdev.
 pub fn refuse_userspace(conf: &NetConf, device: &Device) -> Result<()> {
-    if device.home.link.is_some() {
+    if device.original.link.is_some() {
         return Ok(());
     }
     conf.or_warn(conf.probe, failure!(
@@ -48,8 +48,8 @@ pub fn refuse_userspace(conf: &NetConf, device: &Device) -> Result<()> {
     ))
 }
 
-/// Whom to ask.
-pub fn plan(conf: &NetConf, applied: &Applied, leased: &AddResult) -> Result<Option<Probe>> {
+/// The gateways to ask.
+pub fn prepare(conf: &NetConf, applied: &Applied, leased: &AddResult) -> Result<Option<Probe>> {
     let Some(wanted) = &conf.probe else { return Ok(None) };
     let gateways = gateways(applied, leased);
     if gateways.is_empty() {
@@ -61,19 +61,19 @@ pub fn plan(conf: &NetConf, applied: &Applied, leased: &AddResult) -> Result<Opt
     }
     for net in &applied.addresses {
         if !gateways.iter().any(|gateway| gateway.is_ipv4() == net.addr().is_ipv4()) {
-            log::warn!("gatewayProbe: nobody is asked for {net}, which has no gateway");
+            log::warn!("gatewayProbe: {net} has no gateway that could be asked");
         }
     }
     Ok(Some(Probe { gateways, timeout: wanted.timeout }))
 }
 
-/// Asks all gateways of the record through `link`, the rail in the pod. An error names who kept silent.
+/// Asks all gateways of the record through `link`, the rail in the pod. An error names those that did not answer.
 pub fn run(pod: &mut Socket, netns: &Netns, link: &Link, record: &Record, node: &Node) -> Result<()> {
     record.probe.as_ref().map_or(Ok(()), |probe| ask(pod, netns, link, record, node, probe))
 }
 
-/// Asks those of `probe`. An error names who kept silent, with the leaf port that the plan put there, and who
-/// answers in their place.
+/// Asks the gateways of `probe`. An error names those that did not answer, with the leaf port of the plan, and the
+/// gateway that answers in their place.
 pub fn ask(
     pod: &mut Socket,
     netns: &Netns,
@@ -123,8 +123,8 @@ fn with_port(gateway: IpAddr, node: &Node) -> String {
     store::peer_of(node, gateway).map_or_else(|| gateway.to_string(), |port| format!("{gateway} ({port})"))
 }
 
-/// Which of this node's other gateways is at the end of the cable, with its pool: two cables may be swapped. It is
-/// asked for an error that has happened already, so whatever fails here tells nothing.
+/// Which of this node's other gateways is at the end of the cable, with its pool: two cables may be swapped. This only
+/// completes an error message, so failures here are ignored.
 fn who_answers(
     pod: &mut Socket,
     netns: &Netns,
@@ -149,7 +149,7 @@ fn who_answers(
     others.into_iter().find(|(_, other)| !silent.contains(other))
 }
 
-/// The gateways to ask of an attachment that asked for none: what its routes and its allocations lead to.
+/// The gateways of an attachment whose network has no probe: those of its routes and its allocations.
 pub fn of(record: &Record, node: &Node, timeout: Duration) -> Probe {
     let has = |prefix: IpNet| record.applied.addresses.iter().any(|net| prefix.contains(&net.addr()));
     let planned = store::allocations(node).into_iter().filter(|(_, allocation)| has(allocation.prefix));
@@ -193,7 +193,7 @@ fn sorted(gateways: impl Iterator<Item = IpAddr>) -> Vec<IpAddr> {
     all.into_iter().collect()
 }
 
-/// Those that do not answer within `timeout`.
+/// Waits for answers; returns the gateways that did not answer within `timeout`.
 fn wait(pod: &mut Socket, link: &Link, gateways: Vec<Gateway>, timeout: Duration) -> Result<Vec<IpAddr>> {
     let (mut silent, mut round) = (Vec::new(), FIRST_ROUND);
     for gateway in gateways {
@@ -201,7 +201,7 @@ fn wait(pod: &mut Socket, link: &Link, gateways: Vec<Gateway>, timeout: Duration
             First::Unknown => silent.push(gateway),
             First::Known => {
                 silent.push(gateway);
-                // Only then it is forgotten, and what the pod sends to it waits.
+                // Only after that is the entry removed, which delays what the pod sends to it.
                 round = timeout / 2;
             }
             First::Permanent => (),
@@ -233,18 +233,18 @@ fn wait(pod: &mut Socket, link: &Link, gateways: Vec<Gateway>, timeout: Duration
     }
 }
 
-/// What there is of a gateway before it is asked.
+/// The neighbour entry of a gateway before it is asked.
 enum First {
     Unknown,
-    /// In a pod that runs, or because the gateway itself asked for us.
+    /// The pod runs already, or the gateway itself asked for our address.
     Known,
-    /// Written by somebody. It is not ours to remove, and the kernel asks nobody beside it.
+    /// Someone wrote it. We must not remove it, and the kernel sends no request while it is there.
     Permanent,
 }
 
 struct Gateway {
     address: IpAddr,
-    /// For IPv6: bound to the rail and to its address.
+    /// For IPv6: a socket that is bound to the rail and to its address.
     socket: Option<UdpSocket>,
 }
 
@@ -287,7 +287,7 @@ impl Gateway {
         self.tell(pod, link)
     }
 
-    /// Asks, unless the kernel is at it.
+    /// Makes the kernel ask, unless it is asking already.
     fn tell(&self, pod: &mut Socket, link: &Link) -> Result<()> {
         // For a packet the kernel asks from the packet's address, which works at once. Else it does so from the
         // link-local one (net/ipv6/ndisc.c), which comes up to two seconds after the carrier.

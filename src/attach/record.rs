@@ -1,8 +1,8 @@
 //! What the node remembers of its attachments: who has which device, and what the device was before.
 //!
-//! A record is a file `CONTAINER:IFNAME:DEVICE.json`, so that one listing of the folder tells all keys and
-//! all devices. It is on file before anything is changed. The lock file of a device carries a copy, for the
-//! day when somebody has cleaned up too much.
+//! A record is a file `CONTAINER:IFNAME:DEVICE.json`, so that one listing of the directory shows all keys and all
+//! devices. It is written before anything changes. The lock file of a device has a copy, in case someone removes
+//! records by hand.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -35,38 +35,38 @@ const OLD_LOCK: Duration = Duration::from_secs(300);
 /// One attachment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
-    /// Of this format.
+    /// Version of this format.
     pub version: u32,
-    /// Boot that it belongs to.
+    /// The boot in which ADD ran.
     #[serde(rename = "bootId")]
     pub boot_id: String,
-    /// How far ADD came.
+    /// How far the attachment is.
     pub phase: Phase,
     /// Name of the network.
     pub network: String,
-    /// Owner.
+    /// The container that has it.
     #[serde(rename = "containerID")]
     pub container_id: String,
-    /// Name in the pod.
+    /// Name of the interface in the pod.
     pub ifname: String,
     /// `namespace/name`, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
     /// The pod's namespace.
     pub netns: NetnsId,
-    /// Since when, for people.
+    /// When ADD began, for people.
     pub since: String,
-    /// Which rail.
+    /// Number of the rail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rail: Option<u8>,
     /// The device as it was on the host.
-    pub device: Home,
-    /// What ADD does to it.
+    pub device: Original,
+    /// What ADD makes of it in the pod.
     pub applied: Applied,
-    /// What else the netdev was set to.
+    /// The netdev's other settings as they were on the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<Settings>,
-    /// What the PF is asked to set.
+    /// What ADD sets through the PF.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vf: Option<VfRecord>,
     /// RDMA devices that go with the netdev.
@@ -78,19 +78,19 @@ pub struct Record {
     /// Where the RDMA device has the GIDs of the addresses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gids: Vec<Gid>,
-    /// The gateways that are asked.
+    /// The gateways that ADD asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<Probe>,
-    /// How the address can be given back without the runtime.
+    /// How the address can be released without the runtime.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipam: Option<Ipam>,
-    /// The device-info file that was asked for.
+    /// The device-info file that the runtime asked for.
     #[serde(rename = "deviceInfo", default, skip_serializing_if = "Option::is_none")]
     pub device_info: Option<PathBuf>,
-    /// The device is to be reset when it comes home.
+    /// Whether the device is reset when it comes to the host.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reset: bool,
-    /// Only in the folder of debts: what is still owed, and how often that was tried.
+    /// Only in the directory of debts: what is still owed, and how often it was tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub debt: Option<Debt>,
 }
@@ -103,32 +103,32 @@ pub enum Phase {
     Adding,
     /// The pod has the device.
     Attached,
-    /// The device is back, the address is not: what 0.1.0 wrote where today there is a debt.
+    /// The device is on the host, the address is not released: 0.1.0 wrote this where there is a debt today.
     Returned,
     /// The device has not come back from a namespace that is gone.
     Missing,
 }
 
-/// What is left of an attachment whose device is home.
+/// What is left of an attachment whose device is on the host again.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Debt {
-    /// What, and why it could not be done.
+    /// What is owed, and why it could not be done.
     pub owed: Vec<Owed>,
-    /// Since when, for people.
+    /// Since when it is owed, for people.
     pub since: String,
     /// How often it was tried.
     pub tries: u32,
-    /// Not tried again before this, in milliseconds since boot.
+    /// It is not tried again before this time, in milliseconds since boot.
     pub next: u64,
 }
 
 /// One thing that is owed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owed {
-    /// What.
+    /// What is owed.
     pub what: What,
-    /// Why not yet.
+    /// Why it could not be done.
     pub why: String,
 }
 
@@ -153,7 +153,7 @@ pub enum What {
 }
 
 impl What {
-    /// For people.
+    /// Its name in messages.
     pub fn as_str(self) -> &'static str {
         match self {
             What::Ipam => "the DEL of its IPAM",
@@ -166,7 +166,7 @@ impl What {
         }
     }
 
-    /// Is it about the device itself? Then who gets the device next takes it over.
+    /// Is it about the device itself? Then the next attachment of the device takes it over.
     pub fn is_of_device(self) -> bool {
         matches!(self, What::Reset | What::Vf | What::Device)
     }
@@ -174,7 +174,7 @@ impl What {
 
 /// A device and what it was before ADD.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Home {
+pub struct Original {
     /// Unique on the node: PCI address or auxiliary name, of further ports with `-port1`; or the name of a netdev
     /// that is no function's.
     pub id: String,
@@ -187,7 +187,7 @@ pub struct Home {
     /// Which port of the function the netdev is, where its driver counts them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u32>,
-    /// Had the function further netdevs then?
+    /// Whether the function had further netdevs at ADD.
     #[serde(default)]
     pub siblings: bool,
     /// The netdev; none for userspace drivers.
@@ -195,26 +195,26 @@ pub struct Home {
     pub link: Option<Link>,
 }
 
-impl Home {
+impl Original {
     /// Is it the function with this PCI address or auxiliary name, by whichever port?
     pub fn is_of(&self, function: &str) -> bool {
         self.id.strip_prefix(function).is_some_and(|rest| rest.is_empty() || rest.starts_with("-port"))
     }
 }
 
-/// What ADD makes of the device: what CHECK compares with and DEL undoes.
+/// What ADD makes of the device in the pod: CHECK compares with it, DEL undoes it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Applied {
-    /// Index in the pod; 0 until it is there.
+    /// Index of the netdev in the pod; 0 until it is there.
     pub index: u32,
-    /// MTU asked for, in bytes.
+    /// The MTU that was requested, in bytes.
     pub mtu: Option<u32>,
-    /// MAC asked for, or else the device's own.
+    /// The MAC that was requested, or else the device's own.
     pub mac: String,
     /// Addresses with their prefixes.
     pub addresses: Vec<ipnet::IpNet>,
-    /// Routes.
+    /// Routes, in all tables.
     pub routes: Vec<Route>,
     /// Rules: unlike routes, they stay when the device goes.
     pub rules: Vec<Rule>,
@@ -257,12 +257,12 @@ pub struct Gid {
     pub address: IpAddr,
 }
 
-/// What ADD asked, and CHECK asks again.
+/// The gateways that ADD asked, and CHECK asks again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Probe {
-    /// Who must answer.
+    /// The gateways that must answer.
     pub gateways: Vec<IpAddr>,
-    /// How long it is waited for all of them.
+    /// How long ADD waits for all of them together.
     pub timeout: Duration,
 }
 
@@ -277,7 +277,7 @@ pub struct Ipam {
     pub args: String,
     /// CNI_PATH of ADD.
     pub path: Vec<PathBuf>,
-    /// May it hold an address? Not if its ADD was never called, or was refused in so many words.
+    /// Whether it may hold an address: not if its ADD was never called, or answered with an error.
     #[serde(rename = "mayHold", default = "yes")]
     pub may_hold: bool,
 }
@@ -287,17 +287,17 @@ fn yes() -> bool {
 }
 
 impl Record {
-    /// The key.
+    /// The key of the attachment.
     pub fn attachment(&self) -> Attachment {
         Attachment { container_id: self.container_id.clone(), ifname: self.ifname.clone() }
     }
 
-    /// Does the namespace that it describes live?
+    /// Whether the namespace of the pod is alive.
     pub fn life(&self) -> Result<Life> {
         if self.boot_id == files::boot_id()? { Ok(self.netns.life()) } else { Ok(Life::Dead) }
     }
 
-    /// Takes for the first state of the device what `left` has of it, which could not be put back before this one.
+    /// Takes over the original state of the device from `left`, an earlier attachment that could not restore it.
     pub fn begin_as(&mut self, left: &Record) {
         if let (Some(now), Some(first)) = (&mut self.device.link, &left.device.link) {
             *now = Link { index: now.index, ..first.clone() };
@@ -306,7 +306,7 @@ impl Record {
         self.reset |= left.owed().iter().any(|owed| owed.what == What::Reset);
     }
 
-    /// Who holds it, for a message.
+    /// Which pod has it, for messages.
     pub fn holder(&self) -> String {
         let pod = self.pod.as_ref().map_or_else(String::new, |pod| format!("pod {pod}, "));
         format!("{pod}container {} as {} since {}", self.container_id, self.ifname, self.since)
@@ -319,11 +319,11 @@ impl Record {
 
 /// What the names of an attachment's records start with.
 fn prefix(attachment: &Attachment) -> String {
-    // A colon is in neither part.
+    // Neither part contains a colon.
     format!("{}:{}:", name_part(&attachment.container_id), attachment.ifname)
 }
 
-/// The folders of records, debts and locks.
+/// The directories of records, debts and locks.
 #[derive(Debug)]
 pub struct Records {
     run: Dir,
@@ -333,11 +333,11 @@ pub struct Records {
     locks: Dir,
 }
 
-/// A record in the folder of debts.
+/// A record in the directory of debts.
 #[derive(Debug)]
 pub struct DebtFile {
     name: String,
-    /// With its `debt`, where somebody has looked at it.
+    /// The record; its `debt` is set once a call has tried it.
     pub record: Record,
 }
 
@@ -355,14 +355,14 @@ pub struct DeviceLock {
 }
 
 impl Records {
-    /// Opens the folders, made where they are missing.
+    /// Opens the directories, and makes those that are missing.
     pub fn open(node: &Node) -> Result<Records> {
         let run = Dir::create(&node.run_dir)?;
         let [records, debts, locks] = [RECORDS, DEBTS, LOCKS].map(|name| run.create_sub(name));
         Ok(Records { records: records?, debts: OnceLock::from(debts?), locks: locks?, run })
     }
 
-    /// Opens the folders; `None` where they are missing and cannot be made, for then nothing was ever attached.
+    /// Opens the directories; `None` where they are missing and cannot be made, because then nothing was ever attached.
     pub fn open_for_del(node: &Node) -> Result<Option<Records>> {
         match Records::open(node) {
             Ok(records) => Ok(Some(records)),
@@ -373,7 +373,7 @@ impl Records {
         }
     }
 
-    /// Opens the folders if they are there; no attachment was ever made if not.
+    /// Opens the directories if they exist; if not, nothing was ever attached.
     pub fn open_existing(node: &Node) -> Result<Option<Records>> {
         let Some(run) = node.existing_run_dir()? else { return Ok(None) };
         let [records, debts, locks] = [RECORDS, DEBTS, LOCKS].map(|name| run.sub(name));
@@ -382,14 +382,14 @@ impl Records {
         Ok(Some(Records { records, debts, locks, run }))
     }
 
-    /// Waits for whatever else is done for `attachment`.
+    /// Locks the attachment, after every other call for it has ended.
     pub fn lock(&self, attachment: &Attachment) -> Result<AttachmentLock> {
         let lock = self.locks.lock(&lock_name(attachment), PATIENCE);
         let lock = lock.with_context(|| format!("waiting for another call for {attachment}"))?;
         Ok(AttachmentLock { lock, attachment: attachment.clone() })
     }
 
-    /// The same, unless something is being done for it.
+    /// The same, or `None` while another call for it is at work.
     pub fn try_lock(&self, attachment: &Attachment) -> Result<Option<AttachmentLock>> {
         let lock = self.locks.try_lock(&lock_name(attachment))?;
         Ok(lock.map(|lock| AttachmentLock { lock, attachment: attachment.clone() }))
@@ -400,32 +400,32 @@ impl Records {
         self.locks.is_locked(&lock_name(attachment))
     }
 
-    /// Waits for whatever else is done with the device.
+    /// Locks the device, after every other call that holds it has ended.
     pub fn lock_device(&self, id: &str) -> Result<DeviceLock> {
         let lock = self.locks.lock(&format!("device-{id}"), PATIENCE);
         Ok(DeviceLock { lock: lock.with_context(|| format!("waiting for the device {id}"))? })
     }
 
-    /// The same, unless something is being done with it.
+    /// The same, or `None` while another call holds it.
     pub fn try_lock_device(&self, id: &str) -> Result<Option<DeviceLock>> {
         let lock = self.locks.try_lock(&format!("device-{id}"))?;
         Ok(lock.map(|lock| DeviceLock { lock }))
     }
 
-    /// Waits for whatever else is set up in the namespace.
+    /// Locks the pod's namespace against other networks that choose a routing table in it.
     pub fn lock_netns(&self, netns: &NetnsId) -> Result<Lock> {
         let lock = self.locks.lock(&format!("{NETNS_LOCK}{}", netns.ino), PATIENCE);
         lock.with_context(|| format!("waiting for another network of {}", netns.path.display()))
     }
 
-    /// Waits for whatever else is set on the PF: its driver may refuse two changes at a time.
+    /// Locks the PF: its driver may refuse two changes at a time.
     pub fn lock_pf(&self, address: &str) -> Result<Lock> {
         let lock = self.locks.lock(&format!("pf-{address}"), PF_PATIENCE);
         lock.with_context(|| format!("waiting for the PF {address}"))
     }
 
-    /// The record of `attachment`. One that cannot be read, or says of another, is replaced by the copy that
-    /// its device's lock carries; without a copy it tells nothing and counts as missing.
+    /// The record of `attachment`. A file that cannot be read, or that is about another attachment, is replaced by the
+    /// copy in the device's lock file; without a copy it counts as missing.
     pub fn find(&self, attachment: &Attachment) -> Result<Option<Record>> {
         if let Some(record) = self.on_file(attachment)? {
             return Ok(Some(record));
@@ -437,7 +437,7 @@ impl Records {
         Ok(copy)
     }
 
-    /// The same without a look at the copies, of which there is one for each attached device.
+    /// The same without the copies, of which there is one for each attached device.
     pub fn on_file(&self, attachment: &Attachment) -> Result<Option<Record>> {
         let prefix = prefix(attachment);
         for name in self.records.names()?.iter().filter(|name| name.starts_with(&prefix)) {
@@ -510,15 +510,14 @@ impl Records {
         Ok(found)
     }
 
-    /// Puts the record on file, and its copy. To be called before what it describes.
+    /// Writes the record and its copy. Call it before doing what it describes.
     pub fn write(&self, record: &Record, device: &mut DeviceLock) -> Result<()> {
         let json = serde_json::to_vec(record)?;
         device.lock.set_note(&json)?;
         self.records.write(&record.file_name(), &json)
     }
 
-    /// Takes the record and its copy off file, and what a killed ADD left of writing them. With `None` for
-    /// the record, only the latter.
+    /// Removes the record, its copy where `device` is given, and the temporary files of a killed ADD.
     pub fn remove(&self, attachment: &Attachment, device: Option<&mut DeviceLock>) -> Result<()> {
         let prefix = prefix(attachment);
         for name in self.records.names()?.iter().filter(|name| name.starts_with(&prefix)) {
@@ -528,23 +527,23 @@ impl Records {
         device.map_or(Ok(()), |device| device.lock.set_note(b""))
     }
 
-    /// Removes a file that [`Records::all`] could not read. Only for who was asked to: a later version may have
-    /// written it, for a pod that lives.
+    /// Removes a file that [`Records::all`] could not read. Only an operator may ask for that: a later version may
+    /// have written it, for a pod that lives.
     pub fn remove_unreadable(&self, name: &str) -> Result<()> {
         self.records.remove(name)
     }
 
-    /// Moves the record to the debts, in one step: from then on the device is free, and what is left to do is in
-    /// nobody's way.
+    /// Moves the record to the debts in one step: from then on the device is free, and what is left to do blocks no
+    /// other call.
     pub fn owe(&self, record: &Record, device: &mut DeviceLock) -> Result<DebtFile> {
         if self.debts.get().is_none() {
             self.debts.set(self.run.create_sub(DEBTS)?).ok();
         }
-        let debts = self.debts.get().context("no folder of debts")?;
+        let debts = self.debts.get().context("no directory of debts")?;
         let on_file = record.file_name();
         let name = match debts.receive(&self.records, &on_file)? {
             Some(name) => name,
-            // Only its copy was left, or files cannot be moved so here.
+            // Only its copy was left, or this file system cannot rename between the two directories.
             None => {
                 let name = debts.free_name(&on_file)?;
                 debts.write(&name, &serde_json::to_vec(record)?)?;
@@ -588,7 +587,7 @@ impl Records {
         Ok(found)
     }
 
-    /// Puts a debt on file as it is now; one of which nothing is left goes.
+    /// Writes a debt as it is now, and removes it when nothing is left of it.
     pub fn update(&self, debt: &DebtFile) -> Result<()> {
         if debt.is_paid() {
             return self.forget(debt);
@@ -596,14 +595,14 @@ impl Records {
         self.debts.get().map_or(Ok(()), |debts| debts.write(&debt.name, &serde_json::to_vec(&debt.record)?))
     }
 
-    /// Takes a debt off file.
+    /// Removes a debt.
     pub fn forget(&self, debt: &DebtFile) -> Result<()> {
         let Some(debts) = self.debts.get() else { return Ok(()) };
         debts.discard(&debt.name);
         debts.remove(&debt.name)
     }
 
-    /// Keeps the number of lock files small. A tombstone that old has no ADD left to stop.
+    /// Keeps the number of lock files small. No ADD is left that such an old time of a DEL could stop.
     pub fn prune_locks(&self) -> Result<()> {
         if self.locks.names()?.len() > MAX_LOCKS {
             self.locks.prune_locks(ATTACHMENT_LOCK, OLD_LOCK)?;
@@ -636,7 +635,7 @@ fn read(folder: &Dir, name: &str) -> Result<Option<Record>> {
     Ok(Some(record))
 }
 
-/// Of the form of a record.
+/// The version of the records' format.
 pub const VERSION: u32 = 1;
 const RECORDS: &str = "attachments";
 const DEBTS: &str = "debts";
@@ -649,8 +648,8 @@ fn lock_name(attachment: &Attachment) -> String {
 }
 
 impl AttachmentLock {
-    /// An ADD whose runtime gave up may wake after the DEL that was sent for it: nobody would ever give back
-    /// what it then attaches. DEL leaves its time here, and an ADD that began before it must not go on.
+    /// An ADD whose runtime gave up may continue after the DEL that was sent for it: no DEL would come for what it then
+    /// attaches. DEL writes its time here, and an ADD that began before that time must not go on.
     pub fn refuse_if_deleted(&mut self) -> Result<()> {
         let note = self.lock.note()?;
         let deleted =
@@ -661,14 +660,14 @@ impl AttachmentLock {
         Ok(())
     }
 
-    /// Leaves the time of a DEL.
+    /// Writes down the time of a DEL.
     pub fn set_deleted(&mut self) -> Result<()> {
         self.lock.set_note(files::since_boot().as_nanos().to_string().as_bytes())
     }
 }
 
 impl DebtFile {
-    /// Is nothing left of it?
+    /// Whether nothing is left of it.
     pub fn is_paid(&self) -> bool {
         self.record.debt.as_ref().is_some_and(|debt| debt.owed.is_empty())
     }
@@ -680,7 +679,7 @@ impl DeviceLock {
     }
 }
 
-/// A copy that was being written when its writer was killed says nothing: the record came after it.
+/// A copy whose writer was killed says nothing: the record would have been written after it.
 fn parse_copy(note: &[u8]) -> Option<Record> {
     let copy: Record = serde_json::from_slice(note).ok()?;
     let is_ours = copy.version == VERSION && files::boot_id().is_ok_and(|id| id == copy.boot_id);
@@ -688,7 +687,7 @@ fn parse_copy(note: &[u8]) -> Option<Record> {
 }
 
 impl Ipam {
-    /// The plugin, to be called in the name of the attachment.
+    /// The plugin, to be called for this attachment.
     pub fn delegate(&self, record: &Record) -> Result<Delegate<'_>> {
         let is_alive = record.life()? == Life::Alive;
         let netns = if is_alive { record.netns.path.as_path() } else { Path::new("") };

@@ -1,7 +1,7 @@
-//! What a pod with CAP_NET_ADMIN can change on its rail beside name, MTU, MAC, addresses and the rest that ends with
-//! the move: taken down at ADD, put back at DEL. The next pod must inherit nothing.
+//! The settings that a pod with CAP_NET_ADMIN can change on its rail, beside name, MTU, MAC, and what the move to the
+//! host ends: ADD records them and DEL restores them, because the next pod must inherit nothing.
 //!
-//! What is not here has no way through netlink or sysfs: n-tuple filters, further RSS contexts and time stamping.
+//! N-tuple filters, further RSS contexts and time stamping are missing: neither netlink nor sysfs can restore them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,11 +17,12 @@ use crate::netlink::ethtool::{self, Ethtool, GROUPS, Group};
 use crate::netlink::link::{self, Link};
 use crate::netlink::{Socket, tunables};
 
-/// How often ethtool's settings are compared: one that was set back may have changed another.
+/// How often ethtool's settings are compared: restoring one may change another.
 const ROUNDS: u32 = 2;
-/// Of the whole device: files below class/net/NAME.
+/// Files of the whole device, below class/net/NAME.
 const FILES: [&str; 3] = ["gro_flush_timeout", "napi_defer_hard_irqs", "threaded"];
-/// Of each queue, with what a driver leaves there. Only what differs from that is on record: a VF can have 64 queues.
+/// Files of each queue, with the value that a driver leaves there. Only other values are recorded: a VF can have 64
+/// queues.
 const RX_FILES: [(&str, &str); 2] = [("rps_cpus", "0"), ("rps_flow_cnt", "0")];
 const TX_FILES: [(&str, &str); 6] = [
     ("xps_cpus", "0"),
@@ -40,7 +41,7 @@ const TX_FILES: [(&str, &str); 6] = [
 pub struct Settings(BTreeMap<String, String>);
 
 impl Settings {
-    /// What `link` has, which is on the host. Whatever cannot be read is left out.
+    /// Reads the settings of `link`, which is on the host. Whatever cannot be read is left out.
     pub fn take(link: &Link, sysfs: &Path, host: &mut Socket) -> Settings {
         let or_none = |read: Result<BTreeMap<String, String>>| {
             read.unwrap_or_else(|error| {
@@ -58,7 +59,7 @@ impl Settings {
         Settings(all)
     }
 
-    /// Sets `link`, which is on the host and down, back to it. What is as it was is not touched.
+    /// Restores the settings of `link`, which is on the host and down. Settings that have not changed are not touched.
     pub fn restore(&self, link: &Link, sysfs: &Path, host: &mut Socket) -> Vec<Result<()>> {
         let mut done = self.restore_link(link, host);
         if let Some(mut ethtool) = open() {
@@ -82,7 +83,7 @@ impl Settings {
                     || failure!(Internal, "{}: the XDP program {was} was replaced by {now}", link.name);
                 detached.and_then(|()| Err(lost()))
             }
-            // Not reported at ADD.
+            // It was not reported at ADD.
             None => Ok(()),
             Some(_) => {
                 let was = |name: &str| self.0.get(name).cloned();
@@ -113,7 +114,7 @@ impl Settings {
         done
     }
 
-    /// The settings of `group` that are to be set back: name, what they were, what they are.
+    /// The settings of `group` that must be restored: name, recorded value, present value.
     fn changed<'a>(&'a self, group: &Group, now: &'a BTreeMap<String, String>) -> Vec<ethtool::Change<'a>> {
         let prefix = format!("{} ", group.name);
         let of_group =
@@ -127,7 +128,7 @@ impl Settings {
             .map(|(name, was, now)| (name, was.as_str(), now.as_str()))
             .collect();
         match group.name {
-            // An adaptive driver changes them by itself.
+            // A driver in adaptive mode changes them by itself.
             "coalesce" => changed.retain(|(name, ..)| match *name {
                 "rx-usecs" | "rx-frames" => !is_on("adaptive-rx"),
                 "tx-usecs" | "tx-frames" => !is_on("adaptive-tx"),
@@ -156,7 +157,7 @@ impl Settings {
         for file in of_files(folder) {
             let was = match (self.0.get(&file.name), file.default) {
                 (Some(was), _) => was.as_str(),
-                // It was as a driver leaves it.
+                // It had the driver's value.
                 (None, Some(default)) if !file.is_default() => default,
                 _ => continue,
             };
@@ -172,8 +173,8 @@ impl Settings {
 
 fn write(path: &Path, value: &str, link: &Link, host: &mut Socket) -> Result<()> {
     match fs::write(path, value) {
-        // `threaded` is for a link that is up, where a driver takes its NAPI instances away with the link (mlx5;
-        // modify_napi_threaded).
+        // `threaded` can only be set on a link that is up, if its driver removes its NAPI instances with the link
+        // (mlx5; modify_napi_threaded).
         Err(error) if error.raw_os_error() == Some(Errno::EOPNOTSUPP as i32) => {
             link::set_up(host, link)?;
             let written = fs::write(path, value);
@@ -237,7 +238,7 @@ fn folder(sysfs: &Path, link: &Link) -> PathBuf {
 struct File {
     name: String,
     now: String,
-    /// What it has if it is not on record.
+    /// The value that it had if none is recorded.
     default: Option<&'static str>,
 }
 

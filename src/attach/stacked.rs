@@ -1,11 +1,11 @@
-//! What is stacked on a device of the host from within another namespace: a pod's macvlan would be on the wire of
-//! the device's next pod. sysfs shows only what is in the device's own namespace (netdev_adjacent_sysfs_add), and
-//! no call asks the kernel the other way round, so every namespace is entered and asked.
+//! Links in other namespaces that are stacked on a device of the host: a pod's macvlan would be on the wire of the
+//! device's next pod. sysfs shows only links in the device's own namespace (netdev_adjacent_sysfs_add), and no request
+//! asks the kernel the other way round, so every namespace is entered and searched.
 //!
-//! At a pod's end they are all looked at, those too of which there is only a process: what the pod left on its rail is
-//! removed. At ADD those that the runtime has mounted are, for each costs about as much as one netlink request; those of
-//! processes cost a look at every process of the node as well, and only a device that is up can have something there that
-//! carries traffic and is nobody's who had it from us.
+//! At a pod's end all namespaces are searched, also those that only a process keeps: what the pod left on its rail is
+//! removed. At ADD only the namespaces that the runtime has mounted are searched, at the cost of about one netlink
+//! request each. The namespaces of processes, which cost a look at every process of the node, are added when the device
+//! is up: only then can a link on it carry traffic without having come from a pod of ours.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -20,16 +20,16 @@ use crate::netlink::link::Link;
 use crate::netlink::stacked::{self, Stacked};
 use crate::netns::Netns;
 
-/// Pods can make namespaces without end: the look at them must not keep the next pod, nor this one's end for long.
+/// Pods can make any number of namespaces: the search must not delay the next pod, nor this one's end for long.
 const PATIENCE: Duration = Duration::from_secs(1);
 const PATIENCE_AT_THE_END: Duration = Duration::from_secs(5);
 
-/// Somebody's link on ours.
+/// A link that is stacked on our device.
 #[derive(Debug)]
 pub struct Upper {
     /// The link.
     pub link: Stacked,
-    /// How its namespace can be reached.
+    /// A path that leads to its namespace.
     pub netns: PathBuf,
 }
 
@@ -42,13 +42,16 @@ pub fn elsewhere(link: &Link) -> Result<Option<Upper>> {
         Ok(Next::Enough)
     })?;
     if seen == Seen::Part {
-        log::warn!("{}: not every namespace could be asked what is stacked on it", link.name);
+        log::warn!(
+            "{}: the search for links stacked on it ended before every namespace was examined",
+            link.name
+        );
     }
     Ok(found)
 }
 
-/// Removes what a pod has put on `link`, which it had, from wherever: the next pod must neither share its rail with it
-/// nor be kept from it. A pod's end can wait for every process of the node to be looked at.
+/// Removes the links that a pod stacked on `link` in whatever namespace, so that the next pod neither shares its rail
+/// with them nor is refused because of them. A pod's end may wait for a search through every process of the node.
 pub fn remove_elsewhere(link: &Link) -> Result<()> {
     let seen = look(link, Which::All, PATIENCE_AT_THE_END, |socket, upper, path| {
         log::warn!(
@@ -62,12 +65,16 @@ pub fn remove_elsewhere(link: &Link) -> Result<()> {
         Ok(Next::Again)
     })?;
     if seen == Seen::Part {
-        fail!(Internal, "{}: not every namespace could be asked what is stacked on it", link.name);
+        fail!(
+            Internal,
+            "{}: the search for links stacked on it ended before every namespace was examined",
+            link.name
+        );
     }
     Ok(())
 }
 
-/// Shows every link of another namespace that is stacked on `link`.
+/// Calls `found` with every link of another namespace that is stacked on `link`.
 fn look(
     link: &Link,
     which: Which,
@@ -96,9 +103,9 @@ fn look(
     })
 }
 
-/// Where the look goes on after a link was found.
+/// Where the search continues after a link was found.
 enum Next {
-    /// In the same namespace: it may have another one.
+    /// In the same namespace, which may have another one.
     Again,
     Enough,
 }

@@ -1,4 +1,4 @@
-//! A function for a program in user space: has somebody opened it already?
+//! Functions for programs in user space: whether a process has opened one already.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

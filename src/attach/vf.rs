@@ -16,25 +16,25 @@ use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
 use crate::{fail, failure};
 
-/// What ADD is to set, decided before anything is changed.
+/// What ADD will set, decided before anything changes.
 #[derive(Debug)]
-pub struct Plan {
-    /// What goes on record.
+pub struct Changes {
+    /// What is recorded.
     pub record: VfRecord,
-    /// What an earlier attachment left, setting by setting as it was before that, and whose it was.
+    /// The settings that an earlier attachment left, with their original values, and that attachment.
     stale: Vec<(&'static str, VfState)>,
     left_by: Option<String>,
 }
 
-/// What is to be set for `device`, and what its PF reports now; refused where no PF can set it. `left` is an earlier
-/// attachment of the device whose settings could not be put back: what it found is the device's first state.
-pub fn plan(
+/// What must be set for `device`, and what its PF reports now; refused where no PF can set it. `left` is an earlier
+/// attachment of the device whose settings could not be restored: its record has the original ones.
+pub fn prepare(
     conf: &NetConf,
     device: &Device,
     left: Option<&Record>,
     node: &Node,
     host: &mut Socket,
-) -> Result<Option<Plan>> {
+) -> Result<Option<Changes>> {
     let mut wanted = conf.vf.clone();
     let what = device.describe();
     let Some((number, pf)) = device.vf() else {
@@ -48,15 +48,18 @@ pub fn plan(
     let now = match link.as_ref().map(|link| vf::state(host, link.index, number)).transpose()? {
         None | Some(Report::NoSuchVf) => None,
         Some(Report::Known(state)) => Some(state),
-        // Some IB drivers cannot answer for many VFs (sriov-network-operator#1021): then nothing is put back but
-        // what was known before.
+        // Some IB drivers cannot answer for many VFs (sriov-network-operator#1021): then only what the network sets is
+        // restored.
         Some(Report::TooLong) => {
-            log::warn!("the PF {} cannot tell of so many VFs: what others set is not put back", pf.address);
+            log::warn!(
+                "the PF {} cannot report so many VFs: settings made by others are not restored",
+                pf.address
+            );
             Some(VfState::default())
         }
     };
     let (Some(_), Some(now)) = (link, now) else {
-        // The MAC can be set on the VF itself too.
+        // A MAC can be set on the VF itself, too.
         if let Some(key) = conf.vf_keys.first() {
             fail!(UnsupportedField, "{key}: the PF {} of {what} does not report its VF {number}", pf.address);
         }
@@ -84,27 +87,27 @@ pub fn plan(
     let first = left.and_then(|left| left.vf.as_ref()).filter(|first| first.pf == pf.address);
     let mut before = first.map_or_else(|| now.clone(), |first| first.before.over(&now));
     let stale = differing(&before, &now, |key, one| {
-        // What the network itself wants is set anyhow.
+        // What the network itself wants is set in any case.
         one.masked_by(&wanted) == VfState::default() && (key != MAC || first.is_some())
     });
-    // No device takes a GUID of zero back, which is what it reports before it has one (ib-sriov-cni).
+    // A device reports a GUID of zero before it has one, and does not accept it (ib-sriov-cni).
     if wanted.port_guid.is_some() {
         for guid in [&mut before.node_guid, &mut before.port_guid] {
             *guid = guid.map(|guid| if guid == 0 { u64::MAX } else { guid });
         }
     }
     let record = VfRecord { pf: pf.address.clone(), number, wanted, before };
-    Ok(Some(Plan { record, stale, left_by: left.map(Record::holder) }))
+    Ok(Some(Changes { record, stale, left_by: left.map(Record::holder) }))
 }
 
-impl Plan {
-    /// Is there anything to set?
+impl Changes {
+    /// Whether there is anything to set.
     pub fn is_something(&self) -> bool {
         !self.stale.is_empty() || self.record.wanted != VfState::default()
     }
 }
 
-/// The settings of `was` that are others now, those that are `meant`.
+/// The settings of `was` that differ from `now`, of those that are `meant`.
 fn differing(
     was: &VfState,
     now: &VfState,
@@ -128,13 +131,13 @@ fn isolates(setting: &VfState) -> bool {
         || port_guid.is_some()
 }
 
-/// Does a pod that is gone owe such a setting of its VF? An ADD of the VF is refused while it cannot be set back.
+/// Whether a pod that is gone owes such a setting of its VF. ADD refuses the VF while it cannot be restored.
 pub fn owes_isolation(record: &Record) -> bool {
     let owes_vf = record.owed().iter().any(|owed| owed.what == What::Vf);
     owes_vf && record.vf.as_ref().is_some_and(|vf| vf.wanted.settings().iter().any(|(_, one)| isolates(one)))
 }
 
-/// The MAC that the PF prescribes to a VF whose driver is in user space: nobody else can tell it.
+/// The MAC that the PF prescribes to a VF whose driver is in user space: only the PF knows it.
 pub fn prescribed_mac(device: &Device, host: &mut Socket) -> Result<Option<String>> {
     let Some((number, pf)) = device.vf() else { return Ok(None) };
     let link = pf.netdev.as_ref().map(|name| link::by_name(host, name)).transpose()?.flatten();
@@ -145,17 +148,17 @@ pub fn prescribed_mac(device: &Device, host: &mut Socket) -> Result<Option<Strin
     Ok(state.mac.filter(|mac| mac.bytes().any(|byte| !b"0:".contains(&byte))))
 }
 
-/// Mbit/s, while the link is up.
+/// The speed of the PF's link in Mbit/s, while it is up.
 fn speed(node: &Node, pf: &str) -> Option<u32> {
     let text = fs::read_to_string(node.sysfs_root.join("class/net").join(pf).join("speed")).ok()?;
     text.trim().parse().ok().filter(|speed| *speed > 0)
 }
 
-/// Sets what an earlier attachment left to what it was before, then what the network wants. The former must not fail
-/// where it keeps tenants apart: the next one would be in the VLAN of the last, or could forge its MAC.
-pub fn apply(plan: &Plan, records: &Records, node: &Node, host: &mut Socket) -> Result<()> {
-    let Plan { record: vf, stale, left_by } = plan;
-    if !plan.is_something() {
+/// Restores what an earlier attachment left, then sets what the network wants. The former must not fail for settings
+/// that keep tenants apart: the next one would be in the VLAN of the last, or could forge its MAC.
+pub fn apply(changes: &Changes, records: &Records, node: &Node, host: &mut Socket) -> Result<()> {
+    let Changes { record: vf, stale, left_by } = changes;
+    if !changes.is_something() {
         return Ok(());
     }
     let _lock = records.lock_pf(&vf.pf)?;
@@ -166,7 +169,7 @@ pub fn apply(plan: &Plan, records: &Records, node: &Node, host: &mut Socket) -> 
             let (number, left_by) = (vf.number, left_by.as_deref().unwrap_or("an earlier pod"));
             fail!(
                 TryAgain,
-                "the {key} of VF {number} of the PF {} ({}) is still that of {left_by}, and cannot be set back: {error:#}; \
+                "the {key} of VF {number} of the PF {} ({}) is still that of {left_by}, and cannot be restored: {error:#}; \
                  `ip link set {} vf {number} {}`, then this works",
                 pf.name,
                 vf.pf,
@@ -174,10 +177,10 @@ pub fn apply(plan: &Plan, records: &Records, node: &Node, host: &mut Socket) -> 
                 was.as_arguments()
             );
         }
-        log::warn!("{error:#}: left as an earlier pod had it");
+        log::warn!("{error:#}: it stays as an earlier pod had it");
     }
     vf::set(host, pf.index, &pf.name, vf.number, &vf.wanted).map_err(|error| {
-        // Drivers know different settings, and within them different values.
+        // Drivers support different settings, and different values of them.
         let unknown = [Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EINVAL, Errno::ERANGE];
         let is_unknown = unknown.into_iter().any(|errno| Error::is(&error, errno));
         if is_unknown { failure!(UnsupportedField, "{error:#}") } else { error }
@@ -197,8 +200,8 @@ pub fn refuse_guid_not_taken(vf: &VfRecord, link: &Link, host: &mut Socket) -> R
     Ok(())
 }
 
-/// Sets back what was reported before ADD, whoever changed it since: the network, or somebody through the PF. Tells
-/// whether the MAC is left to [`restore_mac`].
+/// Restores what the PF reported before ADD, whether the network or an operator changed it since. Returns whether the
+/// MAC is left to [`restore_mac`].
 pub fn restore(record: &Record, records: &Records, node: &Node, host: &mut Socket) -> Result<bool> {
     let Some(vf) = &record.vf else { return Ok(false) };
     let mut is_mac_left = false;
@@ -210,19 +213,19 @@ pub fn restore(record: &Record, records: &Records, node: &Node, host: &mut Socke
     Ok(is_mac_left)
 }
 
-/// The MAC of a VF whose network set none. Some drivers report the one that the VF has given itself: it is only
-/// another when the netdev is as it was. igb takes any MAC that is set here for one that the VF may not change.
+/// Restores the MAC of a VF whose network set none. Some drivers report the MAC that the VF gave itself: it differs only
+/// once the netdev is restored. igb forbids the VF to change any MAC that is set here.
 pub fn restore_mac(record: &Record, records: &Records, node: &Node, host: &mut Socket) -> Result<()> {
     record.vf.as_ref().map_or(Ok(()), |vf| put_back(vf, records, node, host, |key, _| key == MAC))
 }
 
-/// Has the network set the MAC through the PF?
+/// Whether the network set the MAC through the PF.
 pub fn has_mac(record: &Record) -> bool {
     record.vf.as_ref().is_some_and(|vf| vf.wanted.mac.is_some())
 }
 
-/// A PF or VF that is gone has nothing to put back. What is as it was is not touched, for some drivers reset the VF
-/// at every change.
+/// Restores the settings that are `meant`. A PF or VF that is gone has none. Settings that have not changed are not
+/// touched, because some drivers reset the VF at every change.
 fn put_back(
     vf: &VfRecord,
     records: &Records,
@@ -234,7 +237,7 @@ fn put_back(
     let changed = match vf::state(host, pf.index, vf.number)? {
         Report::NoSuchVf => return Ok(()),
         Report::Known(now) => differing(&vf.before, &now, meant),
-        // Not known: then what the network set.
+        // The present values are not known: restore what the network set.
         Report::TooLong => {
             let set = vf.before.masked_by(&vf.wanted).settings();
             set.into_iter().filter(|(key, one)| meant(key, one)).collect()
@@ -247,7 +250,7 @@ fn put_back(
     all_of(changed.iter().map(|(_, one)| vf::set(host, pf.index, &pf.name, vf.number, one)))
 }
 
-/// What CHECK finds: settings that are not what ADD made.
+/// What CHECK finds: settings that differ from what ADD made.
 pub fn differences(record: &Record, node: &Node, host: &mut Socket) -> Result<Vec<String>> {
     let Some(vf) = &record.vf else { return Ok(Vec::new()) };
     let Some(pf) = pf_link(vf, node, host)? else { return Ok(vec![format!("the PF {} is gone", vf.pf)]) };
@@ -255,7 +258,7 @@ pub fn differences(record: &Record, node: &Node, host: &mut Socket) -> Result<Ve
         Report::Known(now) => now,
         Report::NoSuchVf => return Ok(vec![format!("the PF {} has no VF {}", pf.name, vf.number)]),
         Report::TooLong => {
-            log::warn!("the PF {} cannot tell of so many VFs: their settings are not compared", pf.name);
+            log::warn!("the PF {} cannot report so many VFs: their settings are not compared", pf.name);
             return Ok(Vec::new());
         }
     };

@@ -175,7 +175,7 @@ fn text(checked: &[Checked<'_>], inventory: &Inventory) -> String {
         text += &(output::table(&headers, rows.into_iter()) + "\n");
     }
     for lost in &inventory.lost {
-        let line = format!("{}: run `rail-cni reap --rebuild` to record it", lost.told());
+        let line = format!("{}: run `rail-cni reap --rebuild` to record it", lost.describe());
         text += &(output::printable(&line) + "\n");
     }
     for name in &inventory.unreadable {

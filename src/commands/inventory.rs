@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::attach::lost::{self, Lost};
 use crate::attach::record::{Phase, Record, Records};
-use crate::attach::{self, giveback};
+use crate::attach::{self, restore};
 use crate::files;
 use crate::ipam::{lease, living};
 use crate::netlink::link::{self, Link};
@@ -270,10 +270,10 @@ impl Attached {
             attached.state = State::Busy;
         }
         if matches!(attached.state, State::Dead | State::Missing) {
-            attached.is_away = giveback::is_away(&attached.record, node, host)?;
+            attached.is_away = restore::is_away(&attached.record, node, host)?;
         }
         if attached.state == State::Unknown {
-            attached.is_home = giveback::find_on_host(&attached.record, node, host)?.is_some();
+            attached.is_home = restore::find_on_host(&attached.record, node, host)?.is_some();
         }
         Ok(attached)
     }
@@ -311,9 +311,9 @@ impl Attached {
             return Ok(State::Live);
         }
         let mut pod = netns.run(Socket::open)?;
-        self.link = giveback::find_in_pod(record, &mut pod)?;
+        self.link = restore::find_in_pod(record, &mut pod)?;
         let Some(link) = &self.link else {
-            let is_on_host = giveback::find_on_host(record, node, host)?.is_some();
+            let is_on_host = restore::find_on_host(record, node, host)?.is_some();
             return Ok(if is_on_host { State::OnHost } else { State::Elsewhere });
         };
         let all = address::all(&mut pod, link.index)?;

@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::inventory::Inventory;
-use crate::attach::claim::{Holding, holding, settle};
+use crate::attach::claim::{Holding, holding, recover};
 use crate::attach::debt;
 use crate::attach::lost::Lost;
 use crate::attach::record::{DebtFile, Record, Records};
@@ -125,7 +125,7 @@ impl Reaped {
     fn text(&self, dry_run: bool) -> String {
         let mut lines: Vec<_> =
             self.rebuilt.iter().map(|record| format!("recorded {}", describe(record))).collect();
-        lines.extend(self.not_rebuilt.iter().map(|lost| format!("would record it: {}", lost.told())));
+        lines.extend(self.not_rebuilt.iter().map(|lost| format!("would record it: {}", lost.describe())));
         lines.extend(self.given_back.iter().map(|record| format!("returned {}", describe(record))));
         lines.extend(self.left.iter().map(|(record, error)| match error {
             Some(error) => format!("cannot return {}: {error}", describe(record)),
@@ -202,7 +202,7 @@ fn reap_one(records: &Records, of: &Record, node: &Node, args: &ReapArgs, reaped
         }
         Holding::Nothing | Holding::Unknown(_) if args.dry_run => reaped.left.push((record, None)),
         Holding::Nothing | Holding::Unknown(_) => {
-            settle(records, &record, node)?;
+            recover(records, &record, node)?;
             match records.on_file(&of.attachment())? {
                 None => reaped.given_back.push(record),
                 Some(record) => {

@@ -61,7 +61,7 @@ pub fn release(node: &Node, args: &ReleaseArgs, output: Output) -> Result<ExitCo
             let text = format!("{} of pool {} from {who} ({})", entry.address, folder.pool, state.word());
             let kept = match state {
                 State::Live => Some("its network namespace exists".to_owned()),
-                State::Unknown(why) => Some(format!("whether it is alive cannot be told: {why}")),
+                State::Unknown(why) => Some(format!("it is not known whether it is alive: {why}")),
                 State::Dead | State::Unreadable => None,
             };
             match kept.filter(|_| !args.force) {

@@ -111,7 +111,7 @@ pub fn show(node: &Node, args: &ShowArgs, output: Output) -> Result<ExitCode> {
             if let State::Unknown(why) = state {
                 output::say(
                     PROGRAM,
-                    &format!("{}: whether its holder is alive cannot be told: {why}", entry.address),
+                    &format!("{}: it is not known whether its holder is alive: {why}", entry.address),
                 );
             }
         }

@@ -110,7 +110,7 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
         );
     }
     for lost in &inventory.lost {
-        todo.push(format!("{}: run `rail-cni reap --rebuild` to record it", lost.told()));
+        todo.push(format!("{}: run `rail-cni reap --rebuild` to record it", lost.describe()));
     }
     let left = inventory.attachments.iter().filter(|one| one.state.is_left_over()).count();
     if left > 0 {

@@ -361,7 +361,7 @@ pub fn collect(node: &Node, network: &str, keep: &HashSet<String>) -> Result<()>
             match lease.life()? {
                 Life::Alive => log::warn!("{kept}: {holder} is alive"),
                 Life::Unknown(why) if holder.netns.is_some() => {
-                    log::warn!("{kept}: whether {holder} is alive cannot be told: {why}");
+                    log::warn!("{kept}: it is not known whether {holder} is alive: {why}");
                 }
                 Life::Dead | Life::Unknown(_) => {
                     folder.remove(&entry)?;
@@ -625,7 +625,7 @@ impl Folder {
                             continue;
                         }
                         Life::Alive => String::new(),
-                        Life::Unknown(why) => format!(" (whether it is alive cannot be told: {why})"),
+                        Life::Unknown(why) => format!(" (it is not known whether it is alive: {why})"),
                     };
                     let Lease { holder, since, .. } = lease;
                     return Ok(Err(format!(

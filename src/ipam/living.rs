@@ -85,7 +85,9 @@ pub fn within(node: &Node, prefixes: &[IpNet]) -> Result<Vec<Living>> {
     match seen {
         Seen::All => drop(leases.create_sub(BEGUN)?),
         // The next call looks again.
-        Seen::Part => log::warn!("there was no time to look into every namespace for addresses of pods"),
+        Seen::Part => {
+            log::warn!("the search for addresses of pods ended before every namespace was examined")
+        }
     }
     Ok(living.into_iter().filter(is_asked).collect())
 }

@@ -31,7 +31,7 @@ a_lease_of_0_1_0_is_taken_over_from_the_dead_alone() {
     kill_pod pod1
     # In another mount namespace it cannot be told.
     ipam ADD pod2 unshare --mount
-    contains "ADD elsewhere" "cannot be told" "$output"
+    contains "ADD elsewhere" "not known whether" "$output"
     ipam ADD pod2 && same "status of ADD" 0 "$status"
     ipam DEL pod2 && same "status of DEL" 0 "$status"
 }
@@ -56,7 +56,7 @@ a_debug_pod_frees_nothing() {
     output=$(unshare --mount sh -c 'mount -t tmpfs tmpfs /run/netns; exec "$@"' sh "$bin/rail-ipam" release --dead 2>&1) ||
         status=$?
     same "status of release" 1 "$status"
-    contains release "cannot be told" "$output"
+    contains release "not known whether" "$output"
     ipam DEL pod1 && same "status of DEL" 0 "$status"
 }
 

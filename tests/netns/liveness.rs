@@ -54,7 +54,7 @@ impl Held {
         let run = |call: Call| self.elsewhere(call, change).run(&network());
         let told = |ran: &Ran| {
             let text = format!("{}{}", ran.stdout, ran.stderr);
-            assert!(text.contains("cannot be told") && text.contains(why), "no {why:?} in {ran:?}");
+            assert!(text.contains("not known whether") && text.contains(why), "no {why:?} in {ran:?}");
         };
         let added = run(self.call("ADD", "new"));
         added.error(11);
@@ -184,7 +184,7 @@ fn leases_of_0_1_0_are_honoured() {
     held.host.delete_netns(&held.old);
     let msg = held.call("ADD", "new").run(&network()).error(11)["msg"].to_string();
     assert!(msg.contains("0.1.0") && is_there(), "{msg}");
-    assert!(gc().stderr.contains("cannot be told") && is_there());
+    assert!(gc().stderr.contains("not known whether") && is_there());
     let of_init = ["nsenter", "--mount=/proc/1/ns/mnt"];
     if std::process::Command::new(of_init[0]).args([of_init[1], "true"]).status().is_ok_and(|s| s.success()) {
         let netns = Path::new("/proc/self/ns/uts");

@@ -164,7 +164,7 @@ fn every_line_says_for_whom_it_is_and_del_says_what_it_did() {
         ),
         "{text}"
     );
-    assert!(has(" info  rail-cni DEL rail-0 ai/trainer-0 net1 -: nothing is on record of it"), "{text}");
+    assert!(has(" info  rail-cni DEL rail-0 ai/trainer-0 net1 -: there is no record of it"), "{text}");
 
     let (json, stderr) = cycle("json");
     assert_eq!(json, stderr);

@@ -57,7 +57,7 @@ impl Away {
 }
 
 /// Decides it, and refuses what cannot be.
-pub fn plan(conf: &NetConf, device: &Device, node: &Node) -> Result<Plan> {
+pub fn prepare(conf: &NetConf, device: &Device, node: &Node) -> Result<Plan> {
     let names = device.rdma_devices();
     let what = device.describe();
     let is_required = conf.rdma == Rdma::Required;
@@ -155,7 +155,7 @@ pub fn refuse_owed(conf: &NetConf, device: &Device, records: &Records) -> Result
         return Ok(());
     }
     let owes = |record: &Record| record.owed().iter().any(|owed| owed.what == What::Rdma);
-    match records.debts_of(&device.home.id)?.into_iter().find(|debt| owes(&debt.record)) {
+    match records.debts_of(&device.original.id)?.into_iter().find(|debt| owes(&debt.record)) {
         None => Ok(()),
         Some(debt) => fail!(
             TryAgain,

@@ -7,7 +7,7 @@ use super::networks::Network;
 use super::{Check, Findings, Verdict, count};
 use crate::attach::device::refuse_what_the_host_needs;
 use crate::attach::record::Record;
-use crate::attach::{giveback, order, rdma, userspace, vf};
+use crate::attach::{order, rdma, restore, userspace, vf};
 use crate::commands::inventory::{Attached, Inventory, Rail, RdmaMode, State, link_state};
 use crate::every_netns::Which;
 use crate::netlink::Socket;
@@ -155,7 +155,7 @@ fn offer(
         Some(Attached { record, is_away: true, .. }) => {
             let holder = record.holder();
             let text = format!("{id} has not returned from {holder}, whose network namespace is gone");
-            return refused("records", text, giveback::how_to_end(record));
+            return refused("records", text, restore::how_to_end(record));
         }
         // The next ADD restores the device.
         Some(holder) if holder.state.is_left_over() || holder.is_home => return Offer::Usable,
@@ -214,7 +214,7 @@ fn lost(rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
             let functions = rail.function.iter().chain(rail.vfs.iter().map(|vf| &vf.function));
             functions.into_iter().any(|function| function.id == lost.id)
         };
-        let check = Check::fail(name, lost.told(), "run `rail-cni reap --rebuild`, or delete that pod");
+        let check = Check::fail(name, lost.describe(), "run `rail-cni reap --rebuild`, or delete that pod");
         found.add(match rails.iter().find(has) {
             Some(rail) => check.on(rail),
             None => check,

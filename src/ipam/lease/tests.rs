@@ -9,7 +9,7 @@ struct Bench {
     node: Node,
 }
 
-/// A node with namespaces `a` to `d`: files, of which it cannot be told whether they live, until they are gone.
+/// A node with namespaces `a` to `d`: files, which are not known to be alive or dead until they are gone.
 fn bench() -> Bench {
     let temp = tempfile::tempdir().unwrap();
     let dirs = serde_json::json!({"storeDir": temp.path().join("s"), "runDir": temp.path().join("r")});

@@ -84,7 +84,7 @@ fn every_difference_is_told_of_the_interface_that_has_it() {
         (
             "route del 172.16.0.0/12 via 172.18.0.1 table 101",
             "route add 172.16.0.0/12 via 172.18.0.1 table 101",
-            "net2: it lost the route 172.16.0.0/12 via 172.18.0.1 table 101",
+            "net2: the route 172.16.0.0/12 via 172.18.0.1 table 101 is gone",
         ),
         (
             "rule del from 172.16.0.0 table 100",
@@ -104,7 +104,7 @@ fn every_difference_is_told_of_the_interface_that_has_it() {
     }
     host.ip_in(&pod, "addr del 172.16.0.0/31 dev net1");
     let told = differences(&host);
-    assert!(told.contains(&"net1: it lost the address 172.16.0.0/31".to_owned()), "{told:?}");
+    assert!(told.contains(&"net1: the address 172.16.0.0/31 is gone".to_owned()), "{told:?}");
     assert!(told.iter().all(|line| line.starts_with("net1: ")), "{told:?}");
     let table = run(&host, &["check"]).stdout;
     let row: Vec<_> = table.lines().nth(1).unwrap().split_whitespace().take(4).collect();

@@ -279,7 +279,7 @@ fn cases() -> Vec<Case> {
             ..ANY
         },
         Case {
-            says: "whether it is alive cannot be told: …",
+            says: "it is not known whether it is alive: …",
             check: "leases",
             make: |host| {
                 // The file that the namespace was bound to is left, and nobody has the device on record.

@@ -244,7 +244,7 @@ fn a_rail_never_has_the_default_route() {
     ] {
         let config = with(rail(0), more);
         let ran = host.cni("ADD", "c1", &pod, &config).ok();
-        assert!(ran.stderr.contains("warn") && ran.stderr.contains("/0 left out"), "{ran:?}");
+        assert!(ran.stderr.contains("warn") && ran.stderr.contains("/0 is left out"), "{ran:?}");
         let result = ran.json();
         assert!(!result["routes"].to_string().contains("/0\""), "{result}");
         for family in ["-4", "-6"] {

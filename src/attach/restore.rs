@@ -1,13 +1,14 @@
-//! Giving a device back: from the pod, or from wherever the kernel put it when the pod's namespace died.
+//! Returning a device to the host and restoring it: from the pod, or from where the kernel put it when the pod's
+//! namespace ended.
 //!
-//! DEL, the rollback of ADD, GC, `reap` and the healing of the next ADD all come here. Every step looks at
-//! what is, so it can be taken again after it was interrupted.
+//! DEL, the rollback of ADD, GC, `reap` and the recovery in the next ADD all use this. Every step looks at the present
+//! state first, so it can be repeated after an interruption.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-use super::record::{Home, Owed, Record, Records, What};
+use super::record::{Original, Owed, Record, Records, What};
 use super::{lost, rdma, stacked, vf};
 use crate::error::all_of;
 use crate::netlink::link::{self, Link, Move, parse_mac};
@@ -17,23 +18,23 @@ use crate::node::Node;
 use crate::sysfs::{self, DeviceId, Function};
 use crate::{fail, files, watchdog};
 
-/// A namespace is taken apart after its last user is gone; its NICs are back some moments later. A driver that
-/// makes its netdev anew takes as long.
+/// The kernel takes a namespace apart after its last user is gone, so its NICs come back some moments later. A driver
+/// that makes its netdev anew takes as long.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Where the device is now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// On the host, or it does not exist any more. What could not be put back is owed.
-    Home(Vec<Owed>),
-    /// Neither in the pod nor on the host: something keeps the dead namespace.
+    /// It is on the host, or does not exist any more. What could not be restored is owed.
+    OnHost(Vec<Owed>),
+    /// It is neither in the pod nor on the host: something keeps the dead namespace.
     Missing,
 }
 
-/// Takes the device of `record` home and puts back what it was. Every step is tried. An error means that the
-/// device is still in the pod.
-pub fn give_back(record: &Record, records: &Records, node: &Node) -> Result<Outcome> {
-    watchdog::step(|| format!("taking {} home", record.device.id));
+/// Moves the device of `record` to the host and restores it. Every step is tried. An error means that the device is
+/// still in the pod.
+pub fn device(record: &Record, records: &Records, node: &Node) -> Result<Outcome> {
+    watchdog::step(|| format!("returning {} to the host", record.device.id));
     let mut host = Socket::open()?;
     let mut owed = Vec::new();
     let is_of_this_boot = record.boot_id == files::boot_id()?;
@@ -42,33 +43,33 @@ pub fn give_back(record: &Record, records: &Records, node: &Node) -> Result<Outc
             take_from_pod(record, &netns, &mut host, &mut owed)?;
         }
     }
-    match put_right(record, records, node, &mut host)? {
+    match on_host(record, records, node, &mut host)? {
         Some(left) => owed.extend(left),
         None => return Ok(Outcome::Missing),
     }
-    Ok(Outcome::Home(owed))
+    Ok(Outcome::OnHost(owed))
 }
 
-/// Makes the device what it was, wherever the kernel put it on the host: tells what of that is still owed, and
-/// `None` when it is not there.
-pub fn put_right(
+/// Restores the device, under whatever name it has on the host, and returns what is still owed of that; `None` when
+/// it is not on the host.
+pub fn on_host(
     record: &Record,
     records: &Records,
     node: &Node,
     host: &mut Socket,
 ) -> Result<Option<Vec<Owed>>> {
     let mut owed = Vec::new();
-    // After a reboot nothing of what is recorded is left: neither the namespace nor the old settings.
+    // After a reboot neither the namespace nor the old settings exist any more.
     if record.boot_id != files::boot_id()? {
         return Ok(Some(owed));
     }
-    let Some(was) = &record.device.link else {
+    let Some(original) = &record.device.link else {
         owe(&mut owed, What::Reset, reset(record, node));
         owe(&mut owed, What::Vf, vf::restore(record, records, node, host));
         return Ok(Some(owed));
     };
     let Some(mut link) = wait_for(record, node, host)? else {
-        if is_to_come_back(was, record, node)? {
+        if is_to_come_back(original, record, node)? {
             return Ok(None);
         }
         owe(&mut owed, What::Vf, vf::restore(record, records, node, host));
@@ -86,14 +87,14 @@ pub fn put_right(
             None => return Ok(None),
         }
     }
-    // A dead namespace gives back its RDMA devices first (rdma_dev_exit_net), then its netdevs.
+    // A namespace that ends returns its RDMA devices first (rdma_dev_exit_net), then its netdevs.
     owe(&mut owed, What::Device, rdma::restore_names(record, node));
-    // Not while the pod has it: without its VLAN it would be on somebody else's network for a moment. But before
-    // the MAC, which a VF may not change while its PF prescribes another.
+    // Not while the pod has it: without its VLAN it would be on another network for a moment. But before the MAC, which
+    // a VF may not change while its PF prescribes another.
     let settings = vf::restore(record, records, node, host);
     let is_mac_left = *settings.as_ref().unwrap_or(&false);
     owe(&mut owed, What::Vf, settings);
-    owe(&mut owed, What::Device, restore(&link, was, record, node, host));
+    owe(&mut owed, What::Device, restore_link(&link, original, record, node, host));
     if is_mac_left {
         owe(&mut owed, What::Vf, vf::restore_mac(record, records, node, host));
     }
@@ -107,7 +108,7 @@ fn owe<T>(owed: &mut Vec<Owed>, what: What, done: Result<T>) {
     }
 }
 
-/// The device on the host, which may need a moment to come there.
+/// Waits for the device on the host, where it may appear some moments later.
 pub fn wait_for(record: &Record, node: &Node, host: &mut Socket) -> Result<Option<Link>> {
     let dies = record.device.link.as_ref().is_some_and(Link::dies_with_namespace);
     let deadline = Instant::now() + PATIENCE;
@@ -120,15 +121,16 @@ pub fn wait_for(record: &Record, node: &Node, host: &mut Socket) -> Result<Optio
     }
 }
 
-/// Is the device, whose pod is gone, neither here nor gone with it?
+/// Whether the device of a pod that is gone is missing: it exists, and is not on the host.
 pub fn is_away(record: &Record, node: &Node, host: &mut Socket) -> Result<bool> {
-    let Some(was) = &record.device.link else { return Ok(false) };
-    Ok(is_to_come_back(was, record, node)? && find_on_host(record, node, host)?.is_none())
+    let Some(original) = &record.device.link else { return Ok(false) };
+    Ok(is_to_come_back(original, record, node)? && find_on_host(record, node, host)?.is_none())
 }
 
-/// A veth or macvlan dies with its namespace, a VF with its PF's driver or sriov_numvfs.
-fn is_to_come_back(was: &Link, record: &Record, node: &Node) -> Result<bool> {
-    Ok(!was.dies_with_namespace() && exists(&record.device, node)?)
+/// Whether the device will come back. A veth or macvlan ends with its namespace, a VF with its PF's driver or with
+/// sriov_numvfs.
+fn is_to_come_back(original: &Link, record: &Record, node: &Node) -> Result<bool> {
+    Ok(!original.dies_with_namespace() && exists(&record.device, node)?)
 }
 
 /// The reset that the network asked for.
@@ -142,8 +144,8 @@ fn reset(record: &Record, node: &Node) -> Result<()> {
     }
 }
 
-/// The namespace of the record, unless its path names another one by now, none, or something else. An error: it is
-/// there, and cannot be looked at.
+/// Opens the namespace of the record, unless its path now leads to another one, to none, or to another kind of file.
+/// An error means that it exists and cannot be examined.
 pub fn open_if_same(id: &NetnsId) -> Result<Option<Netns>> {
     let is_same = || -> Result<bool> {
         let now = NetnsId::of(&id.path).with_context(|| format!("cannot look at {}", id.path.display()))?;
@@ -152,17 +154,17 @@ pub fn open_if_same(id: &NetnsId) -> Result<Option<Netns>> {
     if !is_same()? {
         return Ok(None);
     }
-    // Gone between the two looks: then it is gone.
+    // It may have ended between the two looks.
     Netns::open(&id.path).map(Some).or_else(|error| if is_same()? { Err(error) } else { Ok(None) })
 }
 
-/// Takes rules, RDMA devices and the device itself from the pod; what fails does not keep the rest there.
+/// Takes rules, RDMA devices and the device itself from the pod; a failure of one does not leave the others there.
 fn take_from_pod(record: &Record, netns: &Netns, host: &mut Socket, owed: &mut Vec<Owed>) -> Result<()> {
     let mut pod = netns.run(Socket::open)?;
     owe(owed, What::Rules, remove_rules(record, &mut pod));
     owe(owed, What::Rdma, rdma::take_back(record, netns));
     let Some(link) = find_in_pod(record, &mut pod)? else { return Ok(()) };
-    // The move takes the addresses away, but there is none with CNI_NETNS_OVERRIDE.
+    // The move removes the addresses. With CNI_NETNS_OVERRIDE there is no move.
     if netns.is(&Netns::current()?)? {
         let addresses = record.applied.addresses.iter();
         owe(owed, What::Device, all_of(addresses.map(|net| address::remove(host, &link, *net))));
@@ -171,13 +173,13 @@ fn take_from_pod(record: &Record, netns: &Netns, host: &mut Socket, owed: &mut V
     move_home(record, &link, &mut pod, host)
 }
 
-/// Removes the rules of the rail: unlike routes, they stay when the device goes.
+/// Removes the rules of the rail. Unlike routes, rules stay when the device leaves.
 pub fn remove_rules(record: &Record, pod: &mut Socket) -> Result<()> {
     all_of(record.applied.rules.iter().map(|rule| rule::remove(pod, rule)))
 }
 
-/// What the pod has put on the device would hold it from there: a macvlan keeps its device over namespaces. A
-/// pod that makes and removes links without a pause must not hold up its own end: what is seen is removed.
+/// Removes the links that the pod stacked on the device: a macvlan keeps its lower device even over namespaces. A pod
+/// that makes and removes links without a pause must not delay its own end, so only what one listing shows is removed.
 fn remove_stacked(pod: &mut Socket, link: &Link) {
     const STACKED: [&str; 6] = ["vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"];
     let is_stacked = |upper: &Link| {
@@ -193,32 +195,32 @@ fn remove_stacked(pod: &mut Socket, link: &Link) {
 
 /// Moves the device to the host with one message: name, MTU and MAC as they were.
 fn move_home(record: &Record, link: &Link, pod: &mut Socket, host: &mut Socket) -> Result<()> {
-    let Some(was) = &record.device.link else { return Ok(()) };
+    let Some(original) = &record.device.link else { return Ok(()) };
     let host_ns = Netns::current()?;
-    let mac = parse_mac(&was.mac).filter(|_| was.mac != link.mac && !vf::has_mac(record));
-    let mtu = Some(was.mtu).filter(|mtu| *mtu != link.mtu);
-    // Somebody may have taken the name meanwhile. The device must leave the pod all the same.
-    let name = match link::by_name(host, &was.name)? {
-        None => was.name.clone(),
+    let mac = parse_mac(&original.mac).filter(|_| original.mac != link.mac && !vf::has_mac(record));
+    let mtu = Some(original.mtu).filter(|mtu| *mtu != link.mtu);
+    // Another netdev may have the name by now. The device must leave the pod all the same.
+    let name = match link::by_name(host, &original.name)? {
+        None => original.name.clone(),
         Some(_) => free_name(host, link)?,
     };
     for altname in clashing(link, host)? {
-        // The move fails for it, and is tried again below.
+        // If it stays, the move fails, and is tried again below.
         link::remove_altname(pod, link, &altname).unwrap_or_else(|error| log::warn!("{error:#}"));
     }
     let moved = link::move_to(pod, link, &host_ns, &Move { name: &name, mtu, mac: mac.as_deref() });
-    // The message is not atomic: what counts is where the device is. The rest is mended on the host.
+    // The message is not atomic: what counts is where the device is. The rest is restored on the host.
     if moved.is_err() && find_in_pod(record, pod)?.is_some() {
-        // Without the parts that a driver may refuse.
+        // Try again without the parts that a driver may refuse.
         link::move_to(pod, link, &host_ns, &Move { name: &free_name(host, link)?, mtu: None, mac: None })?;
     }
     Ok(())
 }
 
-/// What the kernel itself calls a device whose name is taken, with its index behind it.
+/// The kernel calls a device whose name is taken by this, followed by its index.
 const KERNEL_NAME: &str = "dev";
 
-/// A name that nobody has.
+/// A name that no netdev of the host has.
 fn free_name(host: &mut Socket, link: &Link) -> Result<String> {
     for number in u32::from(link.index)..u32::from(link.index).saturating_add(1000) {
         let name = format!("{KERNEL_NAME}{number}");
@@ -229,7 +231,7 @@ fn free_name(host: &mut Socket, link: &Link) -> Result<String> {
     fail!(Internal, "the host has no free name for {}", link.name)
 }
 
-/// Which altnames of `link` somebody has who is already on the host: the kernel refuses the move for each.
+/// Which altnames of `link` another netdev of the host has: the kernel refuses the move for each.
 fn clashing(link: &Link, host: &mut Socket) -> Result<Vec<String>> {
     let mut taken = Vec::new();
     for name in &link.altnames {
@@ -240,26 +242,28 @@ fn clashing(link: &Link, host: &mut Socket) -> Result<Vec<String>> {
     Ok(taken)
 }
 
-/// The device of `record` in its pod, where the index that it got there is proof enough; the pod may have
-/// renamed it. An ADD that was killed in between did not learn the index.
+/// Finds the device of `record` in its pod, under whatever name: the index that it got there is proof enough. An ADD
+/// that was killed in between did not learn the index.
 pub fn find_in_pod(record: &Record, pod: &mut Socket) -> Result<Option<Link>> {
-    let Some(was) = &record.device.link else { return Ok(None) };
+    let Some(original) = &record.device.link else { return Ok(None) };
     let is_ours = |link: &Link| {
         let by_index = link.index.get() == record.applied.index;
-        let same_kind = link.parent == was.parent && link.kind == was.kind;
-        (same_kind && by_index) || is_same_device(link, was, record)
+        let same_kind = link.parent == original.parent && link.kind == original.kind;
+        (same_kind && by_index) || is_same_device(link, original, record)
     };
-    match likely(record, &[&record.ifname, &was.name], pod)?.into_iter().find(is_ours) {
+    match likely(record, &[&record.ifname, &original.name], pod)?.into_iter().find(is_ours) {
         None => Ok(link::seen(pod)?.into_iter().find(is_ours)),
         found => Ok(found),
     }
 }
 
-/// What to do about a device that stays in a namespace without a path.
+/// The advice for a device that stays in a namespace without a path.
 pub fn how_to_end(record: &Record) -> String {
-    let (was, applied) = (record.device.link.as_ref(), &record.applied);
+    let (original, applied) = (record.device.link.as_ref(), &record.applied);
     let is_ours = |link: &Link| {
-        was.is_some_and(|was| link.parent == was.parent && (link.mac == was.mac || link.mac == applied.mac))
+        original.is_some_and(|original| {
+            link.parent == original.parent && (link.mac == original.mac || link.mac == applied.mac)
+        })
     };
     let has_it = |keeper: &Keeper| {
         let find = || link::seen(&mut Netns::open(&keeper.path)?.run(Socket::open)?);
@@ -275,11 +279,11 @@ pub fn how_to_end(record: &Record) -> String {
     format!("process {} keeps it open: `kill {}`, then `rail-cni reap`", named.join(", "), ids.join(" "))
 }
 
-/// The device of `record` on the host, under whatever name.
+/// Finds the device of `record` on the host, under whatever name.
 pub fn find_on_host(record: &Record, node: &Node, host: &mut Socket) -> Result<Option<Link>> {
-    let Some(was) = &record.device.link else { return Ok(None) };
-    let is_ours = |link: &Link| is_same_device(link, was, record);
-    let found = likely(record, &[&was.name, &record.ifname], host)?.into_iter().find(is_ours);
+    let Some(original) = &record.device.link else { return Ok(None) };
+    let is_ours = |link: &Link| is_same_device(link, original, record);
+    let found = likely(record, &[&original.name, &record.ifname], host)?.into_iter().find(is_ours);
     if found.is_some() {
         return Ok(found);
     }
@@ -289,7 +293,7 @@ pub fn find_on_host(record: &Record, node: &Node, host: &mut Socket) -> Result<O
     let mut of_function = Vec::new();
     for name in function.netdevs()? {
         let is_its_port = match (record.device.port, sysfs::port_of(&node.sysfs_root, &name)) {
-            (Some(was), Some(now)) => was == now,
+            (Some(original), Some(now)) => original == now,
             _ => true,
         };
         of_function.extend(link::by_name(host, &name)?.filter(|_| is_its_port));
@@ -297,20 +301,22 @@ pub fn find_on_host(record: &Record, node: &Node, host: &mut Socket) -> Result<O
     if let Some(found) = of_function.iter().find(|link| is_ours(link)) {
         return Ok(Some(found.clone()));
     }
-    // A driver that made its netdev anew gave it another index, and perhaps another MAC. Where a function has one
-    // netdev, that is it; what is stacked on it, as the children of an IPoIB device, has a lower one.
-    of_function.retain(|link| link.lower == was.lower && link.parent == was.parent);
+    // A driver that made its netdev anew gave it another index, and perhaps another MAC. If the function has one netdev,
+    // it is that one; links that are stacked on it, as the children of an IPoIB device, have a lower link.
+    of_function.retain(|link| link.lower == original.lower && link.parent == original.parent);
     if !record.device.siblings && of_function.len() == 1 {
         return Ok(of_function.pop());
     }
     Ok(link::seen(host)?.into_iter().find(is_ours))
 }
 
-/// Where the device of `record` most likely is: each is one question, while a list of all links is not to be had
-/// where others come and go all the time. By its index first: a pod can give its name and MAC to a link of its own.
+/// The links that `record` most likely means. Each is one request, while the kernel's list of all links is never
+/// complete where links come and go all the time. The index comes first: a pod can give the device's name and MAC to a
+/// link of its own.
 fn likely(record: &Record, names: &[&String], socket: &mut Socket) -> Result<Vec<Link>> {
     let mut found = Vec::new();
-    let indexes = [record.applied.index, record.device.link.as_ref().map_or(0, |was| was.index.get())];
+    let indexes =
+        [record.applied.index, record.device.link.as_ref().map_or(0, |original| original.index.get())];
     for index in indexes.into_iter().filter_map(link::Index::new) {
         found.extend(link::by_index(socket, index)?);
     }
@@ -320,18 +326,19 @@ fn likely(record: &Record, names: &[&String], socket: &mut Socket) -> Result<Vec
     Ok(found)
 }
 
-/// Is `link`, in whichever namespace, the device that was recorded? Never by its name alone.
-fn is_same_device(link: &Link, was: &Link, record: &Record) -> bool {
-    if link.parent != was.parent || link.kind != was.kind {
+/// Whether `link`, in whichever namespace, is the device that was recorded. Its name alone is no proof.
+fn is_same_device(link: &Link, original: &Link, record: &Record) -> bool {
+    if link.parent != original.parent || link.kind != original.kind {
         return false;
     }
     let permanent =
-        link.permanent_mac.as_ref().zip(was.permanent_mac.as_ref()).map(|(one, other)| one == other);
-    let same_mac = link.mac == was.mac || link.mac == record.applied.mac;
-    let same_index = link.index == was.index || link.index.get() == record.applied.index;
-    // The kernel gives another index where its own is taken, and another name.
-    let by_name = link.name == was.name || link.name == record.ifname || link.name.starts_with(KERNEL_NAME);
-    match (&was.parent, permanent) {
+        link.permanent_mac.as_ref().zip(original.permanent_mac.as_ref()).map(|(one, other)| one == other);
+    let same_mac = link.mac == original.mac || link.mac == record.applied.mac;
+    let same_index = link.index == original.index || link.index.get() == record.applied.index;
+    // The kernel gives another index or name where the device's own is taken.
+    let by_name =
+        link.name == original.name || link.name == record.ifname || link.name.starts_with(KERNEL_NAME);
+    match (&original.parent, permanent) {
         // Ports of one function differ by their MACs; their indexes may be exchanged on the way.
         (Some(_), permanent) if record.device.siblings => permanent.unwrap_or(same_mac),
         // The permanent MAC of a VF may change: igbvf takes for it what its PF says at each reset.
@@ -341,50 +348,52 @@ fn is_same_device(link: &Link, was: &Link, record: &Record) -> bool {
     }
 }
 
-/// Does the device exist at all? A netdev without a bus that is neither here nor there is gone.
-fn exists(device: &Home, node: &Node) -> Result<bool> {
-    // Unbound, or bound to a driver without netdevs: there is nothing to come back.
+/// Whether the device exists at all. A netdev without a bus that is in neither namespace is gone.
+fn exists(device: &Original, node: &Node) -> Result<bool> {
+    // If it is unbound, or bound to a driver without netdevs, there is nothing to come back.
     let function = function(device, node)?;
     Ok(function.is_some_and(|function| function.driver().is_some() && !function.is_userspace()))
 }
 
-fn function(device: &Home, node: &Node) -> Result<Option<Function>> {
+fn function(device: &Original, node: &Node) -> Result<Option<Function>> {
     let Some(id) = device.pci_id.as_deref().and_then(DeviceId::parse) else { return Ok(None) };
     Function::find(&node.sysfs_root, &id)
 }
 
-/// Makes a link of the host, which is down, what it was: name, MTU, MAC, altnames, whatever a pod can change, up.
-fn restore(link: &Link, was: &Link, record: &Record, node: &Node, host: &mut Socket) -> Result<()> {
+/// Restores a link of the host, which is down: name, MTU, MAC, altnames, all that a pod can change, and up.
+fn restore_link(link: &Link, original: &Link, record: &Record, node: &Node, host: &mut Socket) -> Result<()> {
     let mut steps = Vec::new();
-    // First: an XDP program limits the MTU, and sysfs has the device under the name that it has now.
+    // These come first: an XDP program limits the MTU, and sysfs has the device under its present name.
     if let Some(settings) = &record.settings {
         steps.extend(settings.restore(link, &node.sysfs_root, host));
     }
-    // A pod's own must not stay: the next pod may have no room for it.
-    for altname in link.altnames.iter().filter(|name| !was.altnames.contains(name) && **name != was.name) {
+    // An altname that the pod gave must not stay: the next pod may have the same one already.
+    for altname in
+        link.altnames.iter().filter(|name| !original.altnames.contains(name) && **name != original.name)
+    {
         steps.push(link::remove_altname(host, link, altname));
     }
-    if link.name != was.name {
-        steps.push(rename(link, was, host));
+    if link.name != original.name {
+        steps.push(rename(link, original, host));
     }
-    if link.mtu != was.mtu {
-        steps.push(link::set_mtu(host, link, was.mtu));
+    if link.mtu != original.mtu {
+        steps.push(link::set_mtu(host, link, original.mtu));
     }
-    if link.mac != was.mac {
-        if let Some(mac) = parse_mac(&was.mac) {
+    if link.mac != original.mac {
+        if let Some(mac) = parse_mac(&original.mac) {
             steps.push(set_mac(host, link, &mac));
         }
     }
-    for altname in was.altnames.iter().filter(|name| !link.altnames.contains(*name)) {
+    for altname in original.altnames.iter().filter(|name| !link.altnames.contains(*name)) {
         steps.push(link::add_altname(host, link, altname));
     }
-    if was.up {
+    if original.up {
         steps.push(link::set_up(host, link));
     }
     all_of(steps).with_context(|| format!("{} is on the host, but not as it was", link.name))
 }
 
-/// A VF that is not trusted cannot set its MAC while the PF prescribes one, but takes that when it comes up.
+/// Sets the MAC. A VF that is not trusted cannot while the PF prescribes one, but takes that when it comes up.
 fn set_mac(host: &mut Socket, link: &Link, mac: &[u8]) -> Result<()> {
     let refused = match link::set_mac(host, link, mac) {
         Err(error) if link.parent.is_some() => error,
@@ -397,27 +406,26 @@ fn set_mac(host: &mut Socket, link: &Link, mac: &[u8]) -> Result<()> {
     if has_it { Ok(()) } else { Err(refused) }
 }
 
-fn rename(link: &Link, was: &Link, host: &mut Socket) -> Result<()> {
-    if let Some(other) = link::by_name(host, &was.name)?.filter(|other| other.index != link.index) {
+fn rename(link: &Link, original: &Link, host: &mut Socket) -> Result<()> {
+    if let Some(other) = link::by_name(host, &original.name)?.filter(|other| other.index != link.index) {
         fail!(
             Internal,
-            "{} cannot have its name {} back, another device has it (index {}): rename that one",
+            "{} cannot get its name {} back, because another device has it (index {}): rename that one",
             link.name,
-            was.name,
+            original.name,
             other.index
         );
     }
     // udev may have given it its old name as an altname.
-    if link.altnames.contains(&was.name) {
-        link::remove_altname(host, link, &was.name)?;
+    if link.altnames.contains(&original.name) {
+        link::remove_altname(host, link, &original.name)?;
     }
-    link::set_name(host, link, &was.name)
+    link::set_name(host, link, &original.name)
 }
 
-/// A device in a living pod of which nothing is on record, known by its PCI address alone: it goes back under
-/// the name that is usual for it, or else a free one. For DELs after somebody emptied /run, or after another
-/// plugin's ADD.
-pub fn give_back_unrecorded(netns: &Netns, id: &DeviceId, ifname: &str, node: &Node) -> Result<bool> {
+/// Returns a device without a record from a living pod; its PCI address alone is known. On the host it gets its usual
+/// name, or else a free one. DEL needs this after /run was emptied, or after another plugin's ADD.
+pub fn unrecorded(netns: &Netns, id: &DeviceId, ifname: &str, node: &Node) -> Result<bool> {
     let mut pod = netns.run(Socket::open)?;
     let ours = |link: &Link| link.parent.as_deref() == Some(id.as_str());
     let Some(link) = link::by_name(&mut pod, ifname)?.filter(ours) else { return Ok(false) };
