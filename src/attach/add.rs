@@ -100,7 +100,7 @@ impl<'a> Request<'a> {
         let Request { network, attachment, node, conf, pod, host, .. } = self;
         claim::recover_own(records, attachment, node)?;
         pod::refuse_name_in_use(pod, &attachment.ifname)?;
-        rdma::settle_dead(conf, attachment, records, node)?;
+        rdma::recover_name(conf, attachment, records, node)?;
         let claim::Claim { device, mut lock, left } = claim::claim(records, conf, attachment, node, host)?;
         device::check(&device, conf, node, &network.name, host)?;
         let told = conf.rail.is_none().then(|| device::rail_of(&device, node)).flatten();

@@ -1,5 +1,5 @@
-//! `gid`: an RDMA connection leaves by a GID, an entry that the RDMA device makes of each address of its netdev, some
-//! time after the address is set. ADD waits for the entries of the kind RoCE v2 and tells their places.
+//! `gid`: the source of an RDMA connection is a GID, an entry that the RDMA device makes of each address of its netdev,
+//! shortly after the address is set. ADD waits for the entries of type RoCE v2 and records their indexes.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::thread::sleep;
@@ -15,11 +15,11 @@ use crate::netns::Netns;
 use crate::node::Node;
 use crate::sysfs::{self, Function};
 
-/// Between two looks: first soon, then twice as late each time.
+/// The pauses between two looks: each is twice as long as the one before.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
-/// Where GIDs are required there must be a device to have them.
+/// Refuses a network that requires GIDs where the pod gets no RDMA device.
 pub fn refuse_without_device(conf: &NetConf, what: &str, plan: &Plan) -> Result<()> {
     if conf.gid.is_some_and(|gid| gid.required) && plan.names.is_empty() {
         fail!(UnsupportedField, "gid: require, and the pod gets no RDMA device of {what}");
@@ -27,8 +27,8 @@ pub fn refuse_without_device(conf: &NetConf, what: &str, plan: &Plan) -> Result<
     Ok(())
 }
 
-/// The GIDs of the record's addresses, as far as they come within the time of `probe`, counted from `start`; and which
-/// addresses have none. Nothing of both where the device is none for RoCE.
+/// Waits for the GIDs of the record's addresses, for the time of `probe` counted from `start`. Returns those that exist,
+/// and the addresses that have none; both are empty for a device without RoCE.
 pub fn wait(
     record: &Record,
     probe: Probe,
@@ -53,7 +53,7 @@ pub fn wait(
     }
 }
 
-/// ADD: waits for them and puts them on record. An error names the addresses that have none.
+/// Waits for the GIDs in ADD and records them. An error names the addresses that have none.
 pub fn run(record: &mut Record, probe: Probe, start: Instant, netns: &Netns, node: &Node) -> Result<()> {
     let ifname = record.ifname.clone();
     let (found, missing) = wait(record, probe, start, &ifname, netns, node)?;
@@ -101,7 +101,7 @@ fn as_gid(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// What CHECK finds of those that ADD found: programs of the pod were told their places.
+/// What CHECK finds about the recorded GIDs: programs of the pod use their indexes.
 pub fn differences(record: &Record, netns: &Netns, ifname: &str, node: &Node) -> Result<Vec<String>> {
     if record.gids.is_empty() {
         return Ok(Vec::new());

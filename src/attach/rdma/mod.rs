@@ -1,5 +1,5 @@
-//! The RDMA devices of a rail. In the exclusive mode they go with the netdev, both ways before it: a driver may
-//! refuse, and the host's inventory looks when the netdev appears (dranet#177).
+//! The RDMA devices of a rail. In exclusive mode they move with the netdev, and before it in both directions: a driver
+//! may refuse, and the host's inventory looks when the netdev appears (dranet#177).
 
 pub(crate) mod gid;
 mod name;
@@ -21,47 +21,47 @@ use crate::netns::Netns;
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function, Mounted};
 
-pub use name::{restore_names, settle_dead};
+pub use name::{recover_name, restore_names};
 
-/// For namespaces of which there are only processes.
+/// How long the search for RDMA devices in other namespaces may take.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What becomes of the RDMA devices of a rail.
+/// What ADD does with the RDMA devices of a rail.
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// Names of those that the pod will see.
+    /// Names of the devices that the pod will see.
     pub names: Vec<String>,
-    /// Those that have to move.
+    /// The devices that must move.
     pub moving: Vec<rdma::Device>,
-    /// The one that gets another name.
+    /// The device that gets another name.
     pub renamed: Option<RdmaRenamed>,
 }
 
-/// RDMA devices of a function that are in somebody's namespace.
+/// RDMA devices of a function that are in another namespace.
 #[derive(Clone, Debug)]
 pub struct Away {
     /// PCI address or auxiliary name of the function.
     pub id: String,
-    /// Their names.
+    /// Names of the RDMA devices.
     pub names: Vec<String>,
-    /// Leads to the namespace.
+    /// A path that leads to the namespace.
     pub netns: PathBuf,
 }
 
 impl Away {
     /// Where they are, for people.
-    pub fn told(&self) -> String {
+    pub fn describe(&self) -> String {
         let (names, netns) = (self.names.join(" and "), self.netns.display());
         format!("its RDMA device {names} is in the namespace {netns}")
     }
 }
 
-/// Decides it, and refuses what cannot be.
+/// Decides what to do with the device's RDMA devices, and refuses what is not possible.
 pub fn prepare(conf: &NetConf, device: &Device, node: &Node) -> Result<Plan> {
     let names = device.rdma_devices();
     let what = device.describe();
     let is_required = conf.rdma == Rdma::Required;
-    // To open the socket makes a kernel without RDMA look for the module.
+    // Opening the socket makes a kernel without RDMA search for the module.
     let has_rdma = is_required || node.sysfs_root.join("class/infiniband").exists() || !names.is_empty();
     let mut socket = if has_rdma { rdma::open()? } else { None };
     let is_exclusive = socket.as_mut().map(rdma::is_exclusive).transpose()?.unwrap_or(false);
@@ -105,14 +105,14 @@ fn without_device(conf: &NetConf, device: &Device, is_exclusive: bool, node: &No
     let which = if is_required { Which::All } else { Which::Mounted };
     let functions: Vec<_> = device.function().into_iter().filter(|_| is_exclusive).collect();
     if let Some(away) = find_away(&functions, which)?.first() {
-        let told = away.told();
+        let place = away.describe();
         if is_required {
             fail!(
                 TryAgain,
-                "rdma: required, and {what} has none on the host: {told}: end that pod, or move it back"
+                "rdma: required, and {what} has none on the host: {place}: end that pod, or move it back"
             );
         }
-        log::warn!("rdma: {what} is attached without RDMA: {told}; NCCL will use TCP on this rail");
+        log::warn!("rdma: {what} is attached without RDMA: {place}; NCCL will use TCP on this rail");
     } else if is_required {
         fail!(
             UnsupportedField,
@@ -126,14 +126,14 @@ fn without_device(conf: &NetConf, device: &Device, is_exclusive: bool, node: &No
     Ok(())
 }
 
-/// Where the RDMA devices of these functions are, of those that are in a namespace which can be seen from here.
+/// Finds the RDMA devices of these functions in all namespaces that can be seen from here.
 pub fn find_away(functions: &[&Function], which: Which) -> Result<Vec<Away>> {
     let mut found = Vec::new();
     if functions.is_empty() {
         return Ok(found);
     }
     every_netns::visit(which, Instant::now() + PATIENCE, |_, netns| {
-        // Most have none, and that is seen without a mount.
+        // Most namespaces have none, and seeing that needs no mount.
         if rdma::open()?.as_mut().map(rdma::is_any).transpose()?.unwrap_or(false) {
             let sysfs = Mounted::here()?;
             for function in functions {
@@ -149,7 +149,7 @@ pub fn find_away(functions: &[&Function], which: Which) -> Result<Vec<Away>> {
     Ok(found)
 }
 
-/// Where they are required: fails while a pod still has them that has given up the device itself.
+/// Where RDMA is required: fails while a pod whose netdev is back on the host still has the RDMA devices.
 pub fn refuse_owed(conf: &NetConf, device: &Device, records: &Records) -> Result<()> {
     if conf.rdma != Rdma::Required || !device.rdma_devices().is_empty() {
         return Ok(());
@@ -159,14 +159,14 @@ pub fn refuse_owed(conf: &NetConf, device: &Device, records: &Records) -> Result
         None => Ok(()),
         Some(debt) => fail!(
             TryAgain,
-            "rdma: required, and the RDMA device of {} is still in {}: `rail-cni reap` takes it home, or that pod's end",
+            "rdma: required, and the RDMA device of {} is still in {}: run `rail-cni reap`, or end that pod",
             device.describe(),
             debt.record.holder()
         ),
     }
 }
 
-/// Names them and moves them to the pod.
+/// Gives the devices their names and moves them to the pod.
 pub fn move_in(record: &Record, netns: &Netns) -> Result<()> {
     if record.rdma.is_empty() && record.rdma_renamed.is_none() {
         return Ok(());
@@ -176,13 +176,13 @@ pub fn move_in(record: &Record, netns: &Netns) -> Result<()> {
     record.rdma.iter().try_for_each(|device| rdma::move_to(&mut socket, device, netns))
 }
 
-/// Takes those that are in the pod back to the host. When the namespace dies, the kernel does it.
+/// Moves the devices from the pod to the host. When the namespace ends, the kernel does that.
 pub fn take_back(record: &Record, netns: &Netns) -> Result<()> {
     if record.rdma.is_empty() {
         return Ok(());
     }
     let host = Netns::current()?;
-    // From inside: the kernel compares with the namespace of the calling thread, not with the socket's
+    // The request must come from a thread in the pod's namespace: the kernel compares with that, not with the socket's
     // (ib_device_set_netns_put in drivers/infiniband/core/device.c).
     netns.run(|| {
         let Some(mut pod) = rdma::open()? else { return Ok(()) };
@@ -191,7 +191,7 @@ pub fn take_back(record: &Record, netns: &Netns) -> Result<()> {
     })
 }
 
-/// What CHECK finds of the devices, by the name of the netdev in the pod.
+/// What CHECK finds about the devices. `ifname` is the present name of the netdev in the pod.
 pub fn differences(record: &Record, netns: &Netns, ifname: &str, node: &Node) -> Result<Vec<String>> {
     let mut found = Vec::new();
     if !record.rdma.is_empty() {
@@ -210,7 +210,7 @@ pub fn differences(record: &Record, netns: &Netns, ifname: &str, node: &Node) ->
     Ok(found)
 }
 
-/// Names of the devices of the record that the pod has.
+/// The names that the record's devices have in the pod.
 pub fn names_in_pod(record: &Record, netns: &Netns) -> Result<Vec<String>> {
     let Some(mut pod) = netns.run(rdma::open)?.filter(|_| !record.rdma.is_empty()) else {
         return Ok(Vec::new());
@@ -218,8 +218,8 @@ pub fn names_in_pod(record: &Record, netns: &Netns) -> Result<Vec<String>> {
     Ok(of_pod(record, &mut pod)?.into_iter().map(|device| device.name).collect())
 }
 
-/// By index, which no namespace changes: the pod may have renamed them. Each is one question, for a list leaves one out
-/// when another one leaves meanwhile.
+/// The record's devices in the pod, by index, because the pod may have renamed them. Each is one request: the kernel's
+/// list leaves a device out when another one moves away meanwhile.
 fn of_pod(record: &Record, pod: &mut Socket) -> Result<Vec<rdma::Device>> {
     let mut there = Vec::new();
     for device in &record.rdma {
@@ -228,8 +228,8 @@ fn of_pod(record: &Record, pod: &mut Socket) -> Result<Vec<rdma::Device>> {
     Ok(there)
 }
 
-/// The function of the record, in the sysfs of the namespace that has its RDMA devices while the pod has the device.
-/// The mount must be kept as long as the function is looked at.
+/// The record's function in the sysfs of the namespace that has its RDMA devices. The mount must live as long as the
+/// function is used.
 fn function_of(record: &Record, netns: &Netns, node: &Node) -> Result<Option<(Function, Option<Mounted>)>> {
     let Some(id) = record.device.pci_id.as_deref().and_then(DeviceId::parse) else { return Ok(None) };
     let mounted = if record.rdma.is_empty() { None } else { Some(netns.run(Mounted::here)?) };

@@ -1,5 +1,5 @@
-//! `rdmaDeviceName`: programs find the RDMA device of a rail under a name that does not depend on the node. The kernel
-//! has each name once, over all namespaces.
+//! `rdmaDeviceName`: programs find the RDMA device of a rail under a name that is the same on every node. The kernel has
+//! each name only once, over all namespaces.
 
 use anyhow::{Context as _, Result};
 
@@ -22,7 +22,7 @@ pub fn plan(conf: &NetConf, what: &str, socket: Option<&mut Socket>, plan: &mut 
         let count = plan.names.len();
         fail!(
             UnsupportedField,
-            "rdmaDeviceName: {what} has {count} RDMA devices here, and one can have the name: leave the key out"
+            "rdmaDeviceName: {what} has {count} RDMA devices here, and the name is for exactly one: remove the key"
         );
     };
     if before == wanted {
@@ -36,8 +36,8 @@ pub fn plan(conf: &NetConf, what: &str, socket: Option<&mut Socket>, plan: &mut 
     Ok(())
 }
 
-/// Undoes attachments of dead pods that have the name which this network wants. One that lives is left alone.
-pub fn settle_dead(conf: &NetConf, own: &Attachment, records: &Records, node: &Node) -> Result<()> {
+/// Undoes attachments of dead pods that have the name that this network wants. Living pods are left alone.
+pub fn recover_name(conf: &NetConf, own: &Attachment, records: &Records, node: &Node) -> Result<()> {
     let Some(wanted) = &conf.rdma_name else { return Ok(()) };
     let (all, _) = records.all()?;
     let has_it = |record: &&Record| {
@@ -51,7 +51,7 @@ pub fn settle_dead(conf: &NetConf, own: &Attachment, records: &Records, node: &N
     Ok(())
 }
 
-/// Gives it the name, on the host.
+/// Gives the device its name, while it is on the host.
 pub fn give(record: &Record, host: &mut Socket) -> Result<()> {
     let Some(RdmaRenamed { index, before, wanted }) = &record.rdma_renamed else { return Ok(()) };
     rdma::rename(host, *index, wanted).with_context(|| {
@@ -62,8 +62,8 @@ pub fn give(record: &Record, host: &mut Socket) -> Result<()> {
     })
 }
 
-/// The names that they had, where the pod or ADD gave them others: those on the host, wherever they come from. An index
-/// is given again when a device is gone, so each must still be the function's.
+/// Restores the names of devices that are on the host, whether the pod or ADD changed them. The kernel reuses the index
+/// of a device that is gone, so each device must still belong to the function.
 pub fn restore_names(record: &Record, node: &Node) -> Result<()> {
     let mut were: Vec<_> = record.rdma.iter().map(|device| (device.index, &device.name)).collect();
     were.extend(record.rdma_renamed.iter().map(|one| (one.index, &one.before)));
@@ -80,13 +80,13 @@ pub fn restore_names(record: &Record, node: &Node) -> Result<()> {
 }
 
 fn is_of(function: Option<&Function>, device: &rdma::Device) -> bool {
-    // A name that a pod has made of `../x` or `..` is in no listing of sysfs, and no program of the host gives such.
+    // A pod can choose a name like `../x` or `..`. sysfs cannot list it, and no program of the host uses such a name.
     let is_listed = |name: &str| !name.contains('/') && name != "." && name != "..";
     !is_listed(&device.name)
         || function.is_some_and(|function| function.rdma_devices().contains(&device.name))
 }
 
-/// What CHECK finds.
+/// What CHECK finds about the name.
 pub fn difference(record: &Record, netns: &Netns) -> Result<Option<String>> {
     let Some(RdmaRenamed { index, wanted, .. }) = &record.rdma_renamed else { return Ok(None) };
     let Some(mut pod) = netns.run(rdma::open)? else { return Ok(None) };

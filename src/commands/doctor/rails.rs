@@ -449,7 +449,7 @@ fn rdma_devices(rails: &[&Rail], inventory: &Inventory, networks: &[Network], fo
             of_rail(rail).into_iter().filter(|one| !has(one)).map(|one| one.id).collect();
         for one in away.iter().filter(|one| without.contains(&one.id)) {
             let text =
-                format!("{}: {}, and no record says so: a pod gets it without RDMA", one.id, one.told());
+                format!("{}: {}, and no record says so: a pod gets it without RDMA", one.id, one.describe());
             let remedy = "end that pod: the device comes back when its namespace ends (`rdma dev set` in that namespace moves it at once)";
             found.add(Check::warn(name, text, remedy).on(rail));
         }
