@@ -10,11 +10,13 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::cni::{self, Attachment, Dns, GC_KEYS, Keys, Network, Route};
+use crate::error::{Code, Failure};
+use crate::fail;
+use crate::fault::Fault;
 use crate::netlink::link::parse_mac;
 use crate::netlink::vf::{LinkState, VfState, Vlan};
 use crate::node::Node;
 use crate::sysfs::DeviceId;
-use crate::{fail, failure};
 
 /// Rails that have a routing table of their own: 100 to 227, clear of the kernel's 253 to 255.
 const MAX_RAIL: u8 = 127;
@@ -102,6 +104,13 @@ pub struct Probe {
     pub required: bool,
     /// How long ADD waits for it.
     pub timeout: Duration,
+}
+
+/// Returns a [`Fault`] of the value at a key: `wrong!("mtu", "{mtu} is too large")`.
+macro_rules! wrong {
+    ($path:expr, $($problem:tt)*) => {
+        return Err(anyhow::Error::from(Fault::new($path, format!($($problem)*))))
+    };
 }
 
 /// Declares a section of the configuration: its keys, which `lint` knows by the same list, and their types. Every key may
@@ -253,8 +262,11 @@ pub const NO_IPAM: [&str; 37] = [
 impl NetConf {
     /// Reads the configuration for `attachment` on `node`.
     pub fn parse(network: &Network, attachment: &Attachment, node: &Node) -> Result<NetConf> {
-        let raw: Raw = serde_path_to_error::deserialize(Value::Object(network.config.clone()))
-            .map_err(|error| failure!(InvalidConfig, "network {}: {error}", network.name))?;
+        let raw: Raw =
+            serde_path_to_error::deserialize(Value::Object(network.config.clone())).map_err(|error| {
+                let fault = Fault::new(error.path().to_string(), error.inner().to_string());
+                fault.of(format!("network {}", network.name))
+            })?;
         for key in network.config.keys() {
             if !is_known(key) {
                 log::warn!("unknown key {key:?} is ignored");
@@ -262,7 +274,7 @@ impl NetConf {
         }
         let rail = raw.rail;
         if let Some(rail) = rail.filter(|rail| *rail > MAX_RAIL) {
-            fail!(InvalidConfig, "rail: {rail} is more than {MAX_RAIL}");
+            wrong!("rail", "{rail} is more than {MAX_RAIL}");
         }
         let (vf, vf_keys) = vf_settings(network, &raw)?;
         let mac = mac(network, &raw)?;
@@ -281,10 +293,7 @@ impl NetConf {
                 None | Some("source-based") => true,
                 Some("destination-based") => false,
                 Some(other) => {
-                    fail!(
-                        InvalidConfig,
-                        "routing: {other:?} is neither \"source-based\" nor \"destination-based\""
-                    )
+                    wrong!("routing", "{other:?} is neither \"source-based\" nor \"destination-based\"")
                 }
             },
             sysctls: sysctls(&raw, &attachment.ifname)?,
@@ -335,12 +344,12 @@ fn check_policy(rail: Option<u8>, mut keys: impl Iterator<Item = &'static str>, 
     if let Some(allowed) = &node.policy.rails {
         if (rail.is_some() || node.rails.is_empty()) && !rail.is_some_and(|rail| allowed.contains(&rail)) {
             let given = rail.map_or_else(|| "absent".to_owned(), |rail| rail.to_string());
-            fail!(InvalidConfig, "rail: {given}, and this node's policy allows the rails {allowed:?}");
+            wrong!("rail", "{given}, and this node's policy allows the rails {allowed:?}");
         }
     }
     if let Some(allowed) = &node.policy.vf_keys {
         if let Some(key) = keys.find(|key| !allowed.iter().any(|allowed| allowed == key)) {
-            fail!(InvalidConfig, "{key}: this node's policy lets networks set {allowed:?} only");
+            wrong!(key, "this node's policy lets networks set {allowed:?} only");
         }
     }
     Ok(())
@@ -355,7 +364,7 @@ fn selector(network: &Network, raw: &Raw) -> Result<Selector> {
     let runtime = match network.get(&["runtimeConfig", "deviceID"]) {
         None => None,
         Some(Value::String(id)) => Some(id.as_str()).filter(|id| !id.is_empty()),
-        Some(other) => fail!(InvalidConfig, "runtimeConfig.deviceID: {other} is not a string"),
+        Some(other) => wrong!("runtimeConfig.deviceID", "{other} is not a string"),
     };
     let given = [
         ("runtimeConfig.deviceID", runtime),
@@ -365,18 +374,15 @@ fn selector(network: &Network, raw: &Raw) -> Result<Selector> {
     let mut id: Option<(&str, DeviceId)> = None;
     for (key, value) in given.into_iter().filter_map(|(key, value)| Some((key, value?))) {
         let Some(parsed) = DeviceId::parse(value) else {
-            fail!(
-                InvalidConfig,
-                "{key}: {value:?} is neither a PCI address (0000:3b:00.2) nor an auxiliary device (mlx5_core.sf.4)"
+            wrong!(
+                key,
+                "{value:?} is neither a PCI address (0000:3b:00.2) nor an auxiliary device (mlx5_core.sf.4)"
             );
         };
         match &id {
-            Some((first, other)) if *other != parsed => fail!(
-                InvalidConfig,
-                "{first} {:?} and {key} {value:?} name two devices: remove one from network {}",
-                other.as_str(),
-                network.name
-            ),
+            Some((first, other)) if *other != parsed => {
+                wrong!(key, "{value:?} and {first} {:?} name two devices: remove one", other.as_str())
+            }
             Some(_) => (),
             None => id = Some((key, parsed)),
         }
@@ -386,7 +392,7 @@ fn selector(network: &Network, raw: &Raw) -> Result<Selector> {
         if let Err(error) = cni::check_ifname(name) {
             // An altname may be longer than a name.
             if name.len() <= 15 || name.len() > 127 || name.contains('/') {
-                fail!(InvalidConfig, "device: {error}");
+                wrong!("device", "{error}");
             }
         }
     }
@@ -394,7 +400,7 @@ fn selector(network: &Network, raw: &Raw) -> Result<Selector> {
         None => None,
         Some(text) => match parse_mac(text) {
             Some(bytes) if bytes.len() >= 6 => Some(text.to_ascii_lowercase().replace('-', ":")),
-            _ => fail!(InvalidConfig, "hwaddr: {text:?} is not a hardware address"),
+            _ => wrong!("hwaddr", "{text:?} is not a hardware address"),
         },
     };
     let selector = Selector {
@@ -420,7 +426,7 @@ fn mac(network: &Network, raw: &Raw) -> Result<Option<Vec<u8>>> {
     let json = |path: &[&str]| match network.get(path) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone()).filter(|text| !text.is_empty())),
-        Some(other) => fail!(InvalidConfig, "{}: {other} is not a string", path.join(".")),
+        Some(other) => wrong!(path.join("."), "{other} is not a string"),
     };
     let given = [
         ("runtimeConfig.mac", json(&["runtimeConfig", "mac"])?),
@@ -436,9 +442,9 @@ fn mac(network: &Network, raw: &Raw) -> Result<Option<Vec<u8>>> {
             Ok(Some(bytes))
         }
         Some(bytes) if bytes.len() == 6 => {
-            fail!(InvalidConfig, "{key}: {text:?} is a group address or all zero, no NIC can have it")
+            wrong!(key, "{text:?} is a group address or all zero, no NIC can have it")
         }
-        _ => fail!(InvalidConfig, "{key}: {text:?} is not an Ethernet address like 02:00:00:00:00:01"),
+        _ => wrong!(key, "{text:?} is not an Ethernet address like 02:00:00:00:00:01"),
     }
 }
 
@@ -486,9 +492,9 @@ fn guid(network: &Network) -> Result<Option<u64>> {
         };
         return match bytes.map(u64::from_be_bytes) {
             Some(guid) if guid != 0 && guid != u64::MAX => Ok(Some(guid)),
-            _ => fail!(
-                InvalidConfig,
-                "{key}: {} is not a GUID like 02:00:00:00:00:00:00:01",
+            _ => wrong!(
+                key,
+                "{} is not a GUID like 02:00:00:00:00:00:00:01",
                 network.get(path).unwrap_or(&Value::Null)
             ),
         };
@@ -500,13 +506,13 @@ fn one_of<T: Copy>(key: &str, value: &Option<String>, allowed: &[(&str, T)]) -> 
     let Some(value) = text(value) else { return Ok(None) };
     let found = allowed.iter().find(|(name, _)| *name == value).map(|(_, meaning)| *meaning);
     let names = || allowed.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-    found.map(Some).ok_or_else(|| failure!(InvalidConfig, "{key}: {value:?} is not one of {}", names()))
+    found.map(Some).ok_or_else(|| Fault::new(key, format!("{value:?} is not one of {}", names())).into())
 }
 
 /// The VLAN; `vlan: 0` means none, as in sriov-cni.
 fn vlan(raw: &Raw) -> Result<Option<Vlan>> {
     let up_to = |key: &str, value: Option<u32>, most: u16| match value.unwrap_or(0) {
-        value if value > u32::from(most) => fail!(InvalidConfig, "{key}: {value} is not within 0 to {most}"),
+        value if value > u32::from(most) => wrong!(key, "{value} is not within 0 to {most}"),
         value => Ok(u16::try_from(value).unwrap_or(most)),
     };
     let id = up_to("vlan", raw.vlan, 4094)?;
@@ -515,7 +521,7 @@ fn vlan(raw: &Raw) -> Result<Option<Vlan>> {
     let is_dot1ad = one_of("vlanProto", &proto, &[("802.1q", false), ("802.1ad", true)])?.unwrap_or(false);
     if id == 0 && (qos != 0 || is_dot1ad) {
         let key = if qos != 0 { "vlanQoS" } else { "vlanProto" };
-        fail!(InvalidConfig, "{key} needs a vlan other than 0");
+        wrong!(key, "needs a vlan other than 0");
     }
     Ok((id != 0).then_some(Vlan { id, qos: u8::try_from(qos).unwrap_or(7), is_dot1ad }))
 }
@@ -524,7 +530,7 @@ fn vlan(raw: &Raw) -> Result<Option<Vlan>> {
 fn rate(raw: &Raw) -> Result<Option<(u32, u32)>> {
     let (min, max) = (raw.min_tx_rate.unwrap_or(0), raw.max_tx_rate.unwrap_or(0));
     if max != 0 && min > max {
-        fail!(InvalidConfig, "min_tx_rate: {min} Mbit/s is more than max_tx_rate, {max}");
+        wrong!("min_tx_rate", "{min} Mbit/s is more than max_tx_rate, {max}");
     }
     Ok((min != 0 || max != 0).then_some((min, max)))
 }
@@ -546,10 +552,10 @@ fn routes(raw: &Raw) -> Result<Vec<Route>> {
 /// Refuses a route, of the configuration or the IPAM, that no kernel accepts.
 pub fn check_route(route: &Route, whose: &str) -> Result<()> {
     if let Some(gw) = route.gw.filter(|gw| gw.is_ipv4() != route.dst.addr().is_ipv4()) {
-        fail!(InvalidConfig, "{whose}: {} via {gw}: two address families", route.dst);
+        wrong!(whose, "{} via {gw}: two address families", route.dst);
     }
     if route.table == Some(255) {
-        fail!(InvalidConfig, "{whose}: {}: table 255 is the kernel's own", route.dst);
+        wrong!(whose, "{}: table 255 is the kernel's own", route.dst);
     }
     Ok(())
 }
@@ -575,16 +581,16 @@ fn sysctls(raw: &Raw, ifname: &str) -> Result<Vec<(PathBuf, String)>> {
                 .then_some((family, kind, leaf))
         };
         let Some((family, kind, leaf)) = parts() else {
-            fail!(
-                InvalidConfig,
-                "sysctl: {key:?} is no key of this interface: net.{{ipv4,ipv6}}.{{conf,neigh}}.IFNAME.*"
+            wrong!(
+                format!("sysctl.{key}"),
+                "is no key of this interface: net.{{ipv4,ipv6}}.{{conf,neigh}}.IFNAME.*"
             );
         };
         if value.contains('\n') || value.len() > 64 {
-            fail!(InvalidConfig, "sysctl: {key}: {value:?} is no value");
+            wrong!(format!("sysctl.{key}"), "{value:?} is no value");
         }
         if !seen.insert((family, kind, leaf)) {
-            fail!(InvalidConfig, "sysctl: {key} is given twice");
+            wrong!(format!("sysctl.{key}"), "is given twice");
         }
         sysctls.push((PathBuf::from(format!("net/{family}/{kind}/{ifname}/{leaf}")), value.clone()));
     }
@@ -595,10 +601,9 @@ fn ipam(raw: &Raw) -> Result<Option<String>> {
     let Some(name) = raw.ipam.as_ref().and_then(|ipam| text(&ipam.r#type)) else { return Ok(None) };
     check_plugin_name(name)?;
     if name == "dhcp" {
-        fail!(
-            UnsupportedField,
-            "ipam.type: dhcp asks through the link, which is attached after its address is known"
-        );
+        let why = "dhcp asks through the link, which is attached after its address is known";
+        let not_supported = Failure::new(Code::UnsupportedField, "not supported");
+        return Err(anyhow::Error::from(Fault::new("ipam.type", why)).context(not_supported));
     }
     Ok(Some(name.to_owned()))
 }
@@ -606,10 +611,10 @@ fn ipam(raw: &Raw) -> Result<Option<String>> {
 /// A name, not a path, and not of a plugin that is known to give no addresses.
 pub fn check_plugin_name(name: &str) -> Result<()> {
     if name.contains(['/', '\0']) || name == "." || name == ".." {
-        fail!(InvalidConfig, "ipam.type: {name:?} is no name of a plugin");
+        wrong!("ipam.type", "{name:?} is no name of a plugin");
     }
     if NO_IPAM.contains(&name) {
-        fail!(InvalidConfig, "ipam.type: {name} is no IPAM plugin, it gives no addresses: rail-ipam does");
+        wrong!("ipam.type", "{name} is no IPAM plugin, it gives no addresses: rail-ipam does");
     }
     Ok(())
 }
@@ -644,7 +649,7 @@ fn device_info(network: &Network, node: &Node) -> Result<Option<PathBuf>> {
         None => return Ok(None),
         Some(Value::String(path)) if path.is_empty() => return Ok(None),
         Some(Value::String(path)) => PathBuf::from(path),
-        Some(other) => fail!(InvalidConfig, "runtimeConfig.CNIDeviceInfoFile: {other} is not a string"),
+        Some(other) => wrong!("runtimeConfig.CNIDeviceInfoFile", "{other} is not a string"),
     };
     let allowed = &node.device_info_dir;
     // /var/run is a link to /run on every current distribution.
@@ -658,17 +663,17 @@ fn device_info(network: &Network, node: &Node) -> Result<Option<PathBuf>> {
         if let Some(name) = path.file_name() {
             // The kernel's limit is 255 bytes, and the file is first written under a longer name.
             if name.len() > LONGEST_NAME || name.as_encoded_bytes().iter().any(u8::is_ascii_control) {
-                fail!(
-                    InvalidConfig,
-                    "runtimeConfig.CNIDeviceInfoFile: {name:?} is no name of a file, or longer than {LONGEST_NAME} bytes"
+                wrong!(
+                    "runtimeConfig.CNIDeviceInfoFile",
+                    "{name:?} is no name of a file, or longer than {LONGEST_NAME} bytes"
                 );
             }
             return Ok(Some(path));
         }
     }
-    fail!(
-        InvalidConfig,
-        "runtimeConfig.CNIDeviceInfoFile: {} is not a file in {} (deviceInfoDir of node.json)",
+    wrong!(
+        "runtimeConfig.CNIDeviceInfoFile",
+        "{} is not a file in {} (deviceInfoDir of node.json)",
         path.display(),
         allowed.display()
     )
@@ -690,10 +695,10 @@ fn probe(
     let required = one_of(key, &mode, &modes)?.flatten();
     let given = text(timeout).unwrap_or(usual_timeout);
     let Some(timeout) = parse_duration(given) else {
-        fail!(InvalidConfig, "{key}Timeout: {given:?} is no duration like \"500ms\" or \"1.5s\"");
+        wrong!(format!("{key}Timeout"), "{given:?} is no duration like \"500ms\" or \"1.5s\"");
     };
     if timeout < Duration::from_millis(1) || timeout > LONGEST_PROBE {
-        fail!(InvalidConfig, "{key}Timeout: {given:?} is not within 1ms to {LONGEST_PROBE:?}");
+        wrong!(format!("{key}Timeout"), "{given:?} is not within 1ms to {LONGEST_PROBE:?}");
     }
     Ok(required.map(|required| Probe { required, timeout }))
 }
@@ -706,16 +711,16 @@ fn rdma_name(raw: &Raw) -> Result<Option<String>> {
     let Some(name) = text(&raw.rdma_device_name) else { return Ok(None) };
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
     if name.len() > LONGEST_RDMA_NAME || !name.bytes().all(is_plain) || name.starts_with(['.', '-']) {
-        fail!(
-            InvalidConfig,
-            "rdmaDeviceName: {name:?} is not a name of up to {LONGEST_RDMA_NAME} letters, digits, \"_\", \"-\" and \".\", \
+        wrong!(
+            "rdmaDeviceName",
+            "{name:?} is not a name of up to {LONGEST_RDMA_NAME} letters, digits, \"_\", \"-\" and \".\", \
              beginning with a letter, a digit or \"_\""
         );
     }
     if text(&raw.rdma) == Some("off") {
-        fail!(
-            InvalidConfig,
-            "rdmaDeviceName: with \"rdma\": \"off\" the RDMA device keeps its name: remove one of the two keys"
+        wrong!(
+            "rdmaDeviceName",
+            "with \"rdma\": \"off\" the RDMA device keeps its name: remove one of the two keys"
         );
     }
     Ok(Some(name.to_owned()))

@@ -96,7 +96,7 @@ what_cannot_be_is_refused_before_anything_moves() {
     refused "name two devices" ADD pod1 net1 "$(conf 0 "$(vf 0)" | sed "s/\"pciBusID\": \"$(vf 0)\"/\"pciBusID\": \"$(vf 1)\"/")"
     refused "is not one of on, off" ADD pod1 net1 "$(conf 0 "$(vf 0)" '"trust": "maybe"')"
     refused "vlan: 4095" ADD pod1 net1 "$(conf 0 "$(vf 0)" '"vlan": 4095')"
-    refused "vlanQoS needs a vlan" ADD pod1 net1 "$(conf 0 "$(vf 0)" '"vlanQoS": 3')"
+    refused "vlanQoS: needs a vlan" ADD pod1 net1 "$(conf 0 "$(vf 0)" '"vlanQoS": 3')"
     same "after the refusals" "$pristine" "$(snapshot)"
 }
 

@@ -122,10 +122,10 @@ impl Lint {
         for _ in 0..=map.len() {
             let Ok(network) = parse(&map) else { return };
             let Err(error) = NetConf::parse(&network, &attachment, &Node::default()) else { return };
-            let message = format!("{error:#}");
-            let message = message.strip_prefix(&format!("network {name}: ")).unwrap_or(&message);
-            self.fault(name, refusal(plugin, &error, message));
-            let key = message.split(['.', ':', '[', ' ']).next().unwrap_or_default();
+            let fault = refusal(plugin, &error);
+            let path = fault.path.clone();
+            self.fault(name, fault);
+            let key = path.split(['.', '[']).next().unwrap_or_default();
             let group = TOGETHER.into_iter().find(|group| group.contains(&key)).unwrap_or(&[key]).to_vec();
             let gone = group.iter().filter_map(|key| map.remove(*key)).count();
             if gone == 0 || SELECTORS.contains(&key) {
@@ -193,12 +193,12 @@ impl Lint {
         }
         let network = parse(&as_handed_over(plugin, context, version)).ok()?;
         if let Err(error) = ipam::config::requested(&network) {
-            self.fault(name, refusal(plugin, &error, &format!("{error:#}")));
+            self.fault(name, refusal(plugin, &error));
         }
         let config = match ipam::config::Config::parse(&network) {
             Ok(config) => config,
             Err(error) => {
-                self.fault(name, refusal(plugin, &error, &format!("{error:#}")));
+                self.fault(name, refusal(plugin, &error));
                 return None;
             }
         };
@@ -260,20 +260,14 @@ pub fn parse(map: &Map<String, Value>) -> Result<Network> {
     Network::parse(json!(map).to_string().into(), Args::default(), vec![], &KEYS, Strictness::Strict)
 }
 
-/// The fault of an error of a plugin's parser, with its position. An error that is no [`Fault`] names its key in its
-/// text: `vlanQoS needs a vlan`, `sysctl: "a.b" is not a key`.
-fn refusal(plugin: Part, error: &anyhow::Error, message: &str) -> Fault {
+/// The fault of an error of a plugin's parser, with its position. An error that is no [`Fault`] is of the plugin as a
+/// whole.
+fn refusal(plugin: Part, error: &anyhow::Error) -> Fault {
     if let Some(fault) = error.downcast_ref::<Fault>() {
-        return plugin.locate(fault.clone());
+        // The line of the file says which network it is.
+        return plugin.locate(Fault { subject: String::new(), ..fault.clone() });
     }
-    let mut words = message.split(' ').map(|word| word.trim_matches([':', '"']));
-    let (path, next) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    let key = format!("{path}.{next}");
-    let place = plugin.place(if plugin.get(&key).is_some() { &key } else { path });
-    match message.split_once(": ").filter(|(before, _)| *before == path) {
-        Some((path, problem)) => Fault::new(path, problem).at(place),
-        None => Fault::whole(message).at(place),
-    }
+    Fault::whole(format!("{error:#}")).at(plugin.place(""))
 }
 
 /// The configuration of a plugin in the form that a runtime passes on.
