@@ -116,7 +116,7 @@ impl<'a> Request<'a> {
         }
         let vf = vf::prepare(conf, &device, left.as_ref(), node, host)?;
         let mut record = self.new_record(&device, &stdin)?;
-        record.vf = vf.as_ref().map(|plan| plan.record.clone());
+        record.vf = vf.as_ref().map(|changes| changes.record.clone());
         let rdma = rdma::prepare(&self.conf, &device, &self.node)?;
         (record.rdma, record.rdma_renamed) = (rdma.moving, rdma.renamed);
         let link = device.original.link.as_ref();
@@ -148,7 +148,7 @@ impl<'a> Request<'a> {
         records: &Records,
     ) -> Result<Option<Link>> {
         let Claimed { device, lock, record, vf, rdma_names, .. } = claimed;
-        self.plan_routes(device, record, leased, records)?;
+        self.prepare_routes(device, record, leased, records)?;
         records.write(record, lock)?;
         watchdog::step(|| format!("setting what the PF sets for {}", device.original.id));
         if let Some(vf) = vf {
@@ -187,7 +187,7 @@ impl<'a> Request<'a> {
     }
 
     /// What the rail is to have in the pod, compared with what the pod has.
-    fn plan_routes(
+    fn prepare_routes(
         &mut self,
         device: &Device,
         record: &mut Record,

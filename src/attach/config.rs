@@ -40,7 +40,7 @@ pub struct NetConf {
     /// Routes beside those of the IPAM.
     pub routes: Vec<Route>,
     /// Whether the rail has its own table and rules, or the main table alone.
-    pub source_based: bool,
+    pub routing: Routing,
     /// Sysctls of the interface: path below /proc/sys with the interface's name in it, and value.
     pub sysctls: Vec<(PathBuf, String)>,
     /// Whether the RDMA devices move.
@@ -84,6 +84,15 @@ impl std::fmt::Display for Selector {
         ];
         f.write_str(&parts.into_iter().flatten().collect::<Vec<_>>().join(", "))
     }
+}
+
+/// Where the routes of a rail are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Routing {
+    /// In a table of the rail's own, with a rule for the rail's addresses, and in the main table.
+    SourceBased,
+    /// In the main table alone.
+    DestinationBased,
 }
 
 /// Whether the device's RDMA devices move with it.
@@ -289,9 +298,9 @@ impl NetConf {
             vf,
             vf_keys,
             routes: routes(&raw)?,
-            source_based: match text(&raw.routing) {
-                None | Some("source-based") => true,
-                Some("destination-based") => false,
+            routing: match text(&raw.routing) {
+                None | Some("source-based") => Routing::SourceBased,
+                Some("destination-based") => Routing::DestinationBased,
                 Some(other) => {
                     wrong!("routing", "{other:?} is neither \"source-based\" nor \"destination-based\"")
                 }

@@ -1,4 +1,4 @@
-//! DEL: the device goes home, the address is free, and what fails is owed.
+//! DEL: the device returns to the host, the address is free, and what fails is owed.
 
 use std::path::Path;
 

@@ -8,7 +8,7 @@ use anyhow::Result;
 use ipnet::IpNet;
 use nix::errno::Errno;
 
-use super::config::{NetConf, check_route};
+use super::config::{NetConf, Routing, check_route};
 use super::record::{Applied, Record};
 use crate::cluster_networks::overlap;
 use crate::cni::{self, AddResult};
@@ -68,6 +68,7 @@ pub fn prepare(conf: &NetConf, original: &Link, leased: &AddResult, pod: &mut So
     };
     let (table, metric) = (FIRST_TABLE + slot, FIRST_METRIC + slot);
 
+    let is_source_based = conf.routing == Routing::SourceBased;
     let mut routes = Vec::new();
     // A route that both the pool and the network give is one route, and the network's takes precedence.
     let is_of_pool_alone = |of_pool: &&cni::Route| {
@@ -86,14 +87,14 @@ pub fn prepare(conf: &NetConf, original: &Link, leased: &AddResult, pod: &mut So
             routes.push(route);
             continue;
         }
-        if conf.source_based && !addresses.is_empty() {
+        if is_source_based && !addresses.is_empty() {
             routes.push(Route { table, metric: 0, ..route.clone() });
         }
         let metric = if route.metric == 0 { metric } else { route.metric };
         routes.push(Route { metric, ..route });
     }
     let mut rules = Vec::new();
-    if conf.source_based {
+    if is_source_based {
         for net in &addresses {
             // Without it, packets that the rule sends to this table would not reach the neighbours on the link.
             if net.prefix_len() < net.max_prefix_len() {

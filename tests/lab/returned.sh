@@ -188,7 +188,7 @@ del_ends_when_the_driver_was_unbound() {
     ip link set ens1f0v0 address "$mac"
 }
 
-# Somebody emptied /run. The pod still has the VF, and DEL says which: it comes home.
+# Somebody emptied /run. The pod still has the VF, and DEL says which: it returns to the host.
 a_lost_record_does_not_lose_the_vf() {
     local config vf mac
     vf=$(vf 0) mac=$(mac_of ens0f0v0)

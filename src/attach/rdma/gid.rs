@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::{Plan, function_of};
+use super::{Changes, function_of};
 use crate::attach::config::{NetConf, Probe};
 use crate::attach::record::{Gid, Record};
 use crate::fail;
@@ -20,8 +20,8 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Refuses a network that requires GIDs where the pod gets no RDMA device.
-pub fn refuse_without_device(conf: &NetConf, what: &str, plan: &Plan) -> Result<()> {
-    if conf.gid.is_some_and(|gid| gid.required) && plan.names.is_empty() {
+pub fn refuse_without_device(conf: &NetConf, what: &str, changes: &Changes) -> Result<()> {
+    if conf.gid.is_some_and(|gid| gid.required) && changes.names.is_empty() {
         fail!(UnsupportedField, "gid: require, and the pod gets no RDMA device of {what}");
     }
     Ok(())

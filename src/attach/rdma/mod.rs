@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// What ADD does with the RDMA devices of a rail.
 #[derive(Debug, Default)]
-pub struct Plan {
+pub struct Changes {
     /// Names of the devices that the pod will see.
     pub names: Vec<String>,
     /// The devices that must move.
@@ -57,7 +57,7 @@ impl Away {
 }
 
 /// Decides what to do with the device's RDMA devices, and refuses what is not possible.
-pub fn prepare(conf: &NetConf, device: &Device, node: &Node) -> Result<Plan> {
+pub fn prepare(conf: &NetConf, device: &Device, node: &Node) -> Result<Changes> {
     let names = device.rdma_devices();
     let what = device.describe();
     let is_required = conf.rdma == Rdma::Required;
@@ -74,13 +74,13 @@ pub fn prepare(conf: &NetConf, device: &Device, node: &Node) -> Result<Plan> {
             "rdma: required, and the system is in shared mode: `rdma system set netns exclusive`, before any pod starts"
         );
     }
-    let mut plan = Plan::default();
+    let mut changes = Changes::default();
     match &mut socket {
         _ if conf.rdma == Rdma::Off && is_exclusive => (),
         Some(socket) if is_exclusive && !names.is_empty() => {
-            plan.moving = rdma::named(socket, &names)?;
-            if plan.moving.len() < names.len() {
-                let count = plan.moving.len();
+            changes.moving = rdma::named(socket, &names)?;
+            if changes.moving.len() < names.len() {
+                let count = changes.moving.len();
                 fail!(
                     UnsupportedField,
                     "rdma: {what} has the RDMA devices {names:?}, and the host sees {count} of them"
@@ -91,11 +91,11 @@ pub fn prepare(conf: &NetConf, device: &Device, node: &Node) -> Result<Plan> {
         _ => (),
     }
     if conf.rdma != Rdma::Off || !is_exclusive {
-        plan.names = names;
+        changes.names = names;
     }
-    name::plan(conf, &what, socket.as_mut(), &mut plan)?;
-    gid::refuse_without_device(conf, &what, &plan)?;
-    Ok(plan)
+    name::prepare(conf, &what, socket.as_mut(), &mut changes)?;
+    gid::refuse_without_device(conf, &what, &changes)?;
+    Ok(changes)
 }
 
 /// The host sees no RDMA device of the function: another namespace may have it.

@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result};
 
-use super::Plan;
+use super::Changes;
 use crate::attach::claim;
 use crate::attach::config::NetConf;
 use crate::attach::record::{RdmaRenamed, Record, Records};
@@ -15,11 +15,11 @@ use crate::netns::{Life, Netns};
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
 
-/// Adds the new name to `plan`.
-pub fn plan(conf: &NetConf, what: &str, socket: Option<&mut Socket>, plan: &mut Plan) -> Result<()> {
+/// Adds the new name to `changes`.
+pub fn prepare(conf: &NetConf, what: &str, socket: Option<&mut Socket>, changes: &mut Changes) -> Result<()> {
     let Some(wanted) = &conf.rdma_name else { return Ok(()) };
-    let (Some(socket), [before]) = (socket, &plan.names[..]) else {
-        let count = plan.names.len();
+    let (Some(socket), [before]) = (socket, &changes.names[..]) else {
+        let count = changes.names.len();
         fail!(
             UnsupportedField,
             "rdmaDeviceName: {what} has {count} RDMA devices here, and the name is for exactly one: remove the key"
@@ -28,11 +28,11 @@ pub fn plan(conf: &NetConf, what: &str, socket: Option<&mut Socket>, plan: &mut 
     if before == wanted {
         return Ok(());
     }
-    let Some(device) = rdma::named(socket, &plan.names)?.pop() else {
+    let Some(device) = rdma::named(socket, &changes.names)?.pop() else {
         fail!(TryAgain, "rdmaDeviceName: {what} had the RDMA device {before}, which is gone");
     };
-    plan.renamed = Some(RdmaRenamed { index: device.index, before: device.name, wanted: wanted.clone() });
-    plan.names = vec![wanted.clone()];
+    changes.renamed = Some(RdmaRenamed { index: device.index, before: device.name, wanted: wanted.clone() });
+    changes.names = vec![wanted.clone()];
     Ok(())
 }
 
