@@ -34,7 +34,7 @@ the_gid_of_the_address_is_there_when_add_returns() {
 
 # No RDMA device of that VF will have it.
 a_gid_that_does_not_come_is_told_and_undone_where_it_is_required() {
-    local config said
+    local config
     rdma link delete rxe00
     config=$(conf 0 "$(vf 0)" '"gid": "require"')
     pod pod1
