@@ -53,6 +53,7 @@ a_pf_that_is_down_is_told_with_its_remedy() {
     contains doctor "FAIL  pf-link" "$output"
     local remedy
     remedy=$(json 1 doctor '.checks[] | select(.check == "pf-link" and .rail == 3) | .remedy' | jq -r . | tr -d '`')
+    remedy=${remedy#run }
     same remedy "ip link set ens3f0 up" "$remedy"
     $remedy
     for _ in {1..50}; do
