@@ -197,8 +197,7 @@ impl<'a> Request<'a> {
         crate::log::addresses(leased.ips.iter().map(|ip| ip.address.addr()));
         let Some(original) = &device.original.link else { return Ok(()) };
         record.applied = pod::prepare(&self.conf, original, leased, &mut self.pod)?;
-        let rails = records.ifnames_of(&self.attachment.container_id)?;
-        pod::check_routes(&record.applied, &self.node, &rails, &mut self.pod)?;
+        pod::check_routes(record, &self.node, records, &mut self.pod)?;
         record.probe = probe::prepare(&self.conf, &record.applied, leased)?;
         Ok(())
     }
@@ -308,7 +307,9 @@ impl<'a> Request<'a> {
         }
         // A VF may not be able to take a MAC that its PF prescribes until it comes up.
         let prescribed = record.vf.as_ref().and_then(|vf| vf.wanted.mac.as_ref()).and(conf.mac.as_deref());
-        let mac = conf.mac.as_deref().filter(|_| prescribed.is_none());
+        // Some VFs refuse even the MAC that they have.
+        let is_new = |mac: &&[u8]| prescribed.is_none() && link::format_mac(mac) != original.mac;
+        let mac = conf.mac.as_deref().filter(is_new);
         link::move_to(host, original, netns, &Move { name: &record.ifname, mtu: conf.mtu, mac })?;
         let moved = link::by_name(pod, &record.ifname)?;
         let moved = moved.filter(|link| link.parent == original.parent && link.kind == original.kind);

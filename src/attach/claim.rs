@@ -1,6 +1,9 @@
 //! Which attachment has which device. An attachment of which only the record is left, because its DEL never came or
 //! its ADD was killed, is undone here by the next call that meets it.
 
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
 use anyhow::Result;
 
 use super::config::NetConf;
@@ -11,14 +14,40 @@ use super::record::{AttachmentLock, DeviceLock, Phase, Record, Records};
 use super::restore::{self, Outcome};
 use crate::cni::Attachment;
 use crate::error::{self, Code, all_of};
-use crate::fail;
 use crate::netlink::Socket;
 use crate::netns::{Life, Netns};
 use crate::node::Node;
 use crate::sysfs::DeviceId;
+use crate::{fail, failure};
 
 /// How often ADD looks for its device again after it has restored something.
 const MAX_TRIES: u32 = 4;
+
+/// How long ADD waits for a pod that has the device, and may be ending: after a forced delete, the kubelet gives the
+/// device to the next pod before the runtime has stopped the last one. Shorter than its next try takes, 11 s.
+const ENDING: Duration = Duration::from_secs(3);
+
+/// Why a device cannot be claimed.
+enum Refused {
+    /// A pod has it, this error says.
+    Held(anyhow::Error),
+    /// Something else.
+    Other(anyhow::Error),
+}
+
+impl From<anyhow::Error> for Refused {
+    fn from(error: anyhow::Error) -> Refused {
+        Refused::Other(error)
+    }
+}
+
+impl Refused {
+    fn into_error(self) -> anyhow::Error {
+        match self {
+            Refused::Held(error) | Refused::Other(error) => error,
+        }
+    }
+}
 
 /// A device that no attachment has, and that none can claim while this is kept.
 #[derive(Debug)]
@@ -39,6 +68,22 @@ pub fn claim(
     node: &Node,
     host: &mut Socket,
 ) -> Result<Claim> {
+    let began = Instant::now();
+    loop {
+        match try_claim(records, conf, attachment, node, host) {
+            Err(Refused::Held(_)) if began.elapsed() < ENDING => sleep(Duration::from_millis(50)),
+            tried => return tried.map_err(Refused::into_error),
+        }
+    }
+}
+
+fn try_claim(
+    records: &Records,
+    conf: &NetConf,
+    attachment: &Attachment,
+    node: &Node,
+    host: &mut Socket,
+) -> Result<Claim, Refused> {
     for _ in 0..MAX_TRIES {
         let found = device::find(&conf.selector, node, host)?;
         let Some(found) = found.filter(|found| !is_what_is_left(found, conf, records)) else {
@@ -70,7 +115,11 @@ pub fn claim(
             recover_other(records, &claim, node)?;
         }
     }
-    fail!(TryAgain, "device {} is busy: other calls keep claiming it; retry", conf.selector)
+    Err(Refused::Other(failure!(
+        TryAgain,
+        "device {} is busy: other calls keep claiming it; retry",
+        conf.selector
+    )))
 }
 
 /// Is it the second port of a function whose first port is attached? The function's address means the first.
@@ -80,17 +129,17 @@ fn is_what_is_left(found: &Device, conf: &NetConf, records: &Records) -> bool {
 }
 
 /// Fails while the pod of `claim` has the device, or may have it.
-fn refuse_living(claim: &Record, what: &str) -> Result<()> {
+fn refuse_living(claim: &Record, what: &str) -> Result<(), Refused> {
+    let holder = claim.holder();
     match claim.life()? {
         Life::Dead => Ok(()),
-        Life::Alive => fail!(TryAgain, "{what} is attached to {}", claim.holder()),
-        Life::Unknown(why) => fail!(
+        Life::Alive => Err(Refused::Held(failure!(TryAgain, "{what} is attached to {holder}"))),
+        Life::Unknown(why) => Err(Refused::Other(failure!(
             TryAgain,
-            "{what} was attached to {}, and it is not known whether that pod is alive: {why}. If it is gone: \
+            "{what} was attached to {holder}, and it is not known whether that pod is alive: {why}. If it is gone: \
              `rail-cni reap --force {}`",
-            claim.holder(),
             claim.container_id
-        ),
+        ))),
     }
 }
 
@@ -113,7 +162,7 @@ pub fn refuse_pf_of_attached_vfs(records: &Records, device: &Device, node: &Node
 
 /// The device is not on the host under its name. Either a pod has it, or the kernel returned it under another name
 /// when a pod's namespace ended, or it does not exist.
-fn recover_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<()> {
+fn recover_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<(), Refused> {
     let selector = &conf.selector;
     let (all, _) = records.all()?;
     let is_meant = |record: &&Record| {
@@ -132,26 +181,26 @@ fn recover_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<()> 
         let mut debts = records.debts()?.into_iter().map(|debt| debt.record);
         let Some(debtor) = debts.find(|record| is_meant(&record) && record.owes_device()) else {
             selector.id.as_ref().map_or(Ok(()), |id| lost::refuse(id, node))?;
-            fail!(InvalidConfig, "the host has no device {selector}");
+            return Err(failure!(InvalidConfig, "the host has no device {selector}").into());
         };
         // It may be here under another name, and its own name may be free by now.
         let id = &debtor.device.id;
         let _lock = records.lock_device(id)?;
         if let debt::Found::Stale(left) = debt::take_over(records, id, node, &mut Socket::open()?)? {
             let why = left.owed().into_iter().find(|owed| owed.what.is_of_device()).map(|owed| owed.why);
-            fail!(
-                TryAgain,
-                "{selector} is the device {id}, which {} left behind: {}",
-                left.holder(),
-                why.unwrap_or_default()
-            );
+            let why = why.unwrap_or_default();
+            let holder = left.holder();
+            let error =
+                failure!(TryAgain, "{selector} is the device {id}, which {holder} left behind: {why}");
+            return Err(error.into());
         }
         return Ok(());
     }
     for claim in claims {
         match holding(claim, node)? {
             Holding::Device => {
-                fail!(TryAgain, "device {} is attached to {}", claim.device.id, claim.holder());
+                let (id, holder) = (&claim.device.id, claim.holder());
+                return Err(Refused::Held(failure!(TryAgain, "device {id} is attached to {holder}")));
             }
             Holding::Unknown(_) if !is_on_host(claim, node)? => {
                 refuse_living(claim, &format!("device {}", claim.device.id))?;
@@ -161,13 +210,14 @@ fn recover_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<()> 
         // Its namespace is gone, and the device has still not come back.
         let now = records.named(&claim.device.id)?;
         if now.iter().any(|now| now.attachment() == claim.attachment() && now.phase == Phase::Missing) {
-            fail!(
+            let error = failure!(
                 TryAgain,
                 "device {} has not come back from {}, whose network namespace is gone: {}",
                 claim.device.id,
                 claim.holder(),
                 restore::how_to_end(claim)
             );
+            return Err(error.into());
         }
     }
     Ok(())
@@ -183,7 +233,7 @@ pub fn recover_own(records: &Records, attachment: &Attachment, node: &Node) -> R
             let device = &record.device.id;
             fail!(InvalidConfig, "{attachment} already has {device}: a second ADD needs a DEL first")
         }
-        Holding::Unknown(_) => refuse_living(&record, &record.device.id),
+        Holding::Unknown(_) => refuse_living(&record, &record.device.id).map_err(Refused::into_error),
         Holding::Nothing => recover(records, &record, node),
     }
 }

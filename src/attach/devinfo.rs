@@ -2,7 +2,8 @@
 //! and the RDMA devices of its interface.
 //!
 //! The runtime names the file, and Multus has already put the device plugin's there when ADD begins: that a
-//! file exists says nothing about whose it is. So ours names its attachment, in a key that readers pass over.
+//! file exists says nothing about whose it is. So ours names its attachment, in a key that readers pass over, and keeps
+//! what else the device plugin said of the device, such as `representor-device` and `vhost-net`.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -45,10 +46,16 @@ pub fn write(path: &Path, record: &Record, rdma: &[String]) -> Result<()> {
         log::warn!("no device-info file: {} is on no bus", original.id);
         return Ok(());
     };
-    let mut pci = match DeviceId::parse(id) {
-        Some(DeviceId::Auxiliary(_)) => json!({}),
-        _ => json!({ "pci-address": id }),
-    };
+    let (dir, name) = split(path)?;
+    let dir = Dir::create(dir)?;
+    if let Some(whose) = in_the_way(&dir, name, original, attachment)? {
+        return Err(refusal(&dir, name, &whose));
+    }
+    let mut pci = described(&dir, name, id);
+    match DeviceId::parse(id) {
+        Some(DeviceId::Auxiliary(_)) => (),
+        _ => pci["pci-address"] = json!(id),
+    }
     if let Some(pf) = original.pf.as_ref().filter(|pf| *pf != id) {
         pci["pf-pci-address"] = json!(pf);
     }
@@ -64,12 +71,21 @@ pub fn write(path: &Path, record: &Record, rdma: &[String]) -> Result<()> {
         ours["gids"] = json!(record.gids);
     }
     let info = json!({ "type": "pci", "version": "1.1.0", "pci": pci, OWNER: ours });
-    let (dir, name) = split(path)?;
-    let dir = Dir::create(dir)?;
-    if let Some(whose) = in_the_way(&dir, name, original, attachment)? {
-        return Err(refusal(&dir, name, &whose));
-    }
     dir.write(name, info.to_string().as_bytes())
+}
+
+/// What the file says of this device already, but for its RDMA devices, of which ADD knows more.
+fn described(dir: &Dir, name: &str, id: &str) -> Value {
+    let info: Value =
+        dir.read(name).ok().flatten().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
+    match info.get("pci").and_then(Value::as_object) {
+        Some(pci) if info["type"] == "pci" && pci.get("pci-address").and_then(Value::as_str) == Some(id) => {
+            let mut pci = pci.clone();
+            pci.remove("rdma-device");
+            Value::Object(pci)
+        }
+        _ => json!({}),
+    }
 }
 
 /// Removes it, and what a killed ADD left half-written. One that belongs to another attachment is left there.

@@ -9,9 +9,9 @@ use ipnet::IpNet;
 use nix::errno::Errno;
 
 use super::config::{NetConf, Routing, check_route};
-use super::record::{Applied, Record};
+use super::record::{Applied, Record, Records};
 use crate::cluster_networks::overlap;
-use crate::cni::{self, AddResult};
+use crate::cni::{self, AddResult, Attachment};
 use crate::netlink::link::{self, Link};
 use crate::netlink::route::{MAIN, Route};
 use crate::netlink::rule::Rule;
@@ -116,15 +116,33 @@ pub fn prepare(conf: &NetConf, original: &Link, leased: &AddResult, pod: &mut So
 }
 
 /// Refuses routes that take the cluster's networks away from the pod: the pod reaches them by the default route of eth0,
-/// and every other route is longer than that. An overlap with another network of the pod is logged. `rails` are the
-/// pod's other rails, which share the fabric.
-pub fn check_routes(applied: &Applied, node: &Node, rails: &[String], pod: &mut Socket) -> Result<()> {
-    // The rail's own table matters only for packets from the rail's address.
-    let ours: Vec<_> = applied.routes.iter().filter(|route| route.table == MAIN).collect();
-    if ours.is_empty() {
+/// and every other route is longer than that. An overlap with another network of the pod is logged, unless that is
+/// another rail, which shares the fabric. The rail's own table must have no routes of others.
+pub fn check_routes(record: &Record, node: &Node, records: &Records, pod: &mut Socket) -> Result<()> {
+    let applied = &record.applied;
+    if applied.routes.is_empty() {
         return Ok(());
     }
+    let rails = records.ifnames_of(&record.container_id)?;
     let all = route::all(pod)?;
+    let is_own_table = |table| applied.rules.iter().any(|rule| rule.table == table);
+    for (index, route) in all.iter().filter(|(_, route)| is_own_table(route.table)) {
+        let Some(link) = link::by_index(pod, *index)? else { continue };
+        let other = Attachment { container_id: record.container_id.clone(), ifname: link.name };
+        let is_rail = rails.contains(&other.ifname);
+        let other_rail = if is_rail { records.find(&other)?.and_then(|other| other.rail) } else { None };
+        if other_rail != record.rail || !is_rail {
+            fail!(
+                InvalidConfig,
+                "table {} of the pod, which is this rail's, has the route {route} of {}: does a plugin such as sbr \
+                 follow rail-cni in that network? Remove it there: rail-cni makes the tables",
+                route.table,
+                other.ifname
+            );
+        }
+    }
+    // The rail's own table matters only for packets from the rail's address.
+    let ours: Vec<_> = applied.routes.iter().filter(|route| route.table == MAIN).collect();
     let theirs = all.iter().filter(|(_, route)| route.table == MAIN && route.dst.prefix_len() > 0);
     let theirs: Vec<_> = theirs.filter(|(_, route)| !is_of_links(route.dst)).collect();
     for network in &node.cluster_networks {

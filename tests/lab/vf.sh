@@ -70,6 +70,12 @@ a_mac_is_set_twice_and_goes_back() {
         del pod1 net1 "$config"
         same "MAC after DEL" "$before" "$(mac_of ens1f0v0)"
     done
+    # What it has already is no wish of the PF, which would set it.
+    config=$(conf 1 "$(vf 1)" "\"mac\": \"$before\"")
+    add pod1 net1 "$config"
+    same "MAC in the pod" "$before" "$(ip -n pod1 -json link show net1 | jq -r '.[0].address')"
+    same "MAC on record for the PF" null "$(jq .vf.wanted.mac /run/rail-cni/attachments/*.json)"
+    del pod1 net1 "$config"
     # A VF without a wish keeps its own, also when it goes up.
     add pod1 net1 "$(conf 1 "$(vf 1)")"
     same "MAC without a wish" "$before" "$(ip -n pod1 -json link show net1 | jq -r '.[0].address')"

@@ -8,15 +8,16 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use serde_json::Value;
 
-use super::{Check, Findings, count};
+use super::{Check, Findings, Verdict, count};
 use crate::files;
 
 /// Runtimes and Multus, with their usual paths.
 const CALLERS: [(&str, &[&str]); 3] = [
     ("containerd", &["/usr/bin/containerd", "/usr/local/bin/containerd"]),
     ("crio", &["/usr/bin/crio", "/usr/local/bin/crio", "/usr/libexec/crio/crio"]),
-    ("multus", &["/opt/cni/bin/multus", "/opt/cni/bin/multus-shim", "/usr/libexec/cni/multus"]),
+    (MULTUS, &["/opt/cni/bin/multus", "/opt/cni/bin/multus-shim", "/usr/libexec/cni/multus"]),
 ];
+const MULTUS: &str = "multus";
 /// The directory in which runtimes look for networks.
 pub const CONFIGURATIONS: &str = "/etc/cni/net.d";
 /// Module, tab and version follow each other, as `go version -m` shows them.
@@ -25,10 +26,17 @@ const MODULE: &[u8] = b"github.com/containernetworking/cni\t";
 /// Reports the versions of CNI that each caller supports.
 pub fn check(found: &mut Findings) {
     let name = "runtime";
+    let mut old = None;
     for (caller, places) in CALLERS {
         let Some(path) = places.iter().map(Path::new).find(|path| path.is_file()) else { continue };
         let what = format!("{caller} ({})", path.display());
-        found.add(match libcni_of(path) {
+        let libcni = libcni_of(path);
+        if let Ok(Some(version)) = &libcni {
+            if caller != MULTUS && ["v1.0.", "v1.1."].iter().any(|old| version.starts_with(old)) {
+                old = Some(format!("{caller} with libcni {version}"));
+            }
+        }
+        found.add(match libcni {
             Err(error) => Check::skip(name, format!("{what} cannot be read: {error:#}")),
             Ok(None) => Check::skip(
                 name,
@@ -40,12 +48,12 @@ pub fn check(found: &mut Findings) {
     if !found.0.iter().any(|check| check.name == name) {
         found.add(Check::skip(name, "there is no containerd, crio or multus in the usual places"));
     }
-    configurations(Path::new(CONFIGURATIONS), found);
+    configurations(Path::new(CONFIGURATIONS), old.as_deref(), found);
 }
 
-/// libcni 1.2.0 is the first version with CNI 1.1, that is GC and STATUS. 1.0 and 1.1 support CNI 1.0.0.
+/// libcni 1.2.0 is the first version with CNI 1.1, that is GC and STATUS; so was its first release candidate, which
+/// Multus 4.1 contains. 1.0 and 1.1 support CNI 1.0.0.
 fn judged(name: &'static str, what: &str, version: &str) -> Check {
-    let is_early = version.trim_start_matches('v').starts_with("1.2.0-");
     let mut parts = version.trim_start_matches('v').split(['.', '-', '+']).map(str::parse::<u32>);
     let (Some(Ok(major)), Some(Ok(minor))) = (parts.next(), parts.next()) else {
         return Check::skip(name, format!("{what}: libcni {version:?} is not a version"));
@@ -56,7 +64,7 @@ fn judged(name: &'static str, what: &str, version: &str) -> Check {
             format!("{what}: libcni {version} supports CNI up to 0.4.0, and refuses networks with 1.0.0"),
             "set \"cniVersion\": \"0.4.0\" in the networks, or install a newer version",
         ),
-        (1, 0 | 1) | (1, 2) if is_early || minor < 2 => Check::ok(
+        (1, 0 | 1) => Check::ok(
             name,
             format!(
                 "{what}: libcni {version} supports CNI up to 1.0.0, without GC and STATUS: networks need \
@@ -119,8 +127,8 @@ pub fn configurations_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Reports the runtime's own networks of rail-cni and Multus.
-fn configurations(directory: &Path, found: &mut Findings) {
+/// Reports the runtime's own networks of rail-cni and Multus. `old`: the runtime, if it supports CNI 1.0.0 only.
+fn configurations(directory: &Path, old: Option<&str>, found: &mut Findings) {
     let name = "net.d";
     let paths = match configurations_in(directory) {
         Ok(paths) => paths,
@@ -148,13 +156,22 @@ fn configurations(directory: &Path, found: &mut Findings) {
             let is = |plugin: &Value| plugin["type"].as_str().is_some_and(|kind| kind.starts_with(wanted));
             plugins.iter().any(is)
         };
-        for kind in ["multus", "rail-cni"].into_iter().filter(|kind| has(kind)) {
+        for kind in [MULTUS, "rail-cni"].into_iter().filter(|kind| has(kind)) {
             let version =
                 network.get("cniVersion").and_then(Value::as_str).unwrap_or("0.1.0, because it has none");
+            if let (MULTUS, "1.1.0", Some(old)) = (kind, version, old) {
+                let text = format!(
+                    "{shown}: multus has cniVersion 1.1.0, and {old} cannot convert its results: every DEL of a pod \
+                     fails, and its rails stay in use"
+                );
+                let remedy = format!("in {shown}, set \"cniVersion\": \"1.0.0\"");
+                found.add(Check::fail(name, text, remedy));
+                continue;
+            }
             lines.push(format!("{shown}: {kind}, cniVersion {version}"));
         }
     }
-    if lines.is_empty() {
+    if lines.is_empty() && !found.0.iter().any(|check| check.name == name && check.verdict == Verdict::Fail) {
         lines.push(format!(
             "{}: {}, none of multus or rail-cni",
             directory.display(),
@@ -167,7 +184,6 @@ fn configurations(directory: &Path, found: &mut Findings) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::doctor::Verdict;
 
     #[test]
     fn the_version_is_found_wherever_it_is() {
@@ -192,7 +208,7 @@ mod tests {
         for (version, verdict, newest) in [
             ("v1.3.0", Verdict::Ok, "up to 1.1.0"),
             ("v1.2.0", Verdict::Ok, "up to 1.1.0"),
-            ("v1.2.0-rc1", Verdict::Ok, "up to 1.0.0"),
+            ("v1.2.0-rc1", Verdict::Ok, "up to 1.1.0"),
             ("v1.1.2", Verdict::Ok, "up to 1.0.0"),
             ("v0.8.1", Verdict::Fail, "up to 0.4.0"),
             ("(devel)", Verdict::Skip, "not a version"),

@@ -353,6 +353,14 @@ fn callers_tell_their_libcni() {
         networks.iter().any(|(verdict, text, _)| verdict == "warn" && text.contains("10-half")),
         "{networks:?}"
     );
+    // It would lose every DEL.
+    if !Path::new("/usr/bin/containerd").exists() {
+        let newer = script.replace("0.3.1", "1.1.0");
+        let networks = lines(&doctor_where(&host, &newer).json(), "net.d");
+        let failed = networks.iter().find(|(verdict, ..)| verdict == "fail").expect("multus at 1.1.0");
+        assert!(failed.1.contains("containerd with libcni v1.1.2"), "{failed:?}");
+        assert!(failed.2.contains("\"cniVersion\": \"1.0.0\""), "{failed:?}");
+    }
     // A skip nobody sees is a defect.
     let nothing = doctor_where(&host, "rm -r /etc/cni").json();
     assert!(lines(&nothing, "net.d")[0].0 == "skip");

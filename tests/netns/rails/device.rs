@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -449,6 +450,59 @@ fn a_record_with_an_impossible_device_info_file_ends() {
         fs::write(&path, text.replace("devinfo/short", &format!("devinfo/{}", "x".repeat(300)))).unwrap();
     }
     host.cni("DEL", "c1", &pod, &rail(0)).ok();
+    assert_eq!(host.snapshot(), before);
+}
+
+/// Multus copies it there; programs in the pod read it for OVS and vhost-net.
+#[test]
+fn what_the_device_plugin_said_of_the_device_is_kept() {
+    let Some((host, pod)) = host("device::info_merged") else { return };
+    host.make_vf(0, "mlx5_core");
+    let file = host.path("devinfo/one");
+    fs::create_dir_all(host.path("devinfo")).unwrap();
+    let config = with(rail(0), json!({"runtimeConfig": {"CNIDeviceInfoFile": file}}));
+    let pci = |id: &str| {
+        json!({"pci-address": id, "representor-device": "eth7", "vhost-net": "/dev/vhost-net",
+            "rdma-device": "mlx5_9"})
+    };
+    let info = json!({"type": "pci", "version": "1.1.0", "pci": pci(&vf_address(0))});
+    fs::write(&file, info.to_string()).unwrap();
+    host.cni("ADD", "c1", &pod, &config).ok();
+    let now: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    // The pod sees no RDMA device.
+    let expected = json!({"pci-address": vf_address(0), "pf-pci-address": pf_address(0),
+        "representor-device": "eth7", "vhost-net": "/dev/vhost-net"});
+    assert_eq!(now["pci"], expected);
+    host.cni("DEL", "c1", &pod, &config).ok();
+    assert!(!file.exists());
+}
+
+/// After a forced delete, the kubelet gives the VF to the next pod while the runtime still stops the last one.
+#[test]
+fn a_device_of_a_pod_that_is_ending_is_waited_for() {
+    let Some((host, pod)) = host("device::ending") else { return };
+    let next = host.add_netns("next");
+    let before = host.snapshot();
+    host.cni("ADD", "c1", &pod, &rail(0)).ok();
+    let locks = host.path("run/locks");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Not before the next ADD has begun.
+            let has_begun = || {
+                fs::read_dir(&locks)
+                    .unwrap()
+                    .flatten()
+                    .any(|lock| lock.file_name().to_string_lossy().contains("c2"))
+            };
+            while !has_begun() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::thread::sleep(Duration::from_millis(100));
+            host.cni("DEL", "c1", &pod, &rail(0)).ok();
+        });
+        host.cni("ADD", "c2", &next, &rail(0)).ok();
+    });
+    host.cni("DEL", "c2", &next, &rail(0)).ok();
     assert_eq!(host.snapshot(), before);
 }
 

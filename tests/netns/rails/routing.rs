@@ -532,3 +532,19 @@ fn networks_that_no_route_touches_are_no_matter() {
     let added = host.cni("ADD", "c1", &pod, &rail(0)).ok();
     assert!(!added.stderr.contains("overlaps"), "{}", added.stderr);
 }
+
+/// `sbr` behind rail-cni in the chain of rail 0 takes the first table without a rule, which is rail 1's: packets of rail 1
+/// would leave by rail 0.
+#[test]
+fn a_table_that_another_plugin_filled_is_refused() {
+    let Some(host) = fabric("routing::sbr", 2) else { return };
+    let pod = host.add_netns("pod");
+    attach(&host, "c1", &pod, 0, &rail(0));
+    host.ip_in(&pod, "route add 172.16.0.0/12 dev net1 table 101");
+    let error = host.call("ADD", "c1", &pod).ifname("net2").run(&rail(1)).error(7);
+    for said in ["table 101", "172.16.0.0/12", "of net1", "sbr"] {
+        assert!(error["msg"].as_str().unwrap().contains(said), "{error}");
+    }
+    host.ip_in(&pod, "route flush table 101");
+    attach(&host, "c1", &pod, 1, &rail(1));
+}
