@@ -157,6 +157,11 @@ impl Function {
         Function { path: root.join("bus").join(bus).join("devices").join(&self.id), ..self.clone() }
     }
 
+    /// Has this sysfs the function?
+    pub fn exists(&self) -> bool {
+        self.path.exists()
+    }
+
     /// The name of the driver that is bound to the function.
     pub fn driver(&self) -> Option<String> {
         link_name(&self.path.join("driver"))
@@ -271,6 +276,17 @@ impl Function {
         names
     }
 
+    /// The files with the traffic class of each port of its RDMA device `device`, by number of the port. Only the driver
+    /// of MLNX_OFED has them.
+    pub fn traffic_classes(&self, device: &str) -> Vec<(u32, PathBuf)> {
+        let directory = self.path.join("infiniband").join(device).join("tc");
+        let ports = names(&directory).unwrap_or_default();
+        let file = |port: String| Some((port.parse().ok()?, directory.join(&port).join("traffic_class")));
+        let mut files: Vec<_> = ports.into_iter().filter_map(file).collect();
+        files.sort();
+        files
+    }
+
     /// The ports of its RDMA devices that speak RoCE: directories in sysfs, with the name of the device and the number of the
     /// port.
     fn roce_ports(&self) -> Vec<(PathBuf, String, u32)> {
@@ -335,7 +351,7 @@ pub struct Gid {
     pub netdev: String,
 }
 
-/// The sysfs of a network namespace, mounted at no path. In the exclusive mode of RDMA, a device is in the sysfs of its
+/// The sysfs of a network namespace, or configfs, mounted at no path. In the exclusive mode of RDMA, a device is in the sysfs of its
 /// namespace only.
 #[derive(Debug)]
 pub struct Mounted(OwnedFd);
@@ -343,16 +359,23 @@ pub struct Mounted(OwnedFd);
 impl Mounted {
     /// That of the namespace which this thread is in: inside of [`crate::netns::Netns::run`], a pod's.
     pub fn here() -> Result<Mounted> {
-        let mount = || -> io::Result<OwnedFd> {
-            let sysfs = fsopen("sysfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
-            fsconfig_create(&sysfs)?;
-            let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY
-                | MountAttrFlags::MOUNT_ATTR_NOSUID
-                | MountAttrFlags::MOUNT_ATTR_NODEV
-                | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-            Ok(fsmount(&sysfs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
-        };
-        mount().map(Mounted).context("cannot mount the sysfs of a network namespace (fsmount, Linux 5.2)")
+        let mounted = Mounted::of("sysfs", MountAttrFlags::MOUNT_ATTR_RDONLY);
+        mounted.context("cannot mount the sysfs of a network namespace (fsmount, Linux 5.2)")
+    }
+
+    /// configfs, which is one for all namespaces.
+    pub fn configfs() -> io::Result<Mounted> {
+        Mounted::of("configfs", MountAttrFlags::empty())
+    }
+
+    fn of(kind: &str, attributes: MountAttrFlags) -> io::Result<Mounted> {
+        let fs = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+        fsconfig_create(&fs)?;
+        let attributes = attributes
+            | MountAttrFlags::MOUNT_ATTR_NOSUID
+            | MountAttrFlags::MOUNT_ATTR_NODEV
+            | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+        Ok(Mounted(fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?))
     }
 
     /// Leads there from any thread of this process, as long as `self` lives.

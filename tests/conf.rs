@@ -554,6 +554,7 @@ fn the_policy_does_what_its_tables_say() {
         ("trust", json!({"trust": "on"})),
         ("link_state", json!({"link_state": "enable"})),
         ("rdmaDeviceName", json!({"rdmaDeviceName": "rdma_rail-0"})),
+        ("rdmaQoS", json!({"rdmaQoS": {"tos": 96, "tc": 96}})),
         ("mac", json!({"mac": mac})),
         ("mac", json!({"runtimeConfig": {"mac": mac}})),
         ("mac", json!({"args": {"cni": {"mac": mac}}})),

@@ -115,10 +115,10 @@ impl<'a> Request<'a> {
             devinfo::check(path, &device, attachment, records)?;
         }
         let vf = vf::prepare(conf, &device, left.as_ref(), node, host)?;
-        let mut record = self.new_record(&device, &stdin)?;
+        let mut record = new_record(network, attachment, self.path, conf, &device, &stdin)?;
         record.vf = vf.as_ref().map(|changes| changes.record.clone());
         let rdma = rdma::prepare(&self.conf, &device, &self.node)?;
-        (record.rdma, record.rdma_renamed) = (rdma.moving, rdma.renamed);
+        (record.rdma, record.rdma_renamed, record.rdma_qos) = (rdma.moving, rdma.renamed, rdma.qos);
         let link = device.original.link.as_ref();
         record.settings = link.map(|link| Settings::take(link, &self.node.sysfs_root, &mut self.host));
         left.iter().for_each(|left| record.begin_as(left));
@@ -149,6 +149,7 @@ impl<'a> Request<'a> {
     ) -> Result<Option<Link>> {
         let Claimed { device, lock, record, vf, rdma_names, .. } = claimed;
         self.prepare_routes(device, record, leased, records)?;
+        rdma::qos::note(record, &self.conf, &self.node)?;
         records.write(record, lock)?;
         watchdog::step(|| format!("setting what the PF sets for {}", device.original.id));
         if let Some(vf) = vf {
@@ -159,7 +160,7 @@ impl<'a> Request<'a> {
         }
         // Before the netdev: a driver may refuse, and IPoIB makes its netdev anew where the RDMA device is.
         watchdog::step(|| format!("moving {}", device.original.id));
-        rdma::move_in(record, &self.netns)?;
+        rdma::move_in(record, &self.netns, &self.node)?;
         let is_changed = vf.as_ref().is_some_and(vf::Changes::is_something) || !record.rdma.is_empty();
         let link = match self.look_again(record, device, is_changed)? {
             Some(original) => Some(self.move_in(&original, record)?),
@@ -211,45 +212,6 @@ impl<'a> Request<'a> {
         }
         let asked = probe::run(&mut self.pod, &self.netns, link, record, &self.node);
         asked.or_else(|error| self.conf.or_warn(self.conf.probe, error))
-    }
-
-    /// The record of this ADD, before anything of it is done.
-    fn new_record(&self, device: &Device, stdin: &[u8]) -> Result<Record> {
-        let Request { network, attachment, path, conf, .. } = self;
-        let netns = NetnsId::of(path).ok().flatten();
-        let ipam = conf.ipam.as_ref().map(|name| -> Result<record::Ipam> {
-            Ok(record::Ipam {
-                r#type: name.clone(),
-                config: String::from_utf8(stdin.to_vec()).context("stdin is not UTF-8")?,
-                args: network.args.raw.clone(),
-                path: network.path.clone(),
-                may_hold: true,
-            })
-        });
-        Ok(Record {
-            version: record::VERSION,
-            boot_id: files::boot_id()?.to_owned(),
-            phase: Phase::Adding,
-            network: network.name.clone(),
-            container_id: attachment.container_id.clone(),
-            ifname: attachment.ifname.clone(),
-            pod: network.args.pod(),
-            netns: netns.with_context(|| format!("{} vanished", path.display()))?,
-            since: files::now(),
-            rail: conf.rail,
-            device: device.original.clone(),
-            applied: record::Applied::default(),
-            ipam: ipam.transpose()?,
-            settings: None,
-            vf: None,
-            rdma: Vec::new(),
-            rdma_renamed: None,
-            gids: Vec::new(),
-            probe: None,
-            device_info: conf.device_info.clone(),
-            reset: conf.reset_on_del,
-            debt: None,
-        })
     }
 
     /// The address comes first: while it is refused, nothing has moved.
@@ -356,4 +318,50 @@ impl<'a> Request<'a> {
         let dns = if self.conf.dns.is_empty() { leased.dns } else { self.conf.dns.clone() };
         self.previous.merged_with(AddResult { interfaces: vec![interface], ips, routes, dns })
     }
+}
+
+/// The record of this ADD, before anything of it is done.
+pub fn new_record(
+    network: &Network,
+    attachment: &Attachment,
+    path: &Path,
+    conf: &NetConf,
+    device: &Device,
+    stdin: &[u8],
+) -> Result<Record> {
+    let netns = NetnsId::of(path).ok().flatten();
+    let ipam = conf.ipam.as_ref().map(|name| -> Result<record::Ipam> {
+        Ok(record::Ipam {
+            r#type: name.clone(),
+            config: String::from_utf8(stdin.to_vec()).context("stdin is not UTF-8")?,
+            args: network.args.raw.clone(),
+            path: network.path.clone(),
+            may_hold: true,
+        })
+    });
+    Ok(Record {
+        version: record::VERSION,
+        boot_id: files::boot_id()?.to_owned(),
+        phase: Phase::Adding,
+        network: network.name.clone(),
+        container_id: attachment.container_id.clone(),
+        ifname: attachment.ifname.clone(),
+        pod: network.args.pod(),
+        netns: netns.with_context(|| format!("{} vanished", path.display()))?,
+        since: files::now(),
+        rail: conf.rail,
+        device: device.original.clone(),
+        applied: record::Applied::default(),
+        ipam: ipam.transpose()?,
+        settings: None,
+        vf: None,
+        rdma: Vec::new(),
+        rdma_renamed: None,
+        rdma_qos: None,
+        gids: Vec::new(),
+        probe: None,
+        device_info: conf.device_info.clone(),
+        reset: conf.reset_on_del,
+        debt: None,
+    })
 }

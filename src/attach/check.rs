@@ -51,6 +51,9 @@ pub fn of_device(
     node: &Node,
     probe: Option<&Probe>,
 ) -> Result<Vec<String>> {
+    if record.is_chained() {
+        return rdma::differences(record, netns, record.interface(), node);
+    }
     let mut found = vf::differences(record, node, &mut Socket::open()?)?;
     if record.device.link.is_none() {
         return Ok(found);

@@ -240,7 +240,7 @@ pub fn recover_own(records: &Records, attachment: &Attachment, node: &Node) -> R
 
 /// Restores the device of an attachment of which only the record is left. If its ADD or DEL is under way, that ends
 /// first. Other debts of the attachment are not waited for.
-fn recover_other(records: &Records, claim: &Record, node: &Node) -> Result<()> {
+pub fn recover_other(records: &Records, claim: &Record, node: &Node) -> Result<()> {
     let _lock = records.lock(&claim.attachment())?;
     let Some(record) = records.find(&claim.attachment())?.filter(|now| now.device.id == claim.device.id)
     else {
@@ -363,6 +363,9 @@ pub fn holding(record: &Record, node: &Node) -> Result<Holding> {
     let look = || -> Result<bool> {
         let netns = Netns::open(&record.netns.path)?;
         let mut pod = netns.run(Socket::open)?;
+        if record.is_chained() {
+            return restore::has_netdev_on_host(record, node).map(|it_has| !it_has);
+        }
         Ok(record.device.link.is_none()
             || restore::find_in_pod(record, &mut pod)?.is_some()
             || restore::find_on_host(record, node, &mut Socket::open()?)?.is_none())

@@ -9,6 +9,7 @@ use anyhow::Result;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::rdma::qos::Wanted;
 use crate::cni::{self, Attachment, Dns, GC_KEYS, Keys, Network, Route};
 use crate::error::{Code, Failure};
 use crate::fail;
@@ -47,6 +48,8 @@ pub struct NetConf {
     pub rdma: Rdma,
     /// Name of the RDMA device in the pod.
     pub rdma_name: Option<String>,
+    /// The ToS and the traffic class of the RDMA device.
+    pub rdma_qos: Option<Wanted>,
     /// Whether the GIDs of the addresses are waited for.
     pub gid: Option<Probe>,
     /// Whether ADD asks the gateway, and how.
@@ -141,7 +144,8 @@ macro_rules! section {
 
 section! {
     /// The keys as written. Absent, null and "" are the same, as they are for Go.
-    struct Raw {
+ struct Raw {
+        "mode" => mode: String,
         "deviceID" => device_id: String,
         "pciBusID" => pci_bus_id: String,
         "device" => device: String,
@@ -163,6 +167,7 @@ section! {
         "sysctl" => sysctl: BTreeMap<String, String>,
         "rdma" => rdma: String,
         "rdmaDeviceName" => rdma_device_name: String,
+        "rdmaQoS" => rdma_qos: RawQos,
         "gid" => gid: String,
         "gidTimeout" => gid_timeout: String,
         "gatewayProbe" => gateway_probe: String,
@@ -170,6 +175,14 @@ section! {
         "resetOnDel" => reset_on_del: String,
         "ipam" => ipam: Ipam,
         "dns" => dns: Dns,
+    }
+}
+
+section! {
+    struct RawQos {
+        "tos" => tos: u32,
+        "tc" => tc: u32,
+        "onMissing" => on_missing: String,
     }
 }
 
@@ -220,6 +233,7 @@ pub const NETWORK: Keys = Keys {
         ("routes", &Keys::flat(&[&Route::KEYS])),
         ("dns", &Keys::flat(&[&Dns::KEYS])),
         ("ipam", &Keys::flat(&[&["type"]])),
+        ("rdmaQoS", &Keys::flat(&[RawQos::KEYS])),
         ("runtimeConfig", &Keys::flat(&[&CAPABILITIES])),
         ("args", &Keys { names: &[&["cni"]], inside: &[("cni", &Keys::flat(&[&ARGS]))] }),
     ],
@@ -269,7 +283,8 @@ pub const NO_IPAM: [&str; 37] = [
 ];
 
 impl NetConf {
-    /// Reads the configuration for `attachment` on `node`.
+    /// Reads the configuration for `attachment` on `node`. Of one for the RDMA device alone ([`is_chained`]), the keys of the
+    /// netdev are refused.
     pub fn parse(network: &Network, attachment: &Attachment, node: &Node) -> Result<NetConf> {
         let raw: Raw =
             serde_path_to_error::deserialize(Value::Object(network.config.clone())).map_err(|error| {
@@ -285,13 +300,26 @@ impl NetConf {
         if let Some(rail) = rail.filter(|rail| *rail > MAX_RAIL) {
             wrong!("rail", "{rail} is more than {MAX_RAIL}");
         }
-        let (vf, vf_keys) = vf_settings(network, &raw)?;
-        let mac = mac(network, &raw)?;
-        let others = [("mac", mac.is_some()), ("rdmaDeviceName", text(&raw.rdma_device_name).is_some())];
+        one_of("mode", &raw.mode, &[("rdma", ())])?;
+        let is_chained = is_chained(network);
+        if is_chained {
+            refuse_beside_rdma(network)?;
+        }
+        // What a pod asks of every plugin in the list is for the one that attaches the netdev.
+        let ((vf, vf_keys), mac) = match is_chained {
+            true => Default::default(),
+            false => (vf_settings(network, &raw)?, mac(network, &raw)?),
+        };
+        let (rdma_name, rdma_qos) = (rdma_name(&raw)?, rdma_qos(&raw)?);
+        let others = [
+            ("mac", mac.is_some()),
+            ("rdmaDeviceName", rdma_name.is_some()),
+            ("rdmaQoS", rdma_qos.is_some()),
+        ];
         let others = others.into_iter().filter(|(_, given)| *given).map(|(key, _)| key);
         check_policy(rail, vf_keys.iter().copied().chain(others), node)?;
         Ok(NetConf {
-            selector: selector(network, &raw)?,
+            selector: selector(network, &raw, is_chained)?,
             rail,
             mtu: raw.mtu.filter(|mtu| *mtu != 0),
             mac,
@@ -312,7 +340,8 @@ impl NetConf {
                 &[("auto", Rdma::Auto), ("required", Rdma::Required), ("off", Rdma::Off)],
             )?
             .unwrap_or(Rdma::Auto),
-            rdma_name: rdma_name(&raw)?,
+            rdma_name,
+            rdma_qos,
             gid: probe("gid", &raw.gid, "warn", &raw.gid_timeout, "3s")?,
             probe: probe("gatewayProbe", &raw.gateway_probe, "off", &raw.gateway_probe_timeout, "1s")?,
             reset_on_del: one_of("resetOnDel", &raw.reset_on_del, &[("off", false), ("flr", true)])?
@@ -339,6 +368,38 @@ impl NetConf {
             None => (),
         }
         Ok(())
+    }
+}
+
+/// The `type` of rdma-cni, whose configurations mean the same here.
+pub const RDMA_CNI: &str = "rdma";
+
+/// Is it about the RDMA device alone, behind another plugin that attaches the netdev?
+pub fn is_chained(network: &Network) -> bool {
+    [("mode", "rdma"), ("type", RDMA_CNI)]
+        .iter()
+        .any(|(key, value)| network.get(&[key]).and_then(Value::as_str) == Some(value))
+}
+
+/// Keys of a network for the RDMA device alone, beside those that others read. Multus adds the first two.
+const RDMA_KEYS: [&str; 9] =
+    ["deviceID", "pciBusID", "mode", "rail", "rdma", "rdmaDeviceName", "rdmaQoS", "gid", "gidTimeout"];
+
+/// Refuses what the plugin that attaches the netdev would have to do.
+fn refuse_beside_rdma(network: &Network) -> Result<()> {
+    let is_set = |value: &Value| match value {
+        Value::Null => false,
+        Value::String(text) => !text.is_empty(),
+        Value::Array(list) => !list.is_empty(),
+        Value::Object(map) => !map.is_empty(),
+        Value::Bool(_) | Value::Number(_) => true,
+    };
+    let is_of_netdev = |key: &str| Raw::KEYS.contains(&key) && !RDMA_KEYS.contains(&key);
+    match network.config.iter().find(|(key, value)| is_of_netdev(key) && is_set(value)) {
+        Some((key, _)) => {
+            wrong!(key.as_str(), "is not for mode rdma: the plugin that attaches the interface sets it")
+        }
+        None => Ok(()),
     }
 }
 
@@ -369,7 +430,7 @@ fn text(value: &Option<String>) -> Option<&str> {
 }
 
 /// The id comes from the runtime, else from the configuration, where Multus writes it under two names.
-fn selector(network: &Network, raw: &Raw) -> Result<Selector> {
+fn selector(network: &Network, raw: &Raw, may_be_none: bool) -> Result<Selector> {
     let runtime = match network.get(&["runtimeConfig", "deviceID"]) {
         None => None,
         Some(Value::String(id)) => Some(id.as_str()).filter(|id| !id.is_empty()),
@@ -418,7 +479,7 @@ fn selector(network: &Network, raw: &Raw) -> Result<Selector> {
         hwaddr,
         kernelpath: text(&raw.kernelpath).map(str::to_owned),
     };
-    if selector == Selector::default() {
+    if selector == Selector::default() && !may_be_none {
         fail!(
             InvalidConfig,
             "network {} names no device: neither deviceID (from the device plugin: are all devices of its resource \
@@ -733,6 +794,38 @@ fn rdma_name(raw: &Raw) -> Result<Option<String>> {
         );
     }
     Ok(Some(name.to_owned()))
+}
+
+/// The keys of rdmaQoS that `lint` knows.
+pub const QOS_KEYS: &[&str] = RawQos::KEYS;
+
+/// The upper six bits of either are the DSCP. 0 leaves it as it is, as for rdma-cni.
+fn rdma_qos(raw: &Raw) -> Result<Option<Wanted>> {
+    let Some(qos) = &raw.rdma_qos else { return Ok(None) };
+    let class = |key: &str, value: Option<u32>| match value.filter(|value| *value != 0).map(u8::try_from) {
+        None => Ok(None),
+        Some(Ok(value)) if value & 3 == 3 => wrong!(
+            format!("rdmaQoS.{key}"),
+            "{value} has the ECN bits 3, by which a switch marks congestion: use {} or {}",
+            value & !3,
+            (value & !3) | 2
+        ),
+        Some(Ok(value)) => Ok(Some(value)),
+        Some(Err(_)) => wrong!(format!("rdmaQoS.{key}"), "{} is not within 0 to 255", value.unwrap_or(0)),
+    };
+    let modes = [("warn", false), ("require", true)];
+    let required = one_of("rdmaQoS.onMissing", &qos.on_missing, &modes)?.unwrap_or(false);
+    let wanted = Wanted { tos: class("tos", qos.tos)?, tc: class("tc", qos.tc)?, required };
+    if wanted.tos.is_none() && wanted.tc.is_none() {
+        return Ok(None);
+    }
+    if text(&raw.rdma) == Some("off") {
+        wrong!(
+            "rdmaQoS",
+            "with \"rdma\": \"off\" nothing of the RDMA device is changed: remove one of the two keys"
+        );
+    }
+    Ok(Some(wanted))
 }
 
 /// A duration as Go writes it, `1m30s` or `1.5s`.

@@ -14,7 +14,7 @@ use crate::cni::Attachment;
 use crate::error::all_of;
 use crate::netlink::Socket;
 use crate::node::Node;
-use crate::{failure, files};
+use crate::{fail, failure, files};
 
 /// How long an IPAM plugin may take when the call is about its own attachment.
 pub const WHOLE: Duration = Duration::from_secs(30);
@@ -165,7 +165,7 @@ fn pay_these(
         }
         left.extend(match one.what {
             What::Rules | What::Rdma => {
-                let done = in_pod(&debt.record, one.what, node);
+                let done = in_pod(&debt.record, one.what, records, node);
                 done.err().map(|error| Owed { what: one.what, why: format!("{error:#}") })
             }
             _ => pay_one(&debt.record, one, patience),
@@ -220,12 +220,18 @@ fn release(record: &Record, patience: Duration) -> Result<()> {
 }
 
 /// Removes what is left in a pod that lives; at the latest it goes with the pod.
-fn in_pod(record: &Record, what: What, node: &Node) -> Result<()> {
-    let Some(netns) = restore::open_if_same(&record.netns)? else { return Ok(()) };
-    match what {
-        What::Rules => restore::remove_rules(record, &mut netns.run(Socket::open)?),
-        _ => all_of([rdma::take_back(record, &netns), rdma::restore_names(record, node)]),
+fn in_pod(record: &Record, what: What, records: &Records, node: &Node) -> Result<()> {
+    let netns = restore::open_if_same(&record.netns)?;
+    if what == What::Rules {
+        return netns.map_or(Ok(()), |netns| restore::remove_rules(record, &mut netns.run(Socket::open)?));
     }
+    // The devices of a pod that is gone come back by themselves, with what it changed of them.
+    let back = netns.map_or(Ok(()), |netns| rdma::take_back(record, &netns));
+    let Some(mut lock) = records.try_lock_device(&record.device.id)? else {
+        fail!(TryAgain, "another call has {}", record.device.id);
+    };
+    let is_free = records.claims_on(&record.device.id, &mut lock, None)?.is_empty();
+    all_of([back, if is_free { rdma::restore(record, node) } else { Ok(()) }])
 }
 
 fn file(debt: &mut DebtFile, left: Vec<Owed>, records: &Records) -> Result<()> {

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::record::{Record, Records};
-use super::{claim, config, debt, lost, restore};
+use super::{chained, claim, config, debt, lost, restore};
 use crate::cni::{Attachment, Delegate, Network};
 use crate::error::all_of;
 use crate::netns::Netns;
@@ -22,8 +22,10 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
     let delegate = ipam.map(|name| Delegate::find(name, &network.path, &network.stdin));
 
     let records = Records::open_for_del(&node)?;
-    let (lock, record) = claim::lock_and_find(records.as_ref(), attachment)?;
-    let (_rebuilt, record) = lost::or_rebuilt(records.as_ref(), record, attachment, path)?;
+    let is_chained = config::is_chained(network);
+    let key = chained::key(network, attachment);
+    let (lock, record) = claim::lock_and_find(records.as_ref(), &key)?;
+    let (_rebuilt, record) = lost::or_rebuilt(records.as_ref(), record, &key, path)?;
     let done = match (&records, &record) {
         (Some(records), Some(record)) => {
             crate::log::addresses(record.applied.addresses.iter().map(ipnet::IpNet::addr));
@@ -40,13 +42,15 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
         }
         _ => {
             // DEL of what was never added succeeds, whatever its configuration contains.
+            // The netdev is another plugin's where only the RDMA device is ours.
+            let path = path.filter(|_| !is_chained);
             let done = give_back_unrecorded(network, attachment, path, &node);
             log::info!("there is no record of it");
             let told = delegate.map_or(Ok(()), |delegate| delegate?.run("DEL"));
             told.unwrap_or_else(|error| log::warn!("{error:#}: there is no record of {attachment}"));
             let removed = records.as_ref().map_or(Ok(()), |records| {
-                debt::pay_own(records, &node, attachment, debt::WHOLE)?;
-                records.remove(attachment, None)
+                debt::pay_own(records, &node, &key, debt::WHOLE)?;
+                records.remove(&key, None)
             });
             // Where nothing is found, the search must have been in the right place.
             all_of([done, removed, node.check_place(path)])
@@ -64,6 +68,9 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
 /// What DEL did, for the log.
 fn what_became_of(record: &Record) -> String {
     let Record { device, applied, since, .. } = record;
+    if record.is_chained() {
+        return format!("the RDMA device of {} is as it was; attached since {since}", device.id);
+    }
     let name = device.link.as_ref().map_or(String::new(), |link| format!(" as {}", link.name));
     let addresses: Vec<_> = applied.addresses.iter().map(ToString::to_string).collect();
     let addresses =

@@ -77,6 +77,13 @@ impl Device {
     }
 }
 
+/// The function whose netdev another plugin has moved to a pod.
+pub fn without_netdev(function: Function, node: &Node) -> Result<Device> {
+    let pf = function.pf(&node.sysfs_root)?;
+    let original = original(&node.sysfs_root, Some(&function), pf.as_ref(), None)?;
+    Ok(Device { pf, function: Some(function), original, kind: None })
+}
+
 /// The device that `selector` means, if it is on the host now.
 pub fn find(selector: &Selector, node: &Node, host: &mut Socket) -> Result<Option<Device>> {
     let sysfs = &node.sysfs_root;
@@ -85,9 +92,7 @@ pub fn find(selector: &Selector, node: &Node, host: &mut Socket) -> Result<Optio
         None => None,
     };
     if let Some(function) = function.as_ref().filter(|function| function.is_userspace()) {
-        let pf = function.pf(sysfs)?;
-        let original = original(sysfs, Some(function), pf.as_ref(), None)?;
-        return Ok(Some(Device { pf, function: Some(function.clone()), original, kind: None }));
+        return without_netdev(function.clone(), node).map(Some);
     }
     let Some(link) = find_link(selector, function.as_ref(), sysfs, host)? else { return Ok(None) };
     let function = match function {
@@ -210,9 +215,8 @@ fn original(
     })
 }
 
-/// Refuses a device that is not this rail's, that the node's policy excludes, that cannot do what is asked,
-/// or that the host itself needs.
-pub fn check(device: &Device, conf: &NetConf, node: &Node, network: &str, host: &mut Socket) -> Result<()> {
+/// Refuses a device that is not this rail's, or that the node's policy excludes.
+pub fn check_allowed(device: &Device, conf: &NetConf, node: &Node, network: &str) -> Result<()> {
     check_rail(device, conf, node, network)?;
     check_policy(device, node)?;
     if device.has_vfs() && !node.policy.pfs_with_vfs {
@@ -223,6 +227,13 @@ pub fn check(device: &Device, conf: &NetConf, node: &Node, network: &str, host: 
              policy.pfsWithVfs of node.json"
         );
     }
+    Ok(())
+}
+
+/// Refuses a device that is not this rail's, that the node's policy excludes, that cannot do what is asked,
+/// or that the host itself needs.
+pub fn check(device: &Device, conf: &NetConf, node: &Node, network: &str, host: &mut Socket) -> Result<()> {
+    check_allowed(device, conf, node, network)?;
     if conf.reset_on_del && !device.function.as_ref().is_some_and(Function::has_flr) {
         let what = device.describe();
         fail!(UnsupportedField, "resetOnDel: {what} has no function-level reset (reset_method in sysfs)");

@@ -148,6 +148,7 @@ impl Lost {
             vf: None,
             rdma: Vec::new(),
             rdma_renamed: None,
+            rdma_qos: None,
             gids: Vec::new(),
             probe: None,
             device_info: None,

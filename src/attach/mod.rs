@@ -1,6 +1,7 @@
 //! rail-cni: a device of the host becomes an interface of a pod, and is restored at the pod's end.
 
 mod add;
+mod chained;
 pub(crate) mod check;
 pub(crate) mod claim;
 pub(crate) mod config;
@@ -41,6 +42,9 @@ impl Plugin for Attach {
     const CALLS_OTHERS: bool = true;
 
     fn add(&self, network: &Network, attachment: &Attachment, path: &Path) -> Result<AddResult> {
+        if config::is_chained(network) {
+            return chained::add(network, attachment, path);
+        }
         add::add(network, attachment, path)
     }
 
@@ -61,7 +65,7 @@ impl Plugin for Attach {
         let ipam = config::ipam_of(network)?;
         let mut found = Vec::new();
         let record = match Records::open_existing(&node)? {
-            Some(records) => records.find(attachment)?,
+            Some(records) => records.find(&chained::key(network, attachment))?,
             None => None,
         };
         match record {
@@ -109,7 +113,7 @@ impl Plugin for Attach {
         if let Some(records) = Records::open_existing(&node)? {
             let (all, _) = records.all()?;
             let ours = all.iter().filter(|record| record.network == network.name);
-            let lost = ours.filter(|record| !keep.contains(&record.attachment()));
+            let lost = ours.filter(|record| !keep.contains(&record.runtime_key()));
             done.extend(lost.map(|record| claim::collect(&records, record, &node)));
             done.push(debt::pay_due(&records, &node));
         }

@@ -75,6 +75,9 @@ pub struct Record {
     /// The RDMA device that gets another name.
     #[serde(rename = "rdmaRenamed", default, skip_serializing_if = "Option::is_none")]
     pub rdma_renamed: Option<RdmaRenamed>,
+    /// The default ToS and the traffic class that the RDMA device gets.
+    #[serde(rename = "rdmaQoS", default, skip_serializing_if = "Option::is_none")]
+    pub rdma_qos: Option<Qos>,
     /// Where the RDMA device has the GIDs of the addresses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gids: Vec<Gid>,
@@ -240,8 +243,30 @@ pub struct RdmaRenamed {
     pub index: u32,
     /// Its name before.
     pub before: String,
-    /// As the network wants it.
+    /// As the network wants it; empty for a name that an earlier pod left, and this network leaves.
     pub wanted: String,
+}
+
+/// What ADD sets of an RDMA device for its connections.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Qos {
+    /// The default ToS of the RDMA CM.
+    pub tos: Option<Class>,
+    /// The traffic class of the ports.
+    pub tc: Option<Class>,
+    /// The groups in the configfs of the RDMA CM that were there before.
+    pub groups: Vec<String>,
+}
+
+/// One value of all ports of an RDMA device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Class {
+    /// As the network wants it; `None` where only an earlier pod's has to be restored.
+    pub wanted: Option<u8>,
+    /// What each port had before, by its number; -1 for none.
+    pub before: Vec<(u32, i16)>,
 }
 
 /// The GID of an address, of the kind RoCE v2.
@@ -304,6 +329,46 @@ impl Record {
             self.settings = left.settings.clone().or(self.settings.take());
         }
         self.reset |= left.owed().iter().any(|owed| owed.what == What::Reset);
+        let names = left.rdma.iter().map(|device| (device.index, &device.name));
+        for (index, name) in
+            names.chain(left.rdma_renamed.iter().map(|renamed| (renamed.index, &renamed.before)))
+        {
+            match self.rdma.iter_mut().find(|device| device.index == index) {
+                Some(moving) => moving.name.clone_from(name),
+                None if self.rdma_renamed.is_some() => (),
+                None => {
+                    let (before, wanted) = (name.clone(), String::new());
+                    self.rdma_renamed = Some(RdmaRenamed { index, before, wanted });
+                }
+            }
+            if let Some(renamed) = self.rdma_renamed.as_mut().filter(|renamed| renamed.index == index) {
+                renamed.before.clone_from(name);
+            }
+        }
+        if let Some(left) = &left.rdma_qos {
+            let now = self.rdma_qos.get_or_insert_default();
+            for (now, left) in [(&mut now.tos, &left.tos), (&mut now.tc, &left.tc)] {
+                if let Some(left) = left {
+                    now.get_or_insert_default().before.clone_from(&left.before);
+                }
+            }
+            now.groups.clone_from(&left.groups);
+        }
+    }
+
+    /// Is it about the RDMA device alone, whose netdev another plugin has attached?
+    pub fn is_chained(&self) -> bool {
+        self.ifname.ends_with(CHAINED)
+    }
+
+    /// Name of the interface in the pod.
+    pub fn interface(&self) -> &str {
+        self.ifname.strip_suffix(CHAINED).unwrap_or(&self.ifname)
+    }
+
+    /// The attachment as the runtime names it.
+    pub fn runtime_key(&self) -> Attachment {
+        Attachment { container_id: self.container_id.clone(), ifname: self.interface().to_owned() }
     }
 
     /// Which pod has it, for messages.
@@ -315,6 +380,15 @@ impl Record {
     fn file_name(&self) -> String {
         format!("{}{}.json", prefix(&self.attachment()), self.device.id)
     }
+}
+
+/// What follows the interface in the key of a record of the RDMA device alone. No name of a netdev has a space, so that
+/// such a record is never taken for that of the netdev.
+const CHAINED: &str = " (rdma)";
+
+/// The key of the record of the RDMA device alone.
+pub fn chained_key(attachment: &Attachment) -> Attachment {
+    Attachment { ifname: format!("{}{CHAINED}", attachment.ifname), ..attachment.clone() }
 }
 
 /// What the names of an attachment's records start with.

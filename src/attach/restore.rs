@@ -38,7 +38,7 @@ pub fn device(record: &Record, records: &Records, node: &Node) -> Result<Outcome
     let mut host = Socket::open()?;
     let mut owed = Vec::new();
     let is_of_this_boot = record.boot_id == files::boot_id()?;
-    if record.device.link.is_some() && is_of_this_boot {
+    if is_of_this_boot && (record.device.link.is_some() || record.is_chained()) {
         if let Some(netns) = open_if_same(&record.netns)? {
             take_from_pod(record, &netns, &mut host, &mut owed)?;
         }
@@ -65,6 +65,7 @@ pub fn on_host(
     }
     let Some(original) = &record.device.link else {
         owe(&mut owed, What::Reset, reset(record, node));
+        owe(&mut owed, What::Device, rdma::restore(record, node));
         owe(&mut owed, What::Vf, vf::restore(record, records, node, host));
         return Ok(Some(owed));
     };
@@ -72,6 +73,7 @@ pub fn on_host(
         if is_to_come_back(original, record, node)? {
             return Ok(None);
         }
+        owe(&mut owed, What::Device, rdma::restore(record, node));
         owe(&mut owed, What::Vf, vf::restore(record, records, node, host));
         return Ok(Some(owed));
     };
@@ -88,7 +90,7 @@ pub fn on_host(
         }
     }
     // A namespace that ends returns its RDMA devices first (rdma_dev_exit_net), then its netdevs.
-    owe(&mut owed, What::Device, rdma::restore_names(record, node));
+    owe(&mut owed, What::Device, rdma::restore(record, node));
     // Not while the pod has it: without its VLAN it would be on another network for a moment. But before the MAC, which
     // a VF may not change while its PF prescribes another.
     let settings = vf::restore(record, records, node, host);
@@ -353,6 +355,12 @@ fn exists(device: &Original, node: &Node) -> Result<bool> {
     // If it is unbound, or bound to a driver without netdevs, there is nothing to come back.
     let function = function(device, node)?;
     Ok(function.is_some_and(|function| function.driver().is_some() && !function.is_userspace()))
+}
+
+/// Has the host a netdev of the record's function? Then no pod has it.
+pub fn has_netdev_on_host(record: &Record, node: &Node) -> Result<bool> {
+    let function = function(&record.device, node)?;
+    Ok(function.map(|function| function.netdev()).transpose()?.flatten().is_some())
 }
 
 fn function(device: &Original, node: &Node) -> Result<Option<Function>> {

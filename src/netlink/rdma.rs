@@ -18,10 +18,14 @@ const NLDEV: u16 = 5 << 10;
 const CMD_GET: u16 = NLDEV | 1;
 const CMD_SET: u16 = NLDEV | 2;
 const CMD_SYS_GET: u16 = NLDEV | 6;
+const CMD_RES_CTX_GET: u16 = NLDEV | 22;
 const ATTR_DEV_INDEX: u16 = 1;
 const ATTR_DEV_NAME: u16 = 2;
 const ATTR_SYS_NETNS_MODE: u16 = 66;
 const ATTR_NET_NS_FD: u16 = 68;
+const ATTR_RES_PID: u16 = 28;
+const ATTR_RES_CTX: u16 = 86;
+const ATTR_RES_CTX_ENTRY: u16 = 87;
 /// How often the list is asked for.
 const MAX_DUMPS: u32 = 16;
 
@@ -112,6 +116,22 @@ pub fn rename(socket: &mut Socket, index: u32, name: &str) -> Result<()> {
     let attribute = DefaultNla::new(ATTR_DEV_NAME, [name.as_bytes(), b"\0"].concat());
     let message = Message::raw(CMD_SET, &[], &[word(ATTR_DEV_INDEX, index), attribute]);
     socket.change(message, 0, || format!("cannot give an RDMA device the name {name}"))
+}
+
+/// The ids of the processes that have the device open; none where the kernel does not tell (before 5.14).
+pub fn users(socket: &mut Socket, index: u32) -> Result<Vec<u32>> {
+    let absent = [Errno::EINVAL, Errno::EOPNOTSUPP];
+    let request = Message::raw(CMD_RES_CTX_GET, &[], &[word(ATTR_DEV_INDEX, index)]);
+    let replies = socket.dump(&request, &absent, "cannot list who has an RDMA device open")?;
+    let mut users = Vec::new();
+    for reply in &replies {
+        let contexts = value(&reply.payload, ATTR_RES_CTX).unwrap_or_default();
+        for context in NlasIterator::new(contexts).flatten().filter(|one| one.kind() == ATTR_RES_CTX_ENTRY) {
+            let id = value(context.value(), ATTR_RES_PID).and_then(|id| id.try_into().ok());
+            users.extend(id.map(u32::from_ne_bytes));
+        }
+    }
+    Ok(users)
 }
 
 fn move_message(device: &Device, to: &impl AsFd) -> Message {

@@ -17,6 +17,8 @@ struct Bench {
     host: Host,
     pods: [PathBuf; 2],
     config: Value,
+    /// Files with the ToS and with the traffic class.
+    qos: [PathBuf; 2],
     before: Value,
 }
 
@@ -27,6 +29,15 @@ impl Bench {
         host.add_rail(0);
         host.plan("rail-0-v6", "fd00:10::/127", "fd00:10::1", &["fd00::/16"]);
         host.make_vf(0, "mlx5_core");
+        let rdma = host.path(&format!("sys/devices/{}/infiniband/mlx5_4", vf_address(0)));
+        let tos = host.path("sys/kernel/config/rdma_cm/mlx5_4/ports/1/default_roce_tos");
+        let files = [(rdma.join("node_type"), "1: CA"), (rdma.join("ports/1/link_layer"), "Ethernet")];
+        let qos = [(tos, "104"), (rdma.join("tc/1/traffic_class"), "106")];
+        for (file, text) in files.iter().chain(&qos) {
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        }
+        let qos = qos.map(|(file, _)| file);
         host.ip("link property add dev vf0 altname enp1s0v0");
         host.ip("link property add dev vf0 altname net1");
         let more = json!({
@@ -34,6 +45,7 @@ impl Bench {
             "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"},
             "routes": [{"dst": "10.9.0.0/16"}],
             "ipam": {"type": "rail-ipam", "pool": "rail-0,rail-0-v6"},
+            "gid": "off", "rdmaQoS": {"tos": 96, "tc": 96},
             "runtimeConfig": {"CNIDeviceInfoFile": host.path("devinfo/info")},
         });
         let config = with(rail(0), more);
@@ -43,7 +55,7 @@ impl Bench {
         let peer = pods[1].display();
         host.ip_in(&pods[0], &format!("link add other index {index} type veth peer name other netns {peer}"));
         // The call that is swept is not the first ever: the folders are there.
-        let mut bench = Bench { host, pods, config, before: Value::Null };
+        let mut bench = Bench { host, pods, config, qos, before: Value::Null };
         bench.call("ADD", 0).ok();
         bench.call("DEL", 0).ok();
         bench.before = bench.state();
@@ -72,6 +84,7 @@ impl Bench {
         json!({
             "host": self.host.snapshot(), "pods": pods.collect::<Vec<_>>(),
             "devinfo": devinfo.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect::<Vec<_>>(),
+            "qos": self.qos.each_ref().map(|file| fs::read_to_string(file).unwrap()),
             "locked": locked(&self.host.path("run")),
         })
     }

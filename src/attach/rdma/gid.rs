@@ -55,7 +55,7 @@ pub fn wait(
 
 /// Waits for the GIDs in ADD and records them. An error names the addresses that have none.
 pub fn run(record: &mut Record, probe: Probe, start: Instant, netns: &Netns, node: &Node) -> Result<()> {
-    let ifname = record.ifname.clone();
+    let ifname = record.interface().to_owned();
     let (found, missing) = wait(record, probe, start, &ifname, netns, node)?;
     record.gids = found;
     if missing.is_empty() {

@@ -3,16 +3,19 @@
 
 pub(crate) mod gid;
 mod name;
+pub(crate) mod qos;
 
+use std::fs;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
 use super::config::{NetConf, Rdma};
 use super::device::Device;
-use super::record::{RdmaRenamed, Record, Records, What};
+use super::record::{Qos, RdmaRenamed, Record, Records, What};
 use crate::error::all_of;
 use crate::every_netns::{self, Seen, Which};
 use crate::fail;
@@ -21,10 +24,12 @@ use crate::netns::Netns;
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function, Mounted};
 
-pub use name::{recover_name, restore_names};
+use name::is_listed;
+pub use name::recover_name;
 
-/// How long the search for RDMA devices in other namespaces may take.
+/// How long the search for RDMA devices in other namespaces may take, or their way back from one that has ended.
 const PATIENCE: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// What ADD does with the RDMA devices of a rail.
 #[derive(Debug, Default)]
@@ -35,6 +40,8 @@ pub struct Changes {
     pub moving: Vec<rdma::Device>,
     /// The device that gets another name.
     pub renamed: Option<RdmaRenamed>,
+    /// The ToS and the traffic class that the device gets.
+    pub qos: Option<Qos>,
 }
 
 /// RDMA devices of a function that are in another namespace.
@@ -86,6 +93,9 @@ pub fn prepare(conf: &NetConf, device: &Device, node: &Node) -> Result<Changes> 
                     "rdma: {what} has the RDMA devices {names:?}, and the host sees {count} of them"
                 );
             }
+            for device in &changes.moving {
+                refuse_in_use(socket, device, &what)?;
+            }
         }
         _ if names.is_empty() => without_device(conf, device, is_exclusive, node)?,
         _ => (),
@@ -93,9 +103,22 @@ pub fn prepare(conf: &NetConf, device: &Device, node: &Node) -> Result<Changes> 
     if conf.rdma != Rdma::Off || !is_exclusive {
         changes.names = names;
     }
+    changes.qos = qos::prepare(conf, &what, device.function(), &changes.names, node)?;
     name::prepare(conf, &what, socket.as_mut(), &mut changes)?;
     gid::refuse_without_device(conf, &what, &changes)?;
     Ok(changes)
+}
+
+/// Refuses a device that a program has open: with the move, the kernel takes it from the program.
+fn refuse_in_use(socket: &mut Socket, device: &rdma::Device, what: &str) -> Result<()> {
+    let Some(id) = rdma::users(socket, device.index)?.into_iter().next() else { return Ok(()) };
+    let name = fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default();
+    fail!(
+        TryAgain,
+        "rdma: the RDMA device {} of {what} must move to the pod, and process {id} ({}) has it open: end that first",
+        device.name,
+        name.trim()
+    )
 }
 
 /// The host sees no RDMA device of the function: another namespace may have it.
@@ -166,14 +189,25 @@ pub fn refuse_owed(conf: &NetConf, device: &Device, records: &Records) -> Result
     }
 }
 
-/// Gives the devices their names and moves them to the pod.
-pub fn move_in(record: &Record, netns: &Netns) -> Result<()> {
-    if record.rdma.is_empty() && record.rdma_renamed.is_none() {
-        return Ok(());
+/// Gives the devices their names, their ToS and their traffic class, and moves them to the pod.
+pub fn move_in(record: &Record, netns: &Netns, node: &Node) -> Result<()> {
+    qos::set_tc(record, node)?;
+    let is_any = !record.rdma.is_empty() || record.rdma_renamed.is_some();
+    if let Some(mut socket) = if is_any { rdma::open()? } else { None } {
+        name::give(record, &mut socket)?;
+        record.rdma.iter().try_for_each(|device| rdma::move_to(&mut socket, device, netns))?;
     }
-    let Some(mut socket) = rdma::open()? else { return Ok(()) };
-    name::give(record, &mut socket)?;
-    record.rdma.iter().try_for_each(|device| rdma::move_to(&mut socket, device, netns))
+    qos::set_tos(record, netns, node)
+}
+
+/// Restores what ADD or the pod changed of devices that are on the host. The names come first: the settings are found by
+/// them.
+pub fn restore(record: &Record, node: &Node) -> Result<()> {
+    // With a netdev, that was waited for, and it comes back later than its RDMA device.
+    if record.is_chained() {
+        wait_for(record)?;
+    }
+    all_of([name::restore_names(record, node), qos::restore(record, node)])
 }
 
 /// Moves the devices from the pod to the host. When the namespace ends, the kernel does that.
@@ -191,6 +225,21 @@ pub fn take_back(record: &Record, netns: &Netns) -> Result<()> {
     })
 }
 
+/// The kernel returns the devices of a namespace some moments after its end.
+fn wait_for(record: &Record) -> Result<()> {
+    let Some(mut host) = (if record.rdma.is_empty() { None } else { rdma::open()? }) else { return Ok(()) };
+    let deadline = Instant::now() + PATIENCE;
+    for device in &record.rdma {
+        while rdma::by_index(&mut host, device.index)?.is_none() {
+            if Instant::now() > deadline {
+                fail!(TryAgain, "the RDMA device {} has not come back to the host", device.name);
+            }
+            sleep(PAUSE);
+        }
+    }
+    Ok(())
+}
+
 /// What CHECK finds about the devices. `ifname` is the present name of the netdev in the pod.
 pub fn differences(record: &Record, netns: &Netns, ifname: &str, node: &Node) -> Result<Vec<String>> {
     let mut found = Vec::new();
@@ -206,6 +255,7 @@ pub fn differences(record: &Record, netns: &Netns, ifname: &str, node: &Node) ->
         }
     }
     found.extend(name::difference(record, netns)?);
+    found.extend(qos::differences(record, netns, node)?);
     found.extend(gid::differences(record, netns, ifname, node)?);
     Ok(found)
 }
@@ -226,6 +276,12 @@ fn of_pod(record: &Record, pod: &mut Socket) -> Result<Vec<rdma::Device>> {
         there.extend(rdma::by_index(pod, device.index)?);
     }
     Ok(there)
+}
+
+/// The record's function in the sysfs of the host.
+fn host_function(record: &Record, node: &Node) -> Result<Option<Function>> {
+    let id = record.device.pci_id.as_deref().and_then(DeviceId::parse);
+    Ok(id.map(|id| Function::find(&node.sysfs_root, &id)).transpose()?.flatten())
 }
 
 /// The record's function in the sysfs of the namespace that has its RDMA devices. The mount must live as long as the

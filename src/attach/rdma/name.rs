@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result};
 
-use super::Changes;
+use super::{Changes, host_function};
 use crate::attach::claim;
 use crate::attach::config::NetConf;
 use crate::attach::record::{RdmaRenamed, Record, Records};
@@ -13,7 +13,7 @@ use crate::fail;
 use crate::netlink::{Socket, rdma};
 use crate::netns::{Life, Netns};
 use crate::node::Node;
-use crate::sysfs::{DeviceId, Function};
+use crate::sysfs::Function;
 
 /// Adds the new name to `changes`.
 pub fn prepare(conf: &NetConf, what: &str, socket: Option<&mut Socket>, changes: &mut Changes) -> Result<()> {
@@ -54,6 +54,12 @@ pub fn recover_name(conf: &NetConf, own: &Attachment, records: &Records, node: &
 /// Gives the device its name, while it is on the host.
 pub fn give(record: &Record, host: &mut Socket) -> Result<()> {
     let Some(RdmaRenamed { index, before, wanted }) = &record.rdma_renamed else { return Ok(()) };
+    if wanted.is_empty() {
+        if let Some(now) = rdma::by_index(host, *index)?.filter(|now| now.name != *before) {
+            log::warn!("the RDMA device {} has the name that an earlier pod left; it was {before}", now.name);
+        }
+        return Ok(());
+    }
     rdma::rename(host, *index, wanted).with_context(|| {
         format!(
             "rdmaDeviceName: cannot name {before} {wanted}; each name exists once on a node, over all pods: \
@@ -68,8 +74,7 @@ pub fn restore_names(record: &Record, node: &Node) -> Result<()> {
     let mut were: Vec<_> = record.rdma.iter().map(|device| (device.index, &device.name)).collect();
     were.extend(record.rdma_renamed.iter().map(|one| (one.index, &one.before)));
     let Some(mut host) = (if were.is_empty() { None } else { rdma::open()? }) else { return Ok(()) };
-    let id = record.device.pci_id.as_deref().and_then(DeviceId::parse);
-    let function = id.map(|id| Function::find(&node.sysfs_root, &id)).transpose()?.flatten();
+    let function = host_function(record, node)?;
     let mut restore = |index: u32, before: &String| match rdma::by_index(&mut host, index)? {
         Some(now) if now.name != *before && is_of(function.as_ref(), &now) => {
             rdma::rename(&mut host, index, before)
@@ -79,16 +84,20 @@ pub fn restore_names(record: &Record, node: &Node) -> Result<()> {
     all_of(were.into_iter().map(|(index, before)| restore(index, before)))
 }
 
+/// Can sysfs list this name? A pod can choose one like `../x` or `..`, which no program of the host uses.
+pub fn is_listed(name: &str) -> bool {
+    !name.is_empty() && !name.contains('/') && name != "." && name != ".."
+}
+
 fn is_of(function: Option<&Function>, device: &rdma::Device) -> bool {
-    // A pod can choose a name like `../x` or `..`. sysfs cannot list it, and no program of the host uses such a name.
-    let is_listed = |name: &str| !name.contains('/') && name != "." && name != "..";
     !is_listed(&device.name)
         || function.is_some_and(|function| function.rdma_devices().contains(&device.name))
 }
 
 /// What CHECK finds about the name.
 pub fn difference(record: &Record, netns: &Netns) -> Result<Option<String>> {
-    let Some(RdmaRenamed { index, wanted, .. }) = &record.rdma_renamed else { return Ok(None) };
+    let renamed = record.rdma_renamed.as_ref().filter(|renamed| !renamed.wanted.is_empty());
+    let Some(RdmaRenamed { index, wanted, .. }) = renamed else { return Ok(None) };
     let Some(mut pod) = netns.run(rdma::open)? else { return Ok(None) };
     Ok(match rdma::by_index(&mut pod, *index)? {
         Some(now) if now.name == *wanted => None,

@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use serde_json::Value;
 
 use super::runtimes::configurations_in;
+use crate::attach::config::RDMA_CNI;
 use crate::commands::inventory::Inventory;
 use crate::files;
 
@@ -29,7 +30,7 @@ impl Network {
     /// Reads the configuration of one plugin, if it is rail-cni's. `lint` reports what is wrong in it.
     fn of(plugin: &Value, list: &Value) -> Option<Network> {
         let text = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
-        if text(plugin, "type")? != "rail-cni" {
+        if !["rail-cni", RDMA_CNI].contains(&text(plugin, "type")?.as_str()) {
             return None;
         }
         let number = |key: &str| plugin.get(key).and_then(Value::as_u64);

@@ -32,6 +32,7 @@ impl Lint {
         let plugin = both.root();
         self.keys(plugin, name, "", config::is_known, &config::known());
         self.keys_at(plugin, name, "dns", &Dns::KEYS);
+        self.keys_at(plugin, name, "rdmaQoS", config::QOS_KEYS);
         self.keys_at(plugin, name, "args.cni", &config::ARGS);
         for at in 0..plugin.get("routes").map_or(0, |routes| routes.items().count()) {
             self.keys_at(plugin, name, &format!("routes[{at}]"), &Route::KEYS);

@@ -2,7 +2,7 @@
 //! devices that move are in tests/lab.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -33,7 +33,7 @@ fn put(host: &Host, index: u32, kind: &str, netdev: &str) {
     );
 }
 
-fn put_in(port: &std::path::Path, index: u32, kind: &str, netdev: &str) {
+fn put_in(port: &Path, index: u32, kind: &str, netdev: &str) {
     fs::write(port.join(format!("gid_attrs/types/{index}")), format!("{kind}\n")).unwrap();
     fs::write(port.join(format!("gid_attrs/ndevs/{index}")), format!("{netdev}\n")).unwrap();
     // Last: it is what is looked for.
@@ -149,4 +149,194 @@ fn a_name_needs_a_device_and_must_be_one() {
     refused(&host, &pod, &with(named(json!("x")), json!({"rdma": "off"})), 7, "keeps its name");
     host.set_node(json!({"policy": {"vfKeys": ["vlan"]}}));
     refused(&host, &pod, &named(json!("rdma_rail-0")), 7, "this node's policy");
+}
+
+/// Its files with the default ToS and with the traffic class, for two ports each.
+fn with_qos(host: &Host) -> [PathBuf; 4] {
+    let device = host.path(&format!("sys/devices/{}/infiniband/mlx5_4", vf_address(0)));
+    let files = ["1", "2"].map(|port| {
+        let tos = host.path(&format!("sys/kernel/config/rdma_cm/mlx5_4/ports/{port}/default_roce_tos"));
+        [tos, device.join(format!("tc/{port}/traffic_class"))]
+    });
+    let [[tos, tc], [tos2, tc2]] = files;
+    for (file, text) in
+        [(&tos, "0\n"), (&tos2, "104\n"), (&tc, "Global tclass=106\ntclass=8,src_ip=10.0.0.1\n"), (&tc2, "")]
+    {
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    }
+    [tos, tos2, tc, tc2]
+}
+
+fn contents(files: &[PathBuf; 4]) -> [String; 4] {
+    files.each_ref().map(|file| fs::read_to_string(file).unwrap().trim().to_owned())
+}
+
+/// NVIDIA's spectrum-x-operator writes these values.
+#[test]
+fn tos_and_traffic_class_are_set_checked_and_restored_on_all_ports() {
+    let Some((host, pod)) = with_rdma("rdma::qos") else { return };
+    let files = with_qos(&host);
+    let config = with(rail(0), json!({"gid": "off", "rdmaQoS": {"tos": 96, "tc": 96}}));
+    for way in ["del", "reap"] {
+        let result = host.cni("ADD", "c1", &pod, &config).ok().json();
+        assert_eq!(contents(&files), ["96"; 4]);
+        let check = with(config.clone(), json!({ "prevResult": result }));
+        host.cni("CHECK", "c1", &pod, &check).ok();
+        fs::write(&files[1], "0\n").unwrap();
+        fs::write(&files[2], "Global tclass=12\n").unwrap();
+        let other = host.cni("CHECK", "c1", &pod, &check).error(100);
+        for part in [
+            "port 2 of mlx5_4 has the default ToS 0 instead of 96",
+            "port 1 of mlx5_4 has the traffic class 12 instead of 96",
+        ] {
+            assert!(other["msg"].as_str().unwrap().contains(part), "{other}");
+        }
+        if way == "del" {
+            host.cni("DEL", "c1", &pod, &config).ok();
+        } else {
+            // The veth that plays the VF ends with it.
+            host.delete_netns(&pod);
+            host.call("", "", &host.path("")).args(&["reap"]).run(&json!({})).ok();
+        }
+        assert_eq!(contents(&files), ["0", "104", "106", "-1"], "{way}");
+    }
+}
+
+/// What a killed ADD, or the pod's end, left is not the original.
+#[test]
+fn an_add_that_fails_restores_tos_and_traffic_class() {
+    let Some((host, pod)) = with_rdma("rdma::undone") else { return };
+    let files = with_qos(&host);
+    let config =
+        with(rail(0), json!({"rdmaQoS": {"tos": 96, "tc": 96}, "gid": "require", "gidTimeout": "1ms"}));
+    refused(&host, &pod, &config, 102, "has no RoCE v2 GID");
+    assert_eq!(contents(&files), ["0", "104", "106", "-1"]);
+}
+
+/// The kernel of the node, or the driver, may have no such setting.
+#[test]
+fn what_the_node_cannot_set_is_warned_of_or_refused_as_asked() {
+    let Some((host, pod)) = with_rdma("rdma::missing") else { return };
+    let config = |qos: Value| with(rail(0), json!({"gid": "off", "rdmaQoS": qos}));
+    let files = with_qos(&host);
+    fs::remove_dir_all(host.path(&format!("sys/devices/{}/infiniband/mlx5_4/tc", vf_address(0)))).unwrap();
+    let added = host.cni("ADD", "c1", &pod, &config(json!({"tos": 96, "tc": 96}))).ok();
+    assert!(
+        added.stderr.contains("rdmaQoS.tc is not set: the driver has no tc/1/traffic_class"),
+        "{added:?}"
+    );
+    assert_eq!(fs::read_to_string(&files[0]).unwrap(), "96");
+    host.cni("DEL", "c1", &pod, &config(json!({"tos": 96, "tc": 96}))).ok();
+    assert_eq!(fs::read_to_string(&files[0]).unwrap(), "0");
+    refused(&host, &pod, &config(json!({"tos": 96, "tc": 96, "onMissing": "require"})), 2, "rdmaQoS.tc");
+    assert_eq!(fs::read_to_string(&files[0]).unwrap(), "0");
+
+    // A group of a device that the RDMA CM does not serve has no ports.
+    fs::remove_dir_all(host.path("sys/kernel/config/rdma_cm/mlx5_4")).unwrap();
+    let added = host.cni("ADD", "c1", &pod, &config(json!({"tos": 96}))).ok();
+    assert!(added.stderr.contains("rdmaQoS.tos is not set: the RDMA CM does not serve mlx5_4"), "{added:?}");
+    host.cni("DEL", "c1", &pod, &config(json!({"tos": 96}))).ok();
+    refused(&host, &pod, &config(json!({"tos": 96, "onMissing": "require"})), 2, "does not serve mlx5_4");
+    assert!(!host.path("sys/kernel/config/rdma_cm/mlx5_4").exists());
+    fs::remove_dir_all(host.path("sys/kernel")).unwrap();
+    let added = host.cni("ADD", "c1", &pod, &config(json!({"tos": 96}))).ok();
+    assert!(added.stderr.contains("rdmaQoS.tos is not set: configfs"), "{added:?}");
+    host.cni("DEL", "c1", &pod, &config(json!({"tos": 96}))).ok();
+    refused(&host, &pod, &config(json!({"tos": 96, "onMissing": "require"})), 2, "rdmaQoS.tos: configfs");
+}
+
+#[test]
+fn tos_and_traffic_class_need_one_device_with_roce_and_a_value() {
+    let Some((host, pod)) = with_rdma("rdma::wrong") else { return };
+    with_qos(&host);
+    let config = |qos: Value| with(rail(0), json!({"gid": "off", "rdmaQoS": qos}));
+    for (qos, part) in [
+        (json!({"tos": 256}), "rdmaQoS.tos: 256 is not within 0 to 255"),
+        (json!({"tos": -1}), "rdmaQoS.tos"),
+        (json!({"tc": "96"}), "rdmaQoS.tc"),
+        (json!({"tc": 99}), "rdmaQoS.tc: 99 has the ECN bits 3"),
+        (json!({"tos": 96, "onMissing": "off"}), "rdmaQoS.onMissing"),
+        (json!(96), "rdmaQoS"),
+    ] {
+        refused(&host, &pod, &config(qos), 7, part);
+    }
+    refused(
+        &host,
+        &pod,
+        &with(config(json!({"tos": 96})), json!({"rdma": "off"})),
+        7,
+        "nothing of the RDMA device",
+    );
+    for (qos, is_set) in [(json!({}), false), (json!({"tos": 0, "tc": 0}), false), (json!({"tos": 98}), true)]
+    {
+        host.set_node(json!({"policy": {"vfKeys": ["vlan"]}}));
+        if is_set {
+            refused(&host, &pod, &config(qos), 7, "rdmaQoS: this node's policy");
+        } else {
+            host.cni("ADD", "c1", &pod, &config(qos.clone())).ok();
+            host.cni("DEL", "c1", &pod, &config(qos)).ok();
+        }
+    }
+    host.set_node(json!({"policy": {}}));
+    let device = host.path(&format!("sys/devices/{}/infiniband", vf_address(0)));
+    fs::create_dir_all(device.join("mlx5_5")).unwrap();
+    refused(&host, &pod, &config(json!({"tos": 96})), 2, "rdmaQoS: VF 0000:");
+    fs::remove_dir_all(device.join("mlx5_5")).unwrap();
+    fs::write(device.join("mlx5_4/ports/1/link_layer"), "InfiniBand\n").unwrap();
+    refused(&host, &pod, &config(json!({"tos": 96})), 2, "exactly one, with RoCE");
+    fs::remove_dir_all(&device).unwrap();
+    refused(&host, &pod, &config(json!({"tos": 96})), 2, "has 0 RDMA devices here");
+}
+
+/// Mode `rdma`: another plugin has the netdev. What is behind the interface is in tests/lab.
+#[test]
+fn the_mode_for_the_rdma_device_alone_touches_no_netdev() {
+    let Some((host, pod)) = with_rdma("rdma::chained") else { return };
+    with_qos(&host);
+    let sandbox = pod.to_str().unwrap();
+    let previous =
+        json!({"cniVersion": "1.1.0", "interfaces": [{"name": "net1", "sandbox": sandbox}], "ips": []});
+    let config = json!({"cniVersion": "1.1.0", "name": "rail-0", "type": "rail-cni", "mode": "rdma",
+        "deviceID": vf_address(0), "rdmaQoS": {"tos": 96, "tc": 96}});
+    refused(&host, &pod, &config, 7, "there is no prevResult");
+    let config = with(config, json!({ "prevResult": previous }));
+    refused(&host, &pod, &config, 7, "net1 is not there in the pod");
+    host.ip_in(&pod, "link add net1 type veth peer name other");
+    for config in [config.clone(), with(config.clone(), json!({"type": "rdma", "mode": ""}))] {
+        refused(&host, &pod, &config, 7, "net1 is no device of a bus in the pod");
+        // A DEL of what was never added takes nothing home.
+        host.cni("DEL", "c1", &pod, &config).ok();
+        host.ip_in(&pod, "link show net1");
+    }
+    for (key, value) in [
+        ("mtu", json!(9000)),
+        ("vlan", json!(5)),
+        ("mac", json!("02:00:00:00:00:01")),
+        ("ipam", json!({"type": "rail-ipam"})),
+        ("routes", json!([{"dst": "10.0.0.0/8"}])),
+        ("trust", json!("on")),
+        ("device", json!("vf0")),
+        ("gatewayProbe", json!("warn")),
+        ("resetOnDel", json!("flr")),
+    ] {
+        refused(
+            &host,
+            &pod,
+            &with(config.clone(), json!({ key: value })),
+            7,
+            &format!("{key}: is not for mode rdma"),
+        );
+    }
+    refused(&host, &pod, &with(config, json!({"mode": "netdev"})), 7, "mode");
+    // A rail of rail-cni has it all in one.
+    host.ip_in(&pod, "link del net1");
+    let whole = with(rail(0), json!({"gid": "off"}));
+    let result = host.cni("ADD", "c1", &pod, &whole).ok().json();
+    let behind = json!({"cniVersion": "1.1.0", "name": "rail-0", "type": "rdma", "deviceID": vf_address(0), "prevResult": result});
+    let error = host.cni("ADD", "c1", &pod, &behind).error(7);
+    assert!(error["msg"].as_str().unwrap().contains("is a rail of rail-cni"), "{error}");
+    host.cni("DEL", "c1", &pod, &behind).ok();
+    host.ip_in(&pod, "link show net1");
+    host.cni("DEL", "c1", &pod, &whole).ok();
 }

@@ -1,0 +1,305 @@
+//! `rdmaQoS`: the lossless queue of a fabric is chosen by the DSCP of a packet. Connections by the RDMA CM get theirs from
+//! the default ToS of the RDMA device, in configfs; the driver of MLNX_OFED can give one traffic class to all connections
+//! of a port. The kernel forgets the default ToS when the device moves to another namespace (cma_remove_one), so it is set
+//! there; the traffic class is the driver's, and stays.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+use super::{function_of, host_function, is_listed};
+use crate::attach::config::NetConf;
+use crate::attach::record::{Class, Qos, Record};
+use crate::error::all_of;
+use crate::fail;
+use crate::netns::Netns;
+use crate::node::Node;
+use crate::sysfs::{Function, Mounted};
+
+/// A ToS of 0 to 255 for the RDMA CM, a traffic class of 0 to 255 for the ports. At least one is given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// The default ToS.
+    pub tos: Option<u8>,
+    /// The traffic class.
+    pub tc: Option<u8>,
+    /// ADD fails where the kernel has no way to set one of them; else it warns.
+    pub required: bool,
+}
+
+impl Wanted {
+    /// What is missing on this node fails the ADD, or is in the log.
+    fn or_warn(self, key: &str, why: &str) -> Result<()> {
+        if self.required {
+            fail!(UnsupportedField, "rdmaQoS.{key}: {why}");
+        }
+        log::warn!("rdmaQoS.{key} is not set: {why}");
+        Ok(())
+    }
+}
+
+/// What is set of the RDMA devices `names` of `function`. Nothing changes.
+pub fn prepare(
+    conf: &NetConf,
+    what: &str,
+    function: Option<&Function>,
+    names: &[String],
+    node: &Node,
+) -> Result<Option<Qos>> {
+    let Some(wanted) = conf.rdma_qos else { return Ok(None) };
+    let (Some(function), [name]) = (function.filter(|function| function.has_roce()), names) else {
+        fail!(
+            UnsupportedField,
+            "rdmaQoS: {what} has {} RDMA devices here, and the key is for exactly one, with RoCE: remove it",
+            names.len()
+        );
+    };
+    let mut qos = Qos::default();
+    if wanted.tos.is_some() {
+        match Cm::open(node) {
+            Ok(cm) => {
+                qos.tos = Some(Class { wanted: wanted.tos, before: Vec::new() });
+                let later = [Some(name), conf.rdma_name.as_ref()].into_iter().flatten();
+                qos.groups = later.filter(|name| cm.has_group(name)).cloned().collect();
+            }
+            Err(why) => wanted.or_warn("tos", &why)?,
+        }
+    }
+    if wanted.tc.is_some() {
+        let files = function.traffic_classes(name);
+        if files.is_empty() {
+            wanted.or_warn("tc", "the driver has no tc/1/traffic_class: that of MLNX_OFED has it")?;
+        } else {
+            let before = files.iter().map(|(port, file)| Ok((*port, traffic_class(file)?)));
+            qos.tc = Some(Class { wanted: wanted.tc, before: before.collect::<Result<_>>()? });
+        }
+    }
+    Ok((qos != Qos::default()).then_some(qos))
+}
+
+/// Notes the default ToS as it is. To read it, a group is made in configfs: so this comes after the record is on file.
+pub fn note(record: &mut Record, conf: &NetConf, node: &Node) -> Result<()> {
+    let Some(name) = only_device(host_function(record, node)?.as_ref()) else { return Ok(()) };
+    let Some(qos) = record.rdma_qos.as_mut().filter(|qos| qos.tos.is_some()) else { return Ok(()) };
+    let cm = match Cm::open(node) {
+        Ok(cm) => cm,
+        Err(why) => fail!(TryAgain, "rdmaQoS.tos: {why}"),
+    };
+    let Some(tos) = qos.tos.as_mut().filter(|tos| tos.before.is_empty()) else { return Ok(()) };
+    match cm.read(&name) {
+        Ok(before) => tos.before = before,
+        Err(error) => {
+            qos.tos = None;
+            let why = format!("the RDMA CM does not serve {name}: {error}");
+            conf.rdma_qos.unwrap_or_default().or_warn("tos", &why)?;
+        }
+    }
+    Ok(())
+}
+
+/// Sets the traffic class, while the device is on the host.
+pub fn set_tc(record: &Record, node: &Node) -> Result<()> {
+    let Some(wanted) = wanted_of(record, |qos| &qos.tc) else { return Ok(()) };
+    let function = host_function(record, node)?;
+    let (Some(function), Some(name)) = (&function, only_device(function.as_ref())) else {
+        return gone(record);
+    };
+    let mut files = function.traffic_classes(&name).into_iter();
+    files.try_for_each(|(_, file)| write(&file, &wanted.to_string()))
+}
+
+/// Sets the default ToS of the device where it is by now.
+pub fn set_tos(record: &Record, netns: &Netns, node: &Node) -> Result<()> {
+    let Some(wanted) = wanted_of(record, |qos| &qos.tos) else { return Ok(()) };
+    let found = function_of(record, netns, node)?;
+    let Some(name) = only_device(found.as_ref().map(|(function, _)| function)) else { return gone(record) };
+    let cm = Cm::open(node).map_err(anyhow::Error::msg)?;
+    let set = cm.in_group(&name, &mut |ports| {
+        ports_in(ports)?.into_iter().try_for_each(|port| fs::write(tos_file(ports, port), wanted.to_string()))
+    });
+    set.with_context(|| format!("rdmaQoS.tos: cannot give {name} the ToS {wanted}"))
+}
+
+/// Gives the device on the host the values that it had, and removes the groups that a killed call left.
+pub fn restore(record: &Record, node: &Node) -> Result<()> {
+    let Some(qos) = &record.rdma_qos else { return Ok(()) };
+    let function = host_function(record, node)?;
+    // None where it is gone, or in another namespace: then nothing of it is here.
+    let name = only_device(function.as_ref());
+    let mut done = Vec::new();
+    if let (Some(function), Some(name), Some(tc)) = (&function, &name, &qos.tc) {
+        for (port, file) in function.traffic_classes(name) {
+            if let Some((_, before)) = tc.before.iter().find(|(number, _)| *number == port) {
+                let is_it = traffic_class(&file).is_ok_and(|now| now == *before);
+                done.push(if is_it { Ok(()) } else { write(&file, &before.to_string()) });
+            }
+        }
+    }
+    let Some(tos) = &qos.tos else { return all_of(done) };
+    let Ok(cm) = Cm::open(node) else { return all_of(done) };
+    if let Some(name) = name.as_ref().filter(|_| !tos.before.is_empty()) {
+        let restored = cm.in_group(name, &mut |ports| {
+            for (port, before) in &tos.before {
+                let file = tos_file(ports, *port);
+                if tos_in(&file)? != *before {
+                    fs::write(&file, before.to_string())?;
+                }
+            }
+            Ok(())
+        });
+        done.push(restored.with_context(|| format!("cannot restore the default ToS of {name}")));
+    }
+    let renamed = record.rdma_renamed.iter().flat_map(|renamed| [&renamed.before, &renamed.wanted]);
+    for name in name.iter().chain(renamed).filter(|name| !qos.groups.contains(name)) {
+        cm.remove_group(name);
+    }
+    all_of(done)
+}
+
+/// What CHECK finds about both.
+pub fn differences(record: &Record, netns: &Netns, node: &Node) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    if record.rdma_qos.is_none() {
+        return Ok(found);
+    }
+    let Some((function, _mounted)) = function_of(record, netns, node)? else { return Ok(found) };
+    // That the device is missing is told elsewhere.
+    let Some(name) = only_device(Some(&function)) else { return Ok(found) };
+    if let Some(wanted) = wanted_of(record, |qos| &qos.tc) {
+        for (port, file) in function.traffic_classes(&name) {
+            let now = traffic_class(&file)?;
+            if now != i16::from(wanted) {
+                found.push(format!("port {port} of {name} has the traffic class {now} instead of {wanted}"));
+            }
+        }
+    }
+    if let Some(wanted) = wanted_of(record, |qos| &qos.tos) {
+        let cm = Cm::open(node).map_err(anyhow::Error::msg)?;
+        let now = cm.read(&name).with_context(|| format!("cannot read the default ToS of {name}"))?;
+        let other = now.into_iter().filter(|(_, tos)| *tos != i16::from(wanted));
+        found.extend(other.map(|(port, tos)| {
+            format!("port {port} of {name} has the default ToS {tos} instead of {wanted}")
+        }));
+    }
+    Ok(found)
+}
+
+fn wanted_of(record: &Record, which: impl Fn(&Qos) -> &Option<Class>) -> Option<u8> {
+    which(record.rdma_qos.as_ref()?).as_ref()?.wanted
+}
+
+/// The name becomes part of a path that root writes to, and a pod can choose it.
+fn only_device(function: Option<&Function>) -> Option<String> {
+    let mut names = function?.rdma_devices().into_iter();
+    names.next().filter(|name| names.next().is_none() && is_listed(name))
+}
+
+fn gone(record: &Record) -> Result<()> {
+    fail!(TryAgain, "rdmaQoS: the RDMA device of {} is gone, or has a name that is none", record.device.id)
+}
+
+fn write(file: &Path, text: &str) -> Result<()> {
+    fs::write(file, text).with_context(|| format!("cannot write {text} to {}", file.display()))
+}
+
+/// The first line is `Global tclass=96`. Without it there is none, which is -1: other lines are rules for single peers.
+fn traffic_class(file: &Path) -> Result<i16> {
+    let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let first = text.lines().next().unwrap_or_default();
+    Ok(first.strip_prefix("Global tclass=").unwrap_or(first).trim().parse().unwrap_or(-1))
+}
+
+fn tos_in(file: &Path) -> io::Result<i16> {
+    fs::read_to_string(file)?.trim().parse::<u8>().map(i16::from).map_err(io::Error::other)
+}
+
+fn tos_file(ports: &Path, port: u32) -> PathBuf {
+    ports.join(port.to_string()).join("default_roce_tos")
+}
+
+fn ports_in(ports: &Path) -> io::Result<Vec<u32>> {
+    let names = fs::read_dir(ports)?.map(|entry| Ok(entry?.file_name()));
+    let names = names.collect::<io::Result<Vec<_>>>()?;
+    let mut numbers: Vec<u32> = names.iter().filter_map(|name| name.to_str()?.parse().ok()).collect();
+    numbers.sort_unstable();
+    // A group of this kernel has at least one.
+    if numbers.is_empty() { Err(ErrorKind::NotFound.into()) } else { Ok(numbers) }
+}
+
+/// The RDMA CM in configfs. A directory that is made there, with the name of an RDMA device, has the settings of that
+/// device (make_cma_dev). It holds no reference to the device.
+struct Cm {
+    directory: PathBuf,
+    /// Must live as long as the path.
+    _mounted: Option<Mounted>,
+}
+
+impl Cm {
+    /// Where configfs is mounted, or else in a mount at no path. An error is the reason for people.
+    fn open(node: &Node) -> Result<Cm, String> {
+        let directory = node.sysfs_root.join("kernel/config/rdma_cm");
+        if directory.is_dir() {
+            return Ok(Cm { directory, _mounted: None });
+        }
+        let mounted = Mounted::configfs().map_err(|error| {
+            format!("configfs is not mounted on /sys/kernel/config, and cannot be mounted: {error}")
+        })?;
+        let directory = mounted.path().join("rdma_cm");
+        if directory.is_dir() {
+            return Ok(Cm { directory, _mounted: Some(mounted) });
+        }
+        Err("configfs has no rdma_cm: run `modprobe rdma_cm` (CONFIG_INFINIBAND_ADDR_TRANS_CONFIGFS)"
+            .to_owned())
+    }
+
+    fn has_group(&self, name: &str) -> bool {
+        is_listed(name) && self.directory.join(name).is_dir()
+    }
+
+    fn remove_group(&self, name: &str) {
+        if is_listed(name) {
+            // As a rule it is not there.
+            fs::remove_dir(self.directory.join(name)).ok();
+        }
+    }
+
+    /// The default ToS of each port.
+    fn read(&self, name: &str) -> io::Result<Vec<(u32, i16)>> {
+        let mut found = Vec::new();
+        self.in_group(name, &mut |ports| {
+            let read = ports_in(ports)?.into_iter().map(|port| Ok((port, tos_in(&tos_file(ports, port))?)));
+            found = read.collect::<io::Result<_>>()?;
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// Does `work` in the directory `ports` of the group, which is made and removed where it is missing.
+    fn in_group(&self, name: &str, work: &mut dyn FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
+        /// Another call, a CHECK for example, may remove the group that this one found.
+        const MAX_TRIES: u32 = 16;
+        if !is_listed(name) {
+            return Err(ErrorKind::InvalidInput.into());
+        }
+        let group = self.directory.join(name);
+        let mut done = Ok(());
+        for _ in 0..MAX_TRIES {
+            let is_ours = match fs::create_dir(&group) {
+                Ok(()) => true,
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => false,
+                Err(error) => return Err(error),
+            };
+            done = work(&group.join("ports"));
+            if is_ours {
+                self.remove_group(name);
+            }
+            match &done {
+                Err(error) if error.kind() == ErrorKind::NotFound => (),
+                _ => break,
+            }
+        }
+        done
+    }
+}
