@@ -435,6 +435,12 @@ pub fn bus_of(sysfs: &Path, name: &str) -> Option<String> {
     link_name(&sysfs.join("class/net").join(name).join("device/subsystem"))
 }
 
+/// The device on a bus that the netdev `name` is directly below. Unlike [`Function::of_netdev`], it resolves no path: the
+/// one of [`Mounted`] cannot be.
+pub fn device_of(sysfs: &Path, name: &str) -> Option<DeviceId> {
+    DeviceId::parse(&link_name(&sysfs.join("class/net").join(name).join("device"))?)
+}
+
 /// The port number of the netdev `name`, where its driver counts ports: mlx4, cxgb4, IPoIB.
 pub fn port_of(sysfs: &Path, name: &str) -> Option<u32> {
     port(&sysfs.join("class/net").join(name))

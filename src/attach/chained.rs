@@ -15,7 +15,7 @@ use crate::cni::{AddResult, Attachment, Network};
 use crate::netlink::Socket;
 use crate::netns::Netns;
 use crate::node::Node;
-use crate::sysfs::{Function, Mounted};
+use crate::sysfs::{self, Function, Mounted};
 use crate::{fail, failure, watchdog};
 
 /// The key of the record that a call for `network` is about.
@@ -115,9 +115,10 @@ fn apply(
 /// The function whose netdev the pod has as `ifname`. No other may be meant: a network that could choose its device would
 /// take another pod's.
 fn behind(ifname: &str, netns: &Netns, conf: &NetConf, node: &Node) -> Result<Function> {
-    let sysfs = netns.run(Mounted::here)?;
-    let root = sysfs.path();
-    let in_pod = Function::of_netdev(&root, ifname)?;
+    let mounted = netns.run(Mounted::here)?;
+    let root = mounted.path();
+    let id = sysfs::device_of(&root, ifname);
+    let in_pod = id.map(|id| Function::find(&root, &id)).transpose()?.flatten();
     let in_pod = in_pod.filter(|function| function.has_port(&root, ifname).unwrap_or(false));
     let Some(in_pod) = in_pod else {
         let what = if root.join("class/net").join(ifname).exists() {

@@ -84,7 +84,7 @@ impl Bench {
         json!({
             "host": self.host.snapshot(), "pods": pods.collect::<Vec<_>>(),
             "devinfo": devinfo.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect::<Vec<_>>(),
-            "qos": self.qos.each_ref().map(|file| fs::read_to_string(file).unwrap()),
+            "qos": self.qos.each_ref().map(|file| fs::read_to_string(file).unwrap().lines().next().unwrap().to_owned()),
             "locked": locked(&self.host.path("run")),
         })
     }

@@ -3,8 +3,8 @@
 //! of a port. The kernel forgets the default ToS when the device moves to another namespace (cma_remove_one), so it is set
 //! there; the traffic class is the driver's, and stays.
 
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
@@ -107,7 +107,7 @@ pub fn set_tc(record: &Record, node: &Node) -> Result<()> {
         return gone(record);
     };
     let mut files = function.traffic_classes(&name).into_iter();
-    files.try_for_each(|(_, file)| write(&file, &wanted.to_string()))
+    files.try_for_each(|(_, file)| write(&file, wanted.into()))
 }
 
 /// Sets the default ToS of the device where it is by now.
@@ -117,7 +117,7 @@ pub fn set_tos(record: &Record, netns: &Netns, node: &Node) -> Result<()> {
     let Some(name) = only_device(found.as_ref().map(|(function, _)| function)) else { return gone(record) };
     let cm = Cm::open(node).map_err(anyhow::Error::msg)?;
     let set = cm.in_group(&name, &mut |ports| {
-        ports_in(ports)?.into_iter().try_for_each(|port| fs::write(tos_file(ports, port), wanted.to_string()))
+        ports_in(ports)?.into_iter().try_for_each(|port| put(&tos_file(ports, port), wanted.into()))
     });
     set.with_context(|| format!("rdmaQoS.tos: cannot give {name} the ToS {wanted}"))
 }
@@ -133,7 +133,7 @@ pub fn restore(record: &Record, node: &Node) -> Result<()> {
         for (port, file) in function.traffic_classes(name) {
             if let Some((_, before)) = tc.before.iter().find(|(number, _)| *number == port) {
                 let is_it = traffic_class(&file).is_ok_and(|now| now == *before);
-                done.push(if is_it { Ok(()) } else { write(&file, &before.to_string()) });
+                done.push(if is_it { Ok(()) } else { write(&file, *before) });
             }
         }
     }
@@ -144,7 +144,7 @@ pub fn restore(record: &Record, node: &Node) -> Result<()> {
             for (port, before) in &tos.before {
                 let file = tos_file(ports, *port);
                 if tos_in(&file)? != *before {
-                    fs::write(&file, before.to_string())?;
+                    put(&file, *before)?;
                 }
             }
             Ok(())
@@ -200,8 +200,13 @@ fn gone(record: &Record) -> Result<()> {
     fail!(TryAgain, "rdmaQoS: the RDMA device of {} is gone, or has a name that is none", record.device.id)
 }
 
-fn write(file: &Path, text: &str) -> Result<()> {
-    fs::write(file, text).with_context(|| format!("cannot write {text} to {}", file.display()))
+fn write(file: &Path, value: i16) -> Result<()> {
+    put(file, value).with_context(|| format!("cannot write {value} to {}", file.display()))
+}
+
+/// In one system call, so that a call that is killed has written all or nothing.
+fn put(file: &Path, value: i16) -> io::Result<()> {
+    File::options().write(true).open(file)?.write_all(format!("{value}\n").as_bytes())
 }
 
 /// The first line is `Global tclass=96`. Without it there is none, which is -1: other lines are rules for single peers.
@@ -212,7 +217,13 @@ fn traffic_class(file: &Path) -> Result<i16> {
 }
 
 fn tos_in(file: &Path) -> io::Result<i16> {
-    fs::read_to_string(file)?.trim().parse::<u8>().map(i16::from).map_err(io::Error::other)
+    fs::read_to_string(file)?
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .parse::<u8>()
+        .map(i16::from)
+        .map_err(io::Error::other)
 }
 
 fn tos_file(ports: &Path, port: u32) -> PathBuf {
