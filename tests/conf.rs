@@ -164,6 +164,18 @@ fn every_network_is_accepted() {
         bench.accepts("20-rail-0.conflist", &config);
     }
     bench.accepts("rail-0.conf", &with_device(json_of("conf/cnitool/rail-0.conf"), &vf_of(0)));
+    // Behind another plugin. The shipped policy lets no network set this of the RDMA device.
+    let mut behind =
+        plugin_configs(&config_of(&yaml_documents(&read("conf/ovs.yaml")).unwrap()[0])).pop().unwrap();
+    assert_eq!(behind["mode"], "rdma");
+    behind["prevResult"] = json!({"cniVersion": "1.0.0", "interfaces": [], "ips": []});
+    for key in ["rdmaDeviceName", "rdmaQoS"] {
+        let error = String::from_utf8(bench.call(RAIL_CNI, "ADD", &behind).stdout).unwrap();
+        assert!(error.contains(&format!("{key}: this node's policy")), "{error}");
+        behind.as_object_mut().unwrap().remove(key);
+    }
+    let error = String::from_utf8(bench.call(RAIL_CNI, "ADD", &behind).stdout).unwrap();
+    assert!(error.contains("CNI_NETNS"), "{error}");
 }
 
 /// Also without node.json, and the networks that a plan makes.
@@ -178,8 +190,8 @@ fn lint_finds_nothing_in_the_networks() {
         let output = child.wait_with_output().unwrap();
         (output.status.code(), String::from_utf8(output.stdout).unwrap())
     };
-    let files = ["conf/nads.yaml", "conf/net.d"];
-    assert_eq!(lint(&files, b""), (Some(0), "9 networks: 0 errors, 0 warnings\n".into()));
+    let files = ["conf/nads.yaml", "conf/net.d", "conf/ovs.yaml"];
+    assert_eq!(lint(&files, b""), (Some(0), "10 networks: 0 errors, 0 warnings\n".into()));
     // Of a pool that stands in the network the routes are seen: what they may cover, node.json knows.
     let (code, told) = lint(&["conf/cnitool"], b"");
     assert_eq!(code, Some(0));

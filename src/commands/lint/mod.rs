@@ -501,10 +501,24 @@ impl Lint {
                 }
             }
         }
-        let ours = plugins.iter().any(|plugin| plugin.text("type") == Some(OURS));
-        for plugin in plugins {
+        let is_chained = |plugin: &Part| plugin.text("mode") == Some("rdma");
+        let is_whole = |plugin: &Part| plugin.text("type") == Some(OURS) && !is_chained(plugin);
+        let ours = plugins.iter().any(is_whole);
+        for (at, plugin) in plugins.iter().copied().enumerate() {
             let kind = plugin.text("type").unwrap_or_default();
-            if kind == OURS {
+            if kind == OURS && is_chained(&plugin) {
+                let problem = match &plugins[..at] {
+                    [] => Some("needs a plugin before it in the list, one that attaches the interface"),
+                    before if before.iter().any(is_whole) => Some(
+                        "a rail of rail-cni has it all in one: write the keys there, and remove this plugin",
+                    ),
+                    _ => None,
+                };
+                if let Some(problem) = problem {
+                    self.error(plugin, name, "mode", problem);
+                }
+                self.chained(plugin, &context, version);
+            } else if kind == OURS {
                 self.plugin(plugin, &context, version);
             } else if LIKE_OURS.contains(&kind) {
                 self.like_ours(plugin, &context, version);

@@ -30,16 +30,7 @@ impl Lint {
         let ours = self.spelt(plugin, name, &config::NETWORK);
         let both = self.spelt(ours.root(), name, &ipam::config::NETWORK);
         let plugin = both.root();
-        self.keys(plugin, name, "", config::is_known, &config::known());
-        self.keys_at(plugin, name, "dns", &Dns::KEYS);
-        self.keys_at(plugin, name, "rdmaQoS", config::QOS_KEYS);
-        self.keys_at(plugin, name, "args.cni", &config::ARGS);
-        for at in 0..plugin.get("routes").map_or(0, |routes| routes.items().count()) {
-            self.keys_at(plugin, name, &format!("routes[{at}]"), &Route::KEYS);
-        }
-        for key in ["runtimeConfig", "prevResult"].into_iter().filter(|key| plugin.get(key).is_some()) {
-            self.warning(plugin, name, key, "is written by the runtime: remove it");
-        }
+        self.written(plugin, name);
         for key in ["cniVersion", "cniVersions", "name"] {
             if *in_list && plugin.get(key).is_some() {
                 self.warning(plugin, name, key, "has no effect in a plugin: that of the list counts");
@@ -84,6 +75,27 @@ impl Lint {
             pools,
             resource: resource.map(str::to_owned),
         });
+    }
+
+    /// One configuration of rail-cni for the RDMA device alone, behind another plugin.
+    pub(super) fn chained(&mut self, plugin: Part, context: &Context, version: Version) {
+        let spelt = self.spelt(plugin, &context.name, &config::NETWORK);
+        self.written(spelt.root(), &context.name);
+        self.refused(spelt.root(), context, version, false);
+    }
+
+    /// Checks that the keys are those that ADD knows.
+    fn written(&mut self, plugin: Part, name: &str) {
+        self.keys(plugin, name, "", config::is_known, &config::known());
+        self.keys_at(plugin, name, "dns", &Dns::KEYS);
+        self.keys_at(plugin, name, "rdmaQoS", config::QOS_KEYS);
+        self.keys_at(plugin, name, "args.cni", &config::ARGS);
+        for at in 0..plugin.get("routes").map_or(0, |routes| routes.items().count()) {
+            self.keys_at(plugin, name, &format!("routes[{at}]"), &Route::KEYS);
+        }
+        for key in ["runtimeConfig", "prevResult"].into_iter().filter(|key| plugin.get(key).is_some()) {
+            self.warning(plugin, name, key, "is written by the runtime: remove it");
+        }
     }
 
     /// A copy whose keys have the usual letter case. Go's plugins and these take any letter case, but people and their

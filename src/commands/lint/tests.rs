@@ -523,3 +523,45 @@ proptest! {
         let _ = lint_of(&[("f", &text)]);
     }
 }
+
+/// Mode `rdma`: the keys of the netdev belong to the plugin before.
+#[test]
+fn a_plugin_for_the_rdma_device_alone_stands_behind_another_and_sets_nothing_else() {
+    let list = |plugins: &str| {
+        format!(
+            r#"{{"cniVersion": "1.0.0", "cniVersions": ["1.0.0", "1.1.0"], "name": "x", "plugins": [{plugins}]}}"#
+        )
+    };
+    let (ovs, rdma) =
+        (r#"{"type": "ovs"}"#, r#"{"type": "rail-cni", "mode": "rdma", "rdmaQoS": {"tos": 96}}"#);
+    let whole = r#"{"type": "rail-cni", "rail": 0, "mtu": 9000, "deviceID": "0000:01:10.0",
+        "capabilities": {"mac": true, "ips": true}, "ipam": {"type": "rail-ipam", "pool": "rail-0"}}"#;
+    for (plugins, expected) in [
+        (format!("{ovs}, {rdma}"), vec![]),
+        (rdma.to_owned(), vec!["mode: needs a plugin before it"]),
+        (format!("{whole}, {rdma}"), vec!["mode: a rail of rail-cni has it all in one"]),
+        (
+            format!(
+                r#"{ovs}, {{"type": "rail-cni", "mode": "rdma", "mtu": 9000, "rdmaQoS": {{"tos": 300, "tcs": 1}}}}"#
+            ),
+            vec![
+                "rdmaQoS.tcs: unknown key",
+                "mtu: is not for mode rdma",
+                "rdmaQoS.tos: 300 is not within 0 to 255",
+            ],
+        ),
+        (
+            format!(r#"{ovs}, {{"type": "rail-cni", "mode": "rdmaa"}}"#),
+            vec!["mode: \"rdmaa\" is not one of rdma"],
+        ),
+    ] {
+        let (_, told) = lint_of(&[("f.conflist", &list(&plugins))]);
+        let errors: Vec<_> = told.iter().filter(|one| one.contains("error: ")).collect();
+        for part in &expected {
+            assert!(errors.iter().any(|one| one.contains(part)), "{plugins}: no {part:?} in {told:#?}");
+        }
+        if expected.is_empty() {
+            assert!(told.is_empty(), "{told:#?}");
+        }
+    }
+}
