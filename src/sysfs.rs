@@ -308,6 +308,37 @@ impl Function {
         ports
     }
 
+    /// The ports of its RDMA devices, of every kind, in the namespace that this sysfs shows.
+    pub fn rdma_ports(&self) -> Vec<RdmaPort> {
+        let mut ports = Vec::new();
+        for device in self.rdma_devices() {
+            let directory = self.path.join("infiniband").join(&device).join("ports");
+            let mut numbers = names(&directory).unwrap_or_default();
+            numbers.sort();
+            for number in numbers {
+                let port = directory.join(&number);
+                let text = |file: &str| read(&port.join(file)).unwrap_or_default();
+                let state = text("state");
+                let mut found = RdmaPort {
+                    name: format!("{device}/{number}"),
+                    layer: text("link_layer"),
+                    state: state.split_once(": ").map_or(&*state, |(_, word)| word).to_owned(),
+                    netdevs: Vec::new(),
+                };
+                for index in names(&port.join("gid_attrs/types")).unwrap_or_default() {
+                    let attribute = |kind: &str| read(&port.join("gid_attrs").join(kind).join(&index));
+                    if attribute("types").is_some_and(|kind| kind == "RoCE v2") {
+                        found.netdevs.extend(attribute("ndevs"));
+                    }
+                }
+                found.netdevs.sort();
+                found.netdevs.dedup();
+                ports.push(found);
+            }
+        }
+        ports
+    }
+
     /// Has it an RDMA device that speaks RoCE, in the namespace that this sysfs shows?
     pub fn has_roce(&self) -> bool {
         !self.roce_ports().is_empty()
@@ -334,6 +365,19 @@ impl Function {
         });
         found
     }
+}
+
+/// A port of an RDMA device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RdmaPort {
+    /// Device and number: `mlx5_0/1`.
+    pub name: String,
+    /// `Ethernet` or `InfiniBand`.
+    pub layer: String,
+    /// `ACTIVE`, `DOWN`, `INIT`.
+    pub state: String,
+    /// The netdevs of its GIDs of the kind RoCE v2, each once.
+    pub netdevs: Vec<String>,
 }
 
 /// An entry of the GID table of an RDMA device, of the kind RoCE v2.

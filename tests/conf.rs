@@ -493,7 +493,7 @@ fn the_keys_of_a_fabric_are_those_of_the_code() {
     assert_eq!(keys_in("docs/planning.md", "## Fabric file"), known);
 }
 
-/// The keys of node.json, with those below `log` and `policy`: the program itself tells which it knows.
+/// The keys of node.json, with those below `log`, `policy` and `roce`: the program itself tells which it knows.
 fn node_keys() -> BTreeSet<String> {
     let bench = Bench::new();
     let known = |wrong: Value| {
@@ -507,7 +507,7 @@ fn node_keys() -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for key in known(json!({"wrong": 1})) {
         match key.as_str() {
-            "log" | "policy" => {
+            "log" | "policy" | "roce" => {
                 let below = known(json!({ &key: {"wrong": 1} }));
                 all.extend(below.into_iter().map(|below| format!("{key}.{below}")));
             }

@@ -84,6 +84,9 @@ struct DoctorArgs {
     /// MTU of the networks of a rail, where this node knows none
     #[arg(long, value_name = "BYTES", default_value_t = 9000)]
     mtu: u32,
+    /// Also check what RDMA needs: devices, ports, GIDs, path MTU, locked memory
+    #[arg(long)]
+    rdma: bool,
 }
 
 #[derive(Debug, Args)]
@@ -110,7 +113,7 @@ pub fn run() -> ExitCode {
         Command::Check => look().and_then(|node| check(&node, output)),
         Command::Doctor(args) => {
             output::watch(PROGRAM);
-            doctor(args.mtu, output)
+            doctor(args.mtu, args.rdma, output)
         }
         Command::Lint(args) => lint(&args.files, output),
         Command::Reap(args) => start("reap").and_then(|node| reap(&node, &args, output)),

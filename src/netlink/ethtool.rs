@@ -3,19 +3,12 @@
 
 use anyhow::Result;
 use netlink_packet_core::DefaultNla;
-use netlink_sys::protocols::NETLINK_GENERIC;
 use nix::errno::Errno;
 
+use super::generic::{self, HEADER_LEN};
 use super::link::{Index, Link};
 use super::{Error, Message, Socket, attributes, nest};
 
-// include/uapi/linux/genetlink.h.
-const GENL_ID_CTRL: u16 = 0x10;
-const CTRL_CMD_GETFAMILY: u8 = 3;
-const CTRL_ATTR_FAMILY_ID: u16 = 1;
-const CTRL_ATTR_FAMILY_NAME: u16 = 2;
-/// sizeof(struct genlmsghdr).
-const HEADER_LEN: usize = 4;
 /// The attribute that every request begins with, ETHTOOL_A_*_HEADER.
 const HEADER: u16 = 1;
 const HEADER_DEV_INDEX: u16 = 1;
@@ -161,15 +154,7 @@ pub struct Ethtool {
 impl Ethtool {
     /// Opens a socket in the namespace of this thread; `None` if the kernel does not have the family.
     pub fn open() -> Result<Option<Ethtool>> {
-        let mut socket = Socket::open_protocol(NETLINK_GENERIC)?;
-        let name = DefaultNla::new(CTRL_ATTR_FAMILY_NAME, b"ethtool\0".to_vec());
-        let message = Message::raw(GENL_ID_CTRL, &[CTRL_CMD_GETFAMILY, 1, 0, 0], &[name]);
-        let reply = socket.get(message, &[Errno::ENOENT], "cannot look up ethtool's netlink family")?;
-        let id = reply.as_ref().and_then(|reply| reply.payload.get(HEADER_LEN..)).and_then(|payload| {
-            let id = attributes(payload).find(|one| one.kind() == CTRL_ATTR_FAMILY_ID)?;
-            Some(u16::from_ne_bytes(id.value().try_into().ok()?))
-        });
-        Ok(id.map(|family| Ethtool { socket, family }))
+        Ok(generic::open("ethtool")?.map(|(socket, family)| Ethtool { socket, family }))
     }
 
     /// Reads all settings that the driver reports, with one system call for all requests.

@@ -5,8 +5,11 @@
 //! pod needs no further setns.
 
 pub mod address;
+pub mod dcb;
+pub mod devlink;
 pub mod ethtool;
 pub mod filter;
+mod generic;
 pub mod link;
 pub mod neighbour;
 pub mod rdma;

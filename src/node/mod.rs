@@ -2,6 +2,7 @@
 //! programs use: a network configuration, which a tenant may have written, cannot set them.
 
 mod place;
+mod roce;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,6 +16,8 @@ use serde_json::{Map, Value};
 use crate::files::{self, Dir};
 use crate::nearest::nearest;
 use crate::{cluster_networks, cni, fail, failure, watchdog};
+
+pub use roce::{Roce, Trust};
 
 /// Environment variable with the path of another node.json, for tests and unusual hosts.
 pub const VARIABLE: &str = "RAIL_CNI_NODE_CONFIG";
@@ -40,6 +43,8 @@ pub struct Node {
     pub device_info_dir: PathBuf,
     /// Networks of Services and pods, which no route of a rail may cover; empty: not known.
     pub cluster_networks: Vec<IpNet>,
+    /// What the port of every rail must be set to for RoCE; `None`: ports are compared with each other only.
+    pub roce: Option<Roce>,
     log: LogConfig,
     /// Longest time of a runtime's call in seconds, 1 to 3600; see [`crate::watchdog`].
     call_timeout: u16,
@@ -137,6 +142,7 @@ impl Default for Node {
             sysfs_root: "/sys".into(),
             device_info_dir: "/var/run/k8s.cni.cncf.io/devinfo/cni".into(),
             cluster_networks: Vec::new(),
+            roce: None,
             log: LogConfig::default(),
             call_timeout: watchdog::LIMIT.as_secs().try_into().unwrap_or(u16::MAX),
             policy: Policy::default(),
@@ -303,6 +309,9 @@ fn parse(path: &Path, value: &Value) -> Result<Node> {
         if let Err(what) = cluster_networks::check(*network) {
             fail!(InvalidConfig, "{}: clusterNetworks[{index}]: {what}", path.display());
         }
+    }
+    if let Some(Err(error)) = node.roce.as_ref().map(Roce::check) {
+        return Err(error.context(path.display().to_string()));
     }
     Ok(node)
 }

@@ -5,6 +5,8 @@ mod networks;
 mod node;
 mod pools;
 mod rails;
+mod rdma;
+mod roce;
 mod routes;
 mod runtimes;
 
@@ -108,9 +110,9 @@ impl Findings {
     }
 }
 
-/// Checks the node, with `mtu` where no network of a rail is known here. The exit status is 1 when a check
-/// failed.
-pub fn doctor(mtu: u32, output: Output) -> Result<ExitCode> {
+/// Checks the node, with `mtu` where no network of a rail is known here; with `needs_rdma`, also what only RDMA needs.
+/// The exit status is 1 when a check failed.
+pub fn doctor(mtu: u32, needs_rdma: bool, output: Output) -> Result<ExitCode> {
     let mut found = Findings::default();
     let node = node::configuration(&mut found);
     watchdog::allow(node.call_timeout());
@@ -125,6 +127,8 @@ pub fn doctor(mtu: u32, output: Output) -> Result<ExitCode> {
         Ok(inventory) => {
             let networks = networks::known(Path::new(runtimes::CONFIGURATIONS), &inventory);
             rails::check(&node, &inventory, &networks, mtu, &mut found);
+            rdma::check(&node, &inventory, &networks, needs_rdma, &mut found);
+            roce::check(&node, &inventory, &mut found);
             watchdog::step(|| "the checks pools and leases".to_owned());
             pools::check(&node, &inventory, &networks, &mut found);
         }

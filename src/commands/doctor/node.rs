@@ -14,9 +14,9 @@ use super::{Check, Findings, count};
 use crate::attach::order;
 use crate::files;
 use crate::netns;
-use crate::node::Node;
+use crate::node::{Node, RailPf};
 use crate::output::VERSION;
-use crate::sysfs::{self, Function};
+use crate::sysfs::{self, DeviceId, Function};
 
 /// The default directory of runtimes for plugins.
 const INSTALLED: &str = "/opt/cni/bin";
@@ -44,7 +44,7 @@ pub fn configuration(found: &mut Findings) -> Node {
         found.add(Check::warn(name, text, "list them as conf/node.json does"));
     }
     for one in &node.rails {
-        let others = node.rails.iter().filter(|other| other.pf == one.pf && other.rail > one.rail);
+        let others = node.rails.iter().filter(|other| other.rail > one.rail && is_same_pf(&node, one, other));
         for other in others {
             let text = format!(
                 "rails {} and {} have the same PF {}: one of them refuses its own devices",
@@ -59,6 +59,17 @@ pub fn configuration(found: &mut Findings) -> Node {
     }
     found.ok_unless_reported(name, format!("{}: {}", path.display(), count(node.rails.len(), "rail")));
     node
+}
+
+/// Whether two rows mean one PF: the same text, or the name of its netdev in one row and its PCI address in the other.
+/// Two names of one function are two of its ports.
+fn is_same_pf(node: &Node, one: &RailPf, other: &RailPf) -> bool {
+    let named = |text: &str, by: &str| {
+        let function = Function::of_netdev(&node.sysfs_root, by).ok().flatten();
+        DeviceId::parse(by).is_none()
+            && function.is_some_and(|function| text.eq_ignore_ascii_case(&function.id))
+    };
+    one.pf.eq_ignore_ascii_case(&other.pf) || named(&one.pf, &other.pf) || named(&other.pf, &one.pf)
 }
 
 /// Adds to the remedy which PFs are in no rail, where two rails have the same PF.

@@ -1,4 +1,4 @@
-//! Checks of the rails' hardware: PFs, VFs and RDMA devices, and what the host uses them for.
+//! Checks of the rails' hardware: PFs and VFs, and what the host uses them for.
 
 use std::fs;
 use std::path::Path;
@@ -7,9 +7,8 @@ use super::networks::Network;
 use super::{Check, Findings, Verdict, count};
 use crate::attach::device::refuse_what_the_host_needs;
 use crate::attach::record::Record;
-use crate::attach::{order, rdma, restore, userspace, vf};
-use crate::commands::inventory::{Attached, Inventory, Rail, RdmaMode, State, link_state};
-use crate::every_netns::Which;
+use crate::attach::{order, restore, userspace, vf};
+use crate::commands::inventory::{Attached, Inventory, Rail, State, link_state};
 use crate::netlink::Socket;
 use crate::netlink::link::Link;
 use crate::node::Node;
@@ -76,7 +75,6 @@ pub fn check(node: &Node, inventory: &Inventory, networks: &[Network], mtu: u32,
             }
             Err(error) => found.add(Check::skip("vfs", format!("{error:#}"))),
         }
-        rdma_devices(&rails, inventory, networks, found);
         managers(&rails, found);
     }
     lost(&rails, inventory, found);
@@ -405,81 +403,6 @@ fn host_use(stocks: &[Stock<'_>], found: &mut Findings) {
     found.ok_unless_reported(name, "the host uses no device that a pod could get");
 }
 
-fn rdma_devices(rails: &[&Rail], inventory: &Inventory, networks: &[Network], found: &mut Findings) {
-    let name = "rdma";
-    if let Some(network) = networks.iter().find(|network| network.needs_rdma) {
-        if inventory.rdma != RdmaMode::Exclusive {
-            let text = format!(
-                "the network {} requires RDMA devices of its own, but RDMA is not in exclusive mode",
-                network.name
-            );
-            found.add(Check::fail(
-                name,
-                text,
-                "run `rdma system set netns exclusive` at boot, before any pod starts",
-            ));
-            return;
-        }
-    }
-    if inventory.rdma == RdmaMode::Absent {
-        found.add(Check::skip(name, "this kernel has no RDMA, or its modules are not loaded"));
-        return;
-    }
-    // The RDMA devices that pods have are not in the host's sysfs.
-    let is_home = |function: &Function| inventory.holder(function).is_none() && !function.is_userspace();
-    let has = |function: &Function| !function.rdma_devices().is_empty();
-    let of_rail = |rail: &Rail| {
-        let functions = rail.function.iter().chain(rail.vfs.iter().map(|vf| &vf.function));
-        functions.filter(|function| is_home(function)).cloned().collect::<Vec<_>>()
-    };
-    let with: usize = rails.iter().map(|rail| of_rail(rail).iter().filter(|one| has(one)).count()).sum();
-    let moved = inventory.attachments.iter().any(|one| !one.record.rdma.is_empty());
-    let all: Vec<_> = rails.iter().flat_map(|rail| of_rail(rail)).filter(|one| !has(one)).collect();
-    let functions: Vec<_> = all.iter().filter(|_| inventory.rdma == RdmaMode::Exclusive).collect();
-    let away = rdma::find_away(&functions, Which::All).unwrap_or_else(|error| {
-        found.add(Check::skip(name, format!("{error:#}")));
-        Vec::new()
-    });
-    if with == 0 && !moved && away.is_empty() {
-        found.add(Check::skip(name, "no PF and no VF of a rail has an RDMA device"));
-        return;
-    }
-    for rail in rails {
-        let mut without: Vec<_> =
-            of_rail(rail).into_iter().filter(|one| !has(one)).map(|one| one.id).collect();
-        for one in away.iter().filter(|one| without.contains(&one.id)) {
-            let text =
-                format!("{}: {}, and no record says so: a pod gets it without RDMA", one.id, one.describe());
-            let remedy = "end that pod: the device comes back when its namespace ends (`rdma dev set` in that namespace moves it at once)";
-            found.add(Check::warn(name, text, remedy).on(rail));
-        }
-        without.retain(|id| !away.iter().any(|one| one.id == *id));
-        if !without.is_empty() {
-            let text = format!("there is no RDMA device on {}, but others have one", without.join(", "));
-            found.add(
-                Check::warn(
-                    name,
-                    text,
-                    "load the driver's RDMA module, such as mlx5_ib (`rdma link` lists the devices)",
-                )
-                .on(rail),
-            );
-        }
-    }
-    if inventory.rdma == RdmaMode::Shared {
-        let text = "RDMA is in shared mode: every pod sees every RDMA device, and networks with \"rdma\": \"required\" are refused";
-        found.add(Check::warn(
-            name,
-            text,
-            "run `rdma system set netns exclusive` at boot, before any pod starts",
-        ));
-    }
-    found.ok_unless_reported(
-        name,
-        format!("RDMA is in exclusive mode, with {} on the host", count(with, "RDMA function")),
-    );
-}
-
 /// A manager that configures VFs as well may give them addresses or take them down. Both managers record in
 /// files below /run what they do with each netdev.
 fn managers(rails: &[&Rail], found: &mut Findings) {
@@ -622,61 +545,6 @@ fn records(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::inventory::Vf;
-    use crate::sysfs::DeviceId;
-
-    /// Two rails with a VF each; whose function has an RDMA device is in `with`.
-    fn judged(mode: RdmaMode, with: &[&str]) -> Vec<(Verdict, String)> {
-        let root = tempfile::tempdir().unwrap();
-        let function = |id: &str| {
-            let path = root.path().join("bus/pci/devices").join(id);
-            fs::create_dir_all(&path).unwrap();
-            if with.contains(&id) {
-                fs::create_dir_all(path.join("infiniband/mlx5_0")).unwrap();
-            }
-            Function::find(root.path(), &DeviceId::parse(id).unwrap()).unwrap().unwrap()
-        };
-        let rails = (0..2u8).map(|rail| Rail {
-            rail: Some(rail),
-            named: String::new(),
-            function: Some(function(&format!("0000:0{rail}:00.0"))),
-            link: None,
-            rdma: Vec::new(),
-            vfs: vec![Vf { function: function(&format!("0000:0{rail}:00.1")), link: None }],
-        });
-        let (rails, attachments, unreadable) = (rails.collect(), Vec::new(), Vec::new());
-        let inventory = Inventory {
-            rdma: mode,
-            rails,
-            attachments,
-            debts: Vec::new(),
-            unreadable,
-            lost: Vec::new(),
-            is_emptied: false,
-        };
-        let mut found = Findings::default();
-        rdma_devices(&inventory.rails.iter().collect::<Vec<_>>(), &inventory, &[], &mut found);
-        found.0.into_iter().map(|check| (check.verdict, check.text)).collect()
-    }
-
-    #[test]
-    fn rdma_is_judged_by_its_mode_and_by_what_the_other_rails_have() {
-        let all = ["0000:00:00.0", "0000:00:00.1", "0000:01:00.0", "0000:01:00.1"];
-        let verdicts =
-            |found: &[(Verdict, String)]| found.iter().map(|(verdict, _)| *verdict).collect::<Vec<_>>();
-        assert_eq!(verdicts(&judged(RdmaMode::Absent, &[])), [Verdict::Skip]);
-        assert_eq!(verdicts(&judged(RdmaMode::Exclusive, &[])), [Verdict::Skip]);
-        let good = judged(RdmaMode::Exclusive, &all);
-        assert_eq!(
-            good,
-            [(Verdict::Ok, "RDMA is in exclusive mode, with 4 RDMA functions on the host".to_owned())]
-        );
-        let shared = judged(RdmaMode::Shared, &all);
-        assert!(verdicts(&shared) == [Verdict::Warn] && shared[0].1.contains("shared mode"), "{shared:?}");
-        let lacking = judged(RdmaMode::Exclusive, &all[..3]);
-        assert_eq!(verdicts(&lacking), [Verdict::Warn]);
-        assert!(lacking[0].1.starts_with("rail 1: there is no RDMA device on 0000:01:00.1"), "{lacking:?}");
-    }
 
     #[test]
     fn names_of_devices_that_came_back() {

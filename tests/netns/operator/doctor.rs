@@ -42,7 +42,8 @@ fn is_well(host: &Host) {
     let json = doctor(host);
     for check in json["checks"].as_array().unwrap() {
         let name = check["check"].as_str().unwrap();
-        let of_the_fixture = ["namespace", "programs", "rdma", "routes", "runtime", "net.d"].contains(&name)
+        let of_the_fixture = ["namespace", "programs", "rdma", "roce-trust", "routes", "runtime", "net.d"]
+            .contains(&name)
             || (name == "run" && check["text"].as_str().unwrap().contains("tmpfs"));
         assert!(check["verdict"] == "ok" || (of_the_fixture && check["verdict"] != "fail"), "{check}");
     }
@@ -254,6 +255,11 @@ fn faults_of_node_json_and_of_the_folders() {
     host.set_node(json!({ "rails": [{"rail": 0, "pf": pf_address(0)}, {"rail": 1, "pf": pf_address(0)}] }));
     finds(&host, "node.json", "fail", "rails 0 and 1 have the same PF");
     finds(&host, "node.json", "fail", "no rail has 0000:02:00.0");
+    // One row has the name of the netdev.
+    fs::create_dir_all(host.path("sys/class/net/pf0")).unwrap();
+    symlink(host.path("sys/devices").join(pf_address(0)), host.path("sys/class/net/pf0/device")).unwrap();
+    host.set_node(json!({ "rails": [{"rail": 0, "pf": pf_address(0)}, {"rail": 1, "pf": "pf0"}] }));
+    finds(&host, "node.json", "fail", "rails 0 and 1 have the same PF");
     host.set_node(json!({ "rails": rails, "policy": {"pfs": [pf_address(0)], "rails": [0]} }));
     finds(&host, "pf", "fail", "policy.pfs of node.json excludes 0000:02:00.0");
     finds(&host, "node.json", "fail", "policy.rails excludes it");
@@ -499,4 +505,84 @@ fn a_pf_that_a_dead_pod_left_is_told_once() {
     finds(&host, "records", "warn", "1 attachment of pods that are gone");
     let shown = run(&host, &["status"]);
     assert!(shown.status == 1 && !shown.stdout.contains("ip link set"), "{}", shown.stdout);
+}
+
+/// A veth has no DCB, so what sysfs has of a port decides.
+#[test]
+fn ports_are_compared_with_what_node_json_wants() {
+    let Some(host) = two_rails("doctor::roce") else { return };
+    let rails = json!([{"rail": 0, "pf": pf_address(0)}, {"rail": 1, "pf": pf_address(1)}]);
+    let write = |rail: u8, file: &str, text: &str| {
+        let file = host.path(&format!("sys/class/net/pf{rail}")).join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    };
+    for rail in 0..2 {
+        write(rail, "qos/trust", "dscp\n");
+        for (point, priority) in ["roce_np", "roce_rp"].iter().flat_map(|one| (0..8).map(move |at| (one, at)))
+        {
+            write(rail, &format!("ecn/{point}/enable/{priority}"), "1\n");
+        }
+    }
+    finds(&host, "roce-trust", "skip", "node.json has no `roce`");
+    host.set_node(json!({ "rails": rails, "roce": {"trust": "dscp", "pfc": [3], "tos": 96, "ecn": true} }));
+    finds(&host, "rdma", "fail", "and node.json has `roce`");
+    finds(&host, "roce-trust", "ok", "2 ports: trust dscp, as node.json has it");
+    finds(&host, "roce-ecn", "ok", "2 ports: ECN for priority 3, as node.json has it");
+    finds(&host, "roce-pfc", "skip", "rail 0, rail 1: the driver mlx5_core does not report DCB settings");
+    finds(&host, "roce-tos", "skip", "does not report DCB settings");
+    write(1, "qos/trust", "pcp\n");
+    finds(&host, "roce-trust", "fail", "`mlnx_qos -i pf1 --trust dscp`");
+    finds(&host, "roce-tos", "skip", "no port with trust pcp looks at ToS 96");
+    write(0, "ecn/roce_rp/enable/3", "0\n");
+    let file = host.path("sys/class/net/pf0/ecn/roce_rp/enable/3");
+    finds(&host, "roce-ecn", "fail", &format!("run `echo 1 > {}`", file.display()));
+    // Without a wish, the ports are compared with each other.
+    host.set_node(json!({ "rails": rails, "roce": {} }));
+    finds(&host, "roce-trust", "warn", "rail 1: pf1: trust pcp, and rail 0: trust dscp");
+    // A wish that no port can satisfy.
+    host.set_node(json!({ "rails": rails, "roce": {"tos": 96, "pfc": []} }));
+    finds(&host, "node.json", "fail", "no priority is lossless");
+}
+
+#[test]
+fn what_rdma_needs_is_checked_when_it_is_asked_for() {
+    let Some(host) = two_rails("doctor::rdma") else { return };
+    let asked = |check: &str| {
+        let json = run(&host, &["doctor", "--rdma", "--output", "json"]).json();
+        lines(&json, check)
+    };
+    assert_eq!(lines(&doctor(&host), "rdma-port"), []);
+    let none = asked("rdma");
+    assert!(none[0].0 == "fail" && none[0].1.ends_with("--rdma asks for them"), "{none:?}");
+    assert_eq!(asked("rdma-port")[0].0, "skip");
+    assert_eq!(asked("rdma-gid")[0].0, "skip");
+    assert_eq!(asked("rdma-mtu")[0].0, "ok");
+    assert_eq!(asked("memlock").len(), 1);
+    host.ip("link set pf1 mtu 1500");
+    host.ip("link set vf1 mtu 1500");
+    let told = asked("rdma-mtu");
+    assert!(
+        told[0].0 == "warn" && told[0].1.starts_with("rail 1: MTU 1500 of pf1 leaves 1024 bytes"),
+        "{told:?}"
+    );
+    for (rail, state) in [(0, "4: ACTIVE"), (1, "1: DOWN")] {
+        let port = host.path("sys/devices").join(pf_address(rail)).join("infiniband/mlx5_0/ports/1");
+        let netdev = format!("pf{rail}");
+        for (file, text) in [
+            ("link_layer", "Ethernet"),
+            ("state", state),
+            ("gid_attrs/types/1", "RoCE v2"),
+            ("gid_attrs/ndevs/1", &netdev),
+        ] {
+            fs::create_dir_all(port.join(file).parent().unwrap()).unwrap();
+            fs::write(port.join(file), format!("{text}\n")).unwrap();
+        }
+    }
+    let told = asked("rdma-port");
+    assert!(
+        told[0].0 == "fail" && told[0].1.starts_with("rail 1: mlx5_0/1 of 0000:02:00.0 is DOWN"),
+        "{told:?}"
+    );
+    assert_eq!(asked("rdma-gid")[0].0, "ok");
 }
