@@ -522,6 +522,25 @@ fn the_keys_of_node_json_are_those_of_the_code() {
     assert_eq!(keys("## node.json"), node_keys());
 }
 
+#[test]
+fn the_node_with_roce_is_the_other_node_with_one_key_more() {
+    let bench = Bench::new();
+    let mut node = json_of("conf/node-roce.json");
+    let roce = node.as_object_mut().unwrap().remove("roce").unwrap();
+    assert_eq!(node, json_of("conf/node.json"));
+    let mut node = json_of("conf/node-roce.json");
+    for (key, name) in [("runDir", "run"), ("storeDir", "store"), ("sysfsRoot", "sys")] {
+        node[key] = json!(bench.path(name));
+    }
+    fs::write(bench.path("node.json"), node.to_string()).unwrap();
+    let output = bench.command(RAIL_CNI, &["doctor", "--output", "json"]).output().unwrap();
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let checks = told["checks"].as_array().unwrap();
+    let of = |name: &str| checks.iter().filter(|check| check["check"] == name).collect::<Vec<_>>();
+    assert_eq!(of("node.json")[0]["verdict"], "ok", "{roce}: {told}");
+    assert!(of("roce-trust").iter().all(|check| check["verdict"] == "skip"), "{told}");
+}
+
 /// What `policy` does before a device is looked at. Its other keys are those of a device: `tests/netns/rails/device.rs`.
 #[test]
 fn the_policy_does_what_its_tables_say() {

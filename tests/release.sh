@@ -89,7 +89,7 @@ installed() {
         [[ $(readlink "root/usr/sbin/$program") == "../../opt/cni/bin/$program" ]]
         [[ -s root/usr/share/man/man8/$program.8.gz && -s root/usr/share/bash-completion/completions/$program ]]
     done
-    [[ $(stat -c %a root/etc/rail-cni) == 755 ]]
+    [[ $(stat -c %a root/etc/rail-cni) == 755 && -x root/usr/share/rail-cni/check-rdma && -x $unpacked/check-rdma ]]
     [[ -s root/usr/share/doc/rail-cni/THIRD-PARTY-LICENSES && -s root/usr/share/doc/rail-cni/rail-cni.cdx.json ]]
 }
 
