@@ -482,7 +482,7 @@ fn the_keys_of_the_ipam_section_are_those_of_the_code() {
     let mut known = strings("src/pool/cidrpool.rs", "SPEC_KEYS");
     assert_eq!(known.len(), 8);
     known.extend(strings("src/ipam/config.rs", "const KEYS"));
-    assert_eq!(known.len(), 12);
+    assert_eq!(known.len(), 13);
     assert_eq!(keys("## rail-ipam"), known);
 }
 

@@ -9,9 +9,10 @@ use serde_json::Value;
 
 use super::config::NetConf;
 use super::device::{self, Device};
+use super::host_address::{self, HostAddresses};
 use super::record::{self, DeviceLock, Phase, Record, Records};
 use super::settings::Settings;
-use super::{claim, debt, devinfo, pod, probe, rdma, restore, vf};
+use super::{claim, debt, devinfo, planes, pod, probe, rdma, restore, vf};
 use crate::cni::{self, AddResult, Attachment, Delegate, Network, Version, find_plugin};
 use crate::netlink::Socket;
 use crate::netlink::link::{self, Link, Move};
@@ -109,6 +110,7 @@ impl<'a> Request<'a> {
         let with_rail = told.map(|rail| network.stdin_with("rail", Value::from(rail))).transpose()?;
         let stdin = with_rail.unwrap_or_else(|| network.stdin.clone());
         rdma::refuse_owed(conf, &device, records)?;
+        planes::check(conf, node, records, host)?;
         claim::refuse_pf_of_attached_vfs(records, &device, node)?;
         probe::refuse_userspace(conf, &device)?;
         if let Some(path) = &conf.device_info {
@@ -121,6 +123,9 @@ impl<'a> Request<'a> {
         (record.rdma, record.rdma_renamed, record.rdma_qos) = (rdma.moving, rdma.renamed, rdma.qos);
         let link = device.original.link.as_ref();
         record.settings = link.map(|link| Settings::take(link, &self.node.sysfs_root, &mut self.host));
+        if self.conf.is_of_host {
+            record.host = Some(self.of_host(&device, left.as_ref())?);
+        }
         left.iter().for_each(|left| record.begin_as(left));
         records.write(&record, &mut lock)?;
         if left.is_some() {
@@ -173,6 +178,10 @@ impl<'a> Request<'a> {
         if let Some(link) = &link {
             let is_up = Instant::now();
             self.ask_gateway(link, record, leased)?;
+            // Not before: the kernel does not ask a permanent neighbour.
+            if let Some(of_host) = &record.host {
+                of_host.set_neighbours(&mut self.pod, link);
+            }
             if let Some(gid) = self.conf.gid.filter(|_| !rdma_names.is_empty()) {
                 watchdog::step(|| "waiting for GIDs".to_owned());
                 rdma::gid::run(record, gid, is_up, &self.netns, &self.node)
@@ -219,7 +228,8 @@ impl<'a> Request<'a> {
         let Claimed { record, stdin, .. } = claimed;
         let Request { network, node, .. } = self;
         let Some(name) = record.ipam.as_ref().map(|ipam| ipam.r#type.clone()) else {
-            return Ok(AddResult::default());
+            let leased = record.host.as_ref().map(HostAddresses::lease).unwrap_or_default();
+            return self.fits_version(leased);
         };
         let ipam = Delegate::find(&name, &network.path, stdin)?;
         let mut added = ipam.add(network.version);
@@ -234,19 +244,41 @@ impl<'a> Request<'a> {
             recorded.may_hold = !added.as_ref().is_err_and(cni::gave_nothing);
         }
         let leased = added?;
+        if leased.ips.is_empty() {
+            fail!(InvalidConfig, "the IPAM plugin {name} gave no address");
+        }
+        self.fits_version(leased)
+    }
+
+    /// Refuses a result that the version of the network cannot express.
+    fn fits_version(&self, leased: AddResult) -> Result<AddResult> {
         let of_family =
             |is_v4| leased.ips.iter().filter(move |ip| ip.address.addr().is_ipv4() == is_v4).count();
-        if network.version < Version::V030 && (of_family(true) > 1 || of_family(false) > 1) {
-            let version = network.version.as_str();
+        let version = self.network.version;
+        if version < Version::V030 && (of_family(true) > 1 || of_family(false) > 1) {
+            let version = version.as_str();
             fail!(
                 InvalidConfig,
                 "a result of cniVersion {version} has room for one address of a family: use 0.3.0"
             );
         }
-        if leased.ips.is_empty() {
-            fail!(InvalidConfig, "the IPAM plugin {name} gave no address");
-        }
         Ok(leased)
+    }
+
+    /// What the host has on the device, or had before an attachment that could not restore it.
+    fn of_host(&mut self, device: &Device, left: Option<&Record>) -> Result<HostAddresses> {
+        let what = device.describe();
+        let Some(link) = &device.original.link else {
+            fail!(InvalidConfig, "ipam.source: {what} has no netdev, so the host has no address on it");
+        };
+        if self.netns.is(&Netns::current()?)? {
+            fail!(InvalidConfig, "ipam.source: the namespace of the pod is that of the host");
+        }
+        let was = left.filter(|left| left.owes_host_addresses()).and_then(|left| left.host.clone());
+        match was {
+            Some(was) if !host_address::has_address(link, &mut self.host)? => Ok(was),
+            was => HostAddresses::take(&what, link, &mut self.host).map(|now| was.unwrap_or(now)),
+        }
     }
 
     /// The device as it is right before its move: a driver that was told something through the PF, or whose RDMA device
@@ -350,10 +382,12 @@ pub fn new_record(
         netns: netns.with_context(|| format!("{} vanished", path.display()))?,
         since: files::now(),
         rail: conf.rail,
+        min_planes: conf.min_planes,
         device: device.original.clone(),
         applied: record::Applied::default(),
         ipam: ipam.transpose()?,
         settings: None,
+        host: None,
         vf: None,
         rdma: Vec::new(),
         rdma_renamed: None,

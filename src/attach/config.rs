@@ -54,10 +54,14 @@ pub struct NetConf {
     pub gid: Option<Probe>,
     /// Whether ADD asks the gateway, and how.
     pub probe: Option<Probe>,
+    /// How many planes of the rail must have a carrier.
+    pub min_planes: Option<u8>,
     /// Whether DEL resets the function (FLR).
     pub reset_on_del: bool,
     /// Name of the IPAM plugin.
     pub ipam: Option<String>,
+    /// Whether the addresses are those that the host has on the device (`source` of `ipam`). Then there is no plugin.
+    pub is_of_host: bool,
     /// Takes precedence over the IPAM's.
     pub dns: Dns,
     /// Where the runtime wants the device-info file.
@@ -172,6 +176,7 @@ section! {
         "gidTimeout" => gid_timeout: String,
         "gatewayProbe" => gateway_probe: String,
         "gatewayProbeTimeout" => gateway_probe_timeout: String,
+        "minPlanes" => min_planes: u8,
         "resetOnDel" => reset_on_del: String,
         "ipam" => ipam: Ipam,
         "dns" => dns: Dns,
@@ -190,6 +195,7 @@ section! {
 #[serde(default)]
 struct Ipam {
     r#type: Option<String>,
+    source: Option<String>,
 }
 
 /// Keys at the top level that others read: the CNI specification, libcni and Multus, `node::Node::start_log` and `lint`.
@@ -232,7 +238,7 @@ pub const NETWORK: Keys = Keys {
     inside: &[
         ("routes", &Keys::flat(&[&Route::KEYS])),
         ("dns", &Keys::flat(&[&Dns::KEYS])),
-        ("ipam", &Keys::flat(&[&["type"]])),
+        ("ipam", &Keys::flat(&[&["type", "source"]])),
         ("rdmaQoS", &Keys::flat(&[RawQos::KEYS])),
         ("runtimeConfig", &Keys::flat(&[&CAPABILITIES])),
         ("args", &Keys { names: &[&["cni"]], inside: &[("cni", &Keys::flat(&[&ARGS]))] }),
@@ -318,6 +324,10 @@ impl NetConf {
         ];
         let others = others.into_iter().filter(|(_, given)| *given).map(|(key, _)| key);
         check_policy(rail, vf_keys.iter().copied().chain(others), node)?;
+        let is_of_host = is_of_host(network);
+        if is_of_host {
+            check_of_host(network, &raw)?;
+        }
         Ok(NetConf {
             selector: selector(network, &raw, is_chained)?,
             rail,
@@ -344,9 +354,11 @@ impl NetConf {
             rdma_qos,
             gid: probe("gid", &raw.gid, "warn", &raw.gid_timeout, "3s")?,
             probe: probe("gatewayProbe", &raw.gateway_probe, "off", &raw.gateway_probe_timeout, "1s")?,
+            min_planes: min_planes(&raw)?,
             reset_on_del: one_of("resetOnDel", &raw.reset_on_del, &[("off", false), ("flr", true)])?
                 .unwrap_or(false),
-            ipam: ipam(&raw)?,
+            ipam: ipam(&raw)?.filter(|_| !is_of_host),
+            is_of_host,
             dns: raw.dns.clone().unwrap_or_default(),
             device_info: device_info(network, node)?,
         })
@@ -667,6 +679,41 @@ fn sysctls(raw: &Raw, ifname: &str) -> Result<Vec<(PathBuf, String)>> {
     Ok(sysctls)
 }
 
+/// Are the addresses those that the host has on the device? Only rail-ipam has that key; it is not called then, because
+/// it has nothing to lease.
+pub fn is_of_host(network: &Network) -> bool {
+    let text = |key| network.get(&["ipam", key]).and_then(Value::as_str).filter(|text| !text.is_empty());
+    text("type") == Some("rail-ipam") && text("source").is_some()
+}
+
+/// Checks a network whose addresses are the host's.
+fn check_of_host(network: &Network, raw: &Raw) -> Result<()> {
+    if let Some(other) = raw.ipam.as_ref().and_then(|ipam| text(&ipam.source)).filter(|text| *text != "host")
+    {
+        wrong!("ipam.source", "{other:?} is not \"host\"; for the addresses of a pool, remove the key");
+    }
+    let section = network.get(&["ipam"]).and_then(Value::as_object);
+    if let Some(key) =
+        section.and_then(|all| all.keys().find(|key| !["type", "source"].contains(&key.as_str())))
+    {
+        wrong!(format!("ipam.{key}"), "has no meaning with \"source\": \"host\": remove one of the two keys");
+    }
+    let is_list =
+        |path: &[&str]| network.get(path).and_then(Value::as_array).is_some_and(|all| !all.is_empty());
+    let requested = [
+        ("runtimeConfig.ips", is_list(&["runtimeConfig", "ips"])),
+        ("args.cni.ips", is_list(&["args", "cni", "ips"])),
+        ("CNI_ARGS IP", network.args.get("IP").is_some_and(|ip| !ip.is_empty())),
+    ];
+    if let Some((key, _)) = requested.iter().find(|(_, given)| *given) {
+        wrong!(*key, "a pod cannot request an address: with \"source\": \"host\" it gets the host's");
+    }
+    if text(&raw.reset_on_del) == Some("flr") {
+        wrong!("resetOnDel", "a NIC with addresses of the host is not reset: remove the key");
+    }
+    Ok(())
+}
+
 fn ipam(raw: &Raw) -> Result<Option<String>> {
     let Some(name) = raw.ipam.as_ref().and_then(|ipam| text(&ipam.r#type)) else { return Ok(None) };
     check_plugin_name(name)?;
@@ -689,11 +736,11 @@ pub fn check_plugin_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The name of the IPAM plugin, for verbs that need nothing else of the configuration.
+/// The name of the IPAM plugin to call, for verbs that need nothing else of the configuration.
 pub fn ipam_of(network: &Network) -> Result<Option<&str>> {
     let name = network.get(&["ipam", "type"]).and_then(Value::as_str).filter(|name| !name.is_empty());
     name.map_or(Ok(()), check_plugin_name)?;
-    Ok(name)
+    Ok(name.filter(|_| !is_of_host(network)))
 }
 
 /// The rail, for STATUS, which has no device and no attachment.
@@ -771,6 +818,18 @@ fn probe(
         wrong!(format!("{key}Timeout"), "{given:?} is not within 1ms to {LONGEST_PROBE:?}");
     }
     Ok(required.map(|required| Probe { required, timeout }))
+}
+
+/// As many as numbers of rails allow: a plane has the number rail + 8 * plane.
+const MOST_PLANES: u8 = (MAX_RAIL + 1) / 8;
+
+fn min_planes(raw: &Raw) -> Result<Option<u8>> {
+    match raw.min_planes {
+        Some(count) if count == 0 || count > MOST_PLANES => {
+            wrong!("minPlanes", "{count} is not within 1 to {MOST_PLANES}")
+        }
+        count => Ok(count),
+    }
 }
 
 /// IB_DEVICE_NAME_MAX without the zero at its end (rdma/ib_verbs.h).

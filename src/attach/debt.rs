@@ -36,7 +36,8 @@ impl Record {
             return debt.owed.clone();
         }
         let device_info = self.device_info.as_ref().map(|_| What::DeviceInfo);
-        let all = [self.ipam.as_ref().map(|_| What::Ipam), device_info, Some(What::Device)];
+        let host = self.host.as_ref().map(|_| What::HostAddresses);
+        let all = [self.ipam.as_ref().map(|_| What::Ipam), device_info, Some(What::Device), host];
         let why = || "the call that worked on it ended early".to_owned();
         all.into_iter().flatten().map(|what| Owed { what, why: why() }).collect()
     }
@@ -44,6 +45,11 @@ impl Record {
     /// Was it tried in vain? If not, the next DEL or GC does it, and no operator needs to.
     pub fn is_owed_in_vain(&self) -> bool {
         self.owes_device() || self.debt.as_ref().is_some_and(|debt| debt.tries > 0)
+    }
+
+    /// Are addresses of the host owed?
+    pub fn owes_host_addresses(&self) -> bool {
+        self.owed().iter().any(|owed| owed.what == What::HostAddresses)
     }
 
     /// Is something of the device itself owed?
@@ -200,7 +206,9 @@ fn pay_one(record: &Record, owed: Owed, patience: Duration) -> Option<Owed> {
             .device_info
             .as_deref()
             .map_or(Ok(()), |path| devinfo::remove(path, &record.device, &record.attachment())),
-        What::Rules | What::Rdma | What::Reset | What::Vf | What::Device => return Some(owed),
+        What::Rules | What::Rdma | What::Reset | What::Vf | What::Device | What::HostAddresses => {
+            return Some(owed);
+        }
     };
     done.err().map(|error| Owed { what: owed.what, why: format!("{error:#}") })
 }

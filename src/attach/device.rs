@@ -251,7 +251,17 @@ pub fn check(device: &Device, conf: &NetConf, node: &Node, network: &str, host: 
     if conf.mac.as_ref().is_some_and(|mac| mac.len() != link.mac.split(':').count()) {
         fail!(InvalidConfig, "mac: {} has addresses of another length", link.name);
     }
-    refuse_what_the_host_needs(&device.describe(), link, node, host)
+    let what = device.describe();
+    refuse_what_the_host_needs(&what, link, node, host)?;
+    match conf.is_of_host {
+        false => refuse_addresses(&what, link, host),
+        true if node.policy.host_addresses => Ok(()),
+        true => fail!(
+            InvalidConfig,
+            "ipam.source: this node's policy keeps the host's addresses on the host: policy.hostAddresses of node.json \
+             allows it"
+        ),
+    }
 }
 
 /// Is the device's PF `pf` of node.json?
@@ -401,7 +411,8 @@ fn check_mtu(device: &Device, link: &Link, conf: &NetConf, host: &mut Socket) ->
     Ok(())
 }
 
-/// A tenant may have written the configuration: it must not be able to take the node off the network.
+/// A tenant may have written the configuration: it must not be able to take the node off the network. Addresses and
+/// routes are left to [`refuse_addresses`] or [`super::host_address`].
 pub fn refuse_what_the_host_needs(what: &str, link: &Link, node: &Node, host: &mut Socket) -> Result<()> {
     let needed = |why: String| failure!(InvalidConfig, "{what} is in use by the host: {why}");
     if link.loopback {
@@ -417,23 +428,6 @@ pub fn refuse_what_the_host_needs(what: &str, link: &Link, node: &Node, host: &m
     }
     if let Some(upper) = sysfs::upper_devices(&node.sysfs_root, &link.name)?.first() {
         return Err(needed(format!("{upper} is stacked on it")));
-    }
-    let addresses = address::all(host, link.index)?;
-    if let Some(address) = addresses.iter().find(|address| !address.is_link_local()) {
-        let (net, name) = (address.net, &link.name);
-        return Err(needed(format!(
-            "it has the address {net}: remove it from the host's configuration, and now with `ip addr del {net} dev {name}`"
-        )));
-    }
-    let routes = route::through(host, link.index)?;
-    let routes = || routes.iter().filter(|route| !is_of_the_kernel(route));
-    if let Some(route) = routes().find(|route| route.dst.prefix_len() == 0).or(routes().next()) {
-        let kind = if route.dst.prefix_len() == 0 { "default route" } else { "route" };
-        let (ip, name) = (if route.dst.addr().is_ipv4() { "ip" } else { "ip -6" }, &link.name);
-        return Err(needed(format!(
-            "it carries the {kind} {route}: remove it from the host's configuration, and now with `{ip} route del {route} \
-             dev {name}`"
-        )));
     }
     if link.xdp {
         let name = &link.name;
@@ -452,6 +446,29 @@ pub fn refuse_what_the_host_needs(what: &str, link: &Link, node: &Node, host: &m
             upper.link.name,
             upper.link.kind,
             upper.netns.display()
+        )));
+    }
+    Ok(())
+}
+
+/// Refuses a device with addresses or routes of the host.
+pub fn refuse_addresses(what: &str, link: &Link, host: &mut Socket) -> Result<()> {
+    let needed = |why: String| failure!(InvalidConfig, "{what} is in use by the host: {why}");
+    let addresses = address::all(host, link.index)?;
+    if let Some(address) = addresses.iter().find(|address| !address.is_link_local()) {
+        let (net, name) = (address.net, &link.name);
+        return Err(needed(format!(
+            "it has the address {net}: remove it from the host's configuration, and now with `ip addr del {net} dev {name}`"
+        )));
+    }
+    let routes = route::through(host, link.index)?;
+    let routes = || routes.iter().filter(|route| !is_of_the_kernel(route));
+    if let Some(route) = routes().find(|route| route.dst.prefix_len() == 0).or(routes().next()) {
+        let kind = if route.dst.prefix_len() == 0 { "default route" } else { "route" };
+        let (ip, name) = (if route.dst.addr().is_ipv4() { "ip" } else { "ip -6" }, &link.name);
+        return Err(needed(format!(
+            "it carries the {kind} {route}: remove it from the host's configuration, and now with `{ip} route del {route} \
+             dev {name}`"
         )));
     }
     Ok(())

@@ -128,6 +128,7 @@ impl Lost {
             netns,
             since: files::now(),
             rail: rail.map(|one| one.rail),
+            min_planes: None,
             device: Original {
                 id: self.id.clone(),
                 pci_id: Some(self.id.clone()),
@@ -145,6 +146,7 @@ impl Lost {
             },
             ipam: None,
             settings: None,
+            host: None,
             vf: None,
             rdma: Vec::new(),
             rdma_renamed: None,

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
+use super::host_address::HostAddresses;
 use super::settings::Settings;
 use crate::cni::{Attachment, Delegate};
 use crate::fail;
@@ -59,6 +60,9 @@ pub struct Record {
     /// Number of the rail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rail: Option<u8>,
+    /// How many planes of the rail had to have a carrier.
+    #[serde(rename = "minPlanes", default, skip_serializing_if = "Option::is_none")]
+    pub min_planes: Option<u8>,
     /// The device as it was on the host.
     pub device: Original,
     /// What ADD makes of it in the pod.
@@ -66,6 +70,9 @@ pub struct Record {
     /// The netdev's other settings as they were on the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<Settings>,
+    /// What the host had on the device, where that goes into the pod.
+    #[serde(rename = "hostAddresses", default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostAddresses>,
     /// What ADD sets through the PF.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vf: Option<VfRecord>,
@@ -153,6 +160,8 @@ pub enum What {
     Vf,
     /// Name, altnames, MTU, MAC and what else a netdev has.
     Device,
+    /// The addresses and routes that the host had on it.
+    HostAddresses,
 }
 
 impl What {
@@ -166,12 +175,13 @@ impl What {
             What::Reset => "the reset of its device",
             What::Vf => "the settings of its VF",
             What::Device => "its device as it was",
+            What::HostAddresses => "the host's addresses on its device",
         }
     }
 
     /// Is it about the device itself? Then the next attachment of the device takes it over.
     pub fn is_of_device(self) -> bool {
-        matches!(self, What::Reset | What::Vf | What::Device)
+        matches!(self, What::Reset | What::Vf | What::Device | What::HostAddresses)
     }
 }
 
@@ -353,6 +363,9 @@ impl Record {
                 }
             }
             now.groups.clone_from(&left.groups);
+        }
+        if left.owes_host_addresses() {
+            self.host = left.host.clone();
         }
     }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 use super::record::{Original, Owed, Record, Records, What};
-use super::{lost, rdma, stacked, vf};
+use super::{host_address, lost, rdma, stacked, vf};
 use crate::error::all_of;
 use crate::netlink::link::{self, Link, Move, parse_mac};
 use crate::netlink::{Socket, address, rule};
@@ -77,10 +77,16 @@ pub fn on_host(
         owe(&mut owed, What::Vf, vf::restore(record, records, node, host));
         return Ok(Some(owed));
     };
-    if link.up {
-        owe(&mut owed, What::Device, link::set_down(host, &link));
+    // It never left, or has returned before: what is stacked on it is the host's.
+    if !host_address::is_in_use(record, &link, host)? {
+        if link.up {
+            owe(&mut owed, What::Device, link::set_down(host, &link));
+        }
+        owe(&mut owed, What::Device, stacked::remove_elsewhere(&link));
+        if let Some(of_host) = &record.host {
+            owe(&mut owed, What::HostAddresses, of_host.restore_sysctls(&link));
+        }
     }
-    owe(&mut owed, What::Device, stacked::remove_elsewhere(&link));
     if record.reset {
         owe(&mut owed, What::Reset, reset(record, node));
         // A driver may make the netdev anew.
@@ -99,6 +105,9 @@ pub fn on_host(
     owe(&mut owed, What::Device, restore_link(&link, original, record, node, host));
     if is_mac_left {
         owe(&mut owed, What::Vf, vf::restore_mac(record, records, node, host));
+    }
+    if let Some(of_host) = &record.host {
+        owe(&mut owed, What::HostAddresses, of_host.restore(&link, host));
     }
     Ok(Some(owed))
 }

@@ -271,8 +271,8 @@ fn of_files(folder: &Path) -> Vec<File> {
     all
 }
 
-/// A file of sysfs has a page at most, and comes whole.
-fn read(path: &Path) -> Option<String> {
+/// A file of sysfs or a sysctl has a page at most, and comes whole. `None` if it cannot be read.
+pub fn read(path: &Path) -> Option<String> {
     let mut page = [0; 4096];
     let length = fs::File::open(path).ok()?.read(&mut page).ok()?;
     Some(std::str::from_utf8(page.get(..length)?).ok()?.trim().to_owned())

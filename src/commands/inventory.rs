@@ -1,11 +1,12 @@
 //! What this node has: its rails with PFs and VFs, and the pods that have them. Taking the inventory changes
 //! nothing.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use anyhow::Result;
 
 use crate::attach::lost::{self, Lost};
+use crate::attach::planes::is_same_rail;
 use crate::attach::record::{Phase, Record, Records};
 use crate::attach::{self, restore};
 use crate::files;
@@ -178,6 +179,22 @@ impl Inventory {
     /// Whether pods get the PFs themselves. Then no PF has VFs, and one that is down waits for its pod.
     pub fn is_pf_mode(&self, node: &Node) -> bool {
         !node.policy.vfs_only && self.rails.iter().all(|rail| rail.vfs.is_empty())
+    }
+
+    /// How many planes of the rail of this plane have a carrier, and how many it has. A PF in a pod is counted by its
+    /// interface there.
+    pub fn planes(&self, number: u8) -> (usize, usize) {
+        let (mut up, mut all) = (BTreeSet::new(), BTreeSet::new());
+        let is_sibling = |rail: &&Rail| rail.rail.is_some_and(|other| is_same_rail(number, other));
+        for rail in self.rails.iter().filter(is_sibling) {
+            all.insert(rail.rail);
+            let holder = rail.function.as_ref().and_then(|pf| self.holder(pf));
+            let link = rail.link.as_ref().or_else(|| holder?.link.as_ref());
+            if link.is_some_and(|link| link.carrier) {
+                up.insert(rail.rail);
+            }
+        }
+        (up.len(), all.len())
     }
 
     /// Takes the inventory.

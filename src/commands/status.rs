@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::inventory::{Attached, Inventory, Rail, RdmaMode, State, link_state};
 use crate::attach::debt;
 use crate::attach::lost::Lost;
+use crate::attach::planes::is_same_rail;
 use crate::attach::record::Record;
 use crate::node::Node;
 use crate::output::{self, Output};
@@ -66,6 +67,16 @@ fn pf_link(rail: &Rail, inventory: &Inventory) -> &'static str {
     }
 }
 
+/// How many planes of the rail have a carrier, where a pod has a minimum.
+fn planes(rail: &Rail, inventory: &Inventory) -> String {
+    let Some(number) = rail.rail else { return String::new() };
+    let of_rail = inventory.attachments.iter().filter(|one| one.state == State::Live);
+    let of_rail = of_rail.filter(|one| one.record.rail.is_some_and(|other| is_same_rail(number, other)));
+    let Some(min) = of_rail.filter_map(|one| one.record.min_planes).max() else { return String::new() };
+    let (up, all) = inventory.planes(number);
+    format!(" ({up} of the rail's {all} planes have one; minPlanes {min})")
+}
+
 /// What somebody should do, one line each.
 fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
     let mut todo = Vec::new();
@@ -81,7 +92,10 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
             }
             "down" => todo.push(format!("{title}: {name} is down: run `ip link set {name} up`")),
             "no-carrier" => {
-                todo.push(format!("{title}: {name} has no carrier: check the cable and the leaf port"))
+                let planes = planes(rail, inventory);
+                todo.push(format!(
+                    "{title}: {name} has no carrier{planes}: check the cable and the leaf port"
+                ))
             }
             "no-netdev" => todo.push(format!("{title}: {name} has no netdev: bind its driver")),
             _ => (),
@@ -277,6 +291,7 @@ fn json(node_name: &str, inventory: &Inventory, todo: &[String]) -> Value {
             "since": record.since, "device": record.device.id, "pf": record.device.pf,
             "addresses": one.addresses,
             "mtu": one.link.as_ref().map(|link| link.mtu), "mac": one.link.as_ref().map(|link| &link.mac),
+            "source": record.host.as_ref().map(|_| "host"), "minPlanes": record.min_planes,
             "link": one.link.as_ref().map(link_state), "rdma": rdma_of(one, inventory), "gids": record.gids,
             "error": one.error,
         })

@@ -17,7 +17,7 @@ use crate::pool::store::{self, Store};
 use crate::{fail, failure};
 
 /// The keys of a section that names pools; a section that is a pool has [`cidrpool::SPEC_KEYS`].
-pub const KEYS: [&str; 4] = ["type", "pool", "poolName", "poolType"];
+pub const KEYS: [&str; 5] = ["type", "source", "pool", "poolName", "poolType"];
 
 /// All keys of a network configuration that rail-ipam reads.
 pub const NETWORK: Keys = Keys {
@@ -53,6 +53,11 @@ impl Config {
             Some(_) => return wrong("ipam", "is not a JSON object"),
             None => return wrong("ipam", "is missing: {\"type\": \"rail-ipam\", \"pool\": NAME}"),
         };
+        if text(network, "source")?.is_some() {
+            let problem =
+                "works only in a network of rail-cni, which has the device: behind other plugins name a pool";
+            return wrong("ipam.source", problem);
+        }
         let names = match (text(network, "pool")?, text(network, "poolName")?) {
             (Some(one), Some(other)) if one != other => {
                 return wrong(

@@ -87,7 +87,7 @@ pub fn in_namespace(socket: &mut Socket) -> Result<Vec<(Index, Address)>> {
     Ok(messages.filter_map(|message| Some((Index::new(message.header.index)?, parse(&message)?))).collect())
 }
 
-fn parse(message: &AddressMessage) -> Option<Address> {
+pub(super) fn parse(message: &AddressMessage) -> Option<Address> {
     let mut address = None;
     for attribute in &message.attributes {
         match attribute {

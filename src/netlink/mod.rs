@@ -15,6 +15,7 @@ pub mod neighbour;
 pub mod rdma;
 pub mod route;
 pub mod rule;
+pub mod saved;
 pub mod stacked;
 pub mod tunables;
 pub mod vf;

@@ -139,7 +139,7 @@ fn dump(socket: &mut Socket, family: AddressFamily, index: Option<Index>) -> Res
 }
 
 /// Returns one entry per next hop. Local, broadcast and blackhole routes lead through no link and are left out.
-fn parse(message: &RouteMessage) -> Vec<(Index, Route)> {
+pub(super) fn parse(message: &RouteMessage) -> Vec<(Index, Route)> {
     use netlink_packet_route::route::RouteType;
     let any = match message.header.address_family {
         AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),

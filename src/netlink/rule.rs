@@ -6,7 +6,7 @@ use anyhow::Result;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, Parseable as _};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::route::RouteProtocol;
-use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage};
 use nix::errno::Errno;
 use nix::libc::{RTM_DELRULE, RTM_GETRULE, RTM_NEWRULE};
 use serde::{Deserialize, Serialize};
@@ -69,26 +69,45 @@ pub fn message(rule: &Rule) -> RuleMessage {
 /// The rules of both families that match nothing but the source, and the tables of all rules.
 pub fn all(socket: &mut Socket) -> Result<(Vec<Rule>, Vec<u32>)> {
     let (mut rules, mut tables) = (Vec::new(), Vec::new());
+    for message in dump(socket)? {
+        let table = table(&message);
+        let (mut from, mut priority) = (None, 0);
+        for attribute in &message.attributes {
+            match attribute {
+                RuleAttribute::Source(addr) => from = Some(*addr),
+                RuleAttribute::Priority(number) => priority = *number,
+                _ => (),
+            }
+        }
+        tables.push(table);
+        rules.extend(from.map(|from| Rule { from, table, priority }));
+    }
+    Ok((rules, tables))
+}
+
+/// The tables of the rules of both families that hold for what they do not match (`ip rule add not ...`).
+pub fn inverted(socket: &mut Socket) -> Result<Vec<u32>> {
+    let is_inverted = |message: &&RuleMessage| message.header.flags.contains(RuleFlags::Invert);
+    Ok(dump(socket)?.iter().filter(is_inverted).map(table).collect())
+}
+
+fn table(message: &RuleMessage) -> u32 {
+    let number = message.attributes.iter().find_map(|attribute| match attribute {
+        RuleAttribute::Table(number) => Some(*number),
+        _ => None,
+    });
+    number.unwrap_or_else(|| u32::from(message.header.table))
+}
+
+fn dump(socket: &mut Socket) -> Result<Vec<RuleMessage>> {
+    let mut all = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         let mut message = RuleMessage::default();
         message.header.family = family;
         let message = Message::new(RTM_GETRULE, &message);
         let absent = [Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT];
-        for reply in socket.dump(&message, &absent, "cannot list rules")? {
-            let Some(message) = reply.decode(RuleMessage::parse) else { continue };
-            let mut table = u32::from(message.header.table);
-            let (mut from, mut priority) = (None, 0);
-            for attribute in &message.attributes {
-                match attribute {
-                    RuleAttribute::Source(addr) => from = Some(*addr),
-                    RuleAttribute::Table(number) => table = *number,
-                    RuleAttribute::Priority(number) => priority = *number,
-                    _ => (),
-                }
-            }
-            tables.push(table);
-            rules.extend(from.map(|from| Rule { from, table, priority }));
-        }
+        let replies = socket.dump(&message, &absent, "cannot list rules")?;
+        all.extend(replies.iter().filter_map(|reply| reply.decode(RuleMessage::parse)));
     }
-    Ok((rules, tables))
+    Ok(all)
 }

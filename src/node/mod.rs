@@ -85,8 +85,8 @@ impl LogConfig {
     }
 }
 
-/// Limits for networks. An absent list allows everything; `kinds` and `pfs_with_vfs` allow what is refused
-/// without them.
+/// Limits for networks. An absent list allows everything; `kinds`, `pfs_with_vfs` and `host_addresses` allow what
+/// is refused without them.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Policy {
@@ -106,6 +106,8 @@ pub struct Policy {
     pub pfs_with_vfs: bool,
     /// Whether a network may define its pool inline; true by default.
     pub inline_pools: bool,
+    /// Whether a network may take a device with the host's addresses, and these with it.
+    pub host_addresses: bool,
 }
 
 impl Default for Policy {
@@ -119,6 +121,7 @@ impl Default for Policy {
             kinds: Vec::new(),
             pfs_with_vfs: false,
             inline_pools: true,
+            host_addresses: false,
         }
     }
 }

@@ -10,11 +10,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::{Value, json};
 
 use crate::harness::{Host, rail, sample, vf_address, with};
+use crate::host_address;
 use crate::trace::{self, Traced};
 
 /// A host with one VF and two pods, and everything that there was before the first call.
 struct Bench {
     host: Host,
+    /// Whether the addresses are the host's.
+    is_of_host: bool,
     pods: [PathBuf; 2],
     config: Value,
     /// Files with the ToS and with the traffic class.
@@ -24,7 +27,7 @@ struct Bench {
 
 impl Bench {
     /// The device has an altname that the pod has no room for, and nothing is left at its default.
-    fn new(test: &str) -> Option<Bench> {
+    fn new(test: &str, is_of_host: bool) -> Option<Bench> {
         let host = Host::new(test)?;
         host.add_rail(0);
         host.plan("rail-0-v6", "fd00:10::/127", "fd00:10::1", &["fd00::/16"]);
@@ -48,14 +51,19 @@ impl Bench {
             "gid": "off", "rdmaQoS": {"tos": 96, "tc": 96},
             "runtimeConfig": {"CNIDeviceInfoFile": host.path("devinfo/info")},
         });
-        let config = with(rail(0), more);
+        let mut config = with(rail(0), more);
+        if is_of_host {
+            host.set_node(json!({"policy": {"hostAddresses": true}}));
+            host_address::set_up(&host);
+            config["ipam"] = host_address::config()["ipam"].clone();
+        }
         let pods = [host.add_netns("c1"), host.add_netns("c2")];
         // The index changes on the way, and cannot tell what the device is.
         let index = &host.json(None, "link show vf0")[0]["ifindex"];
         let peer = pods[1].display();
         host.ip_in(&pods[0], &format!("link add other index {index} type veth peer name other netns {peer}"));
         // The call that is swept is not the first ever: the folders are there.
-        let mut bench = Bench { host, pods, config, qos, before: Value::Null };
+        let mut bench = Bench { host, is_of_host, pods, config, qos, before: Value::Null };
         bench.call("ADD", 0).ok();
         bench.call("DEL", 0).ok();
         bench.before = bench.state();
@@ -81,8 +89,13 @@ impl Bench {
         });
         let devinfo: Vec<_> =
             fs::read_dir(self.host.path("devinfo")).into_iter().flatten().flatten().collect();
+        let mut host = self.host.snapshot();
+        if self.is_of_host {
+            host_address::without_link_local(&mut host);
+            host["of vf0"] = host_address::of_host(&self.host);
+        }
         json!({
-            "host": self.host.snapshot(), "pods": pods.collect::<Vec<_>>(),
+            "host": host, "pods": pods.collect::<Vec<_>>(),
             "devinfo": devinfo.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect::<Vec<_>>(),
             "qos": self.qos.each_ref().map(|file| fs::read_to_string(file).unwrap().lines().next().unwrap().to_owned()),
             "locked": locked(&self.host.path("run")),
@@ -117,8 +130,8 @@ fn locked(dir: &Path) -> Vec<PathBuf> {
 }
 
 /// Kills `verb` before each of its system calls, on as many hosts at once as there are processors.
-fn sweep(test: &str, verb: &str) {
-    let Some(bench) = Bench::new(test) else { return };
+fn sweep(test: &str, verb: &str, is_of_host: bool) {
+    let Some(bench) = Bench::new(test, is_of_host) else { return };
     if !trace::is_allowed(test) {
         return;
     }
@@ -131,7 +144,7 @@ fn sweep(test: &str, verb: &str) {
     let victims = sample(1..=last);
     let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let worker = || {
-        let mut bench = Bench::new(test).unwrap();
+        let mut bench = Bench::new(test, is_of_host).unwrap();
         while let Some(victim) = victims.get(next.fetch_add(1, Ordering::Relaxed)).copied() {
             let work = AssertUnwindSafe(|| {
                 begin(&bench, verb);
@@ -141,7 +154,7 @@ fn sweep(test: &str, verb: &str) {
             });
             if catch_unwind(work).is_err() {
                 failures.lock().unwrap().push(victim);
-                bench = Bench::new(test).unwrap();
+                bench = Bench::new(test, is_of_host).unwrap();
             }
         }
     };
@@ -199,10 +212,20 @@ fn aftermath(bench: &Bench, verb: &str, traced: &Traced, victim: usize) {
 
 #[test]
 fn what_an_add_killed_at_any_call_left_is_put_right() {
-    sweep("killsweep::add", "ADD");
+    sweep("killsweep::add", "ADD", false);
 }
 
 #[test]
 fn what_a_del_killed_at_any_call_left_is_put_right() {
-    sweep("killsweep::del", "DEL");
+    sweep("killsweep::del", "DEL", false);
+}
+
+#[test]
+fn what_an_add_with_addresses_of_the_host_left_is_put_right() {
+    sweep("killsweep::host_add", "ADD", true);
+}
+
+#[test]
+fn what_a_del_with_addresses_of_the_host_left_is_put_right() {
+    sweep("killsweep::host_del", "DEL", true);
 }

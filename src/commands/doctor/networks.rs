@@ -20,6 +20,8 @@ pub struct Network {
     pub rail: Option<u8>,
     /// The key `mtu`, in bytes.
     pub mtu: Option<u32>,
+    /// The key `minPlanes`.
+    pub min_planes: Option<u8>,
     /// Whether `rdma` is `required`.
     pub needs_rdma: bool,
     /// Destinations of the key `routes`.
@@ -39,6 +41,7 @@ impl Network {
             name: text(plugin, "name").or_else(|| text(list, "name")).unwrap_or_default(),
             rail: number("rail").and_then(|rail| rail.try_into().ok()),
             mtu: number("mtu").and_then(|mtu| mtu.try_into().ok()).filter(|mtu| *mtu != 0),
+            min_planes: number("minPlanes").and_then(|count| count.try_into().ok()),
             needs_rdma: text(plugin, "rdma").is_some_and(|rdma| rdma == "required"),
             routes: routes.filter_map(|route| text(route, "dst")?.parse().ok()).collect(),
         })

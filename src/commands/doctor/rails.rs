@@ -5,7 +5,9 @@ use std::path::Path;
 
 use super::networks::Network;
 use super::{Check, Findings, Verdict, count};
-use crate::attach::device::refuse_what_the_host_needs;
+use crate::attach::device::{refuse_addresses, refuse_what_the_host_needs};
+use crate::attach::host_address::HostAddresses;
+use crate::attach::planes::is_same_rail;
 use crate::attach::record::Record;
 use crate::attach::{order, restore, userspace, vf};
 use crate::commands::inventory::{Attached, Inventory, Rail, State, link_state};
@@ -58,7 +60,7 @@ pub fn check(node: &Node, inventory: &Inventory, networks: &[Network], mtu: u32,
         order(node, found);
         rails.iter().for_each(|rail| pf(node, rail, inventory, found));
         found.ok_unless_reported("pf", format!("{all}, each with a driver"));
-        rails.iter().for_each(|rail| pf_link(node, rail, inventory, found));
+        rails.iter().for_each(|rail| pf_link(node, rail, inventory, networks, found));
         found.ok_unless_reported(
             "pf-link",
             match inventory.is_pf_mode(node) {
@@ -72,6 +74,9 @@ pub fn check(node: &Node, inventory: &Inventory, networks: &[Network], mtu: u32,
                 stocks.extend(rails.iter().map(|rail| stock(node, rail, inventory, &mut host)));
                 vfs(node, inventory, &stocks, found);
                 host_use(&stocks, found);
+                if node.policy.host_addresses {
+                    host_addresses(&rails, &mut host, found);
+                }
             }
             Err(error) => found.add(Check::skip("vfs", format!("{error:#}"))),
         }
@@ -173,7 +178,15 @@ fn offer(
         None if function.is_userspace() => userspace::refuse_held(&what, function),
         // The device has just been removed.
         None => return Offer::Refused(None),
-        Some(link) => refuse_what_the_host_needs(&what, link, node, host),
+        Some(link) => {
+            let addresses = |host: &mut Socket| {
+                refuse_addresses(&what, link, host).or_else(|error| match node.policy.host_addresses {
+                    true => HostAddresses::take(&what, link, host).map(drop),
+                    false => Err(error),
+                })
+            };
+            refuse_what_the_host_needs(&what, link, node, host).and_then(|()| addresses(host))
+        }
     };
     let is_owed = |debt: &Record| debt.device.is_of(id) && vf::owes_isolation(debt);
     match of_host {
@@ -259,7 +272,7 @@ fn pf(node: &Node, rail: &Rail, inventory: &Inventory, found: &mut Findings) {
     }
 }
 
-fn pf_link(node: &Node, rail: &Rail, inventory: &Inventory, found: &mut Findings) {
+fn pf_link(node: &Node, rail: &Rail, inventory: &Inventory, networks: &[Network], found: &mut Findings) {
     let name = "pf-link";
     let holder = rail.function.as_ref().and_then(|pf| inventory.holder(pf));
     match (&rail.link, holder) {
@@ -274,10 +287,23 @@ fn pf_link(node: &Node, rail: &Rail, inventory: &Inventory, found: &mut Findings
                 found.add(Check::fail(name, text, remedy).on(rail));
             }
             "no-carrier" => {
-                let text = format!("{} has no carrier", link.name);
                 let ports = ports(node, rail);
                 let remedy = format!("check the cable, the transceiver and the leaf port{ports}");
-                found.add(Check::fail(name, text, remedy).on(rail));
+                let (up, all) = rail.rail.map_or((0, 0), |number| inventory.planes(number));
+                // Pods start all the same.
+                let is_enough = |network: &Network| {
+                    let is_its =
+                        network.rail.zip(rail.rail).is_some_and(|(one, other)| is_same_rail(one, other));
+                    is_its && network.min_planes.is_some_and(|min| up >= usize::from(min))
+                };
+                found.add(match networks.iter().any(is_enough) {
+                    true => {
+                        let text =
+                            format!("{} has no carrier; {up} of the rail's {all} planes have one", link.name);
+                        Check::warn(name, text, remedy).on(rail)
+                    }
+                    false => Check::fail(name, format!("{} has no carrier", link.name), remedy).on(rail),
+                });
             }
             _ => (),
         },
@@ -403,19 +429,46 @@ fn host_use(stocks: &[Stock<'_>], found: &mut Findings) {
     found.ok_unless_reported(name, "the host uses no device that a pod could get");
 }
 
+/// Warns of devices whose addresses go into pods, and that a program of the host configures.
+fn host_addresses(rails: &[&Rail], host: &mut Socket, found: &mut Findings) {
+    let name = "host-addresses";
+    for rail in rails {
+        for link in rail.link.iter().chain(rail.vfs.iter().filter_map(|vf| vf.link.as_ref())) {
+            // What cannot go into a pod is reported under `host-use`.
+            let Ok(saved) = HostAddresses::take(&link.name, link, host) else { continue };
+            if saved.is_dynamic() {
+                let text =
+                    format!("{} has an address with a lifetime, which ends in a pod as well", link.name);
+                found.add(Check::warn(name, text, "give it a static address on the host").on(rail));
+            }
+            for (manager, directory, is_managed) in MANAGERS {
+                let state = fs::read_to_string(Path::new(directory).join(link.index.to_string()));
+                if state.is_ok_and(|state| is_managed(&state)) {
+                    let text = format!(
+                        "{manager} manages {}, and configures it when it returns from a pod",
+                        link.name
+                    );
+                    let remedy = "compare that with what rail-cni restores: docs/host-addresses.md";
+                    found.add(Check::warn(name, text, remedy).on(rail));
+                }
+            }
+        }
+    }
+    found.ok_unless_reported(
+        name,
+        "no program of the host and no lifetime changes addresses that go into pods",
+    );
+}
+
 /// A manager that configures VFs as well may give them addresses or take them down. Both managers record in
 /// files below /run what they do with each netdev.
 fn managers(rails: &[&Rail], found: &mut Findings) {
     let name = "managers";
-    let managers = [
-        ("systemd-networkd", Path::new("/run/systemd/netif/links"), is_networkds as fn(&str) -> bool),
-        ("NetworkManager", Path::new("/run/NetworkManager/devices"), is_network_managers),
-    ];
-    let running: Vec<_> = managers.iter().filter(|(_, directory, _)| directory.exists()).collect();
+    let running: Vec<_> = MANAGERS.iter().filter(|(_, directory, _)| Path::new(directory).exists()).collect();
     for (manager, directory, is_managed) in &running {
         let vfs = rails.iter().flat_map(|rail| rail.vfs.iter().map(move |vf| (rail, vf)));
         for (rail, link) in vfs.filter_map(|(rail, vf)| Some((rail, vf.link.as_ref()?))) {
-            let text = fs::read_to_string(directory.join(link.index.to_string()));
+            let text = fs::read_to_string(Path::new(directory).join(link.index.to_string()));
             if text.is_ok_and(|text| is_managed(&text)) {
                 let text = format!("{manager} manages the VF {}", link.name);
                 found.add(Check::warn(name, text, "configure VFs as unmanaged there").on(rail));
@@ -431,6 +484,15 @@ fn managers(rails: &[&Rail], found: &mut Findings) {
         },
     );
 }
+
+/// A program that configures netdevs, the directory of what it says of each by its index, and whether that says that it
+/// manages the netdev.
+type Manager = (&'static str, &'static str, fn(&str) -> bool);
+
+const MANAGERS: [Manager; 2] = [
+    ("systemd-networkd", "/run/systemd/netif/links", is_networkds),
+    ("NetworkManager", "/run/NetworkManager/devices", is_network_managers),
+];
 
 fn is_networkds(state: &str) -> bool {
     let state = state.lines().find_map(|line| line.strip_prefix("ADMIN_STATE="));

@@ -61,7 +61,10 @@ impl Lint {
         let gets_a_device = nad.is_some() || declares("deviceID") || is_misspelt;
         self.refused(plugin, context, version, gets_a_device && !names_a_device);
         self.values(plugin, name);
-        let pools = self.ipam(plugin, context, version).unwrap_or_default();
+        // `refused` reports what such a section may not have.
+        let is_of_host = plugin.text("ipam.type") == Some(OUR_IPAM)
+            && plugin.text("ipam.source").is_some_and(|source| !source.is_empty());
+        let pools = (!is_of_host).then(|| self.ipam(plugin, context, version)).flatten().unwrap_or_default();
         self.leads_to(plugin, name, &["routes", "ipam.routes"], "ipam.cidr");
         let rail = plugin.get("rail").and_then(|rail| rail.value.as_u64());
         self.rails.push(Rail {

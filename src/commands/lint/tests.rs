@@ -495,6 +495,25 @@ const VALUES: [&str; 20] = [
     r#"{"CNIDeviceInfoFile": "/etc/passwd"}"#,
 ];
 
+/// The operator of the node allows it, which a manifest cannot show.
+#[test]
+fn the_addresses_of_the_host_need_no_pool() {
+    let of = |ipam: &str| {
+        let config = format!(
+            r#"{{"cniVersion": "1.1.0", "name": "a", "type": "rail-cni", "rail": 0, "mtu": 9000, "device": "eth9", "ipam": {ipam}}}"#
+        );
+        lint_of(&[("f", &config)]).1
+    };
+    assert_eq!(of(r#"{"type": "rail-ipam", "source": "host"}"#), Vec::<String>::new());
+    for (ipam, problem) in [
+        (r#"{"type": "rail-ipam", "source": "hosts"}"#, "ipam.source"),
+        (r#"{"type": "rail-ipam", "source": "host", "pool": "rail-0"}"#, "ipam.pool"),
+    ] {
+        let told = of(ipam);
+        assert!(told.len() == 1 && told[0].contains(problem), "{told:?}");
+    }
+}
+
 proptest! {
     /// Whatever ADD refuses is an error here: who lints his networks is not surprised by a pod.
     #[test]

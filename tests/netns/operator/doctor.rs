@@ -391,6 +391,31 @@ fn managers_that_configure_vfs() {
     }
 }
 
+/// A lease that nobody renews, and a program that configures what returns.
+#[test]
+fn what_changes_addresses_of_the_host_that_go_into_pods() {
+    let Some(host) = two_rails("doctor::host_addresses") else { return };
+    let rails: Vec<_> = (0..2).map(|rail| json!({"rail": rail, "pf": pf_address(rail)})).collect();
+    let has_lines = |script: &str, name: &str| lines(&doctor_where(&host, script).json(), name);
+    host.ip("addr add 172.16.0.0/31 dev vf0");
+    assert!(has_lines("true", "host-use")[0].1.contains("it has the address 172.16.0.0/31"));
+    host.set_node(json!({"rails": rails, "policy": {"hostAddresses": true}}));
+    assert_eq!(has_lines("true", "host-use")[0].0, "ok");
+    assert_eq!(has_lines("true", "host-addresses")[0].0, "ok");
+    host.ip("addr change 172.16.0.0/31 dev vf0 valid_lft 5000 preferred_lft 5000");
+    let index = host.json(None, "link show vf0")[0]["ifindex"].to_string();
+    let folder = "/run/systemd/netif/links";
+    let script = format!(
+        "mount -t tmpfs none /run; mkdir -p {folder}; echo ADMIN_STATE=configured > {folder}/{index}"
+    );
+    let told = has_lines(&script, "host-addresses");
+    assert!(told[0].0 == "warn" && told[0].1.contains("an address with a lifetime"), "{told:?}");
+    assert!(told[1].0 == "warn" && told[1].1.contains("systemd-networkd manages vf0"), "{told:?}");
+    host.ip("link set vf0 up");
+    host.ip("route add default via 172.16.0.1 dev vf0");
+    assert!(has_lines("true", "host-use")[0].1.contains("default route"));
+}
+
 /// What kubelet, flannel and the first network have on file, and the node's own routes.
 #[test]
 fn routes_that_take_what_pods_reach_by_eth0() {

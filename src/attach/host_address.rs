@@ -1,0 +1,264 @@
+//! `"source": "host"`: the host has a rail's addresses on the device, by netplan, DHCP or a router. They go into the pod
+//! with it, and are restored when it is on the host again: addresses, routes, permanent neighbours and the sysctls of the
+//! interface. Rules stay on the host all the time, because they do not depend on the device.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Result;
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use super::record::Record;
+use super::{pod, settings};
+use crate::cni::{self, AddResult, Ip};
+use crate::error::all_of;
+use crate::netlink::address::Address;
+use crate::netlink::link::{self, Link};
+use crate::netlink::route::{MAIN, Route};
+use crate::netlink::saved::{self, Saved};
+use crate::netlink::{Socket, address, rule};
+use crate::{failure, files};
+
+/// The kernel's own tables besides `main`: `default` and `local`.
+const OF_THE_KERNEL: [u32; 2] = [253, 255];
+/// A prefix up to this length is a default route: two routes of length 1 are one as well.
+const DEFAULT_LEN: u8 = 1;
+/// Sysctls of an interface, below /proc/sys/net/FAMILY/conf, which hosts set. A netdev that leaves its namespace loses them.
+const SYSCTLS: [(&str, &[&str]); 2] = [
+    (
+        "ipv4",
+        &[
+            "accept_local",
+            "accept_redirects",
+            "accept_source_route",
+            "arp_accept",
+            "arp_announce",
+            "arp_filter",
+            "arp_ignore",
+            "arp_notify",
+            "forwarding",
+            "ignore_routes_with_linkdown",
+            "log_martians",
+            "promote_secondaries",
+            "proxy_arp",
+            "route_localnet",
+            "rp_filter",
+            "secure_redirects",
+            "send_redirects",
+            "src_valid_mark",
+        ],
+    ),
+    (
+        "ipv6",
+        &[
+            "accept_dad",
+            "accept_ra",
+            "accept_ra_defrtr",
+            "accept_ra_pinfo",
+            "accept_redirects",
+            "addr_gen_mode",
+            "autoconf",
+            "dad_transmits",
+            "disable_ipv6",
+            "forwarding",
+            "ignore_routes_with_linkdown",
+            "keep_addr_on_down",
+            "ndisc_notify",
+            "optimistic_dad",
+            "proxy_ndp",
+            "use_tempaddr",
+        ],
+    ),
+];
+
+/// What the host had on the device.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HostAddresses {
+    addresses: Vec<Saved>,
+    routes: Vec<Saved>,
+    neighbours: Vec<Saved>,
+    /// Sysctls by path below /proc/sys/net/FAMILY/conf/INTERFACE: `ipv4/arp_ignore`.
+    sysctls: BTreeMap<String, String>,
+    /// When this was saved, in milliseconds since boot: lifetimes count from then on.
+    at: u64,
+}
+
+impl HostAddresses {
+    /// Reads what the host has on `link`. Fails if the host would lose more than the rail with it.
+    pub fn take(what: &str, link: &Link, host: &mut Socket) -> Result<HostAddresses> {
+        let needed = |why: String| failure!(InvalidConfig, "{what} is in use by the host: {why}");
+        let saved = HostAddresses {
+            addresses: saved::addresses(host, link.index)?,
+            routes: saved::routes(host, link.index)?,
+            neighbours: saved::neighbours(host, link.index)?,
+            sysctls: sysctls(&link.name),
+            at: u64::try_from(files::since_boot().as_millis()).unwrap_or(u64::MAX),
+        };
+        let addresses: Vec<IpAddr> = saved.of_rail().map(|net| net.addr()).collect();
+        if addresses.is_empty() {
+            return Err(failure!(
+                InvalidConfig,
+                "ipam.source: {what} has no address on the host: configure it there, or name a pool"
+            ));
+        }
+        if let Some(route) = saved.routes.iter().find(|route| route.prefix_len() <= DEFAULT_LEN) {
+            let route = route.describe();
+            return Err(needed(format!(
+                "it carries the default route {route}: only a rail can go into a pod"
+            )));
+        }
+        if let Some(route) = saved.routes.iter().find(|route| route.is_by_nexthops()) {
+            let route = route.describe();
+            return Err(needed(format!("the route {route} has several next hops, or a nexthop object")));
+        }
+        let inverted = rule::inverted(host)?;
+        let is_own = |table: u32| table != MAIN && !OF_THE_KERNEL.contains(&table);
+        if let Some(route) =
+            saved.routes.iter().find(|route| is_own(route.table()) && inverted.contains(&route.table()))
+        {
+            let table = route.table();
+            return Err(needed(format!("a rule with \"not\" leads to its table {table}")));
+        }
+        if let Some(route) = saved::route_from(host, link.index, &addresses)? {
+            return Err(needed(format!("the route {route}, by another link, has its address as source")));
+        }
+        if let Some(route) = saved.routes.iter().find(|route| route.is_unicast() && route.route().is_none()) {
+            return Err(needed(format!("its route {} is of a kind that is not known", route.describe())));
+        }
+        Ok(saved)
+    }
+
+    /// The addresses of the rail, without link-local ones, and those that another host has.
+    fn of_rail(&self) -> impl Iterator<Item = IpNet> {
+        let usable = |address: &Address| !address.is_link_local() && !address.duplicate;
+        self.addresses.iter().filter_map(Saved::address).filter(usable).map(|address| address.net)
+    }
+
+    /// Whether one of the rail's addresses has a lifetime, as DHCP and routers give it.
+    pub fn is_dynamic(&self) -> bool {
+        let is_link_local = |one: &Saved| one.address().is_none_or(|address| address.is_link_local());
+        self.addresses.iter().any(|one| one.is_dynamic() && !is_link_local(one))
+    }
+
+    /// What an IPAM plugin would answer: the addresses with their gateways, and the routes of all tables, of which the
+    /// rail makes its own.
+    pub fn lease(&self) -> AddResult {
+        let mut routes: Vec<(u32, Route)> = Vec::new();
+        for one in self.routes.iter().filter(|one| one.is_unicast()) {
+            routes.extend(one.route().map(|route| (one.metric(), route)));
+        }
+        // Where two lead to one destination, the host uses the first.
+        routes.sort_by_key(|(metric, _)| *metric);
+        let nets: Vec<IpNet> = self.of_rail().collect();
+        let mut leased = AddResult::default();
+        for (_, route) in &routes {
+            let is_of_address = route.gateway.is_none() && nets.iter().any(|net| net.trunc() == route.dst);
+            let is_new = leased.routes.iter().all(|other| other.dst != route.dst);
+            if is_new && !is_of_address && !pod::is_of_links(route.dst) {
+                let Route { dst, gateway, mtu, advmss, .. } = *route;
+                // Without a next hop it would get the gateway of the rail.
+                let on_link = if dst.addr().is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() };
+                let gw = Some(gateway.unwrap_or(on_link));
+                leased.routes.push(cni::Route { gw, mtu, advmss, ..cni::Route::to(dst) });
+            }
+        }
+        let gateway_of = |net: &IpNet| {
+            let is_its = |gw: &IpAddr| {
+                gw.is_ipv4() == net.addr().is_ipv4()
+                    && (net.contains(gw) || net.prefix_len() == net.max_prefix_len())
+            };
+            routes.iter().filter_map(|(_, route)| route.gateway).find(is_its)
+        };
+        leased.ips =
+            nets.iter().map(|net| Ip { address: *net, gateway: gateway_of(net), interface: None }).collect();
+        leased
+    }
+
+    /// Sets the permanent neighbours on the device in the pod. Without one, the pod asks for it.
+    pub fn set_neighbours(&self, pod: &mut Socket, link: &Link) {
+        for error in self.neighbours.iter().filter_map(|one| one.set_neighbour(pod, link).err()) {
+            log::warn!("{error:#}");
+        }
+    }
+
+    /// Restores the sysctls of `link`, which is on the host and down: with those of a new netdev, a router could give
+    /// the host a default route as soon as it is up.
+    pub fn restore_sysctls(&self, link: &Link) -> Result<()> {
+        let now = sysctls(&link.name);
+        all_of(self.sysctls.iter().filter(|(key, was)| now.get(*key).is_some_and(|now| now != *was)).map(
+            |(key, was)| {
+                let (family, name) = key.split_once('/').unwrap_or(("", key));
+                let path = path(family, name, &link.name);
+                fs::write(&path, was)
+                    .map_err(|error| failure!(Io, "cannot set {} to {was}: {error}", path.display()))
+            },
+        ))
+    }
+
+    /// Restores addresses, then routes and neighbours, which need them, on `link`, which is on the host and as it was.
+    /// What the host has by now stays.
+    pub fn restore(&self, link: &Link, host: &mut Socket) -> Result<()> {
+        let age = files::since_boot().saturating_sub(Duration::from_millis(self.at));
+        let (mut done, mut is_expired) = (Vec::new(), false);
+        for one in &self.addresses {
+            match one.set_address(host, link, age) {
+                Ok(true) => (),
+                Ok(false) => {
+                    let net = one.address().map_or_else(String::new, |address| address.net.to_string());
+                    log::warn!("{} does not get {net} again: its lifetime has ended", link.name);
+                    is_expired = true;
+                }
+                Err(error) => done.push(Err(error)),
+            }
+        }
+        let (on_link, others): (Vec<_>, Vec<_>) = self.routes.iter().partition(|route| route.is_on_link());
+        // Of a link that is down there were none.
+        for one in on_link.into_iter().chain(others) {
+            match one.set_route(host, link, age) {
+                // Its gateway may have been on the link by that address.
+                Err(error) if is_expired => log::warn!("{error:#}"),
+                set => done.push(set),
+            }
+        }
+        done.extend(self.neighbours.iter().map(|one| one.set_neighbour(host, link)));
+        all_of(done)
+    }
+}
+
+/// Whether the host uses the device of `record`, which never left or has returned: MTU and MAC are as they were, so is the
+/// name or another netdev has it, and there is an address. Then it must not be set down to restore the rest.
+pub fn is_in_use(record: &Record, link: &Link, host: &mut Socket) -> Result<bool> {
+    let (Some(_), Some(was)) = (&record.host, &record.device.link) else { return Ok(false) };
+    let can_be_renamed = link.name != was.name && link::by_name(host, &was.name)?.is_none();
+    if can_be_renamed || (was.mtu, &was.mac, was.up) != (link.mtu, &link.mac, link.up) {
+        return Ok(false);
+    }
+    has_address(link, host)
+}
+
+/// Whether the host has an address on `link`, besides link-local ones.
+pub fn has_address(link: &Link, host: &mut Socket) -> Result<bool> {
+    Ok(address::all(host, link.index)?.iter().any(|address| !address.is_link_local()))
+}
+
+fn path(family: &str, key: &str, ifname: &str) -> PathBuf {
+    Path::new("/proc/sys/net").join(family).join("conf").join(ifname).join(key)
+}
+
+/// The sysctls of an interface that can be read.
+fn sysctls(ifname: &str) -> BTreeMap<String, String> {
+    let mut all = BTreeMap::new();
+    for (family, keys) in SYSCTLS {
+        for key in keys {
+            if let Some(value) = settings::read(&path(family, key, ifname)) {
+                all.insert(format!("{family}/{key}"), value);
+            }
+        }
+    }
+    all
+}

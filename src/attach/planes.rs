@@ -1,0 +1,98 @@
+//! `minPlanes`: with `swplb` each plane of a rail is a network of its own, with the number rail + 8 * plane. A cable that
+//! is broken stops one plane, and the pod may start on the others.
+
+use anyhow::Result;
+
+use super::config::NetConf;
+use super::record::Records;
+use super::restore;
+use crate::fail;
+use crate::netlink::Socket;
+use crate::netlink::link::{self, Link};
+use crate::netns::Netns;
+use crate::node::Node;
+use crate::sysfs::{DeviceId, Function};
+
+/// The number of a plane's network is that of its rail, and this for each plane before it.
+const RAILS: u8 = 8;
+
+/// A plane of a rail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Plane {
+    /// The number of its network.
+    rail: u8,
+    /// The PF in node.json.
+    pf: String,
+    carrier: bool,
+}
+
+impl Plane {
+    fn describe(&self) -> String {
+        format!("plane {} (rail {}, PF {})", self.rail / RAILS, self.rail, self.pf)
+    }
+}
+
+/// Do both numbers mean planes of one rail?
+pub fn is_same_rail(one: u8, other: u8) -> bool {
+    one % RAILS == other % RAILS
+}
+
+/// Refuses a pod while too few planes of its rail have a carrier. If there are enough, and that of `conf` has none, its
+/// gateway is not asked.
+pub fn check(conf: &mut NetConf, node: &Node, records: &Records, host: &mut Socket) -> Result<()> {
+    let Some(min) = conf.min_planes else { return Ok(()) };
+    let Some(rail) = conf.rail else {
+        fail!(InvalidConfig, "minPlanes: the rail is not known: set `rail`");
+    };
+    let mut planes: Vec<Plane> = Vec::new();
+    for one in node.rails.iter().filter(|one| is_same_rail(one.rail, rail)) {
+        let carrier = has_carrier(&one.pf, node, records, host)?;
+        match planes.iter_mut().find(|plane| plane.rail == one.rail) {
+            Some(plane) => plane.carrier |= carrier,
+            None => planes.push(Plane { rail: one.rail, pf: one.pf.clone(), carrier }),
+        }
+    }
+    let (all, lost): (_, Vec<_>) = (planes.len(), planes.iter().filter(|plane| !plane.carrier).collect());
+    if all < usize::from(min) {
+        let first = rail % RAILS;
+        fail!(InvalidConfig, "minPlanes: {min}, and node.json lists {all} planes of rail {first}");
+    }
+    if lost.is_empty() {
+        return Ok(());
+    }
+    let (up, named) =
+        (all - lost.len(), lost.iter().map(|plane| plane.describe()).collect::<Vec<_>>().join(", "));
+    if up < usize::from(min) {
+        fail!(
+            TryAgain,
+            "{up} of {all} planes have a carrier, and minPlanes is {min}: {named} has none: check cable and leaf port"
+        );
+    }
+    log::warn!("{up} of {all} planes of rail {} have a carrier: {named} has none", rail % RAILS);
+    if lost.iter().any(|plane| plane.rail == rail) {
+        conf.probe = None;
+    }
+    Ok(())
+}
+
+/// Whether a PF has a carrier, on the host or in the pod that has it. One that is down has none.
+fn has_carrier(pf: &str, node: &Node, records: &Records, host: &mut Socket) -> Result<bool> {
+    let function = DeviceId::parse(pf).map(|id| Function::find(&node.sysfs_root, &id)).transpose()?.flatten();
+    let name = match &function {
+        Some(function) => function.netdev()?,
+        None => Some(pf.to_owned()),
+    };
+    if let Some(link) = name.map(|name| link::by_name(host, &name)).transpose()?.flatten() {
+        return Ok(link.carrier);
+    }
+    let is_its = |link: &Link| link.name == pf || link.altnames.iter().any(|name| name == pf);
+    for record in records.all()?.0 {
+        let device = &record.device;
+        if device.pci_id.as_deref() == Some(pf) || device.link.as_ref().is_some_and(is_its) {
+            let in_pod =
+                || restore::find_in_pod(&record, &mut Netns::open(&record.netns.path)?.run(Socket::open)?);
+            return Ok(in_pod().ok().flatten().is_some_and(|link| link.carrier));
+        }
+    }
+    Ok(false)
+}
