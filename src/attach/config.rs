@@ -633,8 +633,8 @@ fn routes(raw: &Raw) -> Result<Vec<Route>> {
 
 /// Refuses a route, of the configuration or the IPAM, that no kernel accepts.
 pub fn check_route(route: &Route, whose: &str) -> Result<()> {
-    if let Some(gw) = route.gw.filter(|gw| gw.is_ipv4() != route.dst.addr().is_ipv4()) {
-        wrong!(whose, "{} via {gw}: two address families", route.dst);
+    if let Some(gw) = route.gw.filter(|gw| gw.is_ipv4() && route.dst.addr().is_ipv6()) {
+        wrong!(whose, "{} via {gw}: an IPv6 route cannot have an IPv4 gateway", route.dst);
     }
     if route.table == Some(255) {
         wrong!(whose, "{}: table 255 is the kernel's own", route.dst);

@@ -201,13 +201,18 @@ fn resolve(wanted: &cni::Route, leased: &AddResult) -> Result<Route> {
     {
         fail!(InvalidConfig, "the route to {} leads to the pod's own address {gateway}", wanted.dst);
     }
-    // With host addresses (/32, /128) the gateway is on the link although no prefix contains it.
-    let mut ours = leased.ips.iter().filter(|ip| ip.address.addr().is_ipv4() == is_v4).peekable();
-    let onlink =
-        ours.peek().is_some() && ours.all(|ip| ip.address.prefix_len() == ip.address.max_prefix_len());
+    // With host addresses (/32, /128) the gateway is on the link although no prefix contains it. An IPv6 gateway of an
+    // IPv4 route can even be the only IPv6 address of the rail.
+    let is_onlink = |gateway: IpAddr| {
+        let mut ours = leased.ips.iter().map(|ip| ip.address);
+        let is_of_family = |net: &IpNet| net.addr().is_ipv4() == gateway.is_ipv4();
+        (gateway.is_ipv4() != is_v4 || ours.clone().any(|net| is_of_family(&net)))
+            && ours.all(|net| !is_of_family(&net) || net.prefix_len() == net.max_prefix_len())
+            && !is_link_local(gateway)
+    };
     Ok(Route {
         gateway,
-        onlink: onlink && gateway.is_some_and(|gateway| !is_link_local(gateway)),
+        onlink: gateway.is_some_and(is_onlink),
         metric: wanted.priority.unwrap_or(0),
         mtu: wanted.mtu,
         advmss: wanted.advmss,
@@ -223,6 +228,7 @@ fn is_link_local(address: IpAddr) -> bool {
 /// Sets the sysctls of the interface. Only inside the pod's namespace, see [`crate::netns::Netns::run`].
 pub fn set_sysctls(conf: &NetConf, applied: &Applied, ifname: &str) -> Result<()> {
     let has_v6 = applied.addresses.iter().any(|net| net.addr().is_ipv6());
+    let is_via_v6 = applied.routes.iter().filter_map(|route| route.gateway).any(|gateway| gateway.is_ipv6());
     let rail = [
         // The kernel announces the address when the link comes up with its carrier; see probe::announce for later ones.
         ("ipv4", "arp_notify", "1"),
@@ -243,7 +249,12 @@ pub fn set_sysctls(conf: &NetConf, applied: &Applied, ifname: &str) -> Result<()
         // A link that goes down and up keeps its address, as in IPv4.
         ("ipv6", "keep_addr_on_down", "1"),
     ];
-    for (family, key, value) in rail.iter().chain(v6_only.iter().filter(|_| has_v6)) {
+    // Such a rail asks for its gateway from the link-local address, which otherwise is not used for one to two seconds,
+    // while the kernel looks for a duplicate.
+    let via_v6_only = [("ipv6", "accept_dad", "0")];
+    let v6_only = v6_only.iter().filter(|_| has_v6 || is_via_v6);
+    let via_v6_only = via_v6_only.iter().filter(|_| is_via_v6 && !has_v6);
+    for (family, key, value) in rail.iter().chain(v6_only).chain(via_v6_only) {
         let path = Path::new("/proc/sys/net").join(family).join("conf").join(ifname).join(key);
         match std::fs::write(&path, value) {
             // No IPv6, or a kernel without optimistic DAD.

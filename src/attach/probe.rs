@@ -90,7 +90,9 @@ pub fn ask(
     let now = link::by_index(pod, link.index)?.context("the rail vanished from the pod")?;
     let pf = record.device.pf.as_ref().map_or_else(String::new, |pf| format!(" of PF {pf}"));
     let (place, timeout) = (format!("{} ({}{pf})", now.name, record.device.id), probe.timeout);
-    let named: Vec<_> = silent.iter().map(|gateway| (gateway, with_port(*gateway, node))).collect();
+    let addresses = &record.applied.addresses;
+    let named: Vec<_> =
+        silent.iter().map(|gateway| (gateway, with_port(*gateway, node, addresses))).collect();
     if !now.carrier {
         fail!(
             GatewaySilent,
@@ -104,12 +106,12 @@ pub fn ask(
         format!("gateway {name} did not answer {how}")
     });
     let told = told.collect::<Vec<_>>().join(" and ");
-    if let Some((pool, gateway)) = who_answers(pod, netns, link, record, node, &probe.gateways) {
+    if let Some((pool, gateway, prefix)) = who_answers(pod, netns, link, record, node, &probe.gateways) {
         fail!(
             GatewaySilent,
             "{told} on {place} within {timeout:?}, and {}, the gateway of the pool {pool}, answers there: this NIC's \
              cable is in that leaf port",
-            with_port(gateway, node)
+            with_port(gateway, node, &[prefix])
         );
     }
     fail!(
@@ -119,12 +121,13 @@ pub fn ask(
 }
 
 /// `172.16.0.1 (leaf-su0-r0 swp2)`, where the plan names the port.
-fn with_port(gateway: IpAddr, node: &Node) -> String {
-    store::peer_of(node, gateway).map_or_else(|| gateway.to_string(), |port| format!("{gateway} ({port})"))
+fn with_port(gateway: IpAddr, node: &Node, addresses: &[IpNet]) -> String {
+    store::peer_of(node, gateway, addresses)
+        .map_or_else(|| gateway.to_string(), |port| format!("{gateway} ({port})"))
 }
 
-/// Which of this node's other gateways is at the end of the cable, with its pool: two cables may be swapped. This only
-/// completes an error message, so failures here are ignored.
+/// Which of this node's other gateways is at the end of the cable, with its pool and the node's prefix there: two cables
+/// may be swapped. This only completes an error message, so failures here are ignored.
 fn who_answers(
     pod: &mut Socket,
     netns: &Netns,
@@ -132,21 +135,22 @@ fn who_answers(
     record: &Record,
     node: &Node,
     ours: &[IpAddr],
-) -> Option<(String, IpAddr)> {
-    let mut others: Vec<(String, IpAddr)> = Vec::new();
-    for (pool, gateway) in store::gateways(node) {
+) -> Option<(String, IpAddr, IpNet)> {
+    let mut others: Vec<(String, IpAddr, IpNet)> = Vec::new();
+    for (pool, allocation) in store::allocations(node) {
+        let Some(gateway) = allocation.gateway else { continue };
         let is_unknown = neighbour::state(pod, link.index, gateway).is_ok_and(|state| state == State::None);
         if is_unknown && !ours.contains(&gateway) {
-            others.push((pool, gateway));
+            others.push((pool, gateway, allocation.prefix));
         }
     }
-    let gateways = others.iter().map(|(_, other)| Gateway::new(*other, netns, link, record)).collect();
+    let gateways = others.iter().map(|(_, other, _)| Gateway::new(*other, netns, link, record)).collect();
     let silent = wait(pod, link, gateways, PATIENCE_WITH_OTHERS);
-    for (_, other) in &others {
+    for (_, other, _) in &others {
         let _ = neighbour::forget(pod, link.index, *other);
     }
     let silent = silent.ok()?;
-    others.into_iter().find(|(_, other)| !silent.contains(other))
+    others.into_iter().find(|(_, other, _)| !silent.contains(other))
 }
 
 /// The gateways of an attachment whose network has no probe: those of its routes and its allocations.

@@ -224,8 +224,8 @@ impl PlanArgs {
         };
         let octet = match kind {
             Kind::Topology => Some("--first-octet "),
-            Kind::Fabric => Some("firstOctet: "),
-            Kind::Cidrpool | Kind::Netplan => None,
+            Kind::Fabric if !plan.is_patterned => Some("firstOctet: "),
+            Kind::Fabric | Kind::Cidrpool | Kind::Netplan => None,
         };
         let known = self.known_networks(&plan)?;
         networks::compare(&mut plan, &known, octet);

@@ -6,7 +6,9 @@ use anyhow::Result;
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, Parseable as _};
 use netlink_packet_route::AddressFamily;
-use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteScope};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteScope, RouteVia,
+};
 use nix::errno::Errno;
 use nix::libc::{RTM_GETROUTE, RTM_NEWROUTE};
 use rtnetlink::RouteMessageBuilder;
@@ -23,7 +25,7 @@ pub const MAIN: u32 = 254;
 pub struct Route {
     /// Destination.
     pub dst: IpNet,
-    /// Next hop; `None` if the destination is on the link.
+    /// Next hop; `None` if the destination is on the link. An IPv4 route can have an IPv6 next hop (Linux 5.2).
     pub gateway: Option<IpAddr>,
     /// Whether the next hop is on the link although no prefix of the host covers it.
     pub onlink: bool,
@@ -56,7 +58,8 @@ impl std::fmt::Display for Route {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.dst)?;
         if let Some(gateway) = self.gateway {
-            write!(f, " via {gateway}")?;
+            let inet6 = if gateway.is_ipv6() && self.dst.addr().is_ipv4() { "inet6 " } else { "" };
+            write!(f, " via {inet6}{gateway}")?;
         }
         if self.table != MAIN {
             write!(f, " table {}", self.table)?;
@@ -107,6 +110,9 @@ pub fn message(index: Index, route: &Route) -> RouteMessage {
     if !metrics.is_empty() {
         message.attributes.push(RouteAttribute::Metrics(metrics));
     }
+    if let (IpNet::V4(_), Some(IpAddr::V6(gateway))) = (route.dst, route.gateway) {
+        message.attributes.push(RouteAttribute::Via(RouteVia::Inet6(gateway)));
+    }
     message
 }
 
@@ -156,7 +162,7 @@ pub(super) fn parse(message: &RouteMessage) -> Vec<(Index, Route)> {
                 let dst = ip(addr).and_then(|addr| IpNet::new(addr, dst.prefix_len()).ok());
                 route.dst = dst.unwrap_or(route.dst);
             }
-            RouteAttribute::Gateway(addr) => route.gateway = ip(addr),
+            RouteAttribute::Gateway(_) | RouteAttribute::Via(_) => route.gateway = gateway(attribute),
             RouteAttribute::Table(table) => route.table = *table,
             RouteAttribute::Priority(metric) => route.metric = *metric,
             RouteAttribute::Oif(index) => oif = Index::new(*index),
@@ -168,15 +174,20 @@ pub(super) fn parse(message: &RouteMessage) -> Vec<(Index, Route)> {
         return Vec::new();
     }
     let through = hops.iter().filter_map(|hop| {
-        let gateway = hop.attributes.iter().find_map(|attribute| match attribute {
-            RouteAttribute::Gateway(addr) => ip(addr),
-            _ => None,
-        });
+        let gateway = hop.attributes.iter().find_map(gateway);
         Some((Index::new(hop.interface_index)?, Route { gateway, ..route.clone() }))
     });
     let mut all: Vec<_> = through.collect();
     all.extend(oif.map(|index| (index, route)));
     all
+}
+
+fn gateway(attribute: &RouteAttribute) -> Option<IpAddr> {
+    match attribute {
+        RouteAttribute::Gateway(addr) => ip(addr),
+        RouteAttribute::Via(RouteVia::Inet6(v6)) => Some(IpAddr::V6(*v6)),
+        _ => None,
+    }
 }
 
 fn ip(addr: &RouteAddress) -> Option<IpAddr> {

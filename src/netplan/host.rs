@@ -11,7 +11,7 @@ use super::files::Host;
 use crate::cni::is_netdev_name;
 use crate::document::Part;
 use crate::fault::{Fault, Place};
-use crate::pool::allocation::{Allocation, IpVersion, To, VERSION};
+use crate::pool::allocation::{Allocation, IpVersion, NUMBERED, To};
 
 /// The host's end of a rail's link.
 #[derive(Clone, Debug)]
@@ -248,7 +248,7 @@ impl<'a> Ethernet<'a> {
         }
         let dsts = all.iter().map(|dst| To { dst: *dst }).collect();
         let allocation = Allocation {
-            version: VERSION,
+            version: NUMBERED,
             prefix,
             gateway: Some(gateway),
             rail: None,

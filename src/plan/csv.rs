@@ -21,15 +21,23 @@ const COLUMNS: [&str; 12] = [
     "mtu",
 ];
 
-/// Writes one file, in which `gateway` is the address of the leaf's port.
+/// Writes one file, in which `gateway` is the address of the leaf's port. If a port has a VRF, there is a column for it.
 pub fn write(plan: &Plan) -> Result<Vec<File>> {
-    let mut text = line(COLUMNS.map(str::to_owned));
+    let has_vrfs =
+        plan.pools.iter().flat_map(|pool| pool.cables.iter().flatten()).any(|cable| cable.vrf.is_some());
+    let line = |mut cells: Vec<String>, vrf: &str| {
+        if has_vrfs {
+            cells.push(vrf.to_owned());
+        }
+        cells.iter().map(|cell| quoted(cell)).collect::<Vec<_>>().join(",") + "\r\n"
+    };
+    let mut text = line(COLUMNS.map(str::to_owned).to_vec(), "vrf");
     for pool in &plan.pools {
         for link in pool.links()? {
             let unknown = [Cable::default()];
             let cables = if link.cables.is_empty() { &unknown } else { link.cables };
-            for Cable { interface, mtu, leaf, port, .. } in cables {
-                text.push_str(&line([
+            for Cable { interface, mtu, leaf, port, vrf, .. } in cables {
+                let cells = vec![
                     link.node_name.to_owned(),
                     shown(pool.rail),
                     shown(pool.plane),
@@ -42,7 +50,8 @@ pub fn write(plan: &Plan) -> Result<Vec<File>> {
                     shown(leaf.as_deref()),
                     shown(port.as_deref()),
                     shown(*mtu),
-                ]));
+                ];
+                text.push_str(&line(cells, vrf.as_deref().unwrap_or_default()));
             }
         }
     }
@@ -51,10 +60,6 @@ pub fn write(plan: &Plan) -> Result<Vec<File>> {
 
 fn shown<T: ToString>(value: Option<T>) -> String {
     value.map(|value| value.to_string()).unwrap_or_default()
-}
-
-fn line<const N: usize>(cells: [String; N]) -> String {
-    cells.map(|cell| quoted(&cell)).join(",") + "\r\n"
 }
 
 /// A cell, quoted where RFC 4180 needs it. A spreadsheet takes a text that begins with one of these signs for a formula,

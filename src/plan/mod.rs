@@ -52,6 +52,8 @@ pub struct Plan {
     pub listed: BTreeMap<String, Place>,
     /// Nodes of the plan, each with the node that it replaces.
     pub replaces: BTreeMap<String, String>,
+    /// Whether the addresses follow from patterns, which have no `firstOctet`.
+    pub is_patterned: bool,
 }
 
 /// The addressing of a rail (and plane) in one family.
@@ -86,6 +88,8 @@ pub struct Cable {
     pub leaf: Option<String>,
     /// The leaf's port.
     pub port: Option<String>,
+    /// The VRF of that port; none is the switch's default VRF.
+    pub vrf: Option<String>,
     /// The other keys of the interface in a netplan file.
     pub netplan: Option<Box<Ethernet>>,
 }
@@ -143,6 +147,7 @@ impl Plan {
             }
         }
         faults.extend(self.shared_prefixes(&pools));
+        faults.extend(self.hosts_as_gateways());
         // A source that has cables has doubts about missing ones with their lines already.
         let is_told = [Doubt::MissingRail, Doubt::SecondLink, Doubt::OtherRail];
         if !is_told.into_iter().any(|doubt| self.doubts.has(doubt)) {
@@ -170,6 +175,44 @@ impl Plan {
             }
         }
         faults
+    }
+
+    /// Gateways of unnumbered links that are the address of a host, to which all packets of the rail would go.
+    fn hosts_as_gateways(&self) -> Vec<Fault> {
+        let pools: Vec<_> = self.pools.iter().filter(|pool| pool.spec.is_unnumbered).collect();
+        let rows =
+            || pools.iter().flat_map(|pool| pool.spec.static_allocations.iter().map(move |row| (pool, row)));
+        let address = |row: &cidrpool::Row| row.prefix.parse().ok().map(|prefix: IpNet| prefix.addr());
+        let hosts: HashMap<IpAddr, _> = rows().filter_map(|of| Some((address(of.1)?, of))).collect();
+        let gateways: BTreeSet<_> =
+            rows().filter_map(|(pool, row)| Some((row.gateway.parse().ok()?, &pool.name))).collect();
+        let fault = |(gateway, of): (IpAddr, &String)| {
+            let (pool, row) = hosts.get(&gateway)?;
+            let problem = format!(
+                "the gateway {gateway} is the address of node {} in pool {}",
+                row.node_name, pool.name
+            );
+            Some(Fault::whole(problem).of(format!("pool {of}")))
+        };
+        gateways.into_iter().filter_map(fault).collect()
+    }
+
+    /// Fails if a target would lose something of the plan: unnumbered links, or VRFs of leaf ports.
+    fn expressible(&self, unnumbered: Result<(), &str>, vrfs: Result<(), &str>) -> Result<()> {
+        let mut faults = Vec::new();
+        for pool in &self.pools {
+            let mut refuse = |problem: &str| {
+                faults.push(Fault::whole(problem).of(format!("pool {}", pool.name)));
+            };
+            if let (true, Err(why)) = (pool.spec.is_unnumbered, unnumbered) {
+                refuse(why);
+            }
+            let has_vrf = || pool.cables.iter().flatten().any(|cable| cable.vrf.is_some());
+            if let (Err(why), true) = (vrfs, has_vrf()) {
+                refuse(why);
+            }
+        }
+        if faults.is_empty() { Ok(()) } else { Err(refused(faults)) }
     }
 
     /// Names are exact. Two that differ only in letter case or domain are one node, most likely.
@@ -317,6 +360,7 @@ pub(crate) mod tests {
                 mtu: Some(9000),
                 leaf: Some(format!("leaf-su{}-r{}", su + 1, rail + 1)),
                 port: Some(format!("swp{}s0", host + 1)),
+                vrf: None,
                 netplan: None,
             },
         };

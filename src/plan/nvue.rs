@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | `nvue-reference/Set-and-Unset-Commands/Interface` | `description`, `link mtu` and `ip address` since 5.0 |
 //! | `cumulus-linux/Whats-New/New-and-Changed-NVUE-Commands` (5.15) | `ip address` became `ipv4 address` and `ipv6 address` |
+//! | `cumulus-linux/Layer-3/VRFs/Virtual-Routing-and-Forwarding-VRF` | `vrf NAME table auto`, `interface PORT ip vrf NAME` |
 //! | `nvue-reference/Set-and-Unset-Commands/Neighbor-Discovery` | a port advertises itself as a router only if a command says so; `enable off` meant on up to 5.4, and is `state disabled` today: no command, for none means the same everywhere |
 //! | `cumulus-linux/Layer-3/Address-Resolution-Protocol-ARP` | `arp_ignore` is such by default that a port answers for its own address only; NVUE has no command for it |
 //! | `cumulus-linux/Layer-1-and-Switch-Ports/Interface-Configuration-and-Management` | a description has 256 characters at most, no apostrophes |
@@ -29,11 +30,16 @@ const HEAD: &str = "\
 # Ports that are split are so already, and none of them advertises itself as a router, which is the default.
 ";
 
+const OF_VRFS: &str = "\
+# VRFs are written as Cumulus Linux up to 5.14 takes them. Their links to the spines are not in this plan.
+";
+
 /// A leaf's port and the other end of its cable.
 #[derive(Default)]
 struct Port<'a> {
     node_name: &'a str,
     interface: Option<&'a str>,
+    vrf: Option<&'a str>,
     /// The addresses of the port, with the names of their pools.
     addresses: Vec<(IpNet, &'a str)>,
 }
@@ -43,6 +49,8 @@ type Leaves<'a> = BTreeMap<&'a str, BTreeMap<Vec<Chunk<'a>>, (&'a str, Port<'a>)
 
 /// Writes a file for each leaf.
 pub fn write(plan: &Plan) -> Result<Vec<File>> {
+    let why = "an unnumbered port has no address; its leaf reaches the hosts by BGP or by routes: use --to csv for them";
+    plan.expressible(Err(why), Ok(()))?;
     let mut leaves = Leaves::new();
     let mut faults = Vec::new();
     let mut unknown = BTreeSet::new();
@@ -80,14 +88,15 @@ fn place<'a>(leaves: &mut Leaves<'a>, pool: &'a Pool, link: &Link<'a>) -> Result
         return wrong("it has no gateway, which would be the address of the leaf's port".to_owned());
     };
     let address = IpNet::new_assert(gateway, link.allocation.prefix.prefix_len());
-    for Cable { interface, mtu, leaf, port, .. } in link.cables {
+    for Cable { interface, mtu, leaf, port, vrf, .. } in link.cables {
         let (Some(leaf), Some(port)) = (leaf, port) else { return Err(no_port()) };
         if let Some(mtu) = mtu.filter(|mtu| *mtu > MTU) {
             return wrong(format!("its interface has MTU {mtu}, and the leaf's port can have {MTU} at most"));
         }
         let (_, there) = leaves.entry(leaf).or_default().entry(chunks(port)).or_insert_with(|| {
             let interface = interface.as_deref();
-            (port, Port { node_name: link.node_name, interface, addresses: Vec::new() })
+            let vrf = vrf.as_deref();
+            (port, Port { node_name: link.node_name, interface, vrf, addresses: Vec::new() })
         });
         if there.node_name != link.node_name {
             return wrong(format!("port {port} of {leaf} has the cable of node {}", there.node_name));
@@ -123,11 +132,20 @@ fn twice<'a>(leaf: &str, ports: impl Iterator<Item = &'a (&'a str, Port<'a>)>) -
 
 fn text<'a>(leaf: &str, ports: impl Iterator<Item = (&'a str, Port<'a>)>) -> String {
     let mut text = format!("# {leaf}: the ports of hosts\n{HEAD}");
-    for (name, Port { node_name, interface, addresses }) in ports {
+    let ports: Vec<_> = ports.collect();
+    let vrfs: BTreeSet<&str> = ports.iter().filter_map(|(_, port)| port.vrf).collect();
+    if !vrfs.is_empty() {
+        text.push_str(OF_VRFS);
+    }
+    vrfs.iter().for_each(|vrf| text.push_str(&format!("nv set vrf {vrf} table auto\n")));
+    for (name, Port { node_name, interface, vrf, addresses }) in ports {
         let mut set = |what: &str| text.push_str(&format!("nv set interface {name} {what}\n"));
         let end = interface.map(|interface| format!(":{interface}")).unwrap_or_default();
         set(&format!("description {node_name}{end}"));
         set(&format!("link mtu {MTU}"));
+        if let Some(vrf) = vrf {
+            set(&format!("ip vrf {vrf}"));
+        }
         for (address, _) in addresses {
             set(&format!("ip address {address}"));
         }

@@ -62,6 +62,15 @@ impl<const N: usize> Pattern<N> {
         Ok(Pattern { pieces })
     }
 
+    /// Whether the pattern has the number of this name.
+    pub fn uses(&self, name: &str, known: &[&str; N]) -> bool {
+        let has = |piece: &Piece| match piece {
+            Piece::Text(_) => false,
+            Piece::Number(number) => known.get(number.index) == Some(&name),
+        };
+        self.pieces.iter().any(has)
+    }
+
     /// The name for these numbers, in the order of their names.
     pub fn render(&self, numbers: &[u64; N]) -> String {
         let mut name = String::new();

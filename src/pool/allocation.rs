@@ -10,14 +10,16 @@ use serde::{Deserialize, Serialize};
 use crate::failure;
 use crate::fault::Fault;
 
-/// The version of the store's files.
-pub const VERSION: u32 = 1;
+/// The version of the store's files, which rail-ipam 0.1.0 reads.
+pub const NUMBERED: u32 = 1;
+/// The version for a link without a prefix of its own: the host has a /32 or /128, and the gateway is outside of it.
+pub const UNNUMBERED: u32 = 2;
 
 /// The prefix of a node in a pool, in the form of the store's files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Allocation {
-    /// The version of this form, [`VERSION`].
+    /// The version of this form: [`NUMBERED`] or [`UNNUMBERED`].
     pub version: u32,
     /// The node's prefix, without host bits.
     pub prefix: IpNet,
@@ -96,7 +98,13 @@ impl Allocation {
         if let Some(gateway) = gateway {
             let wrong = |problem: String| Err(Fault::new("gateway", problem));
             if !prefix.contains(gateway) {
-                return wrong(format!("{gateway} is outside of the prefix {prefix}"));
+                let is_unnumbered = prefix.prefix_len() == prefix.max_prefix_len();
+                if self.version != UNNUMBERED || !is_unnumbered {
+                    return wrong(format!("{gateway} is outside of the prefix {prefix}"));
+                }
+                if let Some(why) = unusable_next_hop(*prefix, *gateway) {
+                    return wrong(why);
+                }
             }
             let is_edge = *gateway == prefix.network() || *gateway == prefix.broadcast();
             if self.is_ipv4() && prefix.prefix_len() < 31 && is_edge {
@@ -123,7 +131,8 @@ impl Allocation {
 
     /// Takes over the leaf ports of an earlier plan for the same link, because manifests do not say where cables end.
     pub fn keep_leaf_ports_of(&mut self, before: &Allocation) {
-        if self.leaf_ports.is_empty() && self.gateway == before.gateway {
+        let is_same_link = (self.prefix, self.gateway) == (before.prefix, before.gateway);
+        if self.leaf_ports.is_empty() && is_same_link {
             self.leaf_ports.clone_from(&before.leaf_ports);
         }
     }
@@ -188,6 +197,23 @@ impl Allocation {
             _ => (first + 1, last),
         }
     }
+}
+
+/// Why an address cannot be the gateway of an unnumbered link with this prefix.
+fn unusable_next_hop(prefix: IpNet, gateway: IpAddr) -> Option<String> {
+    let is_link_local = match gateway {
+        IpAddr::V4(_) => false,
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    let is_of_family = gateway.is_ipv4() == prefix.addr().is_ipv4();
+    if gateway.is_unspecified() || gateway.is_multicast() || gateway.is_loopback() {
+        return Some(format!("{gateway} is no address of a leaf"));
+    }
+    (!is_of_family && !is_link_local).then(|| {
+        format!(
+            "{gateway} is of another address family than {prefix}: only fe80::/10 can be the gateway of IPv4"
+        )
+    })
 }
 
 impl Range {

@@ -62,6 +62,9 @@ pub struct Spec {
     /// Left out with a warning: only nv-ipam's controller uses it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<Value>,
+    /// Whether gateways are outside of the prefixes of their rows. No CIDRPool can be so, only the pool of a plan.
+    #[serde(skip)]
+    pub is_unnumbered: bool,
 }
 
 /// One entry of `staticAllocations`, or of `status.allocations`.
@@ -246,7 +249,7 @@ impl Spec {
                 checked.faults.push(Fault::new(of("gatewayIndex"), problem));
                 return None;
             }
-        } else if !self.routes.is_empty() || self.default_gateway {
+        } else if (!self.routes.is_empty() || self.default_gateway) && !self.is_unnumbered {
             let problem = "routes need gatewayIndex; a gateway in staticAllocations takes precedence over it";
             checked.faults.push(Fault::new(of("routes"), problem));
         }
@@ -259,8 +262,15 @@ impl Spec {
             checked.warnings.push(Fault::new(of("nodeSelector"), problem));
         }
 
-        let mut shape =
-            Shape { cidr, length, gateway_index, routes: vec![], exclusions: vec![], indexes: vec![] };
+        let mut shape = Shape {
+            cidr,
+            length,
+            gateway_index,
+            routes: vec![],
+            exclusions: vec![],
+            indexes: vec![],
+            is_unnumbered: self.is_unnumbered,
+        };
         self.add_routes(path, &mut shape, checked);
         self.add_exclusions(path, &mut shape, checked);
         for (index, range) in self.per_node_exclusions.iter().enumerate() {
@@ -369,6 +379,7 @@ struct Shape {
     exclusions: Vec<(u128, u128)>,
     /// First and last index in the prefix of a node.
     indexes: Vec<(u128, u128)>,
+    is_unnumbered: bool,
 }
 
 impl Shape {
@@ -406,7 +417,7 @@ impl Shape {
             },
         };
         let allocation = Allocation {
-            version: allocation::VERSION,
+            version: if self.is_unnumbered { allocation::UNNUMBERED } else { allocation::NUMBERED },
             prefix,
             gateway,
             rail: None,

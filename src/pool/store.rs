@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use ipnet::IpNet;
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -39,10 +40,14 @@ pub fn load(node: &Node, node_name: &str, pools: &[String]) -> Result<Vec<Alloca
 }
 
 /// The leaf ports behind `gateway`, a neighbour of this node, such as `leaf-su0-r0 swp2`. `None` if the plan has none.
-pub fn peer_of(node: &Node, gateway: IpAddr) -> Option<String> {
-    let of_gateway = |one: &Allocation| one.gateway == Some(gateway) && !one.leaf_ports.is_empty();
-    let (_, allocation) = allocations(node).into_iter().find(|(_, one)| of_gateway(one))?;
-    Some(allocation::join(&allocation.leaf_ports))
+/// Where all leaves have the same gateway, the `addresses` of the rail say which of them it is.
+pub fn peer_of(node: &Node, gateway: IpAddr, addresses: &[IpNet]) -> Option<String> {
+    let mut of_gateway = allocations(node);
+    of_gateway.retain(|(_, one)| one.gateway == Some(gateway) && !one.leaf_ports.is_empty());
+    let has = |one: &Allocation| addresses.iter().any(|net| one.prefix.contains(&net.addr()));
+    let of_rail = of_gateway.iter().find(|(_, one)| has(one));
+    let only = if of_gateway.len() == 1 { of_gateway.first() } else { None };
+    of_rail.or(only).map(|(_, one)| allocation::join(&one.leaf_ports))
 }
 
 /// The allocations of this node, by pool. Empty if the store cannot be read, because this is for messages about errors
@@ -53,11 +58,6 @@ pub fn allocations(node: &Node) -> Vec<(String, Allocation)> {
         Ok(all.into_iter().filter_map(|(pool, found)| Some((pool, found.ok()??))).collect())
     };
     all().unwrap_or_default()
-}
-
-/// The gateways of this node, by pool.
-pub fn gateways(node: &Node) -> Vec<(String, IpAddr)> {
-    allocations(node).into_iter().filter_map(|(pool, one)| Some((pool, one.gateway?))).collect()
 }
 
 /// The content of a file, if it exists.
@@ -467,16 +467,19 @@ fn parse(content: &[u8]) -> Result<Allocation, String> {
     let version = |version: u32| {
         format!(
             "version {version} is newer than version {} of this rail-ipam: install a newer one",
-            allocation::VERSION
+            allocation::UNNUMBERED
         )
     };
     match read.and_then(|allocation| json.end().map_err(|error| error.to_string()).map(|()| allocation)) {
-        Ok(allocation) if allocation.version != allocation::VERSION => Err(version(allocation.version)),
+        Ok(allocation) if !(allocation::NUMBERED..=allocation::UNNUMBERED).contains(&allocation.version) => {
+            Err(version(allocation.version))
+        }
         Ok(allocation) => allocation.check().map(|()| allocation).map_err(|fault| damaged(fault.to_string())),
         Err(why) => {
             let value = serde_json::from_slice::<serde_json::Value>(content).unwrap_or_default();
             let other = value["version"].as_u64().and_then(|version| u32::try_from(version).ok());
-            Err(other.filter(|other| *other != allocation::VERSION).map_or_else(|| damaged(why), version))
+            let other = other.filter(|other| *other > allocation::UNNUMBERED);
+            Err(other.map_or_else(|| damaged(why), version))
         }
     }
 }

@@ -4,10 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{Fabric, Grid, Spot};
+use super::{Addressing, Fabric, Grid, Spot};
 use crate::cluster_networks;
 use crate::document::Part;
 use crate::fault::{Fault, Place};
@@ -17,14 +18,18 @@ use crate::plan::pattern::Pattern;
 use crate::plan::scheme::{Family, Last, Mode, Polarity, Scheme, Tiers};
 use crate::pool::is_name;
 
-const KEYS: [&str; 18] = [
+const KEYS: [&str; 23] = [
     "fabric",
     "tiers",
     "mode",
     "planes",
     "family",
     "firstOctet",
+    "address",
+    "prefixLength",
     "polarity",
+    "gateway",
+    "routes",
     "rails",
     "pods",
     "sus",
@@ -34,33 +39,65 @@ const KEYS: [&str; 18] = [
     "hostInterface",
     "leafName",
     "leafPort",
+    "leafVrf",
     "mtu",
     "clusterNetworks",
+];
+/// Keys that not all kinds have, and the kinds that have them.
+const KEYS_OF_KINDS: [(&str, &[Kind]); 8] = [
+    ("tiers", &[Kind::SpectrumX]),
+    ("family", &[Kind::SpectrumX]),
+    ("firstOctet", &[Kind::SpectrumX]),
+    ("polarity", &[Kind::SpectrumX, Kind::P2p]),
+    ("prefixLength", &[Kind::P2p]),
+    ("address", &[Kind::P2p, Kind::Unnumbered]),
+    ("gateway", &[Kind::Unnumbered]),
+    ("routes", &[Kind::P2p, Kind::Unnumbered]),
 ];
 const NODE_KEYS: [&str; 5] = ["name", "pod", "su", "host", "replaces"];
 
 /// The numbers that patterns may use: `nodeName`, `hostInterface`, and the names of leaves and ports.
 const OF_NODE: [&str; 4] = ["node", "pod", "su", "host"];
-const OF_INTERFACE: [&str; 2] = ["rail", "plane"];
-const OF_LEAF: [&str; 5] = ["pod", "su", "host", "rail", "plane"];
+pub(super) const OF_INTERFACE: [&str; 2] = ["rail", "plane"];
+pub(super) const OF_LEAF: [&str; 5] = ["pod", "su", "host", "rail", "plane"];
 
 /// As many links as NVIDIA's IPv4 plan has: 32 pods of 256 SUs of 128 hosts, with eight rails.
 const MAX_LINKS: u64 = 1 << 23;
 /// An IPv6 address has room for this many pods.
 const MAX_PODS: usize = 256;
+/// Where addresses follow from patterns, only these have room for more.
+const LAST_OF_PATTERNS: Last = Last { rail: 7, host: 65535, su: 65535, pod: 255, plane: 3 };
+
+/// The kind of a fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub(super) enum Kind {
+    /// NVIDIA's formulas.
+    #[serde(rename = "spectrum-x")]
+    SpectrumX,
+    /// Each link has a prefix by a pattern.
+    #[serde(rename = "l3-p2p")]
+    P2p,
+    /// Hosts have an address by a pattern, and links no prefix.
+    #[serde(rename = "unnumbered")]
+    Unnumbered,
+}
 
 /// Parses a file. The error has all faults.
 pub(super) fn parse(document: Part<'_>) -> Result<Fabric, Vec<Fault>> {
-    let mut keys = Keys { document, faults: Vec::new(), misspelt: BTreeSet::new() };
+    let mut keys = Keys { document, kind: Kind::SpectrumX, faults: Vec::new(), misspelt: BTreeSet::new() };
     if !document.value.is_object() {
         return Err(vec![document.fault("", "a fabric file must be an object of keys and values")]);
     }
     keys.unknown("", &KEYS);
-    if let Some(kind) = keys.get::<String>("fabric").filter(|kind| kind != "spectrum-x") {
-        keys.fault("fabric", format!("{kind:?} is not supported, only spectrum-x is"));
+    let Some(kind) = keys.get("fabric") else { return Err(keys.faults) };
+    keys.kind = kind;
+    for (key, kinds) in KEYS_OF_KINDS {
+        if !kinds.contains(&kind) && !keys.lacks(key) {
+            keys.fault(key, "is not a key of this kind of fabric");
+        }
     }
     let limits = keys.limits();
-    let Limits { scheme, last, planes, .. } = limits;
+    let Limits { scheme, mode, last, planes, .. } = limits;
     let rails = keys.needed("rails", last.rail + 1);
     let before = keys.faults.len();
     let grid = keys.pattern("nodeName", &OF_NODE).map(|name| Grid {
@@ -78,9 +115,13 @@ pub(super) fn parse(document: Part<'_>) -> Result<Fabric, Vec<Fault>> {
         let problem = format!("{what} have more than {MAX_LINKS} links: plan pods in files of their own");
         keys.fault("", problem);
     }
-    let interfaces = keys.interfaces(rails, plane_count, scheme.mode);
+    let interfaces = keys.interfaces(rails, plane_count, mode);
+    let addressing = match scheme {
+        Some(scheme) => Addressing::SpectrumX(scheme),
+        None => Addressing::Patterns(keys.patterns(kind, mode, rail_count, plane_count)),
+    };
     let fabric = Fabric {
-        scheme,
+        addressing,
         rails: rail_count,
         planes: plane_count,
         grid,
@@ -90,6 +131,7 @@ pub(super) fn parse(document: Part<'_>) -> Result<Fabric, Vec<Fault>> {
         interfaces,
         leaf: keys.pattern("leafName", &OF_LEAF),
         port: keys.pattern("leafPort", &OF_LEAF),
+        vrf: keys.pattern("leafVrf", &OF_LEAF),
         mtu: keys.get("mtu"),
         cluster_networks: keys.get("clusterNetworks").unwrap_or_default(),
     };
@@ -107,7 +149,9 @@ pub(super) fn parse(document: Part<'_>) -> Result<Fabric, Vec<Fault>> {
 
 /// What the addresses of a fabric have room for.
 struct Limits {
-    scheme: Scheme,
+    /// `None` where addresses follow from patterns.
+    scheme: Option<Scheme>,
+    mode: Mode,
     last: Last,
     /// `None` where it is not known.
     planes: Option<u64>,
@@ -126,15 +170,16 @@ struct Listed {
 }
 
 /// The keys of a file, with the faults that were found so far.
-struct Keys<'a> {
+pub(super) struct Keys<'a> {
     document: Part<'a>,
+    kind: Kind,
     faults: Vec<Fault>,
     /// Paths that an unknown key probably means. They are not reported as missing.
     misspelt: BTreeSet<String>,
 }
 
 impl Keys<'_> {
-    fn fault(&mut self, path: &str, problem: impl Into<String>) {
+    pub(super) fn fault(&mut self, path: &str, problem: impl Into<String>) {
         self.faults.push(self.document.fault(path, problem));
     }
 
@@ -155,9 +200,14 @@ impl Keys<'_> {
     }
 
     /// The value at `path`; `None` where it is absent, null or bad.
-    fn get<T: DeserializeOwned>(&mut self, path: &str) -> Option<T> {
+    pub(super) fn get<T: DeserializeOwned>(&mut self, path: &str) -> Option<T> {
         self.document.get(path).filter(|part| !part.value.is_null())?;
         self.document.decode(path).map_err(|fault| self.faults.push(fault)).ok()
+    }
+
+    /// The value at `path`, as it is; `None` where it is absent or null.
+    pub(super) fn value(&self, path: &str) -> Option<&Value> {
+        self.document.get(path).map(|part| part.value).filter(|value| !value.is_null())
     }
 
     /// Whether there is no value.
@@ -166,7 +216,7 @@ impl Keys<'_> {
     }
 
     /// Whether nothing says the value, not even a misspelt key.
-    fn is_missing(&self, path: &str) -> bool {
+    pub(super) fn is_missing(&self, path: &str) -> bool {
         self.lacks(path) && !self.misspelt.contains(path)
     }
 
@@ -176,7 +226,9 @@ impl Keys<'_> {
         if (1..=last).contains(&count) {
             return Some(count);
         }
-        self.fault(path, format!("{count} is not 1 to {last}, the range with these tiers, mode and family"));
+        let range =
+            if self.kind == Kind::SpectrumX { ", the range with these tiers, mode and family" } else { "" };
+        self.fault(path, format!("{count} is not 1 to {last}{range}"));
         None
     }
 
@@ -190,6 +242,13 @@ impl Keys<'_> {
 
     /// The scheme, and what it has room for. If tiers, mode or family are bad, the widest limits hold.
     fn limits(&mut self) -> Limits {
+        if self.kind != Kind::SpectrumX {
+            let mode = self.get("mode").unwrap_or(Mode::None);
+            let last = LAST_OF_PATTERNS;
+            let planes = self.planes(mode, last);
+            let default_pod = self.lacks("pods").then_some(0);
+            return Limits { scheme: None, mode, last, planes, default_pod };
+        }
         let before = self.faults.len();
         let tiers = match self.get::<u64>("tiers") {
             None | Some(2) => Tiers::Two,
@@ -214,14 +273,22 @@ impl Keys<'_> {
             let scheme = Scheme { tiers: Tiers::Three, mode: Mode::None, family: Family::Ipv6, ..scheme };
             let last = scheme.last();
             return Limits {
-                scheme,
+                scheme: Some(scheme),
+                mode: scheme.mode,
                 last,
                 planes: self.count("planes", last.plane + 1),
                 default_pod: Some(0),
             };
         }
         let last = scheme.last();
-        let planes = match mode {
+        let planes = self.planes(mode, last);
+        let default_pod = (tiers == Tiers::Two).then_some(0);
+        Limits { scheme: Some(scheme), mode, last, planes, default_pod }
+    }
+
+    /// The number of planes; `None` beside a fault.
+    fn planes(&mut self, mode: Mode, last: Last) -> Option<u64> {
+        match mode {
             Mode::None => {
                 if let Some(planes) = self.get::<u64>("planes").filter(|planes| *planes != 1) {
                     let problem =
@@ -231,8 +298,7 @@ impl Keys<'_> {
                 Some(1)
             }
             _ => self.needed("planes", last.plane + 1),
-        };
-        Limits { scheme, last, planes, default_pod: (tiers == Tiers::Two).then_some(0) }
+        }
     }
 
     /// Without a pattern, nodes must be listed, and the keys of the pattern mean nothing.
@@ -257,8 +323,11 @@ impl Keys<'_> {
         let cables = ends.map(|spot| fabric.cable(&spot, rail, plane));
         let leaves = cables.iter().map(|Cable { leaf, .. }| Cable { leaf: leaf.clone(), ..Cable::default() });
         let ports = cables.iter().map(|Cable { port, .. }| Cable { port: port.clone(), ..Cable::default() });
+        let vrfs = cables.iter().map(|Cable { vrf, .. }| Cable { vrf: vrf.clone(), ..Cable::default() });
         let first = |cables: Vec<Cable>| cables.iter().flat_map(Cable::faults).flatten().next();
-        for (key, cables) in [("leafName", leaves.collect()), ("leafPort", ports.collect())] {
+        let of_keys =
+            [("leafName", leaves.collect()), ("leafPort", ports.collect()), ("leafVrf", vrfs.collect())];
+        for (key, cables) in of_keys {
             if let Some(problem) = first(cables) {
                 self.fault(key, problem);
             }
@@ -268,7 +337,8 @@ impl Keys<'_> {
     /// The number of SUs in each pod: one number for all pods, or a list with one for each.
     fn sus(&mut self, limits: &Limits) -> Vec<u64> {
         let Limits { scheme, last, .. } = limits;
-        let pods = match (self.get::<u64>("pods"), scheme.tiers) {
+        let tiers = scheme.map_or(Tiers::Three, |scheme| scheme.tiers);
+        let pods = match (self.get::<u64>("pods"), tiers) {
             (Some(2..), Tiers::Two) => {
                 self.fault("pods", "must be 1 with two tiers; several pods need tiers: 3");
                 None
@@ -287,7 +357,7 @@ impl Keys<'_> {
                 self.fault("sus", problem);
             }
             None if self.lacks("pods") && !(1..=last.pod + 1).contains(&(count as u64)) => {
-                let problem = match scheme.tiers {
+                let problem = match tiers {
                     Tiers::Two => format!("has {count} numbers, and with two tiers there is one pod"),
                     Tiers::Three => {
                         format!("has {count} numbers, and there can be 1 to {} pods", last.pod + 1)
@@ -312,7 +382,7 @@ impl Keys<'_> {
         }
     }
 
-    fn pattern<const N: usize>(&mut self, path: &str, known: &[&str; N]) -> Option<Pattern<N>> {
+    pub(super) fn pattern<const N: usize>(&mut self, path: &str, known: &[&str; N]) -> Option<Pattern<N>> {
         let text = self.get::<String>(path)?;
         Pattern::parse(&text, known).map_err(|error| self.fault(path, format!("{error:#}"))).ok()
     }
@@ -452,7 +522,11 @@ impl Keys<'_> {
             }
             let number = self.get::<u64>(&path).unwrap_or(0);
             if number > last {
-                self.fault(&path, scheme.outside(key, number, last));
+                let problem = match scheme {
+                    Some(scheme) => scheme.outside(key, number, last),
+                    None => format!("{number} is not 0 to {last}"),
+                };
+                self.fault(&path, problem);
             }
             number
         };

@@ -1,10 +1,11 @@
 //! A fabric in a page of YAML, for people without a topology.json: the number of its rails, SUs and hosts, and the
 //! patterns of their names. docs/planning.md explains the keys, conf/fabric.yaml is an example.
 //!
-//! [`is_fabric`] knows such a file by its content, [`read`] makes a plan of it, `keys` parses it. The links are made
-//! one by one, so a page that describes a million nodes takes no more memory than their plan.
+//! [`is_fabric`] knows such a file by its content, [`read`] makes a plan of it, `keys` and `patterns` parse it. The links
+//! are made one by one, so a page that describes a million nodes takes no more memory than their plan.
 
 mod keys;
+mod patterns;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -14,7 +15,7 @@ use ipnet::IpNet;
 use serde_json::Value;
 
 use super::pattern::Pattern;
-use super::scheme::{HostLink, Origin, Scheme};
+use super::scheme::{Formula, HostLink, Origin, Patterns, Scheme};
 use super::{Cable, Plan, refused};
 use crate::document::{Document, Part};
 use crate::fault::{Fault, Place};
@@ -33,19 +34,29 @@ pub fn read(document: &Document) -> Result<Plan> {
 fn plan(document: Part<'_>) -> Result<Plan, Vec<Fault>> {
     let fabric = keys::parse(document)?;
     let (off_pattern, warnings) = fabric.names(document).map_err(|fault| vec![fault])?;
-    // Each key was checked by itself. Two links can only clash in the names that their patterns make.
+    // Each key was checked by itself. Links can only be wrong in what their patterns make.
+    let (formula, key, path) = match &fabric.addressing {
+        Addressing::SpectrumX(scheme) => (Formula::SpectrumX(scheme), "leafName", "leafName, leafPort"),
+        Addressing::Patterns(patterns) => {
+            (Formula::Patterns(patterns), "address", "address, leafName, leafPort")
+        }
+    };
     let origin = |number: usize| {
         let (node, rail) = fabric.link(&off_pattern, number);
         Origin {
-            place: document.place("leafName"),
+            place: document.place(key),
             subject: format!("node {node}, rail {rail}"),
-            path: "leafName, leafPort".to_owned(),
+            path: path.to_owned(),
         }
     };
-    let mut plan = fabric.scheme.plan(fabric.links(&off_pattern), &origin)?;
+    let of_key = |fault: Fault| if fault.path == "routes" { document.locate(fault) } else { fault };
+    let mut plan = formula
+        .plan(fabric.links(&off_pattern), &origin)
+        .map_err(|faults| faults.into_iter().map(of_key).collect::<Vec<_>>())?;
     plan.warnings.extend(warnings.iter().map(Fault::to_string));
-    let Fabric { replaces, cluster_networks, listed, .. } = fabric;
-    Ok(Plan { replaces, cluster_networks, listed, ..plan })
+    let Fabric { addressing, replaces, cluster_networks, listed, .. } = fabric;
+    let is_patterned = matches!(addressing, Addressing::Patterns(_));
+    Ok(Plan { replaces, cluster_networks, listed, is_patterned, ..plan })
 }
 
 /// The place of a host. All numbers count from 0.
@@ -66,9 +77,16 @@ struct Grid {
     hosts: u64,
 }
 
+/// What the addresses follow from.
+#[derive(Debug)]
+enum Addressing {
+    SpectrumX(Scheme),
+    Patterns(Patterns),
+}
+
 #[derive(Debug)]
 struct Fabric {
-    scheme: Scheme,
+    addressing: Addressing,
     rails: u64,
     planes: u64,
     grid: Option<Grid>,
@@ -82,6 +100,7 @@ struct Fabric {
     interfaces: Vec<Pattern<2>>,
     leaf: Option<Pattern<5>>,
     port: Option<Pattern<5>>,
+    vrf: Option<Pattern<5>>,
     mtu: Option<u32>,
     cluster_networks: Vec<IpNet>,
 }
@@ -208,6 +227,7 @@ impl Fabric {
             mtu: self.mtu,
             leaf: self.leaf.as_ref().map(|pattern| pattern.render(&on_leaf)),
             port: self.port.as_ref().map(|pattern| pattern.render(&on_leaf)),
+            vrf: self.vrf.as_ref().map(|pattern| pattern.render(&on_leaf)),
             netplan: None,
         }
     }

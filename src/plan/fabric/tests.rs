@@ -3,7 +3,7 @@ use crate::document;
 use crate::plan::tests::lines;
 use proptest::prelude::*;
 
-fn plan_of(yaml: &str) -> Result<Plan, Vec<String>> {
+pub(super) fn plan_of(yaml: &str) -> Result<Plan, Vec<String>> {
     let [document] = &document::parse("fabric.yaml", yaml.as_bytes()).unwrap()[..] else { panic!("one") };
     let mut plan = plan(document.root()).map_err(lines)?;
     plan.check().map_err(lines)?;
@@ -15,7 +15,7 @@ fn small(more: &str) -> String {
     format!("fabric: spectrum-x\nrails: 2\nsus: 2\nhostsPerSU: 2\nnodeName: w{{node}}\n{more}")
 }
 
-fn rows(plan: &Plan, pool: usize) -> Vec<String> {
+pub(super) fn rows(plan: &Plan, pool: usize) -> Vec<String> {
     let rows = plan.pools[pool].spec.static_allocations.iter();
     rows.map(|row| format!("{} {} {}", row.node_name, row.prefix, row.gateway)).collect()
 }
@@ -36,6 +36,7 @@ fn the_example_is_the_deployment() {
         mtu: Some(9216),
         leaf: Some("leaf-su02-r1".into()),
         port: Some("swp16s0".into()),
+        vrf: None,
         netplan: None,
     };
     assert_eq!(rail.cables[62], [cable]);
@@ -245,7 +246,7 @@ fn every_fault_is_told_with_line_and_key() {
             small("").replace("w{node}", "w{host}"),
             "fabric.yaml:5: nodeName: node w0 would be at pod 0, SU 0, host 0 and at pod 0, SU 1, host 0",
         ),
-        (small("").replace("spectrum-x", "ib"), "fabric.yaml:1: fabric: \"ib\" is not supported, only spectrum-x is"),
+        (small("").replace("spectrum-x", "ib"), "fabric.yaml:1: fabric: unknown variant `ib`, expected one of `spectrum-x`, `l3-p2p`, `unnumbered`"),
         (small("").replace("rails: 2", "rails: 9"), "fabric.yaml:2: rails: 9 is not 1 to 8"),
         (small("").replace("rails: 2", "rails: 0"), "fabric.yaml:2: rails: 0 is not 1 to 8"),
         (small("").replace("sus: 2", "sus: 65"), "fabric.yaml:3: sus: 65 is not 1 to 64"),
@@ -298,10 +299,11 @@ fn a_fault_makes_no_second_one() {
 #[test]
 fn all_faults_are_told_at_once() {
     let faults =
-        plan_of("fabric: ib\nrails: 9\nsus: 0\nhostsPerSU: 999\nnodeName: '{x}'\nmtu: 1").unwrap_err();
+        plan_of("fabric: spectrum-x\ntiers: 5\nrails: 9\nsus: 0\nhostsPerSU: 999\nnodeName: '{x}'\nmtu: 1")
+            .unwrap_err();
     let keys: Vec<_> = faults.iter().filter_map(|fault| fault.split(": ").nth(1)).collect();
     assert_eq!(keys.len(), 4, "{faults:#?}");
-    for key in ["fabric", "rails", "nodeName", "mtu"] {
+    for key in ["tiers", "rails", "nodeName", "mtu"] {
         assert!(keys.contains(&key), "{key}: {faults:#?}");
     }
 }
@@ -310,15 +312,16 @@ proptest! {
     #[test]
     fn no_fabric_makes_it_panic(
         lines in proptest::collection::vec(
-            ("(tiers|mode|planes|family|rails|pods|sus|hostsPerSU|nodeName|nodes|leafName|leafPort|hostInterface|mtu|clusterNetworks|x)",
-             "([0-9]{1,3}|-1|1e9|18446744073709551615|none|swplb|ipv6|'w\\{(node|host|rail)[+*/%0-9]{0,3}\\}'|\\[[0-9,]{0,4}\\]|\\[\\{name: a, su: [0-9], host: [0-9]{1,3}\\}\\]|\\{\\}|~)"),
-            0..12),
+            ("(tiers|mode|planes|family|rails|pods|sus|hostsPerSU|nodeName|nodes|leafName|leafPort|hostInterface|mtu|clusterNetworks|address|gateway|routes|polarity|prefixLength|leafVrf|x)",
+             "([0-9]{1,3}|-1|1e9|18446744073709551615|none|swplb|ipv6|'w\\{(node|host|rail)[+*/%0-9]{0,3}\\}'|\\[[0-9,]{0,4}\\]|\\[\\{name: a, su: [0-9], host: [0-9]{1,3}\\}\\]|\\{\\}|~|leaf-even|127|'(10|fd00:)[.:+{}a-z*0-9]{0,12}'|\\['10.0.0.0/[0-9]{1,2}'\\])"),
+            0..16),
     ) {
         let mut seen = std::collections::BTreeMap::new();
         seen.extend(lines);
         let text: String = seen.iter().map(|(key, value)| format!("{key}: {value}\n")).collect();
-        let text = format!("fabric: spectrum-x\n{text}");
-        if let Ok(documents) = document::parse("f", text.as_bytes()) {
+        for kind in ["spectrum-x", "l3-p2p", "unnumbered"] {
+            let text = format!("fabric: {kind}\n{text}");
+            let documents = document::parse("f", text.as_bytes()).unwrap_or_default();
             for document in documents {
                 let _ = read(&document);
             }

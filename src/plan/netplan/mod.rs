@@ -57,6 +57,7 @@ pub fn read(paths: &[String]) -> Result<Plan> {
 
 /// A file for each node.
 pub fn write(plan: &Plan) -> Result<Vec<File>> {
+    via_other_family(plan)?;
     let file = |(node_name, interfaces): (&str, Vec<Interface<'_>>)| {
         let mut text = "network:\n  version: 2\n  ethernets:\n".to_owned();
         for interface in interfaces {
@@ -69,6 +70,21 @@ pub fn write(plan: &Plan) -> Result<Vec<File>> {
         File { name: format!("{node_name}.yaml"), text }
     };
     Ok(interfaces(plan)?.into_iter().map(file).collect())
+}
+
+/// netplan refuses a route whose `to` and `via` are of two address families.
+fn via_other_family(plan: &Plan) -> Result<()> {
+    let has_other = |pool: &&Pool| {
+        let mut rows = pool.spec.static_allocations.iter();
+        pool.is_ipv4() && rows.any(|row| row.gateway.contains(':'))
+    };
+    let fault = |pool: &Pool| {
+        let problem =
+            "netplan has no IPv4 routes by an IPv6 gateway: rail-cni sets them in pods, from --to store";
+        Fault::whole(problem).of(format!("pool {}", pool.name))
+    };
+    let faults: Vec<_> = plan.pools.iter().filter(has_other).map(fault).collect();
+    if faults.is_empty() { Ok(()) } else { Err(refused(faults)) }
 }
 
 /// An interface of a node in the plan.
@@ -126,7 +142,11 @@ fn interfaces(plan: &Plan) -> Result<Vec<(&str, Vec<Interface<'_>>)>> {
             let Some(interface) = interfaces.get_mut(place) else { continue };
             interface.addresses.push(IpNet::new_assert(link.host, link.allocation.prefix.prefix_len()));
             if let Some(via) = link.allocation.gateway {
-                let route = |to: &crate::pool::To| json!({"to": to.dst, "via": via});
+                let is_unnumbered = pool.spec.is_unnumbered;
+                let route = |to: &crate::pool::To| match is_unnumbered {
+                    true => json!({"to": to.dst, "via": via, "on-link": true}),
+                    false => json!({"to": to.dst, "via": via}),
+                };
                 interface.routes.extend(link.allocation.routes.iter().map(route));
             }
         }

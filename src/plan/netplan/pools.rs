@@ -294,6 +294,7 @@ impl<'a> Group<'a> {
                 per_node_exclusions,
                 default_gateway: false,
                 node_selector: None,
+                is_unnumbered: false,
             },
             cables,
             // `duplicates` has compared the prefixes of all pools.

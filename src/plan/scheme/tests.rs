@@ -228,7 +228,7 @@ fn names_of_ends_are_words() {
         port: Some(port.into()),
         ..Cable::default()
     };
-    assert_eq!(cable("enp1s0f0np0", "leaf-1.dc", "Ethernet1/1:2").faults(), [None, None, None]);
+    assert_eq!(cable("enp1s0f0np0", "leaf-1.dc", "Ethernet1/1:2").faults(), [None, None, None, None]);
     for (cable, told) in [
         (cable("sixteen-bytes-xx", "l", "p"), "\"sixteen-bytes-xx\" is not a valid name of a netdev"),
         (cable("e;reboot", "l", "p"), "netdev"),

@@ -250,6 +250,7 @@ impl<'a> Reader<'a> {
             leaf: text(leaf, "node"),
             port: text(leaf, "interface"),
             mtu: self.mtu,
+            vrf: None,
             netplan: None,
         };
         self.sources.links.push(source);

@@ -6,7 +6,7 @@ pub fn allocation(prefix: &str, gateway: Option<&str>, exclusions: &[(&str, &str
     let range =
         |(start, end): &(&str, &str)| Range { start: start.parse().unwrap(), end: end.parse().unwrap() };
     Allocation {
-        version: VERSION,
+        version: NUMBERED,
         prefix: prefix.parse().unwrap(),
         gateway: gateway.map(|gateway| gateway.parse().unwrap()),
         rail: None,
@@ -62,7 +62,7 @@ proptest! {
             Range { start: address(first + start, version), end: address(first + end, version) }
         };
         let allocation = Allocation {
-            version: VERSION, prefix, gateway: gateway.map(at), rail: None, routes: vec![],
+            version: NUMBERED, prefix, gateway: gateway.map(at), rail: None, routes: vec![],
             exclusions: excluded.iter().map(range).collect(), leaf_ports: vec![],
         };
         let held: BTreeSet<IpAddr> = held.into_iter().map(at).collect();

@@ -17,14 +17,14 @@ fn a_gateway_tells_its_leaf_port_and_the_allocation_is_as_before() {
     let node: Node = serde_json::from_value(dirs).unwrap();
     let port = |leaf: &str, port: &str| LeafPort { leaf: leaf.into(), port: Some(port.into()) };
     let (gateway, file) = ("172.16.0.3".parse().unwrap(), temp.path().join("store/n/rail-0.json"));
-    assert_eq!(peer_of(&node, gateway), None);
+    assert_eq!(peer_of(&node, gateway, &[]), None);
     let mut ours = allocation::tests::allocation("172.16.0.2/31", Some("172.16.0.3"), &[]);
     let write = |allocation: Option<&Allocation>| {
         apply(&node, &[Change { node_name: "n", pool: "rail-0", allocation }]).unwrap();
     };
     write(Some(&ours));
     let before = std::fs::read(&file).unwrap();
-    assert_eq!(peer_of(&node, gateway), None);
+    assert_eq!(peer_of(&node, gateway, &[]), None);
     for (ports, told) in [
         (vec![port("leaf-su0-r0", "swp2")], Some("leaf-su0-r0 swp2")),
         (vec![port("p0", "swp2"), port("p1", "swp2")], Some("p0 swp2, p1 swp2")),
@@ -34,18 +34,18 @@ fn a_gateway_tells_its_leaf_port_and_the_allocation_is_as_before() {
     ] {
         ours.leaf_ports = ports;
         write(Some(&ours));
-        assert_eq!(peer_of(&node, gateway).as_deref(), told);
+        assert_eq!(peer_of(&node, gateway, &[]).as_deref(), told);
         assert_eq!(std::fs::read(&file).unwrap(), before, "an older rail-ipam reads this");
         assert_eq!(Store::open(&node).unwrap().pools("n").unwrap(), ["rail-0"]);
     }
-    assert_eq!(peer_of(&node, "172.16.0.1".parse().unwrap()), None);
+    assert_eq!(peer_of(&node, "172.16.0.1".parse().unwrap(), &[]), None);
     // An older rail-ipam writes another allocation and leaves the file beside it.
     let moved = allocation::tests::allocation("172.16.0.2/31", Some("172.16.0.2"), &[]);
     std::fs::write(&file, content(&moved).unwrap()).unwrap();
-    assert_eq!(peer_of(&node, "172.16.0.2".parse().unwrap()), None);
+    assert_eq!(peer_of(&node, "172.16.0.2".parse().unwrap(), &[]), None);
     std::fs::write(file.with_file_name(LEAF_PORTS), "{").unwrap();
     write(Some(&ours));
-    assert_eq!(peer_of(&node, gateway).as_deref(), Some("leaf-su0-r0 swp2"));
+    assert_eq!(peer_of(&node, gateway, &[]).as_deref(), Some("leaf-su0-r0 swp2"));
     write(None);
     assert!(!temp.path().join("store/n").exists());
 }
@@ -60,8 +60,8 @@ fn damage_is_told_and_never_read_as_nothing() {
     for (from, to, told) in [
         ("60/31", "61/31", "host bits"),
         ("1.61", "1.62", "outside"),
-        ("\"version\":1", "\"version\":2", "version 2"),
-        ("\"version\":1", "\"version\":2,\"new\":1", "version 2"),
+        ("\"version\":1", "\"version\":3", "version 3"),
+        ("\"version\":1", "\"version\":3,\"new\":1", "version 3"),
         ("\"version\":1", "\"x\":1", "unknown field `x`"),
         ("\"version\":1,", "", "version"),
         ("}", "} x", "trailing"),
@@ -125,5 +125,32 @@ proptest! {
     #[test]
     fn no_file_makes_it_panic(bytes: Vec<u8>) {
         let _ = parse(&bytes);
+    }
+}
+
+/// rail-ipam 0.1.0 refuses version 2 as newer than itself, instead of calling it damaged.
+#[test]
+fn only_version_2_has_a_gateway_outside_of_the_prefix() {
+    let of = |version: u32, prefix: &str, gateway: &str| {
+        parse(format!(r#"{{"version":{version},"prefix":"{prefix}","gateway":"{gateway}"}}"#).as_bytes())
+    };
+    for (prefix, gateway) in [
+        ("10.0.0.1/32", "10.255.0.1"),
+        ("10.0.0.1/32", "fe80::1"),
+        ("fd00::1/128", "fe80::1"),
+        ("fd00::1/128", "fd00::2"),
+    ] {
+        assert_eq!(of(2, prefix, gateway).unwrap().gateway, gateway.parse().ok(), "{prefix} {gateway}");
+        assert!(of(1, prefix, gateway).unwrap_err().contains("outside"), "{prefix} {gateway}");
+    }
+    for (prefix, gateway, why) in [
+        ("10.0.0.0/31", "10.0.0.2", "outside"),
+        ("10.0.0.1/32", "fd00::1", "only fe80::/10"),
+        ("fd00::1/128", "10.0.0.1", "only fe80::/10"),
+        ("10.0.0.1/32", "224.0.0.1", "no address of a leaf"),
+        ("10.0.0.1/32", "::", "no address of a leaf"),
+    ] {
+        let told = of(2, prefix, gateway).unwrap_err();
+        assert!(told.contains(why), "{prefix} {gateway}: {told}");
     }
 }
