@@ -1045,3 +1045,88 @@ fn the_mtu_of_a_topology_reaches_hosts_and_networks() {
     place.fails(2, &[&nvue[..], &["1279"]].concat());
     assert!(place.fails(1, &["plan", FABRIC, "--mtu", "9000"]).contains("--mtu is for topology.json only"));
 }
+
+/// What a target cannot express is refused with the reason, and nothing is written.
+#[test]
+fn each_target_says_all_of_an_unnumbered_fabric_or_refuses_it() {
+    let place = Place::new();
+    let inet6 = "conf/fabric-unnumbered.yaml";
+    let fabric = fs::read_to_string(inet6).unwrap();
+    let onlink = place.write("onlink.yaml", &fabric.replace("fe80::1", "10.255.{su}.{rail+1}"));
+
+    let row =
+        "worker-gpu-62,7,,rail-7,ipv4,10.71.1.31,fe80::1,10.71.1.31/32,eth_r7,leaf-su02-r8,swp31,9216\r\n";
+    assert!(place.ok("store", &["plan", inet6, "--to", "csv"]).contains(row));
+    let networks = place.ok("store", &["plan", inet6, "--to", "nads"]);
+    assert!(networks.contains("\"ipam\": {\"type\": \"rail-ipam\", \"pool\": \"rail-7\"}"), "{networks}");
+    place.ok("store", &["plan", inet6, "--to", "store"]);
+    let stored: Value =
+        serde_json::from_slice(&fs::read(place.path("store/worker-gpu-62/rail-7.json")).unwrap()).unwrap();
+    let expected = json!({"version": 2, "prefix": "10.71.1.31/32", "gateway": "fe80::1", "rail": 7,
+        "routes": [{"dst": "10.71.0.0/16"}, {"dst": "10.64.0.0/13"}], "exclusions": []});
+    assert_eq!(stored, expected);
+    assert_eq!(place.ok("store", &["plan", inet6, "--check"]), "no difference in 8 allocations\n");
+    // A gateway that moves is told as every other change.
+    assert!(place.fails(1, &["plan", &onlink, "--check"]).contains("10.255.1.8"));
+
+    let hosts = place.ok("store", &["plan", &onlink, "--to", "netplan", "--output", "json"]);
+    let hosts: Value = serde_json::from_str(&hosts).unwrap();
+    let host = hosts.to_string();
+    for part in ["10.71.1.31/32", "via: 10.255.1.8", "on-link: true"] {
+        assert!(host.contains(part), "{part} is not in {host}");
+    }
+    let inet6_of_netplan = "pool rail-0: netplan has no IPv4 routes by an IPv6 gateway";
+    for (file, target, told) in [
+        (inet6, "netplan", inet6_of_netplan),
+        (inet6, "cidrpool", "nv-ipam takes a gateway in the node's prefix only"),
+        (&onlink, "cidrpool", "nv-ipam takes a gateway in the node's prefix only"),
+        (inet6, "nvue", "an unnumbered port has no address"),
+        (&onlink, "nvue", "an unnumbered port has no address"),
+    ] {
+        let out = place.path("out").display().to_string();
+        let said = place.fails(1, &["plan", file, "--to", target, "--out", &out]);
+        assert!(said.contains(told), "{told}: {said}");
+        assert!(!place.path("out").exists(), "{target}");
+    }
+}
+
+/// Each plane's port has the VRF of its plane, also where the planes share an address.
+#[test]
+fn the_vrf_of_a_leaf_port_reaches_its_switch_and_the_table() {
+    let place = Place::new();
+    let fabric = fs::read_to_string(FABRIC).unwrap();
+    let text = fabric.replace("mode: none", "mode: hwplb\nplanes: 2") + "leafVrf: plane{plane}-r{rail}\n";
+    let text = text.replace("leaf-su{su+1:02}-r{rail+1}", "leaf-p{plane}-su{su+1:02}-r{rail+1}");
+    let file = place.write("vrf.yaml", &text);
+    let out = place.path("leaves").display().to_string();
+    place.ok("store", &["plan", &file, "--to", "nvue", "--out", &out]);
+    for plane in [0, 1] {
+        let leaf = fs::read_to_string(place.path(&format!("leaves/leaf-p{plane}-su02-r8.nvue"))).unwrap();
+        let vrf = format!("plane{plane}-r7");
+        assert!(leaf.contains(&format!("\nnv set vrf {vrf} table auto\n")), "{leaf}");
+        assert_eq!(leaf.matches(&format!(" ip vrf {vrf}\n")).count(), 32, "{leaf}");
+    }
+    let table = place.ok("store", &["plan", &file, "--to", "csv"]);
+    assert!(table.lines().next().unwrap().ends_with(",mtu,vrf"));
+    for plane in [0, 1] {
+        let row = format!(",leaf-p{plane}-su01-r1,swp1s0,9216,plane{plane}-r0\r\n");
+        assert!(table.contains(&row), "{row}: {table}");
+    }
+    // Manifests would lose it, and leaf configuration of them would put the ports into no VRF.
+    let said = place.fails(1, &["plan", &file, "--to", "cidrpool"]);
+    assert!(said.contains("pool rail-0: a CIDRPool has no room for the VRF of a leaf port"), "{said}");
+}
+
+/// Manifests of a fabric with a prefix for each link come back as they were.
+#[test]
+fn a_fabric_by_patterns_goes_through_manifests_and_hosts() {
+    let place = Place::new();
+    for fabric in ["conf/fabric-juniper.yaml", "conf/fabric-amd.yaml"] {
+        let pools = place.path("pools").display().to_string();
+        place.ok("store", &["plan", fabric, "--to", "cidrpool", "--out", &pools]);
+        let names = place.names("pools");
+        let args = with(&["plan", fabric, "--check", "--against"], &names);
+        assert!(place.ok("store", &args).starts_with("no difference in "), "{fabric}");
+        fs::remove_dir_all(place.path("pools")).unwrap();
+    }
+}

@@ -137,11 +137,16 @@ fn who_answers(
     ours: &[IpAddr],
 ) -> Option<(String, IpAddr, IpNet)> {
     let mut others: Vec<(String, IpAddr, IpNet)> = Vec::new();
-    for (pool, allocation) in store::allocations(node) {
+    let all = store::allocations(node);
+    for (pool, allocation) in &all {
         let Some(gateway) = allocation.gateway else { continue };
+        // A gateway that several leaves have says nothing about the cable.
+        if all.iter().filter(|(_, one)| one.gateway == Some(gateway)).count() > 1 {
+            continue;
+        }
         let is_unknown = neighbour::state(pod, link.index, gateway).is_ok_and(|state| state == State::None);
         if is_unknown && !ours.contains(&gateway) {
-            others.push((pool, gateway, allocation.prefix));
+            others.push((pool.clone(), gateway, allocation.prefix));
         }
     }
     let gateways = others.iter().map(|(_, other, _)| Gateway::new(*other, netns, link, record)).collect();

@@ -9,7 +9,7 @@
 //! Only the cables are laid here. All addresses between nodes and leaves come from a plan of rail-ipam, which writes each
 //! node's store and each leaf's commands. A leaf has the addresses of its ports only, and sends the rest to the spines.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
 use std::fs;
 use std::io::Write as _;
@@ -83,9 +83,22 @@ pub fn ends() -> impl Iterator<Item = End> {
     (0..NODES).flat_map(|node| (0..RAILS).map(move |rail| End { node, rail }))
 }
 
+/// What the links between nodes and leaves have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Links {
+    /// The prefixes of Spectrum-X.
+    #[default]
+    Numbered,
+    /// No prefix. The leaf is an IPv6 link-local next hop, for IPv4 too.
+    LinkLocal,
+    /// No prefix. The leaf is an address that no prefix contains, in both families the same on all leaves.
+    Onlink,
+}
+
 /// What a fabric is built with.
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
+    pub links: Links,
     pub families: Vec<Family>,
     /// Keys of the networks beside the usual ones.
     pub conf: Option<Value>,
@@ -297,8 +310,12 @@ impl Fabric {
             [Family::V6] => "ipv6",
             _ => "dual",
         };
+        let of_kind = match self.setup.links {
+            Links::Numbered => format!("fabric: spectrum-x\nfamily: {family}"),
+            Links::LinkLocal | Links::Onlink => self.unnumbered(),
+        };
         let fabric = format!(
-            "fabric: spectrum-x\nfamily: {family}\nrails: {RAILS}\nsus: {SUS}\nhostsPerSU: 2\nnodeName: node-{{node}}\n\
+            "{of_kind}\nrails: {RAILS}\nsus: {SUS}\nhostsPerSU: 2\nnodeName: node-{{node}}\n\
              hostInterface: ens{{rail+1}}f0v0\nleafName: leaf-su{{su}}-r{{rail}}\nleafPort: swp{{host+1}}\nmtu: 9216\n\
              clusterNetworks: [10.96.0.0/12]\n"
         );
@@ -320,6 +337,62 @@ impl Fabric {
         assert_eq!(self.planned.len(), NODES * RAILS * self.setup.families.len(), "{table}");
     }
 
+    /// The hosts' addresses are in the networks that leaves announce with Spectrum-X.
+    fn unnumbered(&self) -> String {
+        let (mut addresses, mut gateways) = (Vec::new(), Vec::new());
+        for family in &self.setup.families {
+            addresses.push(match family {
+                Family::V4 => "'172.{rail*2+16}.{su}.{host+1}'",
+                Family::V6 => "'fd02:0:{rail}00:{su}0{host+1}::1'",
+            });
+            gateways.push(self.next_hop(*family));
+        }
+        format!(
+            "fabric: unnumbered\naddress: [{}]\ngateway: [{}]\n\
+             routes: ['172.{{rail*2+16}}.0.0/15', 172.16.0.0/12, 'fd02::/32']",
+            addresses.join(", "),
+            gateways.join(", ")
+        )
+    }
+
+    /// The next hop of unnumbered nodes.
+    fn next_hop(&self, family: Family) -> &'static str {
+        match (self.setup.links, family) {
+            (Links::Onlink, Family::V4) => "10.254.0.1",
+            (Links::Onlink, Family::V6) => "'fd00:254::1'",
+            _ => "'fe80::1'",
+        }
+    }
+
+    /// Each port has the next hop, and the leaf a route to each node.
+    fn set_up_unnumbered_leaves(&self) {
+        for (su, rail) in leaves() {
+            let mut commands = String::new();
+            for family in &self.setup.families {
+                writeln!(commands, "address add {} dev lo", loopback(*family, su, rail)).unwrap();
+            }
+            for end in ends().filter(|end| (end.su(), end.rail) == (su, rail)) {
+                let port = end.port();
+                writeln!(commands, "link set {port} mtu 9216 up").unwrap();
+                let hops: BTreeSet<&str> = self
+                    .setup
+                    .families
+                    .iter()
+                    .map(|family| self.next_hop(*family).trim_matches('\''))
+                    .collect();
+                for hop in hops {
+                    let length = if hop == "fe80::1" { "/64" } else { "" };
+                    writeln!(commands, "address add {hop}{length} dev {port}").unwrap();
+                }
+                for family in &self.setup.families {
+                    writeln!(commands, "route add {} dev {port}", self.planned(end, *family).address)
+                        .unwrap();
+                }
+            }
+            self.batch(&leaf_name(su, rail), &commands);
+        }
+    }
+
     fn run_plan(&self, node: usize, args: &[&str]) -> Ran {
         let fabric = self.host.path("fabric.yaml").display().to_string();
         let args: Vec<&str> = ["plan", fabric.as_str()].into_iter().chain(args.iter().copied()).collect();
@@ -338,6 +411,9 @@ impl Fabric {
 
     /// The leaves' commands are NVIDIA's, for Cumulus. Here they become the kernel's.
     fn set_up_leaves(&self) {
+        if self.setup.links != Links::Numbered {
+            return self.set_up_unnumbered_leaves();
+        }
         let leaves_dir = self.host.path("leaves");
         self.run_plan(0, &["--to", "nvue", "--out", leaves_dir.to_str().unwrap()]);
         for (su, rail) in leaves() {
@@ -501,6 +577,10 @@ impl Fabric {
         for &family in &self.setup.families {
             for end in ends() {
                 let Planned { address, gateway } = self.planned(end, family);
+                let gateway = match self.setup.links {
+                    Links::Numbered => gateway,
+                    Links::LinkLocal | Links::Onlink => loopback(family, end.su(), end.rail).parse().unwrap(),
+                };
                 let probe = Probe {
                     kind: Kind::Device,
                     interface: end.interface(),
@@ -601,6 +681,14 @@ fn leaf_name(su: usize, rail: usize) -> String {
 
 fn spine_name(spine: usize) -> String {
     format!("spine-{spine}")
+}
+
+/// An address of a leaf without prefixes, in the aggregate. It asks for its neighbours from there.
+fn loopback(family: Family, su: usize, rail: usize) -> String {
+    match family {
+        Family::V4 => format!("172.31.{}.1", su * RAILS + rail),
+        Family::V6 => format!("fd02:0:ff00:{:x}::1", su * RAILS + rail),
+    }
 }
 
 /// What the leaf of an SU and a rail announces to the spines.

@@ -24,7 +24,7 @@ use std::fs;
 use serde_json::json;
 
 use crate::cells::{Asked, grid, paths};
-use crate::fabric::{End, Fabric, Family, Setup};
+use crate::fabric::{End, Fabric, Family, Links, Setup};
 use crate::prober::Kind;
 
 const KINDS: [Kind; 6] = [Kind::Device, Kind::Source, Kind::Jumbo, Kind::Tcp, Kind::TcpDevice, Kind::Unbound];
@@ -81,6 +81,32 @@ fn source_based_each_cell_passes_strict_reverse_path_filters_on_nodes_pods_and_l
         "fabric::strict",
         Setup { families, strict_nodes: true, strict_leaves: true, ..Setup::default() },
     );
+}
+
+/// The planned address of a pod is all that it has, in both families, and the next hop of both is the leaf's link-local
+/// address.
+#[test]
+fn unnumbered_each_cell_passes_by_a_link_local_next_hop() {
+    let families = vec![Family::V4, Family::V6];
+    holds_source_based("fabric::link_local", Setup { families, links: Links::LinkLocal, ..Setup::default() });
+}
+
+/// Without IPv6 addresses as well, and with a gateway that no prefix contains.
+#[test]
+fn unnumbered_each_ipv4_cell_passes_by_inet6_and_onlink() {
+    for links in [Links::LinkLocal, Links::Onlink] {
+        let conf = Some(json!({"gatewayProbe": "require", "gatewayProbeTimeout": "20s"}));
+        let setup = Setup { families: vec![Family::V4], conf, links, ..Setup::default() };
+        let Some(mut fabric) = Fabric::new("fabric::unnumbered", setup) else { return };
+        fabric.start_pods();
+        let asked = fabric.ask_all(&[Kind::Source, Kind::Jumbo, Kind::TcpDevice]);
+        for (kind, of_kind) in &asked {
+            let good = of_kind.cells.iter().filter(|cell| cell.is_good()).count();
+            let found = (good, of_kind.strays.len());
+            assert_eq!(found, (CELLS, 0), "{links:?} {kind}: {}", grid(&asked, Family::V4));
+        }
+        fabric.end_pods();
+    }
 }
 
 #[test]

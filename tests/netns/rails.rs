@@ -6,3 +6,4 @@ mod handback;
 mod rdma;
 mod refused;
 mod routing;
+mod unnumbered;
