@@ -333,7 +333,7 @@ fn routes_have_the_keys_that_were_asked_for() {
     assert_eq!((route("10.2.0.0/16", "main"), route("10.2.0.0/16", "100")), (json!(null), json!(null)));
     host.cni("CHECK", "c1", &pod, &with(config.clone(), json!({ "prevResult": added }))).ok();
     for bad in [
-        json!([{"dst": "10.0.0.0/8", "gw": "fd00::1"}]),
+        json!([{"dst": "fd00::/8", "gw": "10.0.0.1"}]),
         json!([{"dst": "10.0.0.0/8", "table": 255}]),
         json!([{"dst": "10.0.0.0"}]),
         json!([{"gw": "172.16.0.1"}]),
