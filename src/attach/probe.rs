@@ -69,7 +69,10 @@ pub fn prepare(conf: &NetConf, applied: &Applied, leased: &AddResult) -> Result<
 
 /// Asks all gateways of the record through `link`, the rail in the pod. An error names those that did not answer.
 pub fn run(pod: &mut Socket, netns: &Netns, link: &Link, record: &Record, node: &Node) -> Result<()> {
-    record.probe.as_ref().map_or(Ok(()), |probe| ask(pod, netns, link, record, node, probe))
+    let Some(probe) = &record.probe else { return Ok(()) };
+    ask(pod, netns, link, record, node, probe)?;
+    announce_ipv4(pod, link, &record.applied, &probe.gateways);
+    Ok(())
 }
 
 /// Asks the gateways of `probe`. An error names those that did not answer, with the leaf port of the plan, and the
@@ -184,8 +187,21 @@ pub fn announce(pod: &mut Socket, netns: &Netns, link: &Link, record: &Record, l
         sleep(pause);
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
-    for address in gateways {
-        let told = Gateway::new(address, netns, link, record).tell(pod, link);
+    for address in &gateways {
+        let told = Gateway::new(*address, netns, link, record).tell(pod, link);
+        told.unwrap_or_else(|error| log::warn!("{error:#}"));
+    }
+    announce_ipv4(pod, link, &record.applied, &gateways);
+}
+
+/// From a question for its IPv6 address, a leaf learns nothing about the IPv4 addresses of the rail. A question for such
+/// an address itself tells it, as a gratuitous ARP.
+fn announce_ipv4(pod: &mut Socket, link: &Link, applied: &Applied, gateways: &[IpAddr]) {
+    if gateways.is_empty() || gateways.iter().any(IpAddr::is_ipv4) {
+        return;
+    }
+    for address in applied.addresses.iter().map(IpNet::addr).filter(IpAddr::is_ipv4) {
+        let told = neighbour::ask(pod, link.index, address);
         told.unwrap_or_else(|error| log::warn!("{error:#}"));
     }
 }

@@ -197,3 +197,30 @@ fn ip(addr: &RouteAddress) -> Option<IpAddr> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use netlink_packet_core::Emitable as _;
+
+    /// RTA_VIA, struct rtvia: include/uapi/linux/rtnetlink.h.
+    #[test]
+    fn an_ipv4_route_has_its_ipv6_next_hop_in_these_bytes() {
+        let index = Index::MIN.saturating_add(4);
+        let route = Route {
+            gateway: Some("fe80::1".parse().unwrap()),
+            metric: 1000,
+            ..Route::new("10.64.0.0/13".parse().unwrap(), MAIN)
+        };
+        let message = message(index, &route);
+        let mut bytes = vec![0; message.buffer_len()];
+        message.emit(&mut bytes);
+        assert_eq!(bytes[0], 2, "AF_INET");
+        let via = [&[22, 0, 18, 0, 10, 0, 0xfe, 0x80][..], &[0; 13], &[1, 0, 0]].concat();
+        assert!(bytes.windows(via.len()).any(|part| part == via), "{bytes:?}");
+        assert!(!bytes.windows(4).any(|part| part == [8, 0, 5, 0]), "no RTA_GATEWAY: {bytes:?}");
+        let [(through, read)] = &parse(&message)[..] else { panic!("one route") };
+        assert_eq!((*through, read), (index, &route));
+        assert_eq!(read.to_string(), "10.64.0.0/13 via inet6 fe80::1");
+    }
+}

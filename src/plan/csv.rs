@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use anyhow::Result;
 
-use super::{Cable, File, Plan};
+use super::{Cable, File, Plan, Pool};
 
 const COLUMNS: [&str; 12] = [
     "node",
@@ -23,8 +23,7 @@ const COLUMNS: [&str; 12] = [
 
 /// Writes one file, in which `gateway` is the address of the leaf's port. If a port has a VRF, there is a column for it.
 pub fn write(plan: &Plan) -> Result<Vec<File>> {
-    let has_vrfs =
-        plan.pools.iter().flat_map(|pool| pool.cables.iter().flatten()).any(|cable| cable.vrf.is_some());
+    let has_vrfs = plan.pools.iter().any(Pool::has_vrf);
     let line = |mut cells: Vec<String>, vrf: &str| {
         if has_vrfs {
             cells.push(vrf.to_owned());

@@ -205,9 +205,13 @@ fn not_of_nodes(plan: &Plan) -> Option<String> {
 
 /// A file for each pool.
 pub fn write(plan: &mut Plan) -> Result<Vec<File>> {
-    plan.expressible(
-        Err("nv-ipam takes a gateway in the node's prefix only, and unnumbered links have another: use --to store"),
-        Err("a CIDRPool has no room for the VRF of a leaf port: remove leafVrf for this target"),
+    plan.refuse_pools(
+        Pool::is_unnumbered,
+        "nv-ipam takes a gateway in the node's prefix only, and unnumbered links have another: use --to store",
+    )?;
+    plan.refuse_pools(
+        Pool::has_vrf,
+        "a CIDRPool has no room for the VRF of a leaf port: remove leafVrf for this target",
     )?;
     let mut files = Vec::new();
     if let Some(names) = not_of_nodes(plan) {

@@ -179,7 +179,7 @@ impl Plan {
 
     /// Gateways of unnumbered links that are the address of a host, to which all packets of the rail would go.
     fn hosts_as_gateways(&self) -> Vec<Fault> {
-        let pools: Vec<_> = self.pools.iter().filter(|pool| pool.spec.is_unnumbered).collect();
+        let pools: Vec<_> = self.pools.iter().filter(|pool| pool.is_unnumbered()).collect();
         let rows =
             || pools.iter().flat_map(|pool| pool.spec.static_allocations.iter().map(move |row| (pool, row)));
         let address = |row: &cidrpool::Row| row.prefix.parse().ok().map(|prefix: IpNet| prefix.addr());
@@ -197,21 +197,10 @@ impl Plan {
         gateways.into_iter().filter_map(fault).collect()
     }
 
-    /// Fails if a target would lose something of the plan: unnumbered links, or VRFs of leaf ports.
-    fn expressible(&self, unnumbered: Result<(), &str>, vrfs: Result<(), &str>) -> Result<()> {
-        let mut faults = Vec::new();
-        for pool in &self.pools {
-            let mut refuse = |problem: &str| {
-                faults.push(Fault::whole(problem).of(format!("pool {}", pool.name)));
-            };
-            if let (true, Err(why)) = (pool.spec.is_unnumbered, unnumbered) {
-                refuse(why);
-            }
-            let has_vrf = || pool.cables.iter().flatten().any(|cable| cable.vrf.is_some());
-            if let (Err(why), true) = (vrfs, has_vrf()) {
-                refuse(why);
-            }
-        }
+    /// Fails if there are pools of which a target would lose something, and says why.
+    fn refuse_pools(&self, is_lost: impl Fn(&Pool) -> bool, why: &str) -> Result<()> {
+        let lost = self.pools.iter().filter(|pool| is_lost(pool));
+        let faults: Vec<_> = lost.map(|pool| Fault::whole(why).of(format!("pool {}", pool.name))).collect();
         if faults.is_empty() { Ok(()) } else { Err(refused(faults)) }
     }
 
@@ -280,6 +269,16 @@ impl Pool {
     /// Whether the pool is of IPv4, by its cidr, which has been checked.
     pub fn is_ipv4(&self) -> bool {
         !self.spec.cidr.contains(':')
+    }
+
+    /// Whether its links have no prefix.
+    fn is_unnumbered(&self) -> bool {
+        self.spec.is_unnumbered
+    }
+
+    /// Whether a leaf port of it is in a VRF.
+    fn has_vrf(&self) -> bool {
+        self.cables.iter().flatten().any(|cable| cable.vrf.is_some())
     }
 
     /// The allocation of each node, with its rail and its leaf ports.

@@ -49,8 +49,10 @@ type Leaves<'a> = BTreeMap<&'a str, BTreeMap<Vec<Chunk<'a>>, (&'a str, Port<'a>)
 
 /// Writes a file for each leaf.
 pub fn write(plan: &Plan) -> Result<Vec<File>> {
-    let why = "an unnumbered port has no address; its leaf reaches the hosts by BGP or by routes: use --to csv for them";
-    plan.expressible(Err(why), Ok(()))?;
+    plan.refuse_pools(
+        Pool::is_unnumbered,
+        "an unnumbered port has no address; its leaf reaches the hosts by BGP or by routes: use --to csv for them",
+    )?;
     let mut leaves = Leaves::new();
     let mut faults = Vec::new();
     let mut unknown = BTreeSet::new();

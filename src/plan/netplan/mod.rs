@@ -57,7 +57,13 @@ pub fn read(paths: &[String]) -> Result<Plan> {
 
 /// A file for each node.
 pub fn write(plan: &Plan) -> Result<Vec<File>> {
-    via_other_family(plan)?;
+    let has_inet6 = |pool: &Pool| {
+        pool.is_ipv4() && pool.spec.static_allocations.iter().any(|row| row.gateway.contains(':'))
+    };
+    plan.refuse_pools(
+        has_inet6,
+        "netplan has no IPv4 routes by an IPv6 gateway: rail-cni sets them in pods, from --to store",
+    )?;
     let file = |(node_name, interfaces): (&str, Vec<Interface<'_>>)| {
         let mut text = "network:\n  version: 2\n  ethernets:\n".to_owned();
         for interface in interfaces {
@@ -70,21 +76,6 @@ pub fn write(plan: &Plan) -> Result<Vec<File>> {
         File { name: format!("{node_name}.yaml"), text }
     };
     Ok(interfaces(plan)?.into_iter().map(file).collect())
-}
-
-/// netplan refuses a route whose `to` and `via` are of two address families.
-fn via_other_family(plan: &Plan) -> Result<()> {
-    let has_other = |pool: &&Pool| {
-        let mut rows = pool.spec.static_allocations.iter();
-        pool.is_ipv4() && rows.any(|row| row.gateway.contains(':'))
-    };
-    let fault = |pool: &Pool| {
-        let problem =
-            "netplan has no IPv4 routes by an IPv6 gateway: rail-cni sets them in pods, from --to store";
-        Fault::whole(problem).of(format!("pool {}", pool.name))
-    };
-    let faults: Vec<_> = plan.pools.iter().filter(has_other).map(fault).collect();
-    if faults.is_empty() { Ok(()) } else { Err(refused(faults)) }
 }
 
 /// An interface of a node in the plan.

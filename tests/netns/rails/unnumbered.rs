@@ -106,6 +106,27 @@ fn an_ipv4_rail_has_an_ipv6_next_hop() {
     assert_eq!(host.snapshot(), before);
 }
 
+/// A leaf that routes to a pod's address by ARP knows its MAC before the pod sends anything, although the next hop of the
+/// pod is asked for by ND.
+#[test]
+fn an_ipv4_address_is_announced_to_an_ipv6_next_hop() {
+    let Some(host) = two_rails("unnumbered::announce") else { return };
+    let (pod, leaf) = (host.add_netns("pod"), Path::new("/run/netns").join(host.leaf()));
+    plan(&host, "four-0", "10.60.0.1/32", "fe80::1", &["10.64.0.0/12"]);
+    for probe in ["off", "require"] {
+        host.ip_in(&leaf, "neigh replace 10.60.0.1 lladdr 02:00:00:00:99:99 dev leaf0 nud stale");
+        let config = with(of_pool(0, "four-0"), json!({"gatewayProbe": probe, "gatewayProbeTimeout": "20s"}));
+        add(&host, &pod, 0, &config);
+        // The kernel asked, and nobody else has the address.
+        let asked = host.ip_in(&pod, "neigh show dev net1 nud all to 10.60.0.1");
+        assert!(asked.contains("INCOMPLETE") || asked.contains("FAILED"), "{probe}: {asked:?}");
+        let mac = host.json(Some(&pod), "link show net1")[0]["address"].as_str().unwrap().to_owned();
+        let known = host.ip_in(&leaf, "neigh show dev leaf0 to 10.60.0.1");
+        assert!(known.contains(&mac), "{probe}: {known}");
+        host.cni("DEL", "c1", &pod, &config).ok();
+    }
+}
+
 /// A host address with a gateway of its own family, which is on the link without a prefix.
 #[test]
 fn a_gateway_outside_of_every_prefix_is_on_the_link() {
