@@ -3,8 +3,9 @@
 //! The root is the host's mount of sysfs, also while pods have the netdevs: the directory `net` of a function
 //! lists only the netdevs in the network namespace that the mount belongs to.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::net::Ipv6Addr;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -17,6 +18,10 @@ use crate::{fail, failure};
 
 /// Drivers that give the function to a program in user space: it then has no netdev.
 const USERSPACE_DRIVERS: [&str; 4] = ["vfio-pci", "uio_pci_generic", "igb_uio", "uio"];
+
+/// The link layers of RDMA ports (ib_core).
+const ETHERNET: &str = "Ethernet";
+const INFINIBAND: &str = "InfiniBand";
 
 /// A PCI function or an auxiliary device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -287,9 +292,9 @@ impl Function {
         files
     }
 
-    /// The ports of its RDMA devices that speak RoCE: directories in sysfs, with the name of the device and the number of the
-    /// port.
-    fn roce_ports(&self) -> Vec<(PathBuf, String, u32)> {
+    /// The ports of its RDMA devices with this link layer: directories in sysfs, with the name of the device and the number
+    /// of the port.
+    fn ports(&self, link_layer: &str) -> Vec<(PathBuf, String, u32)> {
         let mut ports = Vec::new();
         for device in self.rdma_devices() {
             let directory = self.path.join("infiniband").join(&device);
@@ -299,8 +304,8 @@ impl Function {
             }
             for name in names(&directory.join("ports")).unwrap_or_default() {
                 let port = directory.join("ports").join(&name);
-                let is_ethernet = read(&port.join("link_layer")).is_some_and(|layer| layer == "Ethernet");
-                if let (true, Ok(number)) = (is_ethernet, name.parse()) {
+                let is_meant = read(&port.join("link_layer")).is_some_and(|layer| layer == link_layer);
+                if let (true, Ok(number)) = (is_meant, name.parse()) {
                     ports.push((port, device.clone(), number));
                 }
             }
@@ -341,13 +346,65 @@ impl Function {
 
     /// Has it an RDMA device that speaks RoCE, in the namespace that this sysfs shows?
     pub fn has_roce(&self) -> bool {
-        !self.roce_ports().is_empty()
+        !self.ports(ETHERNET).is_empty()
+    }
+
+    /// Has it an RDMA device with a port on InfiniBand, in the namespace that this sysfs shows?
+    pub fn has_infiniband(&self) -> bool {
+        !self.ports(INFINIBAND).is_empty()
+    }
+
+    /// The GUIDs that its RDMA devices on InfiniBand have taken from the hardware.
+    pub fn node_guids(&self) -> Vec<u64> {
+        let on_infiniband: BTreeSet<_> =
+            self.ports(INFINIBAND).into_iter().map(|(_, device, _)| device).collect();
+        let guid = |device: &String| {
+            let text = read(&self.path.join("infiniband").join(device).join("node_guid"))?;
+            u64::from_str_radix(&text.replace(':', ""), 16).ok()
+        };
+        on_infiniband.iter().filter_map(guid).collect()
+    }
+
+    /// The P_Keys that the ports of its RDMA devices on InfiniBand have; 0 means an empty place.
+    pub fn pkeys(&self) -> Vec<u16> {
+        let mut found = Vec::new();
+        for (port, ..) in self.ports(INFINIBAND) {
+            let places = names(&port.join("pkeys")).unwrap_or_default();
+            let texts = places.iter().filter_map(|name| read(&port.join("pkeys").join(name)));
+            found
+                .extend(texts.filter_map(|text| u16::from_str_radix(text.trim_start_matches("0x"), 16).ok()));
+        }
+        found
+    }
+
+    /// The only driver that may be bound to the function, where somebody has said so.
+    pub fn driver_override(&self) -> Option<String> {
+        read(&self.path.join("driver_override")).filter(|text| !text.is_empty() && text != "(null)")
+    }
+
+    /// Takes the function from its driver, which removes its netdev and its RDMA device.
+    pub fn unbind(&self) -> Result<()> {
+        self.write_id(&self.path.join("driver/unbind"))
+    }
+
+    /// Gives the function to the driver of this name.
+    pub fn bind(&self, driver: &str) -> Result<()> {
+        let bus = self.path.ancestors().nth(2).unwrap_or(&self.path);
+        let bound = self.write_id(&bus.join("drivers").join(driver).join("bind"));
+        // Somebody else may have been faster.
+        if self.driver().as_deref() == Some(driver) { Ok(()) } else { bound }
+    }
+
+    /// These files act on the device whose id is written to them.
+    fn write_id(&self, file: &Path) -> Result<()> {
+        let write = || fs::File::options().write(true).open(file)?.write_all(self.id.as_bytes());
+        write().with_context(|| format!("cannot write {} to {}", self.id, file.display()))
     }
 
     /// The GIDs of the kind RoCE v2 that its RDMA devices have for one of `wanted`.
     pub fn gids(&self, wanted: &[Ipv6Addr]) -> Vec<Gid> {
         let mut found = Vec::new();
-        for (port, device, number) in self.roce_ports() {
+        for (port, device, number) in self.ports(ETHERNET) {
             for name in names(&port.join("gids")).unwrap_or_default() {
                 let gid = read(&port.join("gids").join(&name)).and_then(|text| text.parse().ok());
                 let (Some(gid), Ok(index)) = (gid.filter(|gid| wanted.contains(gid)), name.parse()) else {
@@ -488,6 +545,11 @@ pub fn device_of(sysfs: &Path, name: &str) -> Option<DeviceId> {
 /// The port number of the netdev `name`, where its driver counts ports: mlx4, cxgb4, IPoIB.
 pub fn port_of(sysfs: &Path, name: &str) -> Option<u32> {
     port(&sysfs.join("class/net").join(name))
+}
+
+/// Whether the InfiniBand netdev `name` is in connected mode, which has larger packets than the datagram mode.
+pub fn is_connected(sysfs: &Path, name: &str) -> bool {
+    read(&sysfs.join("class/net").join(name).join("mode")).is_some_and(|mode| mode == "connected")
 }
 
 fn port(netdev: &Path) -> Option<u32> {

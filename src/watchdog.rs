@@ -112,6 +112,11 @@ pub fn allow(limit: Duration) {
     CHANGED.notify_all();
 }
 
+/// A part of the time limit of the whole call, for one wait within it: at most 30 seconds.
+pub fn part(of: u32) -> Duration {
+    (watch().limit / of).min(Duration::from_secs(30))
+}
+
 /// Removes the time limit: a person reads what is printed from now on.
 pub fn end() {
     allow(Duration::MAX);

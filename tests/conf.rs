@@ -586,6 +586,8 @@ fn the_policy_does_what_its_tables_say() {
         ("link_state", json!({"link_state": "enable"})),
         ("rdmaDeviceName", json!({"rdmaDeviceName": "rdma_rail-0"})),
         ("rdmaQoS", json!({"rdmaQoS": {"tos": 96, "tc": 96}})),
+        ("pkey", json!({"pkey": "0x8001"})),
+        ("pkey", json!({"args": {"cni": {"pkey": "0x1"}}})),
         ("mac", json!({"mac": mac})),
         ("mac", json!({"runtimeConfig": {"mac": mac}})),
         ("mac", json!({"args": {"cni": {"mac": mac}}})),

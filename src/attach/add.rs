@@ -12,7 +12,7 @@ use super::device::{self, Device};
 use super::host_address::{self, HostAddresses};
 use super::record::{self, DeviceLock, Phase, Record, Records};
 use super::settings::Settings;
-use super::{claim, debt, devinfo, planes, pod, probe, rdma, restore, vf};
+use super::{claim, debt, devinfo, infiniband, planes, pod, probe, rdma, restore, vf};
 use crate::cni::{self, AddResult, Attachment, Delegate, Network, Version, find_plugin};
 use crate::netlink::Socket;
 use crate::netlink::link::{self, Link, Move};
@@ -86,6 +86,7 @@ impl<'a> Request<'a> {
         node.start_log(network);
         node.check_place(Some(path))?;
         let conf = NetConf::parse(network, attachment, &node)?;
+        infiniband::refuse_unconfigured(&conf, network)?;
         let previous = network.previous()?.unwrap_or_default();
         let netns = Netns::open(path)?;
         // Before anything is done: a plugin that is not there gives no address.
@@ -120,7 +121,11 @@ impl<'a> Request<'a> {
         let mut record = new_record(network, attachment, self.path, conf, &device, &stdin)?;
         record.vf = vf.as_ref().map(|changes| changes.record.clone());
         let rdma = rdma::prepare(&self.conf, &device, &self.node)?;
-        (record.rdma, record.rdma_renamed, record.rdma_qos) = (rdma.moving, rdma.renamed, rdma.qos);
+        let guid = record.vf.as_ref().and_then(|vf| vf.wanted.port_guid);
+        record.bind = infiniband::prepare(&self.conf, &device, guid, left.as_ref())?;
+        if record.bind.is_none() {
+            (record.rdma, record.rdma_renamed, record.rdma_qos) = (rdma.moving, rdma.renamed, rdma.qos);
+        }
         let link = device.original.link.as_ref();
         record.settings = link.map(|link| Settings::take(link, &self.node.sysfs_root, &mut self.host));
         if self.conf.is_of_host {
@@ -159,14 +164,21 @@ impl<'a> Request<'a> {
         watchdog::step(|| format!("setting what the PF sets for {}", device.original.id));
         if let Some(vf) = vf {
             vf::apply(vf, records, &self.node, &mut self.host)?;
-            if let Some(original) = &device.original.link {
-                vf::refuse_guid_not_taken(&vf.record, original, &mut self.host)?;
-            }
+        }
+        if record.bind.is_some() {
+            infiniband::take(record, records, &self.node, &mut self.host)?;
+            // The RDMA devices are others now, and udev may rename them while they are looked up.
+            let prepare = || rdma::prepare(&self.conf, device, &self.node);
+            let rdma = prepare().or_else(|_| prepare())?;
+            (record.rdma, record.rdma_renamed, *rdma_names) = (rdma.moving, rdma.renamed, rdma.names);
+            records.write(record, lock)?;
         }
         // Before the netdev: a driver may refuse, and IPoIB makes its netdev anew where the RDMA device is.
         watchdog::step(|| format!("moving {}", device.original.id));
         rdma::move_in(record, &self.netns, &self.node)?;
-        let is_changed = vf.as_ref().is_some_and(vf::Changes::is_something) || !record.rdma.is_empty();
+        let is_changed = vf.as_ref().is_some_and(vf::Changes::is_something)
+            || !record.rdma.is_empty()
+            || record.bind.is_some();
         let link = match self.look_again(record, device, is_changed)? {
             Some(original) => Some(self.move_in(&original, record)?),
             // A program in user space has the device, and will own the address.
@@ -185,6 +197,8 @@ impl<'a> Request<'a> {
             if let Some(gid) = self.conf.gid.filter(|_| !rdma_names.is_empty()) {
                 watchdog::step(|| "waiting for GIDs".to_owned());
                 rdma::gid::run(record, gid, is_up, &self.netns, &self.node)
+                    .or_else(|error| self.conf.or_warn(self.conf.gid, error))?;
+                rdma::pkey::run(record, gid, is_up, &self.netns, &self.node)
                     .or_else(|error| self.conf.or_warn(self.conf.gid, error))?;
             }
         }
@@ -287,6 +301,14 @@ impl<'a> Request<'a> {
         if device.original.link.is_none() || !is_changed {
             return Ok(device.original.link.clone());
         }
+        // The kernel makes the netdev of an InfiniBand device anew when its RDMA device moves: on the host, or since Linux 6.18
+        // with it.
+        let is_infiniband = device.original.link.as_ref().is_some_and(Link::is_infiniband);
+        if is_infiniband && !record.rdma.is_empty() {
+            if let Some(link) = restore::find_in_pod(record, &mut self.pod)? {
+                restore::move_home(record, &link, &mut self.pod, &mut self.host)?;
+            }
+        }
         let Some(link) = restore::wait_for(record, &self.node, &mut self.host)? else {
             fail!(Internal, "{} vanished from the host while it was prepared", device.describe());
         };
@@ -309,6 +331,9 @@ impl<'a> Request<'a> {
         let moved = moved.filter(|link| link.parent == original.parent && link.kind == original.kind);
         let moved = moved.with_context(|| format!("{} vanished on its way to the pod", original.name))?;
         record.applied.index = moved.index.get();
+        if moved.is_infiniband() {
+            record.applied.mac.clone_from(&moved.mac);
+        }
         let refused = prescribed.and_then(|mac| link::set_mac(pod, &moved, mac).err());
         let applied = &record.applied;
         netns.run(|| pod::set_sysctls(conf, applied, &record.ifname))?;
@@ -392,6 +417,8 @@ pub fn new_record(
         rdma: Vec::new(),
         rdma_renamed: None,
         rdma_qos: None,
+        bind: None,
+        pkey: conf.pkey,
         gids: Vec::new(),
         probe: None,
         device_info: conf.device_info.clone(),

@@ -181,6 +181,10 @@ fn recover_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<(), 
         let mut debts = records.debts()?.into_iter().map(|debt| debt.record);
         let Some(debtor) = debts.find(|record| is_meant(&record) && record.owes_device()) else {
             selector.id.as_ref().map_or(Ok(()), |id| lost::refuse(id, node))?;
+            if let Some(id) = selector.id.as_ref().filter(|id| device::is_unbound(id, node)) {
+                let what = id.as_str();
+                return Err(failure!(InvalidConfig, "{what} has no driver, so no netdev: bind one").into());
+            }
             return Err(failure!(InvalidConfig, "the host has no device {selector}").into());
         };
         // It may be here under another name, and its own name may be free by now.
@@ -368,7 +372,8 @@ pub fn holding(record: &Record, node: &Node) -> Result<Holding> {
         }
         Ok(record.device.link.is_none()
             || restore::find_in_pod(record, &mut pod)?.is_some()
-            || restore::find_on_host(record, node, &mut Socket::open()?)?.is_none())
+            || (restore::find_on_host(record, node, &mut Socket::open()?)?.is_none()
+                && !restore::is_unbound(record, node)?))
     };
     Ok(match look() {
         Ok(true) => Holding::Device,

@@ -50,7 +50,11 @@ pub struct NetConf {
     pub rdma_name: Option<String>,
     /// The ToS and the traffic class of the RDMA device.
     pub rdma_qos: Option<Wanted>,
-    /// Whether the GIDs of the addresses are waited for.
+    /// The partition of an InfiniBand device: a P_Key without its membership bit.
+    pub pkey: Option<u16>,
+    /// Whether ib-kubernetes chooses the GUID and configures the subnet manager before ADD.
+    pub ib_kubernetes: bool,
+    /// Whether the GIDs of the addresses, or the P_Key, are waited for.
     pub gid: Option<Probe>,
     /// Whether ADD asks the gateway, and how.
     pub probe: Option<Probe>,
@@ -172,6 +176,8 @@ section! {
         "rdma" => rdma: String,
         "rdmaDeviceName" => rdma_device_name: String,
         "rdmaQoS" => rdma_qos: RawQos,
+        "pkey" => pkey: String,
+        "ibKubernetesEnabled" => ib_kubernetes: bool,
         "gid" => gid: String,
         "gidTimeout" => gid_timeout: String,
         "gatewayProbe" => gateway_probe: String,
@@ -230,7 +236,10 @@ pub const LINT_IGNORE: &str = "rail-cni/lint-ignore";
 pub const CAPABILITIES: [&str; 5] = ["deviceID", "mac", "ips", "CNIDeviceInfoFile", "infinibandGUID"];
 
 /// Keys of `args.cni` that rail-cni or rail-ipam uses.
-pub const ARGS: [&str; 3] = ["mac", "guid", "ips"];
+pub const ARGS: [&str; 5] = ["mac", "guid", "pkey", IB_APP, "ips"];
+
+/// ib-kubernetes sets this key of `args.cni` to `configured` when it has added the GUID to the partition.
+pub const IB_APP: &str = "mellanox.infiniband.app";
 
 /// All that is read of a network configuration. The rest of `ipam` is for the IPAM to read.
 pub const NETWORK: Keys = Keys {
@@ -316,11 +325,13 @@ impl NetConf {
             true => Default::default(),
             false => (vf_settings(network, &raw)?, mac(network, &raw)?),
         };
+        let pkey = pkey(network, &raw)?;
         let (rdma_name, rdma_qos) = (rdma_name(&raw)?, rdma_qos(&raw)?);
         let others = [
             ("mac", mac.is_some()),
             ("rdmaDeviceName", rdma_name.is_some()),
             ("rdmaQoS", rdma_qos.is_some()),
+            ("pkey", pkey.is_some()),
         ];
         let others = others.into_iter().filter(|(_, given)| *given).map(|(key, _)| key);
         check_policy(rail, vf_keys.iter().copied().chain(others), node)?;
@@ -352,6 +363,8 @@ impl NetConf {
             .unwrap_or(Rdma::Auto),
             rdma_name,
             rdma_qos,
+            pkey,
+            ib_kubernetes: raw.ib_kubernetes.unwrap_or(false),
             gid: probe("gid", &raw.gid, "warn", &raw.gid_timeout, "3s")?,
             probe: probe("gatewayProbe", &raw.gateway_probe, "off", &raw.gateway_probe_timeout, "1s")?,
             min_planes: min_planes(&raw)?,
@@ -582,6 +595,30 @@ fn guid(network: &Network) -> Result<Option<u64>> {
         };
     }
     Ok(None)
+}
+
+/// The P_Key of `args.cni`, or else of the configuration, as ib-kubernetes reads it. Its highest bit, full membership, is
+/// the subnet manager's to give.
+fn pkey(network: &Network, raw: &Raw) -> Result<Option<u16>> {
+    let (key, given) = match network.get(&["args", "cni", "pkey"]) {
+        None => ("pkey", text(&raw.pkey)),
+        Some(Value::String(text)) if text.is_empty() => ("pkey", self::text(&raw.pkey)),
+        Some(Value::String(text)) => ("args.cni.pkey", Some(text.as_str())),
+        Some(other) => wrong!("args.cni.pkey", "{other} is not a string"),
+    };
+    let Some(given) = given else { return Ok(None) };
+    match parse_pkey(given) {
+        Some(pkey) => Ok(Some(pkey)),
+        None => wrong!(key, "{given:?} is not a P_Key like \"0x7fff\", 0x1 to 0x7fff"),
+    }
+}
+
+/// A P_Key with or without its membership bit, which is not part of the answer.
+fn parse_pkey(text: &str) -> Option<u16> {
+    let digits = text.strip_prefix("0x").or(text.strip_prefix("0X"))?;
+    let is_hex = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let parsed = u16::from_str_radix(digits, 16).ok().filter(|_| is_hex)?;
+    Some(parsed & 0x7fff).filter(|pkey| *pkey != 0)
 }
 
 fn one_of<T: Copy>(key: &str, value: &Option<String>, allowed: &[(&str, T)]) -> Result<Option<T>> {
@@ -921,6 +958,16 @@ fn parse_duration(text: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_p_key_is_hexadecimal_and_loses_its_membership_bit() {
+        for (text, expected) in [("0x7fff", 0x7fff), ("0XFFFF", 0x7fff), ("0x12", 0x12), ("0x8012", 0x12)] {
+            assert_eq!(parse_pkey(text), Some(expected), "{text}");
+        }
+        for bad in ["", "0", "7fff", "0x", "0x0", "0x8000", "0x10000", "0x+1", "0xg"] {
+            assert_eq!(parse_pkey(bad), None, "{bad}");
+        }
+    }
 
     #[test]
     fn a_duration_is_written_as_in_go() {

@@ -159,6 +159,8 @@ fn pay_these(
     let (of_device, others): (Vec<_>, Vec<_>) = owed.into_iter().partition(|owed| owed.what.is_of_device());
     let mut left = match (of_device.is_empty(), records.try_lock_device(&debt.record.device.id)?) {
         (true, _) => Vec::new(),
+        // A driver is not bound again beside another pod's call: it may take long, and the host may use the netdev.
+        (false, _) if patience < WHOLE && debt.record.bind.is_some() => of_device,
         (false, None) => of_device,
         (false, Some(mut lock)) => pay_device(&debt.record, of_device, &mut lock, records, node)?,
     };

@@ -109,6 +109,11 @@ pub fn find(selector: &Selector, node: &Node, host: &mut Socket) -> Result<Optio
     }))
 }
 
+/// Is the function with this id there, but without a driver?
+pub fn is_unbound(id: &DeviceId, node: &Node) -> bool {
+    Function::find(&node.sysfs_root, id).is_ok_and(|found| found.is_some_and(|one| one.driver().is_none()))
+}
+
 fn find_function(sysfs: &Path, id: &DeviceId) -> Result<Function> {
     let Some(function) = Function::find(sysfs, id)? else {
         fail!(
@@ -133,9 +138,6 @@ fn find_link(
             Some(name) => link::by_name(host, &name)?,
             None => None,
         };
-        if link.is_none() && function.driver().is_none() {
-            fail!(InvalidConfig, "{} has no driver, so no netdev: bind one", function.id);
-        }
         candidates.push((function.id.clone(), link));
     }
     if let Some(name) = &selector.device {
@@ -247,7 +249,7 @@ pub fn check(device: &Device, conf: &NetConf, node: &Node, network: &str, host: 
         }
         return Ok(());
     };
-    check_mtu(device, link, conf, host)?;
+    check_mtu(device, link, conf, node, host)?;
     if conf.mac.as_ref().is_some_and(|mac| mac.len() != link.mac.split(':').count()) {
         fail!(InvalidConfig, "mac: {} has addresses of another length", link.name);
     }
@@ -386,9 +388,26 @@ fn check_policy(device: &Device, node: &Node) -> Result<()> {
     Ok(())
 }
 
+/// An InfiniBand packet of 4096 bytes without the header of IPoIB.
+const DATAGRAM_MTU: u32 = 4092;
+
 /// Frames larger than the PF's MTU do not pass it, whatever the VF says.
-fn check_mtu(device: &Device, link: &Link, conf: &NetConf, host: &mut Socket) -> Result<()> {
+fn check_mtu(device: &Device, link: &Link, conf: &NetConf, node: &Node, host: &mut Socket) -> Result<()> {
     let Some(mtu) = conf.mtu else { return Ok(()) };
+    if link.is_infiniband() {
+        let most =
+            if sysfs::is_connected(&node.sysfs_root, &link.name) { link.max_mtu } else { DATAGRAM_MTU };
+        if mtu > most {
+            let name = &link.name;
+            fail!(
+                InvalidConfig,
+                "mtu: {mtu} is more than InfiniBand netdevs have, {most} for {name} (2044 or 4092 in datagram mode, \
+                 by the MTU of the fabric)"
+            );
+        }
+        // The PF's own netdev may be in another mode.
+        return Ok(());
+    }
     if mtu < link.min_mtu || (link.max_mtu != 0 && mtu > link.max_mtu) {
         fail!(
             InvalidConfig,

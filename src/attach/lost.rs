@@ -151,6 +151,8 @@ impl Lost {
             rdma: Vec::new(),
             rdma_renamed: None,
             rdma_qos: None,
+            bind: None,
+            pkey: None,
             gids: Vec::new(),
             probe: None,
             device_info: None,

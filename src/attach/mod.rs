@@ -10,6 +10,7 @@ mod del;
 pub(crate) mod device;
 mod devinfo;
 pub(crate) mod host_address;
+pub(crate) mod infiniband;
 pub(crate) mod lost;
 pub(crate) mod order;
 pub(crate) mod planes;

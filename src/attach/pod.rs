@@ -326,7 +326,7 @@ pub fn differences(
     // A later plugin of the chain may have set another MAC, and said so.
     let said = previous.interfaces.iter().filter(|interface| interface.name == record.ifname);
     let mut macs = said.map(|interface| interface.mac.as_str()).chain([applied.mac.as_str()]);
-    if !macs.any(|mac| mac.eq_ignore_ascii_case(&link.mac)) {
+    if !macs.any(|mac| link::is_same_mac(&mac.to_ascii_lowercase(), &link.mac)) {
         found.push(format!("its MAC is {}, not {}", link.mac, applied.mac));
     }
     let addresses = address::all(pod, link.index)?;

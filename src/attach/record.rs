@@ -85,6 +85,12 @@ pub struct Record {
     /// The default ToS and the traffic class that the RDMA device gets.
     #[serde(rename = "rdmaQoS", default, skip_serializing_if = "Option::is_none")]
     pub rdma_qos: Option<Qos>,
+    /// The driver that is bound again, so that the VF takes a GUID.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bind: Option<Bind>,
+    /// The partition that the RDMA device must be in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pkey: Option<u16>,
     /// Where the RDMA device has the GIDs of the addresses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gids: Vec<Gid>,
@@ -277,6 +283,17 @@ pub struct Class {
     pub wanted: Option<u8>,
     /// What each port had before, by its number; -1 for none.
     pub before: Vec<(u32, i16)>,
+}
+
+/// A driver that ADD binds again. It is on record before the driver is unbound.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bind {
+    /// Name of the driver.
+    pub driver: String,
+    /// Names that the RDMA devices had before.
+    pub rdma: Vec<String>,
+    /// GUIDs of pods: the VF must not have one of them on the host.
+    pub guids: Vec<u64>,
 }
 
 /// The GID of an address, of the kind RoCE v2.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 use super::record::{Original, Owed, Record, Records, What};
-use super::{host_address, lost, rdma, stacked, vf};
+use super::{host_address, infiniband, lost, rdma, stacked, vf};
 use crate::error::all_of;
 use crate::netlink::link::{self, Link, Move, parse_mac};
 use crate::netlink::{Socket, address, rule};
@@ -44,7 +44,13 @@ pub fn device(record: &Record, records: &Records, node: &Node) -> Result<Outcome
         }
     }
     match on_host(record, records, node, &mut host)? {
-        Some(left) => owed.extend(left),
+        Some(left) => {
+            // Its driver was bound again, and the RDMA device that the pod has kept is no more.
+            if record.bind.is_some() && left.iter().all(|one| one.what != What::Vf) {
+                owed.retain(|one| one.what != What::Rdma);
+            }
+            owed.extend(left);
+        }
         None => return Ok(Outcome::Missing),
     }
     Ok(Outcome::OnHost(owed))
@@ -69,6 +75,7 @@ pub fn on_host(
         owe(&mut owed, What::Vf, vf::restore(record, records, node, host));
         return Ok(Some(owed));
     };
+    owe(&mut owed, What::Vf, infiniband::bind(record, records, node, host));
     let Some(mut link) = wait_for(record, node, host)? else {
         if is_to_come_back(original, record, node)? {
             return Ok(None);
@@ -101,7 +108,11 @@ pub fn on_host(
     // a VF may not change while its PF prescribes another.
     let settings = vf::restore(record, records, node, host);
     let is_mac_left = *settings.as_ref().unwrap_or(&false);
-    owe(&mut owed, What::Vf, settings);
+    let given_back = settings.and_then(|_| infiniband::give_back(record, records, node, host));
+    if let Ok(Some(anew)) = &given_back {
+        link = anew.clone();
+    }
+    owe(&mut owed, What::Vf, given_back);
     owe(&mut owed, What::Device, restore_link(&link, original, record, node, host));
     if is_mac_left {
         owe(&mut owed, What::Vf, vf::restore_mac(record, records, node, host));
@@ -205,10 +216,11 @@ fn remove_stacked(pod: &mut Socket, link: &Link) {
 }
 
 /// Moves the device to the host with one message: name, MTU and MAC as they were.
-fn move_home(record: &Record, link: &Link, pod: &mut Socket, host: &mut Socket) -> Result<()> {
+pub fn move_home(record: &Record, link: &Link, pod: &mut Socket, host: &mut Socket) -> Result<()> {
     let Some(original) = &record.device.link else { return Ok(()) };
     let host_ns = Netns::current()?;
-    let mac = parse_mac(&original.mac).filter(|_| original.mac != link.mac && !vf::has_mac(record));
+    let is_set = original.mac != link.mac && !vf::has_mac(record) && !link.is_infiniband();
+    let mac = parse_mac(&original.mac).filter(|_| is_set);
     let mtu = Some(original.mtu).filter(|mtu| *mtu != link.mtu);
     // Another netdev may have the name by now. The device must leave the pod all the same.
     let name = match link::by_name(host, &original.name)? {
@@ -344,7 +356,8 @@ fn is_same_device(link: &Link, original: &Link, record: &Record) -> bool {
     }
     let permanent =
         link.permanent_mac.as_ref().zip(original.permanent_mac.as_ref()).map(|(one, other)| one == other);
-    let same_mac = link.mac == original.mac || link.mac == record.applied.mac;
+    let same_mac =
+        link::is_same_mac(&link.mac, &original.mac) || link::is_same_mac(&link.mac, &record.applied.mac);
     let same_index = link.index == original.index || link.index.get() == record.applied.index;
     // The kernel gives another index or name where the device's own is taken.
     let by_name =
@@ -372,7 +385,14 @@ pub fn has_netdev_on_host(record: &Record, node: &Node) -> Result<bool> {
     Ok(function.map(|function| function.netdev()).transpose()?.flatten().is_some())
 }
 
-fn function(device: &Original, node: &Node) -> Result<Option<Function>> {
+/// Has the device no driver, because a call was ended while it bound that again? Then the netdev is nowhere.
+pub fn is_unbound(record: &Record, node: &Node) -> Result<bool> {
+    let function = function(&record.device, node)?.filter(|_| record.bind.is_some());
+    Ok(function.is_some_and(|function| function.driver().is_none()))
+}
+
+/// The function of the device; `None` where it has none, or that is gone.
+pub fn function(device: &Original, node: &Node) -> Result<Option<Function>> {
     let Some(id) = device.pci_id.as_deref().and_then(DeviceId::parse) else { return Ok(None) };
     Function::find(&node.sysfs_root, &id)
 }
@@ -396,7 +416,8 @@ fn restore_link(link: &Link, original: &Link, record: &Record, node: &Node, host
     if link.mtu != original.mtu {
         steps.push(link::set_mtu(host, link, original.mtu));
     }
-    if link.mac != original.mac {
+    // That of an InfiniBand netdev comes from the hardware.
+    if link.mac != original.mac && !link.is_infiniband() {
         if let Some(mac) = parse_mac(&original.mac) {
             steps.push(set_mac(host, link, &mac));
         }

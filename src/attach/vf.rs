@@ -9,7 +9,7 @@ use super::config::NetConf;
 use super::device::Device;
 use super::record::{Record, Records, VfRecord, What};
 use crate::error::all_of;
-use crate::netlink::link::{self, Link, format_mac, parse_mac};
+use crate::netlink::link::{self, Link, format_mac};
 use crate::netlink::vf::{self, Report, VfState};
 use crate::netlink::{Error, Socket};
 use crate::node::Node;
@@ -60,7 +60,7 @@ pub fn prepare(
             Some(VfState::default())
         }
     };
-    let (Some(_), Some(now)) = (link, now) else {
+    let (Some(link), Some(mut now)) = (link, now) else {
         // A MAC can be set on the VF itself, too.
         if let Some(key) = conf.vf_keys.first() {
             fail!(UnsupportedField, "{key}: the PF {} of {what} does not report its VF {number}", pf.address);
@@ -75,6 +75,8 @@ pub fn prepare(
         }
         return Ok(None);
     };
+    // There it is the PF's own address.
+    now.mac = now.mac.filter(|_| !link.is_infiniband());
     if let Some((min, max)) = wanted.rate {
         if let Some(speed) = pf.netdev.as_ref().and_then(|name| speed(node, name)) {
             if min.max(max) > speed {
@@ -94,8 +96,10 @@ pub fn prepare(
     });
     // A device reports a GUID of zero before it has one, and does not accept it (ib-sriov-cni).
     if wanted.port_guid.is_some() {
+        // The VF itself tells what the PF cannot report.
+        let told = device.function().and_then(|function| function.node_guids().first().copied());
         for guid in [&mut before.node_guid, &mut before.port_guid] {
-            *guid = guid.map(|guid| if guid == 0 { u64::MAX } else { guid });
+            *guid = guid.or(told).map(|guid| if guid == 0 { u64::MAX } else { guid });
         }
     }
     let record = VfRecord { pf: pf.address.clone(), number, wanted, before };
@@ -187,19 +191,6 @@ pub fn apply(changes: &Changes, records: &Records, node: &Node, host: &mut Socke
         let is_unknown = unknown.into_iter().any(|errno| Error::is(&error, errno));
         if is_unknown { failure!(UnsupportedField, "{error:#}") } else { error }
     })
-}
-
-/// Fails when an IPoIB device still has another GUID than the one that was set: mlx5's take it when their driver
-/// is bound, and a pod with the old one would have no partition.
-pub fn refuse_guid_not_taken(vf: &VfRecord, link: &Link, host: &mut Socket) -> Result<()> {
-    let Some(guid) = vf.wanted.port_guid else { return Ok(()) };
-    let now = link::by_index(host, link.index)?.and_then(|link| parse_mac(&link.mac)).unwrap_or_default();
-    // IPoIB: 4 bytes of flags and queue pair, 16 of GID, whose second half is the port's GUID.
-    if now.len() == 20 && now[12..] != guid.to_be_bytes() {
-        let what = &link.name;
-        fail!(UnsupportedField, "infinibandGUID: {what} does not take it before its driver is bound again");
-    }
-    Ok(())
 }
 
 /// Restores what the PF reported before ADD, whether the network or an operator changed it since. Returns whether the

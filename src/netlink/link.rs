@@ -27,6 +27,8 @@ const RTM_DELLINKPROP: u16 = 109;
 /// A name and an altname, each with a terminating zero.
 const IFNAMSIZ: usize = 16;
 const ALTIFNAMSIZ: usize = 128;
+/// Bytes of the hardware address of an InfiniBand netdev (include/linux/if_infiniband.h).
+const INFINIBAND_ALEN: usize = 20;
 /// sizeof(struct ifinfomsg).
 pub const HEADER_LEN: usize = 16;
 
@@ -71,6 +73,11 @@ pub struct Link {
 }
 
 impl Link {
+    /// Whether it is an InfiniBand netdev (IPoIB), whose address the kernel does not let anyone set as a whole.
+    pub fn is_infiniband(&self) -> bool {
+        guid(&self.mac).is_some()
+    }
+
     /// Whether the link disappears with its namespace. The kernel moves every other link back to the initial
     /// namespace: the non-virtual ones, and the kinds with `netns_refund`, which stand for hardware
     /// (default_device_exit_net).
@@ -213,6 +220,19 @@ pub fn parse_mac(text: &str) -> Option<Vec<u8>> {
     text.split([':', '-']).map(byte).collect()
 }
 
+/// The GUID of the port in the address of an InfiniBand netdev: 4 bytes of flags and queue pair, then the GID, whose
+/// second half it is.
+pub fn guid(mac: &str) -> Option<u64> {
+    let bytes = parse_mac(mac).filter(|bytes| bytes.len() == INFINIBAND_ALEN)?;
+    Some(u64::from_be_bytes(bytes.get(12..)?.try_into().ok()?))
+}
+
+/// Do both addresses mean the same port? On InfiniBand the queue pair is another one in each netdev that the driver makes,
+/// and the subnet manager chooses the first half of the GID.
+pub fn is_same_mac(one: &str, other: &str) -> bool {
+    one == other || guid(one).is_some_and(|one| one != 0 && guid(other) == Some(one))
+}
+
 /// What a move changes about the link.
 #[derive(Clone, Debug)]
 pub struct Move<'a> {
@@ -333,6 +353,19 @@ fn altname_message(link: &Link, name: &str) -> LinkMessage {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_guid_of_an_infiniband_netdev_is_the_end_of_its_address() {
+        let address = |queue_pair: &str, guid: &str| format!("{queue_pair}:fe:80:00:00:00:00:00:00:{guid}");
+        let [ours, none] = ["02:00:00:00:00:00:00:01", "00:00:00:00:00:00:00:00"];
+        let one = address("00:00:10:29", ours);
+        assert_eq!(guid(&one), Some(0x0200_0000_0000_0001));
+        assert_eq!(guid(ours), None);
+        assert!(is_same_mac(&one, &address("20:00:18:86", ours)));
+        assert!(!is_same_mac(&one, &address("00:00:10:29", "02:00:00:00:00:00:00:02")));
+        // Ports without a GUID are not all the same one.
+        assert!(!is_same_mac(&address("00:00:10:29", none), &address("20:00:18:86", none)));
+    }
 
     #[test]
     fn a_mac_is_two_hexadecimal_digits_each() {

@@ -85,6 +85,23 @@ impl LogConfig {
     }
 }
 
+/// Settings of a device that come from a network or a pod, by their keys.
+pub const VF_KEYS: [&str; 13] = [
+    "vlan",
+    "vlanQoS",
+    "vlanProto",
+    "min_tx_rate",
+    "max_tx_rate",
+    "spoofchk",
+    "trust",
+    "link_state",
+    "mac",
+    "infinibandGUID",
+    "pkey",
+    "rdmaDeviceName",
+    "rdmaQoS",
+];
+
 /// Limits for networks. An absent list allows everything; `kinds`, `pfs_with_vfs` and `host_addresses` allow what
 /// is refused without them.
 #[derive(Clone, Debug, Deserialize)]
@@ -98,7 +115,7 @@ pub struct Policy {
     pub drivers: Option<Vec<String>>,
     /// Whether only VFs may be attached: no PF, no SF, no other device.
     pub vfs_only: bool,
-    /// The keys of VF settings that networks may use, such as `vlan` or `trust`.
+    /// Those of [`VF_KEYS`] that networks may use.
     pub vf_keys: Option<Vec<String>>,
     /// Kinds of netdevs that may be attached besides functions of a bus: `veth`, `netdevsim`, `representor`.
     pub kinds: Vec<String>,
@@ -308,6 +325,12 @@ fn parse(path: &Path, value: &Value) -> Result<Node> {
             fail!(InvalidConfig, "{}: rails: rail {} is listed twice", path.display(), other.rail);
         }
     }
+    let mut vf_keys = node.policy.vf_keys.iter().flatten();
+    if let Some(key) = vf_keys.find(|key| !VF_KEYS.contains(&key.as_str())) {
+        let (path, known) = (path.display(), VF_KEYS.join(", "));
+        let meant = nearest(key, VF_KEYS).map_or(String::new(), |meant| format!(": did you mean {meant}?"));
+        fail!(InvalidConfig, "{path}: policy.vfKeys: {key:?} is not one of {known}{meant}");
+    }
     for (index, network) in node.cluster_networks.iter().enumerate() {
         if let Err(what) = cluster_networks::check(*network) {
             fail!(InvalidConfig, "{}: clusterNetworks[{index}]: {what}", path.display());
@@ -323,6 +346,15 @@ fn parse(path: &Path, value: &Value) -> Result<Node> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_key_of_a_policy_that_nothing_knows_is_refused() {
+        let parsed = |keys: Value| parse(Path::new("node.json"), &json!({"policy": {"vfKeys": keys}}));
+        assert!(parsed(json!(VF_KEYS)).is_ok() && parsed(json!([])).is_ok());
+        let error = format!("{:#}", parsed(json!(["vlan", "infinibandGuid"])).unwrap_err());
+        assert!(error.contains("\"infinibandGuid\" is not one of"), "{error}");
+        assert!(error.ends_with("did you mean infinibandGUID?"), "{error}");
+    }
 
     #[test]
     fn networks_of_the_cluster_are_prefixes() {

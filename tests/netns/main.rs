@@ -9,6 +9,7 @@ mod emptied;
 mod failures;
 mod harness;
 mod host_address;
+mod infiniband;
 mod inherit;
 mod ipam;
 mod killsweep;

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
 
 use nix::errno::Errno;
 use nix::libc;
@@ -66,7 +67,7 @@ pub struct Point {
 }
 
 /// What becomes of a system call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It is made.
     Made,
@@ -74,6 +75,8 @@ pub enum Fate {
     Deadly,
     /// It is not made, and fails so.
     Fails(Errno),
+    /// What it sends does not leave, and the next `recvfrom` of the thread gets these bytes.
+    Answered(Vec<u8>),
 }
 
 impl Point {
@@ -88,6 +91,13 @@ impl Point {
         let name = (self.number == libc::SYS_unlinkat).then(|| self.memory(self.arguments[1], 256))??;
         let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
         Some(String::from_utf8_lossy(&name[..end]).into_owned())
+    }
+
+    /// The file that a `write` writes to, and what it writes.
+    pub fn written(&self) -> Option<(PathBuf, Vec<u8>)> {
+        let [fd, at, length] = self.arguments;
+        let bytes = (self.number == libc::SYS_write).then(|| self.memory(at, length))??;
+        Some((fs::read_link(format!("/proc/{}/fd/{fd}", self.pid)).ok()?, bytes))
     }
 
     fn memory(&self, at: u64, length: u64) -> Option<Vec<u8>> {
@@ -129,7 +139,9 @@ pub fn follow(first: Pid, mut fate: impl FnMut(Point) -> Fate) -> Ended {
 
     let (mut calls, mut killed, mut started, mut status) = (0, None, false, 0);
     let harmless: HashSet<i64> = HARMLESS.into();
-    let mut failing: HashMap<Pid, Errno> = HashMap::new();
+    // What calls return that were not made, and what threads receive next.
+    let mut returning: HashMap<Pid, i64> = HashMap::new();
+    let mut replies: HashMap<Pid, Vec<u8>> = HashMap::new();
     // Only this thread's children: other tests have theirs.
     let flags = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD;
     loop {
@@ -150,10 +162,18 @@ pub fn follow(first: Pid, mut fate: impl FnMut(Point) -> Fate) -> Ended {
                 (pid, None)
             }
             Ok(WaitStatus::PtraceSyscall(pid)) => {
-                let point = entered(pid)
-                    .filter(|point| started && !harmless.contains(&point.number) && comm(pid) != LOOKER);
-                if let Some(errno) = failing.remove(&pid) {
-                    answer(pid, errno);
+                let point = entered(pid).filter(|_| started);
+                let receives = point.filter(|point| point.number == libc::SYS_recvfrom);
+                let point = point.filter(|point| !harmless.contains(&point.number) && comm(pid) != LOOKER);
+                if let Some(value) = returning.remove(&pid) {
+                    answer(pid, value);
+                } else if let Some((at, reply)) =
+                    receives.map(|point| point.arguments[1]).zip(replies.remove(&pid))
+                {
+                    let memory = fs::File::options().write(true).open(format!("/proc/{pid}/mem")).unwrap();
+                    memory.write_all_at(&reply, at).unwrap();
+                    skip_call(pid);
+                    returning.insert(pid, i64::try_from(reply.len()).unwrap());
                 } else if let Some(point) = point {
                     calls += 1;
                     match fate(Point { count: calls, ..point }) {
@@ -165,7 +185,12 @@ pub fn follow(first: Pid, mut fate: impl FnMut(Point) -> Fate) -> Ended {
                         }
                         Fate::Fails(errno) => {
                             skip_call(pid);
-                            failing.insert(pid, errno);
+                            returning.insert(pid, -i64::from(errno as i32));
+                        }
+                        Fate::Answered(reply) => {
+                            skip_call(pid);
+                            returning.insert(pid, point.arguments[2].cast_signed());
+                            replies.insert(pid, reply);
                         }
                     }
                 }
@@ -208,9 +233,9 @@ fn skip_call(pid: Pid) {
 
 /// On the way back from it.
 #[cfg(target_arch = "x86_64")]
-fn answer(pid: Pid, errno: Errno) {
+fn answer(pid: Pid, value: i64) {
     let mut registers = ptrace::getregs(pid).unwrap();
-    registers.rax = i64::from(-(errno as i32)).cast_unsigned();
+    registers.rax = value.cast_unsigned();
     ptrace::setregs(pid, registers).unwrap();
 }
 
@@ -218,4 +243,4 @@ fn answer(pid: Pid, errno: Errno) {
 fn skip_call(_: Pid) {}
 
 #[cfg(not(target_arch = "x86_64"))]
-fn answer(_: Pid, _: Errno) {}
+fn answer(_: Pid, _: i64) {}

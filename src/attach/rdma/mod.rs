@@ -3,6 +3,7 @@
 
 pub(crate) mod gid;
 mod name;
+pub(super) mod pkey;
 pub(crate) mod qos;
 
 use std::fs;
@@ -25,7 +26,7 @@ use crate::node::Node;
 use crate::sysfs::{DeviceId, Function, Mounted};
 
 use name::is_listed;
-pub use name::recover_name;
+pub use name::{recover_name, restore_names_made_anew};
 
 /// How long the search for RDMA devices in other namespaces may take, or their way back from one that has ended.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -257,6 +258,7 @@ pub fn differences(record: &Record, netns: &Netns, ifname: &str, node: &Node) ->
     found.extend(name::difference(record, netns)?);
     found.extend(qos::differences(record, netns, node)?);
     found.extend(gid::differences(record, netns, ifname, node)?);
+    found.extend(pkey::difference(record, netns, node)?);
     Ok(found)
 }
 

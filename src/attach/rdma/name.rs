@@ -89,6 +89,21 @@ pub fn is_listed(name: &str) -> bool {
     !name.is_empty() && !name.contains('/') && name != "." && name != ".."
 }
 
+/// Gives the RDMA device of a driver that was bound again the name that it had: the kernel numbers devices by the order
+/// in which drivers are bound.
+pub fn restore_names_made_anew(record: &Record, node: &Node) -> Result<()> {
+    let before = record.bind.as_ref().map(|bind| bind.rdma.as_slice()).unwrap_or_default();
+    let function = host_function(record, node)?;
+    let now = function.map(|function| function.rdma_devices()).unwrap_or_default();
+    // Which of several is which cannot be told.
+    let ([before], [now]) = (before, &now[..]) else { return Ok(()) };
+    let Some(mut host) = (if before == now { None } else { rdma::open()? }) else { return Ok(()) };
+    match rdma::named(&mut host, std::slice::from_ref(now))?.first() {
+        Some(device) => rdma::rename(&mut host, device.index, before),
+        None => Ok(()),
+    }
+}
+
 fn is_of(function: Option<&Function>, device: &rdma::Device) -> bool {
     !is_listed(&device.name)
         || function.is_some_and(|function| function.rdma_devices().contains(&device.name))

@@ -1,6 +1,7 @@
 //! `rail-cni doctor`: checks whether this node is ready for pods with rails. Each check reports what it saw and
 //! what to do. A check that cannot be made is reported as skipped.
 
+mod infiniband;
 mod networks;
 mod node;
 mod pools;

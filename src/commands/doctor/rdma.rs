@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 
+use super::infiniband;
 use super::networks::Network;
 use super::{Check, Findings, count};
 use crate::attach::rdma;
@@ -99,6 +100,7 @@ fn devices(inventory: &Inventory, why: Option<&str>, found: &mut Findings) {
         });
     }
     for (rail, all) in &rails {
+        infiniband::check(DEVICES, rail, all.iter().map(|(function, _)| *function), found);
         let lacking: Vec<_> = all.iter().filter(|(one, _)| !has(one)).map(|(one, _)| *one).collect();
         let mut without = Vec::new();
         for function in &lacking {

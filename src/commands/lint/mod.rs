@@ -29,7 +29,7 @@ use crate::pool;
 const OURS: &str = "rail-cni";
 const OUR_IPAM: &str = "rail-ipam";
 /// Plugins whose configurations work with rail-cni once `type` is changed.
-const LIKE_OURS: [&str; 2] = ["sriov", "host-device"];
+const LIKE_OURS: [&str; 3] = ["sriov", "ib-sriov", "host-device"];
 /// Plugins that people chain behind these, and what replaces them here.
 const IN_ONE: [(&str, &str); 3] = [
     ("tuning", "mtu, mac and sysctl are keys of rail-cni: only promisc, allmulti and txQLen need tuning"),

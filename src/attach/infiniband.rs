@@ -1,0 +1,233 @@
+//! The GUID of an InfiniBand VF. The PF's driver keeps it, and the VF's driver reads it once, when it is bound. So a GUID
+//! that a network requests needs the VF's driver to be bound again, and so does its restoration. The kernel then makes
+//! netdev and RDMA device anew, under names that udev may change a moment later: each step looks them up again.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::config::{IB_APP, NetConf, Rdma};
+use super::device::Device;
+use super::record::{Bind, Record, Records};
+use super::{rdma, restore};
+use crate::cni::Network;
+use crate::netlink::Socket;
+use crate::netlink::link::{self, Link, format_mac};
+use crate::node::Node;
+use crate::sysfs::Function;
+use crate::{fail, watchdog};
+
+/// Which part of the call's time the driver has for netdev and RDMA device.
+const PART: u32 = 12;
+const PAUSE: Duration = Duration::from_millis(10);
+/// What a port reports to which nobody gave a GUID; the second is what the PF's driver takes for it.
+pub const NO_GUIDS: [u64; 2] = [0, u64::MAX];
+
+/// Fails until ib-kubernetes has chosen the GUID and told the subnet manager.
+pub fn refuse_unconfigured(conf: &NetConf, network: &Network) -> Result<()> {
+    if !conf.ib_kubernetes {
+        return Ok(());
+    }
+    if network.get(&["args", "cni", IB_APP]).and_then(|value| value.as_str()) != Some("configured") {
+        fail!(
+            TryAgain,
+            "ibKubernetesEnabled: ib-kubernetes has not configured this pod yet ({IB_APP} in cni-args): is it running?"
+        );
+    }
+    if conf.vf.port_guid.is_none() {
+        fail!(
+            InvalidConfig,
+            "ibKubernetesEnabled: ib-kubernetes gave no GUID: add \"infinibandGUID\": true to the network's capabilities"
+        );
+    }
+    Ok(())
+}
+
+/// Decides whether the driver must be bound again, and refuses what is not possible. `guid` is requested; `left` is an
+/// earlier attachment of the device whose GUID could not be taken away.
+pub fn prepare(
+    conf: &NetConf,
+    device: &Device,
+    guid: Option<u64>,
+    left: Option<&Record>,
+) -> Result<Option<Bind>> {
+    // A program in user space takes the GUID when it starts.
+    let (Some(function), Some(link)) = (device.function(), &device.original.link) else { return Ok(None) };
+    let now = guids(function, link);
+    let is_without = || now.iter().any(|guid| NO_GUIDS.contains(guid));
+    if guid.is_none() && function.has_infiniband() && is_without() {
+        let problem = format!(
+            "{} has no InfiniBand GUID: request one (infinibandGUID), or set one on the host (docs/infiniband.md)",
+            device.describe()
+        );
+        if conf.rdma == Rdma::Required {
+            fail!(UnsupportedField, "rdma: required, and {problem}");
+        }
+        log::warn!("{problem}");
+    }
+    let mut bind = left.and_then(|left| left.bind.clone()).unwrap_or_else(|| Bind {
+        driver: function.driver().unwrap_or_default(),
+        rdma: function.rdma_devices(),
+        guids: Vec::new(),
+    });
+    let was_left = !bind.guids.is_empty();
+    let is_due = is_due(&now, guid, &bind);
+    bind.guids.extend(guid.filter(|_| is_due || was_left));
+    if is_due {
+        refuse(device, function)?;
+    }
+    Ok((is_due || was_left).then_some(bind))
+}
+
+/// Refuses a device whose driver cannot be bound again, or not without others.
+fn refuse(device: &Device, function: &Function) -> Result<()> {
+    let what = device.describe();
+    if !function.is_vf() || device.original.siblings {
+        fail!(UnsupportedField, "infinibandGUID: {what} has several netdevs, or is no VF");
+    }
+    if function.rdma_devices().is_empty() {
+        fail!(
+            TryAgain,
+            "infinibandGUID: the RDMA device of {what} is not on the host, and would be taken from where it is: \
+             `rail-cni doctor` says where"
+        );
+    }
+    let only = function.driver_override();
+    if let Some(only) = only.filter(|only| function.driver().as_ref() != Some(only)) {
+        fail!(
+            UnsupportedField,
+            "infinibandGUID: {what} would get the driver {only} when it is bound again (driver_override)"
+        );
+    }
+    Ok(())
+}
+
+/// The GUIDs that the function's RDMA devices have, and that of its netdev. The former cannot be changed by a pod.
+fn guids(function: &Function, link: &Link) -> Vec<u64> {
+    let mut guids = function.node_guids();
+    guids.extend(link::guid(&link.mac));
+    guids
+}
+
+/// Does the function have another GUID than the one that is wanted, or, where none is, that of an earlier pod?
+fn is_due(now: &[u64], wanted: Option<u64>, bind: &Bind) -> bool {
+    now.iter().any(|guid| wanted.map_or(bind.guids.contains(guid), |wanted| wanted != *guid))
+}
+
+/// Binds the driver again where the VF has not taken its GUID from the PF yet.
+pub fn take(record: &Record, records: &Records, node: &Node, host: &mut Socket) -> Result<()> {
+    let wanted = record.vf.as_ref().and_then(|vf| vf.wanted.port_guid);
+    match &record.bind {
+        Some(bind) => exchange(record, bind, wanted, records, node, host).map(drop),
+        None => Ok(()),
+    }
+}
+
+/// Takes the pod's GUID away from the VF, once the PF has the former one. Returns the netdev if it was made anew.
+pub fn give_back(record: &Record, records: &Records, node: &Node, host: &mut Socket) -> Result<Option<Link>> {
+    let Some(bind) = &record.bind else { return Ok(None) };
+    let link = exchange(record, bind, None, records, node, host)?;
+    // Also after a call that was ended in between.
+    restore_rdma_names(record, node);
+    Ok(link)
+}
+
+/// Binds the driver of a VF that has none, because a call was ended in between.
+pub fn bind(record: &Record, records: &Records, node: &Node, host: &mut Socket) -> Result<()> {
+    let Some(bind) = &record.bind else { return Ok(()) };
+    match restore::function(&record.device, node)? {
+        Some(function) if function.driver().is_none() => {
+            let vf = watch(record);
+            {
+                let _lock = vf.map(|pf| records.lock_pf(pf)).transpose()?;
+                function.bind(&bind.driver)?;
+            }
+            wait(record, bind, node, host)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Names the step that may hang, and returns the PF to lock.
+fn watch(record: &Record) -> Option<&str> {
+    watchdog::step(|| format!("binding the driver of {} again", record.device.id));
+    record.device.pf.as_deref()
+}
+
+/// Unbinds and binds the driver if the VF has another GUID than it should.
+fn exchange(
+    record: &Record,
+    bind: &Bind,
+    wanted: Option<u64>,
+    records: &Records,
+    node: &Node,
+    host: &mut Socket,
+) -> Result<Option<Link>> {
+    let id = &record.device.id;
+    let Some(function) = restore::function(&record.device, node)? else { return Ok(None) };
+    let mut look = || -> Result<(Option<Link>, Vec<u64>)> {
+        let link = restore::find_on_host(record, node, host)?;
+        let now = link.as_ref().map(|link| guids(&function, link)).unwrap_or_default();
+        Ok((link, now))
+    };
+    // A netdev that is not on the host is in a pod, and the driver would take it from there.
+    let (Some(_), now) = look()? else { return Ok(None) };
+    if !is_due(&now, wanted, bind) {
+        return Ok(None);
+    }
+    {
+        let pf = watch(record);
+        // Not while the netdev is waited for: other VFs of the PF need the lock, too.
+        let _lock = pf.map(|pf| records.lock_pf(pf)).transpose()?;
+        let driver = function.driver().unwrap_or_else(|| bind.driver.clone());
+        function.unbind()?;
+        function.bind(&driver)?;
+    }
+    wait(record, bind, node, host)?;
+    restore_rdma_names(record, node);
+    let Some(link) = restore::find_on_host(record, node, host)? else {
+        fail!(TryAgain, "{id} lost its netdev right after its driver was bound again");
+    };
+    let now = guids(&function, &link);
+    if now.is_empty() || is_due(&now, wanted, bind) {
+        let now: Vec<_> = now.iter().map(|guid| format_mac(&guid.to_be_bytes())).collect();
+        let wanted =
+            wanted.map_or_else(|| "that of the host".to_owned(), |guid| format_mac(&guid.to_be_bytes()));
+        fail!(
+            UnsupportedField,
+            "infinibandGUID: {id} has the GUID {} after its driver was bound again, and not {wanted}",
+            now.join(" and ")
+        );
+    }
+    log::info!("the driver of {id} was bound again: its netdev is {}", link.name);
+    Ok(Some(link))
+}
+
+/// A name that another device has by now is nobody's debt.
+fn restore_rdma_names(record: &Record, node: &Node) {
+    rdma::restore_names_made_anew(record, node).unwrap_or_else(|error| log::warn!("{error:#}"));
+}
+
+/// Waits until the driver has made the netdev and as many RDMA devices as before.
+fn wait(record: &Record, bind: &Bind, node: &Node, host: &mut Socket) -> Result<()> {
+    let patience = watchdog::part(PART);
+    let deadline = Instant::now() + patience;
+    loop {
+        let link = restore::find_on_host(record, node, host)?;
+        let function = restore::function(&record.device, node)?;
+        let rdma = function.map_or(0, |function| function.rdma_devices().len());
+        if link.is_some() && rdma >= bind.rdma.len() {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            fail!(
+                TryAgain,
+                "{} has no netdev, or no RDMA device, {patience:?} after its driver {} was bound again: see `dmesg`",
+                record.device.id,
+                bind.driver
+            );
+        }
+        sleep(PAUSE);
+    }
+}

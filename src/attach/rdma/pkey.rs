@@ -1,0 +1,42 @@
+//! `pkey`: the partition of an InfiniBand port. The subnet manager writes the P_Key into the port's table, some time after
+//! ib-kubernetes or the fabric's operator added the GUID to the partition. ADD waits for it.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::function_of;
+use crate::attach::config::Probe;
+use crate::attach::record::Record;
+use crate::fail;
+use crate::netns::Netns;
+use crate::node::Node;
+
+const PAUSE: Duration = Duration::from_millis(20);
+/// The other bits of a P_Key; the highest one says whether the membership is full.
+const PARTITION: u16 = 0x7fff;
+
+/// Waits for the P_Key in ADD, for the time of `probe` counted from `start`.
+pub fn run(record: &Record, probe: Probe, start: Instant, netns: &Netns, node: &Node) -> Result<()> {
+    loop {
+        let Some(problem) = difference(record, netns, node)? else { return Ok(()) };
+        if start.elapsed() >= probe.timeout {
+            fail!(
+                GidMissing,
+                "{problem} within {:?}: does the subnet manager have the VF's GUID in that partition?",
+                probe.timeout
+            );
+        }
+        sleep(PAUSE);
+    }
+}
+
+/// What CHECK finds about the P_Key.
+pub fn difference(record: &Record, netns: &Netns, node: &Node) -> Result<Option<String>> {
+    let Some(pkey) = record.pkey else { return Ok(None) };
+    let Some((function, _mounted)) = function_of(record, netns, node)? else { return Ok(None) };
+    let has_it = function.pkeys().iter().any(|one| one & PARTITION == pkey);
+    let id = &record.device.id;
+    Ok((!has_it).then(|| format!("the RDMA device of {id} has not got the P_Key {pkey:#06x}")))
+}
