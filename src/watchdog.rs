@@ -19,6 +19,8 @@ const STDIN_LIMIT: Duration = Duration::from_secs(30);
 /// Time for a whole call where node.json does not set `callTimeout`. It is longer than every wait with a
 /// deadline of its own; kubelet gives a pod's start four minutes.
 pub const LIMIT: Duration = Duration::from_secs(180);
+/// A search does not take longer, however long the call may take.
+const MOST_FOR_A_SEARCH: Duration = Duration::from_secs(30);
 /// Time to print the answer, which may hang as well.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -120,6 +122,25 @@ pub fn part(of: u32) -> Duration {
 /// Removes the time limit: a person reads what is printed from now on.
 pub fn end() {
     allow(Duration::MAX);
+}
+
+/// When a search through the namespaces of the node must end that begins now: it may take a part of the whole
+/// call's time, at most 30 s. Pods can make any number of namespaces, and must not delay the call for long.
+pub fn search_until(time: SearchTime) -> Instant {
+    let parts = match time {
+        SearchTime::Short => 180,
+        SearchTime::Long => 36,
+    };
+    Instant::now() + (watch().limit / parts).min(MOST_FOR_A_SEARCH)
+}
+
+/// How long a search may take.
+#[derive(Clone, Copy, Debug)]
+pub enum SearchTime {
+    /// 1/180 of the call's time: a pod waits for its start.
+    Short,
+    /// 1/36 of the call's time: the end of a pod, or a person, can wait longer.
+    Long,
 }
 
 /// Names the step that begins now and may hang. Does not return when the time is over.

@@ -4,7 +4,6 @@
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
@@ -17,10 +16,9 @@ use crate::netlink::{Socket, address};
 use crate::netns::NetnsId;
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
+use crate::watchdog::{self, SearchTime};
 use crate::{fail, files};
 
-/// How long the search may take.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// The container id of a rebuilt record, followed by the inode of its namespace. The runtime's own id is not known.
 const CONTAINER: &str = "rebuilt-";
 
@@ -43,7 +41,8 @@ pub fn find(functions: &HashSet<String>) -> Result<Vec<Lost>> {
     if functions.is_empty() {
         return Ok(found);
     }
-    let seen = every_netns::visit(Which::All, Instant::now() + PATIENCE, |socket, netns| {
+    let deadline = watchdog::search_until(SearchTime::Long);
+    let seen = every_netns::visit(Which::All, deadline, |socket, netns| {
         for link in link::seen(socket)? {
             let Some(id) = link.parent.clone().filter(|id| functions.contains(id)) else { continue };
             // A VLAN has no parent; a representor's parent is its PF's function, which is on the host.

@@ -9,7 +9,7 @@
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 
@@ -19,10 +19,7 @@ use crate::netlink::Socket;
 use crate::netlink::link::Link;
 use crate::netlink::stacked::{self, Stacked};
 use crate::netns::Netns;
-
-/// Pods can make any number of namespaces: the search must not delay the next pod, nor this one's end for long.
-const PATIENCE: Duration = Duration::from_secs(1);
-const PATIENCE_AT_THE_END: Duration = Duration::from_secs(5);
+use crate::watchdog::{self, SearchTime};
 
 /// A link that is stacked on our device.
 #[derive(Debug)]
@@ -37,7 +34,7 @@ pub struct Upper {
 pub fn elsewhere(link: &Link) -> Result<Option<Upper>> {
     let mut found = None;
     let which = if link.up { Which::All } else { Which::Mounted };
-    let seen = look(link, which, PATIENCE, |_, upper, path| {
+    let seen = look(link, which, SearchTime::Short, |_, upper, path| {
         found = Some(Upper { link: upper, netns: path.to_owned() });
         Ok(Next::Enough)
     })?;
@@ -53,7 +50,7 @@ pub fn elsewhere(link: &Link) -> Result<Option<Upper>> {
 /// Removes the links that a pod stacked on `link` in whatever namespace, so that the next pod neither shares its rail
 /// with them nor is refused because of them. A pod's end may wait for a search through every process of the node.
 pub fn remove_elsewhere(link: &Link) -> Result<()> {
-    let seen = look(link, Which::All, PATIENCE_AT_THE_END, |socket, upper, path| {
+    let seen = look(link, Which::All, SearchTime::Long, |socket, upper, path| {
         log::warn!(
             "{} ({}) is stacked on {}, in {}: removed",
             upper.name,
@@ -78,11 +75,11 @@ pub fn remove_elsewhere(link: &Link) -> Result<()> {
 fn look(
     link: &Link,
     which: Which,
-    patience: Duration,
+    time: SearchTime,
     mut found: impl FnMut(&mut Socket, Stacked, &Path) -> Result<Next> + Send,
 ) -> Result<Seen> {
     let home = Netns::current()?;
-    let deadline = Instant::now() + patience;
+    let deadline = watchdog::search_until(time);
     every_netns::visit(which, deadline, |socket, path| {
         loop {
             if Instant::now() > deadline {

@@ -90,6 +90,7 @@ pub fn prepare(
     }
     let first = left.and_then(|left| left.vf.as_ref()).filter(|first| first.pf == pf.address);
     let mut before = first.map_or_else(|| now.clone(), |first| first.before.over(&now));
+    wanted.rate = wanted.rate.map(|rate| with_kept_rate(rate, before.rate)).transpose()?;
     let stale = differing(&before, &now, |key, one| {
         // What the network itself wants is set in any case.
         one.masked_by(&wanted) == VfState::default() && (key != MAC || first.is_some())
@@ -104,6 +105,30 @@ pub fn prepare(
     }
     let record = VfRecord { pf: pf.address.clone(), number, wanted, before };
     Ok(Some(Changes { record, stale, left_by: left.map(Record::holder) }))
+}
+
+/// Both rates are set at once. The one that the network does not give (0) remains as it was: a network that may set
+/// the minimum must not lift the operator's maximum.
+fn with_kept_rate((min, max): (u32, u32), before: Option<(u32, u32)>) -> Result<(u32, u32)> {
+    let (old_min, old_max) = match before {
+        Some(before) => before,
+        None if max == 0 => {
+            fail!(
+                UnsupportedField,
+                "min_tx_rate: the PF does not report the VF's maximum: set max_tx_rate too"
+            )
+        }
+        None => (0, 0),
+    };
+    let (min, max) = (if min == 0 { old_min } else { min }, if max == 0 { old_max } else { max });
+    if max != 0 && min > max {
+        fail!(
+            InvalidConfig,
+            "the VF would have a min_tx_rate of {min} and a max_tx_rate of {max} Mbit/s: it has {old_min} and {old_max} \
+             now, and the network sets only one of them"
+        );
+    }
+    Ok((min, max))
 }
 
 impl Changes {
@@ -276,4 +301,22 @@ fn pf_link(vf: &VfRecord, node: &Node, host: &mut Socket) -> Result<Option<Link>
         );
     }
     Ok(link)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_that_the_network_does_not_give_remains() {
+        let kept = |wanted, before| with_kept_rate(wanted, before).ok();
+        assert_eq!(kept((10, 0), Some((0, 300))), Some((10, 300)), "the operator's maximum is not lifted");
+        assert_eq!(kept((0, 200), Some((50, 300))), Some((50, 200)));
+        assert_eq!(kept((10, 20), Some((50, 300))), Some((10, 20)));
+        assert_eq!(kept((10, 0), Some((0, 0))), Some((10, 0)));
+        assert_eq!(kept((0, 200), None), Some((0, 200)));
+        assert_eq!(kept((400, 0), Some((0, 300))), None, "more than the maximum that remains");
+        assert_eq!(kept((0, 40), Some((50, 300))), None, "less than the minimum that remains");
+        assert_eq!(kept((10, 0), None), None, "a maximum that nobody knows is not lifted");
+    }
 }

@@ -261,6 +261,21 @@ everything_is_set_and_restored_on_netdevsim() {
     done
 }
 
+# policy.vfKeys may allow one of the two: the other is the operator's.
+a_rate_that_the_network_does_not_give_is_kept() {
+    local config
+    simulated 0 '"min_tx_rate": 100'
+    ip link set simpf vf 0 max_tx_rate 300
+    pod pod1
+    add pod1 net1 "$config"
+    same rates '[100,300]' "$(of_vf simpf 0 '[.rate.min_tx, .rate.max_tx]')"
+    check pod1 net1 "$config" "$output"
+    del pod1 net1 "$config"
+    same "rates after DEL" '[0,300]' "$(of_vf simpf 0 '[.rate.min_tx, .rate.max_tx]')"
+    refused "min_tx_rate of 400 and a max_tx_rate of 300" ADD pod1 net1 "$(jq -c '.min_tx_rate = 400' <<<"$config")"
+    ip link set simpf vf 0 max_tx_rate 0
+}
+
 # GUIDs belong to InfiniBand: netdevsim refuses them.
 a_refused_guid_is_rolled_back() {
     local config
@@ -279,4 +294,4 @@ run_cases all_that_igb_has_is_set_checked_and_restored what_was_set_before_comes
     a_late_del_leaves_vlan_and_mac_of_the_new_owner_alone reap_takes_the_settings_of_dead_pods_out \
     frames_of_the_pod_carry_the_vlan a_gateway_is_asked_on_the_vlan_of_the_vf \
     a_vf_for_user_space_gets_its_settings_too \
-    everything_is_set_and_restored_on_netdevsim a_refused_guid_is_rolled_back
+    everything_is_set_and_restored_on_netdevsim a_rate_that_the_network_does_not_give_is_kept a_refused_guid_is_rolled_back

@@ -24,11 +24,12 @@ use crate::netlink::{Socket, rdma};
 use crate::netns::Netns;
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function, Mounted};
+use crate::watchdog::{self, SearchTime};
 
 use name::is_listed;
 pub use name::{recover_name, restore_names_made_anew};
 
-/// How long the search for RDMA devices in other namespaces may take, or their way back from one that has ended.
+/// How long RDMA devices may take on their way back from a namespace that has ended.
 const PATIENCE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -128,7 +129,7 @@ fn without_device(conf: &NetConf, device: &Device, is_exclusive: bool, node: &No
     let is_required = conf.rdma == Rdma::Required;
     let which = if is_required { Which::All } else { Which::Mounted };
     let functions: Vec<_> = device.function().into_iter().filter(|_| is_exclusive).collect();
-    if let Some(away) = find_away(&functions, which)?.first() {
+    if let Some(away) = find_away(&functions, which, SearchTime::Short)?.first() {
         let place = away.describe();
         if is_required {
             fail!(
@@ -150,13 +151,17 @@ fn without_device(conf: &NetConf, device: &Device, is_exclusive: bool, node: &No
     Ok(())
 }
 
-/// Finds the RDMA devices of these functions in all namespaces that can be seen from here.
-pub fn find_away(functions: &[&Function], which: Which) -> Result<Vec<Away>> {
+/// Finds the RDMA devices of these functions in the namespaces that can be seen from here, as far as the time suffices.
+pub fn find_away(functions: &[&Function], which: Which, time: SearchTime) -> Result<Vec<Away>> {
     let mut found = Vec::new();
     if functions.is_empty() {
         return Ok(found);
     }
-    every_netns::visit(which, Instant::now() + PATIENCE, |_, netns| {
+    let deadline = watchdog::search_until(time);
+    every_netns::visit(which, deadline, |_, netns| {
+        if Instant::now() > deadline {
+            return Ok(ControlFlow::Break(Seen::Part));
+        }
         // Most namespaces have none, and seeing that needs no mount.
         if rdma::open()?.as_mut().map(rdma::is_any).transpose()?.unwrap_or(false) {
             let sysfs = Mounted::here()?;

@@ -14,6 +14,7 @@ use crate::every_netns::Which;
 use crate::netlink::link::Link;
 use crate::node::Node;
 use crate::sysfs::{Function, RdmaPort};
+use crate::watchdog::SearchTime;
 
 const DEVICES: &str = "rdma";
 const PORT: &str = "rdma-port";
@@ -88,7 +89,7 @@ fn devices(inventory: &Inventory, why: Option<&str>, found: &mut Findings) {
     let lacking = rails.iter().flat_map(|(_, all)| all).filter(|(one, _)| !has(one));
     let searched = lacking.filter(|(one, link)| link.is_some() && !owes(one)).map(|(one, _)| *one);
     let searched: Vec<_> = searched.filter(|_| inventory.rdma == RdmaMode::Exclusive).collect();
-    let away = rdma::find_away(&searched, Which::All).unwrap_or_else(|error| {
+    let away = rdma::find_away(&searched, Which::All, SearchTime::Long).unwrap_or_else(|error| {
         found.add(Check::skip(DEVICES, format!("{error:#}")));
         Vec::new()
     });
