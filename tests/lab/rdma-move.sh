@@ -241,6 +241,60 @@ a_device_in_another_namespace_is_named_with_its_place() {
     same "on the host" rxe00 "$(rdma -j link show | jq -r '.[] | select(.ifname == "rxe00") | .ifname')"
 }
 
+# calls_to_rdma POD VERB CONF: each message of VERB to the RDMA subsystem, and the one that follows it, as numbers of the
+# sendto of a thread.
+calls_to_rdma() {
+    traced -o /run/trace -yy -e trace=sendto -- "$2" "$1" "$3" >/dev/null 2>&1 || fail "$2 fails below strace"
+    awk '/ sendto\(/ { count[$1]++ } / sendto\([0-9]+<NETLINK:\[RDMA/ { print count[$1]; print count[$1] + 1 }' \
+        /run/trace | sort -nu
+}
+
+# traced OPTION... -- VERB POD CONF: of net1.
+traced() {
+    local options=()
+    while [[ $1 != -- ]]; do
+        options+=("$1") && shift
+    done
+    CNI_COMMAND=$2 CNI_CONTAINERID=$3 CNI_NETNS=/run/netns/$3 CNI_IFNAME=net1 CNI_PATH=$bin \
+        strace -qq -f "${options[@]}" "$bin/rail-cni" <<<"$4"
+}
+
+what_a_killed_call_left_is_restored_by_the_next_one() {
+    local config before verb call ways=(del add reap) way=0 killed=0 calls
+    has strace || skip "no strace here"
+    config=$(conf 0 "$(vf 0)" '"rdma": "required", "rdmaDeviceName": "rdma_rail-0"')
+    before=$(on_host)
+    for verb in ADD DEL; do
+        pod pod1
+        [[ $verb == ADD ]] || add pod1 net1 "$config"
+        calls=$(calls_to_rdma pod1 "$verb" "$config")
+        del pod1 net1 "$config"
+        [[ $calls ]] || fail "$verb sends nothing to the RDMA subsystem"
+        for call in $calls; do
+            [[ $verb == ADD ]] || add pod1 net1 "$config"
+            traced -o /run/trace -e trace=sendto -e "inject=sendto:signal=KILL:when=$call" -- "$verb" pod1 "$config" \
+                >/dev/null 2>&1 || killed=$((killed + 1))
+            case ${ways[way++ % 3]} in
+                del) del pod1 net1 "$config" ;;
+                reap) kill_pod pod1 && "$bin/rail-cni" reap >/dev/null && del pod1 net1 "$config" && pod pod1 ;;
+                add)
+                    kill_pod pod1
+                    pod pod1 && pod pod2
+                    add pod2 net1 "$config"
+                    same "in the next pod" "rdma_rail-0 net1" "$(in_namespace pod2)"
+                    del pod1 net1 "$config"
+                    del pod2 net1 "$config"
+                    ip netns del pod2
+                    ;;
+            esac
+            same "on the host after $verb, killed at its message $call" "$before" "$(on_host)"
+        done
+        ip netns del pod1
+    done
+    ((killed >= 8)) || fail "only $killed calls were killed"
+    echo "$killed calls were killed"
+}
+
 # A list of the kernel is short while devices leave: ADDs at once find theirs.
 eight_adds_and_dels_at_once_lose_no_device() {
     local before round rail vf calls=() call
@@ -273,4 +327,5 @@ run_cases the_device_goes_with_its_vf_and_comes_back check_sees_that_the_device_
     a_vf_without_a_device_whose_pf_has_one_is_warned_of \
     the_device_info_names_what_the_pod_sees the_gid_of_the_address_is_there_when_add_returns \
     a_name_is_given_checked_and_taken_back a_name_that_is_no_name_of_a_file_goes_with_the_pod \
-    a_device_in_another_namespace_is_named_with_its_place eight_adds_and_dels_at_once_lose_no_device
+    a_device_in_another_namespace_is_named_with_its_place \
+    what_a_killed_call_left_is_restored_by_the_next_one eight_adds_and_dels_at_once_lose_no_device
