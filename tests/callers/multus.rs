@@ -39,6 +39,7 @@ macro_rules! under_each_multus {
 
 under_each_multus! {
     a_pod_gets_its_rails_by_annotation
+    what_the_device_plugin_says_reaches_the_network_status
     a_failure_at_rail_4_rolls_all_back
     a_pod_gets_the_address_and_the_mac_that_it_asks_for
     the_rails_come_back_when_the_api_is_gone
@@ -206,6 +207,26 @@ fn a_pod_gets_its_rails_by_annotation(cluster: &Cluster) {
         assert_eq!(status["ips"], json!([address]), "{status}");
         assert_eq!(status["device-info"]["pci"]["pci-address"], json!(vf_address(rail)), "{status}");
     }
+    cluster.ends(&sandbox);
+}
+
+fn what_the_device_plugin_says_reaches_the_network_status(cluster: &Cluster) {
+    let device = vf_address(0);
+    let info = json!({"type": "pci", "version": "1.1.0", "pci": {"pci-address": device, "representor-device": "eth7"}});
+    write(
+        format!("/run/k8s.cni.cncf.io/devinfo/dp/nvidia.com-rail-0-{device}-device.json"),
+        info.to_string(),
+    );
+    let sandbox = cluster.sandbox("trainer");
+    cluster.add(&sandbox);
+    let status = cluster.api.network_status("trainer-0");
+    let of_rail = status.iter().find(|each| each["name"] == "default/rail-0").unwrap();
+    let pci = &of_rail["device-info"]["pci"];
+    assert_eq!(
+        [&pci["pci-address"], &pci["representor-device"]],
+        [&json!(device), &json!("eth7")],
+        "{status:?}"
+    );
     cluster.ends(&sandbox);
 }
 

@@ -21,15 +21,18 @@ fn add_network(node: &Node, plugins: &[Value]) {
     node.add_pod("trainer");
 }
 
-fn call(verb: &str, capabilities: &Value) -> Output {
+fn call(verb: &str) -> Output {
+    cnitool(verb, "rail-0", "net1")
+}
+
+fn cnitool(verb: &str, network: &str, ifname: &str) -> Output {
     let variables = BTreeMap::from([
         ("CNI_PATH", "/opt/cni/bin".to_owned()),
-        ("CNI_IFNAME", "net1".to_owned()),
+        ("CNI_IFNAME", ifname.to_owned()),
         ("NETCONFPATH", "/etc/cni/net.d".to_owned()),
-        ("CAP_ARGS", capabilities.to_string()),
     ]);
     node::run(
-        Command::new(executable("cnitool", "cnitool")).args([verb, "rail-0", "/run/netns/trainer"]),
+        Command::new(executable("cnitool", "cnitool")).args([verb, network, "/run/netns/trainer"]),
         &variables,
         "",
     )
@@ -37,7 +40,7 @@ fn call(verb: &str, capabilities: &Value) -> Output {
 
 #[track_caller]
 fn succeeds(verb: &str) {
-    let output = call(verb, &json!({}));
+    let output = call(verb);
     assert!(output.status.success(), "{verb}: {}", text_of(&output));
 }
 
@@ -45,7 +48,7 @@ fn succeeds(verb: &str) {
 fn behind(test: &str, meta: Value, look: impl FnOnce(&Node)) {
     on_a_node(test, &["cnitool", "plugins"], |node| {
         add_network(node, &[rail(), meta]);
-        let result = json_of(&call("add", &json!({})));
+        let result = json_of(&call("add"));
         assert_eq!(result["ips"][0]["address"], json!(node.addresses[0].0), "{result}");
         node.has_rail("trainer", 0, "net1");
         node.reaches_leaf("trainer", 0, "net1");
@@ -87,7 +90,7 @@ fn bandwidth_with_limits_is_refused_and_nothing_is_left() {
         |node| {
             let limits = json!({"type": "bandwidth", "ingressRate": 1_000_000, "ingressBurst": 1_000_000});
             add_network(node, &[rail(), limits]);
-            let output = call("add", &json!({}));
+            let output = call("add");
             assert!(
                 !output.status.success() && text_of(&output).contains("type=\"bandwidth\""),
                 "{}",
@@ -99,13 +102,30 @@ fn bandwidth_with_limits_is_refused_and_nothing_is_left() {
     );
 }
 
+/// It takes the first table without rules, which is the next rail's.
+#[test]
+fn a_rail_whose_table_sbr_took_is_refused() {
+    on_a_node("upstream::a_rail_whose_table_sbr_took_is_refused", &["cnitool", "plugins"], |node| {
+        add_network(node, &[rail(), json!({"type": "sbr"})]);
+        json_of(&call("add"));
+        let mut next = rail();
+        (next["rail"], next["device"], next["ipam"]["pool"]) = (json!(1), json!("vf1"), json!("rail-1"));
+        let network = json!({"cniVersion": "1.1.0", "name": "rail-1", "plugins": [next]});
+        write("/etc/cni/net.d/21-rail-1.conflist", network.to_string());
+        let output = cnitool("add", "rail-1", "net2");
+        assert!(!output.status.success() && text_of(&output).contains("sbr"), "{}", text_of(&output));
+        succeeds("del");
+        node.is_as_before();
+    });
+}
+
 /// An IPAM of upstream's below rail-cni.
 fn below(test: &str, ipam: Value) {
     on_a_node(test, &["cnitool", "plugins"], |node| {
         let mut rail = rail();
         rail["ipam"] = ipam;
         add_network(node, &[rail]);
-        let result = json_of(&call("add", &json!({})));
+        let result = json_of(&call("add"));
         assert_eq!(result["ips"][0]["address"], json!(node.addresses[0].0), "{result}");
         node.has_rail("trainer", 0, "net1");
         node.reaches_leaf("trainer", 0, "net1");
@@ -129,7 +149,7 @@ fn host_local_serves_a_rail() {
         let mut rail = rail();
         rail["ipam"] = json!({"type": "host-local", "ranges": range});
         add_network(node, &[rail]);
-        let result = json_of(&call("add", &json!({})));
+        let result = json_of(&call("add"));
         assert_eq!(result["ips"][0]["address"], "172.16.0.2/30", "{result}");
         succeeds("check");
         assert!(Path::new("/var/lib/cni/networks/rail-0/172.16.0.2").exists());
@@ -155,7 +175,7 @@ fn serves(test: &str, mut main: Value) {
         ip("link set vf0 up");
         main["ipam"] = json!({"type": "rail-ipam", "pool": "rail-0"});
         add_network(node, &[main]);
-        let result = json_of(&call("add", &json!({})));
+        let result = json_of(&call("add"));
         assert_eq!(result["ips"][0]["address"], json!(node.addresses[0].0), "{result}");
         let of_pod = ip("-n trainer -4 -br addr show dev net1");
         assert!(of_pod.contains(&node.addresses[0].0), "{of_pod}");
