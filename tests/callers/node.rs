@@ -2,8 +2,8 @@
 //! /var/lib and node.json are where a real node has them. Its eight rails are those of conf/node.json and
 //! conf/pools/spectrum-x.yaml. The VFs are veths, by a sysfs of files; the other end of each is a leaf port.
 //!
-//! A process has one mount namespace for all of its threads' children only by luck, and process 1 must see the same
-//! /run as the plugins: so each test runs this executable again, for itself alone, in namespaces that end with it.
+//! Process 1 must see the same /run as the plugins. So each test runs this executable again, for itself alone, in
+//! namespaces that end with it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -46,8 +46,7 @@ pub fn on_a_node(test: &str, callers: &[&str], body: impl FnOnce(&Node)) {
             return skip(test, &reason);
         }
     }
-    let is_built = |name: &&str| built().join(name).is_file();
-    if !["rail-cni", "rail-ipam"].iter().all(|name| is_built(name)) {
+    if !["rail-cni", "rail-ipam"].iter().all(|name| built().join(name).is_file()) {
         return skip(test, "no executables of scripts/build");
     }
     let namespaces = ["-nmpf", "--mount-proc", "--propagation", "private", "--kill-child"];
