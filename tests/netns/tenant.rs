@@ -520,7 +520,12 @@ fn no_network_leads_the_pods_traffic_away_or_touches_others_sysctls() {
         ("an MTU that the PF has not", json!({"mtu": 9217}), 7, vec!["9217", "pf0"]),
         ("an MTU that no link has", json!({"mtu": 1}), 7, vec!["mtu: 1 "]),
         ("a route in the kernel's table", route(json!({"table": 255})), 7, vec!["table 255"]),
-        ("a route of two families", route(json!({"gw": "fd00::1"})), 7, vec!["families"]),
+        (
+            "a route of two families",
+            route(json!({"dst": "fd96::/112", "gw": "172.16.0.1"})),
+            7,
+            vec!["families"],
+        ),
         ("a route to the pod's own address", route(json!({"gw": "172.16.0.0"})), 7, vec!["own address"]),
         ("a sysctl of the pod", sysctl("net.ipv4.ip_forward"), 7, vec!["net.ipv4.ip_forward"]),
         (
