@@ -104,7 +104,10 @@ impl Bench {
 
     #[track_caller]
     fn is_as_before(&self, traced: &Traced) {
-        assert_eq!(self.state(), self.before, "after {:?}", traced.killed);
+        // Why something is owed is in the file of the debt.
+        let debts = fs::read_dir(self.host.path("run/debts")).into_iter().flatten().flatten();
+        let debts: Vec<_> = debts.map(|file| fs::read_to_string(file.path())).collect();
+        assert_eq!(self.state(), self.before, "after {:?}: {debts:?}", traced.killed);
     }
 
     /// Is the attachment whole, by its record and by what the pod has? Then only its answer was lost.

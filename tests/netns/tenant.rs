@@ -524,7 +524,7 @@ fn no_network_leads_the_pods_traffic_away_or_touches_others_sysctls() {
             "a route of two families",
             route(json!({"dst": "fd96::/112", "gw": "172.16.0.1"})),
             7,
-            vec!["families"],
+            vec!["an IPv4 gateway"],
         ),
         ("a route to the pod's own address", route(json!({"gw": "172.16.0.0"})), 7, vec!["own address"]),
         ("a sysctl of the pod", sysctl("net.ipv4.ip_forward"), 7, vec!["net.ipv4.ip_forward"]),
