@@ -43,8 +43,8 @@ pub fn prepare(
         }
         return Ok(None);
     };
-    // One that the netdev has already needs no word of the PF.
-    let has = device.original.link.as_ref().map(|link| link.mac.as_str());
+    // One that the netdev has already needs no word of the PF, unless it is an earlier pod's.
+    let has = device.original.link.as_ref().map(|link| link.mac.as_str()).filter(|_| left.is_none());
     wanted.mac = conf.mac.as_deref().map(format_mac).filter(|mac| has != Some(mac));
     let link = pf.netdev.as_ref().map(|name| link::by_name(host, name)).transpose()?.flatten();
     let now = match link.as_ref().map(|link| vf::state(host, link.index, number)).transpose()? {

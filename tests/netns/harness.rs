@@ -143,6 +143,8 @@ impl Host {
             "sysfsRoot": self.path("sys"),
             "deviceInfoDir": self.path("devinfo"),
             "policy": {"kinds": ["veth"]},
+            // A search through all namespaces may take 30 s: tests beside this one make many, and hold the kernel's lock.
+            "callTimeout": 1080,
         });
         node.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         fs::write(self.path("node.json"), node.to_string()).unwrap();

@@ -43,7 +43,8 @@ pub fn set_up(host: &Host) {
         "route add 172.16.0.0/12 via 172.16.0.1 dev vf0 table 4242 onlink",
         "route add local 10.99.0.0/16 dev vf0",
         "-6 route add fd00:10::/32 via fd00:10::1 dev vf0 metric 300 pref high",
-        "-6 route add fd00:12::/32 dev vf0 expires 900",
+        // A life of a pod takes a second of it, and a kill sweep has hundreds.
+        "-6 route add fd00:12::/32 dev vf0 expires 90000",
         "rule add from 172.16.0.0 lookup 4242 priority 99",
         "neigh add 172.16.0.1 lladdr 02:00:00:00:00:99 dev vf0 nud permanent",
         "-6 neigh add fd00:10::1 lladdr 02:00:00:00:00:99 dev vf0 nud permanent",

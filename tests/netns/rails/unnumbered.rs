@@ -113,6 +113,8 @@ fn an_ipv4_address_is_announced_to_an_ipv6_next_hop() {
     let Some(host) = two_rails("unnumbered::announce") else { return };
     let (pod, leaf) = (host.add_netns("pod"), Path::new("/run/netns").join(host.leaf()));
     plan(&host, "four-0", "10.60.0.1/32", "fe80::1", &["10.64.0.0/12"]);
+    // The end of a pod takes the carrier away, and the kernel hears of it when it has time.
+    host.run_in(&leaf, "sysctl -qw net.ipv4.conf.leaf0.arp_evict_nocarrier=0").ok();
     for probe in ["off", "require"] {
         host.ip_in(&leaf, "neigh replace 10.60.0.1 lladdr 02:00:00:00:99:99 dev leaf0 nud stale");
         let config = with(of_pool(0, "four-0"), json!({"gatewayProbe": probe, "gatewayProbeTimeout": "20s"}));
