@@ -12,8 +12,11 @@ tools=$(sed -n 's/^lab=//p' /run/lab/job)/rdma
 # Pod 1 has VF 0 of each PF and the /31 of the lab, pod 2 has VF 1 and a /31 of its own on the same leaf port.
 address() { printf '172.%d.%d.0' $((16 + 2 * $2)) $(($1 - 1)); }
 
+# Of all networks, besides those of a rail.
+keys='"gid": "require"'
+
 network() {
-    conf "$2" "$(vf "$2" $(($1 - 1)))" '"gid": "require"' | jq -c --arg pool "pod$1-$2" '.ipam.pool = $pool'
+    conf "$2" "$(vf "$2" $(($1 - 1)))" "$keys" | jq -c --arg pool "pod$1-$2" '.ipam.pool = $pool'
 }
 
 furnish() {
@@ -189,7 +192,10 @@ write_pairs() {
 
 # --- RDMA CM -----------------------------------------------------------------------------------------------------
 
-all_pairs_connect_by_rdma_cm() { with_two_pods serve_connections connect_pairs; }
+all_pairs_connect_by_rdma_cm_with_the_tos_of_the_network() {
+    local keys="$keys, \"rdmaQoS\": {\"tos\": 96, \"onMissing\": \"require\"}"
+    with_two_pods serve_connections connect_pairs
+}
 
 serve_connections() {
     local to
@@ -212,7 +218,7 @@ connect_pairs() {
     # They do not end by themselves.
     kill "${servers[@]}"
     wait "${servers[@]}" || true
-    same "pairs with packets on the leaf" 128 "$(seen | cut -d ' ' -f 1,2 | sort -u | wc -l)"
+    same "pairs with packets of DSCP 24 on the leaf" 128 "$(seen | grep -c ' 24$')"
 }
 
 each_rail_sends_by_rdma_cm_with_its_tos() { with_two_pods serve_rails send_on_rails; }
@@ -239,5 +245,5 @@ send_on_rails() {
 }
 
 furnish
-run_cases all_pairs_write_by_gid_index_with_their_traffic_class all_pairs_connect_by_rdma_cm \
-    each_rail_sends_by_rdma_cm_with_its_tos
+run_cases all_pairs_write_by_gid_index_with_their_traffic_class \
+    all_pairs_connect_by_rdma_cm_with_the_tos_of_the_network each_rail_sends_by_rdma_cm_with_its_tos
