@@ -19,7 +19,7 @@ use crate::netlink::link::{self, Link, Move};
 use crate::netlink::route::{MAIN, Route};
 use crate::netns::{Netns, NetnsId};
 use crate::node::Node;
-use crate::{fail, files, watchdog};
+use crate::{fail, watchdog};
 
 /// ADD.
 pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<AddResult> {
@@ -396,33 +396,16 @@ pub fn new_record(
             may_hold: true,
         })
     });
+    let netns = netns.with_context(|| format!("{} vanished", path.display()))?;
     Ok(Record {
-        version: record::VERSION,
-        boot_id: files::boot_id()?.to_owned(),
-        phase: Phase::Adding,
         network: network.name.clone(),
-        container_id: attachment.container_id.clone(),
-        ifname: attachment.ifname.clone(),
         pod: network.args.pod(),
-        netns: netns.with_context(|| format!("{} vanished", path.display()))?,
-        since: files::now(),
         rail: conf.rail,
         min_planes: conf.min_planes,
-        device: device.original.clone(),
-        applied: record::Applied::default(),
         ipam: ipam.transpose()?,
-        settings: None,
-        host: None,
-        vf: None,
-        rdma: Vec::new(),
-        rdma_renamed: None,
-        rdma_qos: None,
-        bind: None,
         pkey: conf.pkey,
-        gids: Vec::new(),
-        probe: None,
         device_info: conf.device_info.clone(),
         reset: conf.reset_on_del,
-        debt: None,
+        ..Record::new(attachment, netns, device.original.clone())?
     })
 }

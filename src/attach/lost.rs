@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
-use super::record::{self, Applied, AttachmentLock, Original, Phase, Record, Records};
+use super::record::{Applied, AttachmentLock, Original, Phase, Record, Records};
 use crate::cni::Attachment;
 use crate::every_netns::{self, Seen, Which};
+use crate::fail;
 use crate::netlink::link::{self, Link};
 use crate::netlink::{Socket, address};
 use crate::netns::NetnsId;
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
 use crate::watchdog::{self, SearchTime};
-use crate::{fail, files};
 
 /// The container id of a rebuilt record, followed by the inode of its namespace. The runtime's own id is not known.
 const CONTAINER: &str = "rebuilt-";
@@ -116,26 +116,19 @@ impl Lost {
             let by_name = link::by_name(host, &one.pf).ok().flatten().and_then(|link| link.parent);
             Some(&one.pf) == address || (by_name.is_some() && by_name.as_ref() == address)
         });
+        let attachment =
+            Attachment { container_id: format!("{CONTAINER}{}", netns.ino), ifname: self.link.name.clone() };
+        let device = Original {
+            id: self.id.clone(),
+            pci_id: Some(self.id.clone()),
+            pf: pf.map(|pf| pf.address),
+            port: None,
+            siblings: false,
+            link: Some(was),
+        };
         let record = Record {
-            version: record::VERSION,
-            boot_id: files::boot_id()?.to_owned(),
             phase: Phase::Attached,
-            network: String::new(),
-            container_id: format!("{CONTAINER}{}", netns.ino),
-            ifname: self.link.name.clone(),
-            pod: None,
-            netns,
-            since: files::now(),
             rail: rail.map(|one| one.rail),
-            min_planes: None,
-            device: Original {
-                id: self.id.clone(),
-                pci_id: Some(self.id.clone()),
-                pf: pf.map(|pf| pf.address),
-                port: None,
-                siblings: false,
-                link: Some(was),
-            },
             applied: Applied {
                 index: self.link.index.get(),
                 mtu: Some(self.link.mtu),
@@ -143,20 +136,7 @@ impl Lost {
                 addresses: self.addresses.clone(),
                 ..Applied::default()
             },
-            ipam: None,
-            settings: None,
-            host: None,
-            vf: None,
-            rdma: Vec::new(),
-            rdma_renamed: None,
-            rdma_qos: None,
-            bind: None,
-            pkey: None,
-            gids: Vec::new(),
-            probe: None,
-            device_info: None,
-            reset: false,
-            debt: None,
+            ..Record::new(&attachment, netns, device)?
         };
         let mut lock = records.lock_device(&self.id)?;
         records.write(&record, &mut lock)?;

@@ -339,6 +339,39 @@ fn yes() -> bool {
 }
 
 impl Record {
+    /// The record of an ADD that begins, of which nothing more is known.
+    pub fn new(attachment: &Attachment, netns: NetnsId, device: Original) -> Result<Record> {
+        Ok(Record {
+            version: VERSION,
+            boot_id: files::boot_id()?.to_owned(),
+            phase: Phase::Adding,
+            network: String::new(),
+            container_id: attachment.container_id.clone(),
+            ifname: attachment.ifname.clone(),
+            pod: None,
+            netns,
+            since: files::now(),
+            rail: None,
+            min_planes: None,
+            device,
+            applied: Applied::default(),
+            ipam: None,
+            settings: None,
+            host: None,
+            vf: None,
+            rdma: Vec::new(),
+            rdma_renamed: None,
+            rdma_qos: None,
+            bind: None,
+            pkey: None,
+            gids: Vec::new(),
+            probe: None,
+            device_info: None,
+            reset: false,
+            debt: None,
+        })
+    }
+
     /// The key of the attachment.
     pub fn attachment(&self) -> Attachment {
         Attachment { container_id: self.container_id.clone(), ifname: self.ifname.clone() }
