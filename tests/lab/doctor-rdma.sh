@@ -7,16 +7,6 @@ set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,5s/^# //p' "$0" && exit ;; esac
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-# rxe<RAIL><VF> on each VF.
-make_devices() {
-    local rail vf
-    for rail in 0 1; do
-        for vf in 0 1; do
-            rdma link add "rxe$rail$vf" type rxe netdev "ens${rail}f0v$vf"
-        done
-    done
-}
-
 # doctor ARGUMENT...: sets $output.
 doctor() { output=$("$bin/rail-cni" doctor --output json "$@" || true); }
 
@@ -144,7 +134,7 @@ check_rdma_uses_the_gid_of_the_rail_and_leaves_no_server() {
     rm -r /run/bw
 }
 
-make_devices
+rxe_on_vfs 2
 run_cases a_port_is_judged_while_its_netdev_is_up what_the_driver_does_not_report_is_a_skip \
     a_rail_without_rdma_fails_where_it_is_wanted a_running_pods_device_is_not_asked_back_after_run_was_emptied \
     a_device_whose_netdev_is_at_home_is_told_once check_rdma_uses_the_gid_of_the_rail_and_leaves_no_server

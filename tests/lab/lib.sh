@@ -223,3 +223,13 @@ del() { succeeds DEL "$@"; }
 check() { succeeds CHECK "$1" "$2" "$(with_result "$3" "$4")"; }
 check_fails() { refused "$1" CHECK "$2" "$3" "$(with_result "$4" "$5")"; }
 with_result() { jq -c --argjson result "$2" '.prevResult = $result' <<<"$1"; }
+
+# rxe_on_vfs RAILS: RDMA devices in software, rxe<RAIL><VF>, on VFs 0 and 1 of the rails 0 to RAILS-1.
+rxe_on_vfs() {
+    local rail vf
+    for ((rail = 0; rail < $1; rail++)); do
+        for vf in 0 1; do
+            rdma link add "rxe$rail$vf" type rxe netdev "ens${rail}f0v$vf"
+        done
+    done
+}

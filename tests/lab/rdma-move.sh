@@ -7,15 +7,6 @@ case ${1:-} in -h | --help) sed -n '2,4s/^# //p' "$0" && exit ;; esac
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 rounds=${1:-4}
 
-# rxe<RAIL><VF> on each VF.
-make_devices() {
-    local rail
-    for rail in 0 1 2 3; do
-        rdma link add "rxe${rail}0" type rxe netdev "ens${rail}f0v0"
-        rdma link add "rxe${rail}1" type rxe netdev "ens${rail}f0v1"
-    done
-}
-
 on_host() { rdma -j link show | jq -r '.[] | "\(.ifindex) \(.ifname) \(.netdev)"' | sort -n; }
 in_namespace() { in_pod "$1" rdma -j link show | jq -r '[.[] | "\(.ifname) \(.netdev)"] | join(", ")'; }
 
@@ -320,7 +311,7 @@ eight_adds_and_dels_at_once_lose_no_device() {
     done
 }
 
-make_devices
+rxe_on_vfs 4
 run_cases the_device_goes_with_its_vf_and_comes_back check_sees_that_the_device_has_left_the_pod \
     the_device_of_a_dead_pod_is_the_next_ones a_name_that_the_pod_gave_it_goes_with_the_pod \
     of_eight_dels_at_once_none_loses_its_device an_add_that_fails_after_the_move_brings_the_device_back \

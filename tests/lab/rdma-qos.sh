@@ -12,15 +12,10 @@ qos='"rdmaQoS": {"tos": 96, "tc": 96}'
 
 # rxe<RAIL><VF> on each VF. configfs is mounted for this test, and not where rail-cni looks.
 make_devices() {
-    local rail vf
     modprobe rdma_cm
     mkdir -p /run/configfs
     mount -t configfs none /run/configfs
-    for rail in 0 1; do
-        for vf in 0 1; do
-            rdma link add "rxe$rail$vf" type rxe netdev "ens${rail}f0v$vf"
-        done
-    done
+    rxe_on_vfs 2
     set_tos rxe00 104
 }
 

@@ -6,16 +6,6 @@ set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,4s/^# //p' "$0" && exit ;; esac
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-# rxe<RAIL><VF> on each VF.
-make_devices() {
-    local rail vf
-    for rail in 0 1; do
-        for vf in 0 1; do
-            rdma link add "rxe$rail$vf" type rxe netdev "ens${rail}f0v$vf"
-        done
-    done
-}
-
 names() { rdma -j dev show | jq -r '.[] | "\(.ifindex) \(.ifname)"' | sort -n; }
 
 the_gid_of_the_address_is_there_when_add_returns() {
@@ -92,7 +82,7 @@ the_leaf_learns_the_mac_of_another_vf_within_a_second() {
     done
 }
 
-make_devices
+rxe_on_vfs 2
 run_cases the_gid_of_the_address_is_there_when_add_returns \
     a_gid_that_does_not_come_is_told_and_undone_where_it_is_required a_name_is_given_checked_and_taken_back \
     the_leaf_learns_the_mac_of_another_vf_within_a_second

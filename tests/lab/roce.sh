@@ -20,11 +20,9 @@ network() {
 }
 
 furnish() {
-    local rail number store=/var/lib/rail-cni/store/lab-node
+    local rail store=/var/lib/rail-cni/store/lab-node
+    rxe_on_vfs 8
     for rail in $all; do
-        for number in 0 1; do
-            rdma link add "rxe$rail$number" type rxe netdev "ens${rail}f0v$number"
-        done
         ip -n leaf addr add "172.$((16 + 2 * rail)).1.1/31" dev "leaf$rail"
         # Both pods are behind one port: no packet is to find a shorter way.
         in_pod leaf sysctl -qw "net.ipv4.conf.leaf$rail.send_redirects=0"
