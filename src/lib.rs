@@ -23,6 +23,7 @@
 //! | `files` | directories without links, atomic writes, locks with a deadline |
 //! | `output`, `progress` | what the commands print: tables, JSON, exit status; a bar on a terminal |
 //! | `cluster_networks` | networks of Services and pods, which no route of a rail may cover |
+//! | `calls` | one line for every call that ended, for the agent of the node |
 //! | `log` | stderr and a file |
 //! | `nearest` | what a mistyped key may have meant |
 //! | `fault` | what is wrong with a file: where, at which key, what, and what to do |
@@ -30,6 +31,7 @@
 //! | [`error`] | errors with a code of CNI; `fail!` and `failure!`, used everywhere |
 
 pub mod attach;
+mod calls;
 mod cluster_networks;
 pub mod cni;
 pub mod commands;

@@ -49,6 +49,8 @@ pub struct Call {
     pub network: String,
     /// The pod, as `namespace/name`.
     pub pod: Option<String>,
+    /// The UID of the pod.
+    pub pod_uid: Option<String>,
     /// The value of CNI_CONTAINERID.
     pub container: Option<String>,
     /// The value of CNI_IFNAME.
@@ -60,6 +62,7 @@ struct Sink {
     state: Mutex<State>,
     file: Mutex<Option<File>>,
     stderr: Mutex<Stderr>,
+    warnings: Mutex<Vec<String>>,
 }
 
 #[derive(Clone, Default)]
@@ -84,6 +87,11 @@ impl Log for Sink {
         let state = self.state.lock().map(|state| state.clone()).unwrap_or_default();
         let now = humantime::format_rfc3339_millis(std::time::SystemTime::now()).to_string();
         let message = record.args().to_string();
+        if record.level() == Level::Warn {
+            if let Ok(mut warnings) = self.warnings.lock() {
+                warnings.push(message.clone());
+            }
+        }
         // A pod must not fail because its log cannot be written.
         if let Ok(mut file) = self.file.lock() {
             if let Some(file) = file.as_mut() {
@@ -124,7 +132,7 @@ impl State {
     }
 
     fn columns(&self) -> String {
-        let Call { plugin, verb, network, pod, container, interface } = &self.call;
+        let Call { plugin, verb, network, pod, container, interface, .. } = &self.call;
         let pod = pod.as_ref().or(container.as_ref()).map_or("", String::as_str);
         let interface = interface.as_deref().unwrap_or_default();
         let columns = [plugin, verb.as_str(), network, pod, interface, &self.addresses];
@@ -134,7 +142,7 @@ impl State {
     }
 
     fn json(&self, now: &str, level: Level, message: &str) -> String {
-        let Call { plugin, verb, network, pod, container, interface } = &self.call;
+        let Call { plugin, verb, network, pod, container, interface, .. } = &self.call;
         let known = [
             ("time", now),
             ("level", named(level)),
@@ -217,6 +225,12 @@ pub fn describe(call: Call) {
     if log::set_logger(sink).is_ok() {
         log::set_max_level(LevelFilter::Warn);
     }
+}
+
+/// The call, and what it was warned of so far.
+pub fn told() -> (Call, Vec<String>) {
+    let call = sink().state.lock().map(|state| state.call.clone()).unwrap_or_default();
+    (call, sink().warnings.lock().map(|warnings| warnings.clone()).unwrap_or_default())
 }
 
 /// Sets the addresses that the following lines are about.
@@ -313,6 +327,7 @@ mod tests {
             verb: "ADD".into(),
             network: "rail-0".into(),
             pod: Some("ai/trainer 0".into()),
+            pod_uid: None,
             container: Some("c1".into()),
             interface: Some("net1".into()),
         };

@@ -818,7 +818,7 @@ const LAYERS: [&[&str]; 11] = [
     &["cni", "every_netns"],
     &["netlink"],
     &["netns", "sysfs", "document"],
-    &["files", "output", "progress", "cluster_networks"],
+    &["files", "output", "progress", "cluster_networks", "calls"],
     &["log"],
     &["nearest", "fault", "watchdog", "error"],
 ];

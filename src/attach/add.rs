@@ -19,7 +19,7 @@ use crate::netlink::link::{self, Link, Move};
 use crate::netlink::route::{MAIN, Route};
 use crate::netns::{Netns, NetnsId};
 use crate::node::Node;
-use crate::{fail, watchdog};
+use crate::{calls, fail, watchdog};
 
 /// ADD.
 pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<AddResult> {
@@ -107,6 +107,7 @@ impl<'a> Request<'a> {
         device::check(&device, conf, node, &network.name, host)?;
         let told = conf.rail.is_none().then(|| device::rail_of(&device, node)).flatten();
         conf.rail = conf.rail.or(told);
+        calls::rail(conf.rail);
         // The IPAM compares it with the rail of its pool.
         let with_rail = told.map(|rail| network.stdin_with("rail", Value::from(rail))).transpose()?;
         let stdin = with_rail.unwrap_or_else(|| network.stdin.clone());

@@ -16,7 +16,7 @@ use crate::netlink::Socket;
 use crate::netns::Netns;
 use crate::node::Node;
 use crate::sysfs::{self, Function, Mounted};
-use crate::{fail, failure, watchdog};
+use crate::{calls, fail, failure, watchdog};
 
 /// The key of the record that a call for `network` is about.
 pub fn key(network: &Network, attachment: &Attachment) -> Attachment {
@@ -53,6 +53,7 @@ pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<Ad
     let device = device::without_netdev(behind(&attachment.ifname, &netns, &conf, &node)?, &node)?;
     device::check_allowed(&device, &conf, &node, &network.name)?;
     conf.rail = conf.rail.or_else(|| device::rail_of(&device, &node));
+    calls::rail(conf.rail);
     let id = device.original.id.clone();
     recover_claims(&id, &key, &records, &node)?;
     let mut claimed = records.lock_device(&id)?;

@@ -18,7 +18,7 @@ use crate::netlink::Socket;
 use crate::netns::{Life, Netns};
 use crate::node::Node;
 use crate::sysfs::DeviceId;
-use crate::{fail, failure};
+use crate::{calls, fail, failure};
 
 /// How often ADD looks for its device again after it has restored something.
 const MAX_TRIES: u32 = 4;
@@ -256,7 +256,7 @@ pub fn recover_other(records: &Records, claim: &Record, node: &Node) -> Result<(
         Holding::Unknown(_) if is_on_host(&record, node)? => (),
         Holding::Device | Holding::Unknown(_) => return Ok(()),
     }
-    log::warn!("{} was left behind by {}: restoring it", record.device.id, record.holder());
+    calls::restored(format!("{} was left behind by {}: restoring it", record.device.id, record.holder()));
     let mut lock = records.lock_device(&record.device.id)?;
     match restore::device(&record, records, node)? {
         Outcome::OnHost(faults) => {

@@ -6,6 +6,7 @@ use anyhow::Result;
 
 use super::record::{Record, Records};
 use super::{chained, claim, config, debt, lost, restore};
+use crate::calls;
 use crate::cni::{Attachment, Delegate, Network};
 use crate::error::all_of;
 use crate::netns::Netns;
@@ -28,6 +29,7 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
     let (_rebuilt, record) = lost::or_rebuilt(records.as_ref(), record, &key, path)?;
     let done = match (&records, &record) {
         (Some(records), Some(record)) => {
+            calls::rail(record.rail);
             crate::log::addresses(record.applied.addresses.iter().map(ipnet::IpNet::addr));
             let done = claim::recover(records, record, &node);
             if done.is_ok() {

@@ -16,7 +16,7 @@ use crate::netlink::{Socket, address, rule};
 use crate::netns::{Keeper, Netns, NetnsId};
 use crate::node::Node;
 use crate::sysfs::{self, DeviceId, Function};
-use crate::{fail, files, watchdog};
+use crate::{calls, fail, files, watchdog};
 
 /// The kernel takes a namespace apart after its last user is gone, so its NICs come back some moments later. A driver
 /// that makes its netdev anew takes as long.
@@ -475,6 +475,9 @@ pub fn unrecorded(netns: &Netns, id: &DeviceId, ifname: &str, node: &Node) -> Re
         link::remove_altname(&mut pod, &link, &altname)?;
     }
     link::move_to(&mut pod, &link, &Netns::current()?, &Move { name: &name, mtu: None, mac: None })?;
-    log::warn!("{} was in the pod as {ifname} without a record: it is on the host as {name}", id.as_str());
+    calls::restored(format!(
+        "{} was in the pod as {ifname} without a record: it is on the host as {name}",
+        id.as_str()
+    ));
     Ok(true)
 }

@@ -25,7 +25,7 @@ pub use result::{AddResult, Dns, Interface, Ip, Route, VERSIONS, Version};
 
 use crate::error::{Code, ErrorJson, Failure};
 use crate::log::Call;
-use crate::{fail, failure, netns, output, watchdog};
+use crate::{calls, fail, failure, netns, output, watchdog};
 
 /// What a plugin does for each verb. [`main`] has checked before what is the same for both plugins.
 pub trait Plugin {
@@ -219,6 +219,7 @@ fn serve<P: Plugin>(plugin: &P, environment: Environment) -> ExitCode {
         return version();
     }
     let is_del = matches!(command, Command::Del(..));
+    calls::begin();
     watchdog::start(move |why: String| give_up(&why, is_del));
     watchdog::step(|| "reading the network configuration on stdin".to_owned());
     let mut stdin = Vec::new();
@@ -236,13 +237,17 @@ fn serve<P: Plugin>(plugin: &P, environment: Environment) -> ExitCode {
             verb,
             network: network.name.clone(),
             pod: network.args.pod(),
+            pod_uid: network.args.get("K8S_POD_UID").map(str::to_owned),
             container: attachment.map(|attachment| attachment.container_id.clone()),
             interface: attachment.map(|attachment| attachment.ifname.clone()),
         });
         run(plugin, &network, command)
     });
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => {
+            calls::end(0, "");
+            ExitCode::SUCCESS
+        }
         Err(error) => report(answer_version, &error, is_del),
     }
 }
@@ -362,8 +367,10 @@ fn report(version: &str, error: &anyhow::Error, is_del: bool) -> ExitCode {
     log::error!("{error:#}");
     let json = ErrorJson::new(version, error);
     let json = if is_del { json.safe_for_del() } else { json };
+    let code = json.code;
     // When this fails, nothing else can be done; the exit status says that the call failed.
     let _ = serde_json::to_value(json).map(|json| print(&json));
+    calls::end(code, &format!("{error:#}"));
     ExitCode::FAILURE
 }
 
@@ -377,6 +384,7 @@ fn give_up(why: &str, is_del: bool) {
     let json = if is_del { json.safe_for_del() } else { json };
     let line = serde_json::to_string(&json).unwrap_or_default() + "\n";
     let _ = std::io::stdout().lock().write_all(line.as_bytes());
+    calls::end(json.code, &why);
     log::error!("{why}");
 }
 

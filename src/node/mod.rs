@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 use crate::files::{self, Dir};
 use crate::nearest::nearest;
-use crate::{cluster_networks, cni, fail, failure, watchdog};
+use crate::{calls, cluster_networks, cni, fail, failure, watchdog};
 
 pub use roce::{Roce, Trust};
 
@@ -254,6 +254,8 @@ impl Node {
         let level = text("logLevel").and_then(crate::log::parse_level).or(self.log.level);
         let requested = text("logFile").map(Path::new);
         let allowed = requested.filter(|requested| self.log.allows(requested));
+        calls::is_below(&self.run_dir);
+        calls::rail(network.get(&["rail"]).and_then(Value::as_u64).and_then(|rail| rail.try_into().ok()));
         watchdog::allow(self.call_timeout());
         let file = allowed.or(self.log.file.as_deref());
         crate::log::configure(level.unwrap_or(LevelFilter::Info), self.log.format, file);

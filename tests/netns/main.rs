@@ -4,6 +4,7 @@
 
 mod attach;
 mod badinput;
+mod calls;
 mod contract;
 mod emptied;
 mod failures;
