@@ -8,11 +8,12 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use super::config::NetConf;
+use super::debt::{self, Heir};
 use super::device::{self, Device};
 use super::host_address::{self, HostAddresses};
 use super::record::{self, DeviceLock, Phase, Record, Records};
 use super::settings::Settings;
-use super::{claim, debt, devinfo, infiniband, planes, pod, probe, rdma, restore, vf};
+use super::{claim, devinfo, infiniband, planes, pod, probe, rdma, restore, vf};
 use crate::cni::{self, AddResult, Attachment, Delegate, Network, Version, find_plugin};
 use crate::netlink::Socket;
 use crate::netlink::link::{self, Link, Move};
@@ -135,7 +136,7 @@ impl<'a> Request<'a> {
         left.iter().for_each(|left| record.begin_as(left));
         records.write(&record, &mut lock)?;
         if left.is_some() {
-            debt::taken_over(records, &device.original.id)?;
+            debt::taken_over(records, &device.original.id, Heir::OfDevice)?;
         }
         Ok(Claimed { device, lock, record, vf, rdma_names: rdma.names, stdin })
     }
@@ -192,7 +193,7 @@ impl<'a> Request<'a> {
             let is_up = Instant::now();
             self.ask_gateway(link, record, leased)?;
             // Not before: the kernel does not ask a permanent neighbour.
-            if let Some(of_host) = &record.host {
+            if let Some(of_host) = record.host.as_ref().filter(|_| self.conf.is_of_host) {
                 of_host.set_neighbours(&mut self.pod, link);
             }
             if let Some(gid) = self.conf.gid.filter(|_| !rdma_names.is_empty()) {
@@ -243,7 +244,9 @@ impl<'a> Request<'a> {
         let Claimed { record, stdin, .. } = claimed;
         let Request { network, node, .. } = self;
         let Some(name) = record.ipam.as_ref().map(|ipam| ipam.r#type.clone()) else {
-            let leased = record.host.as_ref().map(HostAddresses::lease).unwrap_or_default();
+            // Any record keeps what is still owed to the host of the device.
+            let of_host = record.host.as_ref().filter(|_| self.conf.is_of_host);
+            let leased = of_host.map(HostAddresses::lease).unwrap_or_default();
             return self.fits_version(leased);
         };
         let ipam = Delegate::find(&name, &network.path, stdin)?;

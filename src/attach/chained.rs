@@ -8,9 +8,10 @@ use anyhow::Result;
 
 use super::add::new_record;
 use super::config::{self, NetConf};
+use super::debt::{self, Heir};
 use super::device;
 use super::record::{self, DeviceLock, Phase, Record, Records};
-use super::{claim, debt, devinfo, rdma};
+use super::{claim, devinfo, rdma};
 use crate::cni::{AddResult, Attachment, Network};
 use crate::netlink::Socket;
 use crate::netns::Netns;
@@ -60,7 +61,7 @@ pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<Ad
     if let Some(other) = records.claims_on(&id, &mut claimed, Some(&key))?.first() {
         fail!(TryAgain, "{} is attached to {}", device.describe(), other.holder());
     }
-    let found = debt::take_over(&records, &id, &node, &mut Socket::open()?)?;
+    let found = debt::take_over(&records, &id, Heir::OfRdma, &node, &mut Socket::open()?)?;
     rdma::refuse_owed(&conf, &device, &records)?;
     if let Some(path) = &conf.device_info {
         devinfo::check(path, &device, &key, &records)?;
@@ -73,7 +74,7 @@ pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<Ad
     left.iter().for_each(|left| record.begin_as(left));
     records.write(&record, &mut claimed)?;
     if left.is_some() {
-        debt::taken_over(&records, &id)?;
+        debt::taken_over(&records, &id, Heir::OfRdma)?;
     }
     match apply(&mut record, &conf, &changes.names, &netns, &records, &mut claimed, &node) {
         Ok(()) => {
@@ -141,6 +142,13 @@ fn behind(ifname: &str, netns: &Netns, conf: &NetConf, node: &Node) -> Result<Fu
         );
     }
     let host = in_pod.seen_in(&node.sysfs_root);
+    if host.exists() && !host.netdevs()?.is_empty() {
+        fail!(
+            InvalidConfig,
+            "mode rdma: {} has a port on the host, too, so its RDMA device is not that of {ifname} alone",
+            in_pod.id
+        );
+    }
     host.exists().then_some(host).ok_or_else(|| failure!(TryAgain, "the host has no device {}", in_pod.id))
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::config::NetConf;
-use super::debt;
+use super::debt::{self, Heir};
 use super::device::{self, Device};
 use super::lost;
 use super::record::{AttachmentLock, DeviceLock, Phase, Record, Records};
@@ -97,7 +97,7 @@ fn try_claim(
         let Some(now) = now.filter(|now| now.original.id == id) else { continue };
         let claims = records.claims_on(&id, &mut lock, Some(attachment))?;
         if claims.is_empty() {
-            let left = match debt::take_over(records, &id, node, host)? {
+            let left = match debt::take_over(records, &id, Heir::OfDevice, node, host)? {
                 debt::Found::Untouched => return Ok(Claim { device: now, lock, left: None }),
                 debt::Found::Restored => None,
                 debt::Found::Stale(left) => Some(*left),
@@ -190,7 +190,9 @@ fn recover_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<(), 
         // It may be here under another name, and its own name may be free by now.
         let id = &debtor.device.id;
         let _lock = records.lock_device(id)?;
-        if let debt::Found::Stale(left) = debt::take_over(records, id, node, &mut Socket::open()?)? {
+        if let debt::Found::Stale(left) =
+            debt::take_over(records, id, Heir::OfDevice, node, &mut Socket::open()?)?
+        {
             let why = left.owed().into_iter().find(|owed| owed.what.is_of_device()).map(|owed| owed.why);
             let why = why.unwrap_or_default();
             let holder = left.holder();

@@ -152,7 +152,7 @@ macro_rules! section {
 
 section! {
     /// The keys as written. Absent, null and "" are the same, as they are for Go.
- struct Raw {
+    struct Raw {
         "mode" => mode: String,
         "deviceID" => device_id: String,
         "pciBusID" => pci_bus_id: String,
@@ -321,11 +321,10 @@ impl NetConf {
             refuse_beside_rdma(network)?;
         }
         // What a pod asks of every plugin in the list is for the one that attaches the netdev.
-        let ((vf, vf_keys), mac) = match is_chained {
+        let ((vf, vf_keys), mac, pkey) = match is_chained {
             true => Default::default(),
-            false => (vf_settings(network, &raw)?, mac(network, &raw)?),
+            false => (vf_settings(network, &raw)?, mac(network, &raw)?, pkey(network, &raw)?),
         };
-        let pkey = pkey(network, &raw)?;
         let (rdma_name, rdma_qos) = (rdma_name(&raw)?, rdma_qos(&raw)?);
         let others = [
             ("mac", mac.is_some()),

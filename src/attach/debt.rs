@@ -114,12 +114,30 @@ pub enum Found {
     Stale(Box<Record>),
 }
 
+/// Whose debts of a device an ADD takes over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heir {
+    /// The ADD takes the whole device, and all that is owed of it.
+    OfDevice,
+    /// Another plugin has the netdev. What is owed of that stays owed, until the netdev is back.
+    OfRdma,
+}
+
+impl Heir {
+    fn is_of(self, record: &Record) -> bool {
+        self == Heir::OfDevice || record.is_chained()
+    }
+}
+
 /// Tries once more what is owed of the device `id`, which no attachment claims. The caller holds its lock.
-pub fn take_over(records: &Records, id: &str, node: &Node, host: &mut Socket) -> Result<Found> {
+pub fn take_over(records: &Records, id: &str, heir: Heir, node: &Node, host: &mut Socket) -> Result<Found> {
     let mut found = Found::Untouched;
-    for mut debt in records.debts_of(id)?.into_iter().filter(|debt| debt.record.owes_device()) {
+    let is_ours = |debt: &DebtFile| debt.record.owes_device() && heir.is_of(&debt.record);
+    for mut debt in records.debts_of(id)?.into_iter().filter(is_ours) {
         let mut left = match restore::on_host(&debt.record, records, node, host) {
-            Ok(left) => left.unwrap_or_default(),
+            Ok(Some(left)) => left,
+            // It is not on the host: nothing was tried.
+            Ok(None) => debt.record.owed().into_iter().filter(|owed| owed.what.is_of_device()).collect(),
             Err(error) => vec![Owed { what: What::Device, why: format!("{error:#}") }],
         };
         let is_left = left.iter().any(|owed| owed.what.is_of_device());
@@ -139,8 +157,8 @@ pub fn take_over(records: &Records, id: &str, node: &Node, host: &mut Socket) ->
 }
 
 /// Notes that the original state of the device `id` is in a new record now.
-pub fn taken_over(records: &Records, id: &str) -> Result<()> {
-    for mut debt in records.debts_of(id)? {
+pub fn taken_over(records: &Records, id: &str, heir: Heir) -> Result<()> {
+    for mut debt in records.debts_of(id)?.into_iter().filter(|debt| heir.is_of(&debt.record)) {
         if let Some(left) = &mut debt.record.debt {
             left.owed.retain(|owed| !owed.what.is_of_device());
             records.update(&debt)?;
@@ -160,7 +178,7 @@ fn pay_these(
     let mut left = match (of_device.is_empty(), records.try_lock_device(&debt.record.device.id)?) {
         (true, _) => Vec::new(),
         // A driver is not bound again beside another pod's call: it may take long, and the host may use the netdev.
-        (false, _) if patience < WHOLE && debt.record.bind.is_some() => of_device,
+        (false, _) if patience < WHOLE && may_bind(&debt.record, &of_device) => of_device,
         (false, None) => of_device,
         (false, Some(mut lock)) => pay_device(&debt.record, of_device, &mut lock, records, node)?,
     };
@@ -182,6 +200,12 @@ fn pay_these(
     file(debt, left, records)
 }
 
+/// Whether the driver may have to be bound again. What a record owes that was never tried is not known.
+fn may_bind(record: &Record, owed: &[Owed]) -> bool {
+    let is_vf_left = record.debt.is_none() || owed.iter().any(|owed| owed.what == What::Vf);
+    record.bind.is_some() && is_vf_left
+}
+
 /// Restores the device, which is on the host, or in another pod: whoever has it now has taken over what it was.
 fn pay_device(
     record: &Record,
@@ -190,8 +214,11 @@ fn pay_device(
     records: &Records,
     node: &Node,
 ) -> Result<Vec<Owed>> {
-    if !records.claims_on(&record.device.id, lock, None)?.is_empty() {
-        return Ok(Vec::new());
+    let claims = records.claims_on(&record.device.id, lock, None)?;
+    if !claims.is_empty() {
+        // One of the RDMA device alone has not taken over what is owed of the netdev.
+        let is_taken = record.is_chained() || claims.iter().any(|claim| !claim.is_chained());
+        return Ok(if is_taken { Vec::new() } else { owed });
     }
     match restore::on_host(record, records, node, &mut Socket::open()?) {
         Ok(Some(left)) => Ok(left),
@@ -240,8 +267,16 @@ fn in_pod(record: &Record, what: What, records: &Records, node: &Node) -> Result
     let Some(mut lock) = records.try_lock_device(&record.device.id)? else {
         fail!(TryAgain, "another call has {}", record.device.id);
     };
-    let is_free = records.claims_on(&record.device.id, &mut lock, None)?.is_empty();
-    all_of([back, if is_free { rdma::restore(record, node) } else { Ok(()) }])
+    // A pod that has the netdev without the RDMA device has not taken over what that was.
+    if let Some(other) = records.claims_on(&record.device.id, &mut lock, None)?.first() {
+        back?;
+        fail!(
+            TryAgain,
+            "its RDMA device can only be restored after {}, which has the netdev",
+            other.holder()
+        );
+    }
+    all_of([back, rdma::restore(record, node)])
 }
 
 fn file(debt: &mut DebtFile, left: Vec<Owed>, records: &Records) -> Result<()> {

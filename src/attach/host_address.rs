@@ -21,7 +21,7 @@ use crate::netlink::link::{self, Link};
 use crate::netlink::route::{MAIN, Route};
 use crate::netlink::saved::{self, Saved};
 use crate::netlink::{Socket, address, rule};
-use crate::{failure, files};
+use crate::{fail, failure, files};
 
 /// The kernel's own tables besides `main`: `default` and `local`.
 const OF_THE_KERNEL: [u32; 2] = [253, 255];
@@ -133,10 +133,12 @@ impl HostAddresses {
         Ok(saved)
     }
 
-    /// The addresses of the rail, without link-local ones, and those that another host has.
+    /// The addresses of the rail that are still valid, without link-local ones, and those that another host has.
     fn of_rail(&self) -> impl Iterator<Item = IpNet> {
         let usable = |address: &Address| !address.is_link_local() && !address.duplicate;
-        self.addresses.iter().filter_map(Saved::address).filter(usable).map(|address| address.net)
+        let age = files::since_boot().saturating_sub(Duration::from_millis(self.at));
+        let valid = self.addresses.iter().filter(move |one| !one.is_over(age));
+        valid.filter_map(Saved::address).filter(usable).map(|address| address.net)
     }
 
     /// Whether one of the rail's addresses has a lifetime, as DHCP and routers give it.
@@ -189,6 +191,10 @@ impl HostAddresses {
     /// Restores the sysctls of `link`, which is on the host and down: with those of a new netdev, a router could give
     /// the host a default route as soon as it is up.
     pub fn restore_sysctls(&self, link: &Link) -> Result<()> {
+        // A pod may give its interface these names while it has no sysctls of IPv6 (dev_valid_name, addrconf_sysctl_register).
+        if ["all", "default"].contains(&link.name.as_str()) {
+            fail!(Internal, "{} is a name that sysctl has for all interfaces: rename the device", link.name);
+        }
         let now = sysctls(&link.name);
         all_of(self.sysctls.iter().filter(|(key, was)| now.get(*key).is_some_and(|now| now != *was)).map(
             |(key, was)| {

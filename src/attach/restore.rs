@@ -90,9 +90,6 @@ pub fn on_host(
             owe(&mut owed, What::Device, link::set_down(host, &link));
         }
         owe(&mut owed, What::Device, stacked::remove_elsewhere(&link));
-        if let Some(of_host) = &record.host {
-            owe(&mut owed, What::HostAddresses, of_host.restore_sysctls(&link));
-        }
     }
     if record.reset {
         owe(&mut owed, What::Reset, reset(record, node));
@@ -113,7 +110,7 @@ pub fn on_host(
         link = anew.clone();
     }
     owe(&mut owed, What::Vf, given_back);
-    owe(&mut owed, What::Device, restore_link(&link, original, record, node, host));
+    restore_link(&link, original, record, node, host, &mut owed);
     if is_mac_left {
         owe(&mut owed, What::Vf, vf::restore_mac(record, records, node, host));
     }
@@ -398,7 +395,14 @@ pub fn function(device: &Original, node: &Node) -> Result<Option<Function>> {
 }
 
 /// Restores a link of the host, which is down: name, MTU, MAC, altnames, all that a pod can change, and up.
-fn restore_link(link: &Link, original: &Link, record: &Record, node: &Node, host: &mut Socket) -> Result<()> {
+fn restore_link(
+    link: &Link,
+    original: &Link,
+    record: &Record,
+    node: &Node,
+    host: &mut Socket,
+    owed: &mut Vec<Owed>,
+) {
     let mut steps = Vec::new();
     // These come first: an XDP program limits the MTU, and sysfs has the device under its present name.
     if let Some(settings) = &record.settings {
@@ -416,6 +420,16 @@ fn restore_link(link: &Link, original: &Link, record: &Record, node: &Node, host
     if link.mtu != original.mtu {
         steps.push(link::set_mtu(host, link, original.mtu));
     }
+    // sysctls are found by the name, and below an MTU of 1280 there are none of IPv6. They come before anything sets the
+    // link up, and stay as they are on one that the host uses by now.
+    if let Some(of_host) = &record.host {
+        let now = link::by_index(host, link.index);
+        let set = now.and_then(|now| match now.filter(|now| !now.up || record.owes_host_addresses()) {
+            Some(now) => of_host.restore_sysctls(&now),
+            None => Ok(()),
+        });
+        owe(owed, What::HostAddresses, set);
+    }
     // That of an InfiniBand netdev comes from the hardware.
     if link.mac != original.mac && !link.is_infiniband() {
         if let Some(mac) = parse_mac(&original.mac) {
@@ -428,7 +442,8 @@ fn restore_link(link: &Link, original: &Link, record: &Record, node: &Node, host
     if original.up {
         steps.push(link::set_up(host, link));
     }
-    all_of(steps).with_context(|| format!("{} is on the host, but not as it was", link.name))
+    let done = all_of(steps).with_context(|| format!("{} is on the host, but not as it was", link.name));
+    owe(owed, What::Device, done);
 }
 
 /// Sets the MAC. A VF that is not trusted cannot while the PF prescribes one, but takes that when it comes up.

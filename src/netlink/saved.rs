@@ -13,10 +13,10 @@ use netlink_packet_route::address::AddressMessage;
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteMetric};
 use nix::errno::Errno;
 use nix::libc::{
-    AF_INET, AF_INET6, IFA_CACHEINFO, IFA_F_NODAD, IFA_F_TEMPORARY, IFA_FLAGS, NDA_DST, NUD_PERMANENT,
-    RT_TABLE_LOCAL, RTA_CACHEINFO, RTA_GATEWAY, RTA_MULTIPATH, RTA_OIF, RTA_PREFSRC, RTA_PRIORITY, RTA_TABLE,
-    RTA_VIA, RTM_GETADDR, RTM_GETNEIGH, RTM_GETROUTE, RTM_NEWADDR, RTM_NEWNEIGH, RTM_NEWROUTE, RTN_UNICAST,
-    RTPROT_KERNEL,
+    AF_INET, AF_INET6, IFA_CACHEINFO, IFA_F_DADFAILED, IFA_F_NODAD, IFA_F_TEMPORARY, IFA_FLAGS, NDA_DST,
+    NUD_PERMANENT, RT_TABLE_LOCAL, RTA_CACHEINFO, RTA_GATEWAY, RTA_MULTIPATH, RTA_OIF, RTA_PREFSRC,
+    RTA_PRIORITY, RTA_TABLE, RTA_VIA, RTM_GETADDR, RTM_GETNEIGH, RTM_GETROUTE, RTM_NEWADDR, RTM_NEWNEIGH,
+    RTM_NEWROUTE, RTN_UNICAST, RTPROT_KERNEL,
 };
 use serde::{Deserialize, Serialize};
 
@@ -155,7 +155,7 @@ impl Saved {
     }
 }
 
-/// A dump of both families, as it came. `absent` are errors which mean that there is nothing.
+/// A dump of both families, as it came.
 fn dump(socket: &mut Socket, kind: u16, header: usize, filter: Option<(u16, Index)>) -> Result<Vec<Saved>> {
     let mut all = Vec::new();
     for family in [AF_INET, AF_INET6] {
@@ -201,13 +201,18 @@ impl Saved {
         self.lifetime(0, Duration::ZERO) != Left::Forever && self.lifetime(4, Duration::ZERO) != Left::Forever
     }
 
+    /// Whether its lifetime has ended, `age` after it was saved.
+    pub fn is_over(&self, age: Duration) -> bool {
+        self.lifetime(4, age) == Left::Nothing
+    }
+
     /// Sets the address on `link`, `age` after it was saved, without duplicate address detection: the device had it all the
-    /// time. Returns whether it was still valid.
+    /// time. One that failed the detection gets it again. Returns whether it was still valid.
     pub fn set_address(&self, socket: &mut Socket, link: &Link, age: Duration) -> Result<bool> {
-        let (preferred, valid) = (self.lifetime(0, age), self.lifetime(4, age));
-        if valid == Left::Nothing {
+        if self.is_over(age) {
             return Ok(false);
         }
+        let (preferred, valid) = (self.lifetime(0, age), self.lifetime(4, age));
         let mut again = self.clone();
         again.set(ADDRESS_INDEX, link.index.get());
         if let Some(place) = self.place(ADDRESS_HEADER, IFA_CACHEINFO) {
@@ -219,13 +224,17 @@ impl Saved {
             format!("cannot set the address{net} of {} again", link.name)
         };
         let flags = self.flags();
-        if self.family() != AF_INET6 || flags & IFA_F_NODAD != 0 {
+        if self.family() != AF_INET6 || flags & (IFA_F_NODAD | IFA_F_DADFAILED) != 0 {
             let added = socket.change(again.message(RTM_NEWADDR), NLM_F_CREATE | NLM_F_EXCL, what);
             return unless_there(added).map(|()| true);
         }
         let mut nodad = again.clone();
         nodad.set_number(ADDRESS_HEADER, IFA_FLAGS, flags | IFA_F_NODAD);
-        unless_there(socket.change(nodad.message(RTM_NEWADDR), NLM_F_CREATE | NLM_F_EXCL, what))?;
+        match socket.change(nodad.message(RTM_NEWADDR), NLM_F_CREATE | NLM_F_EXCL, what) {
+            // It may have a newer lifetime by now.
+            Err(error) if Error::is(&error, Errno::EEXIST) => return Ok(true),
+            made => made?,
+        }
         // The flag would stay, and later detections would be left out as well.
         socket.change(again.message(RTM_NEWADDR), NLM_F_REPLACE, what).map(|()| true)
     }

@@ -133,11 +133,14 @@ impl<'a> Cluster<'a> {
 
     /// Multus gives the API server a quarter of a second, and a busy machine may need more: then the runtime tries again.
     fn call(&self, verb: &str, sandbox: &Sandbox) -> Output {
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let output =
                 node::run(&mut self.command(), &Self::variables(verb, sandbox), &self.config().to_string());
             let text = text_of(&output);
-            if !(text.contains("error waiting for pod") && text.contains("context deadline exceeded")) {
+            if !(text.contains("error waiting for pod") && text.contains("context deadline exceeded"))
+                || Instant::now() > deadline
+            {
                 return output;
             }
         }

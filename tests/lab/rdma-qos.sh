@@ -297,8 +297,33 @@ what_is_left_behind_another_plugin_is_put_right() {
     done
 }
 
+# Its netdev is in a pod, so nothing can be restored, and nothing is forgotten.
+what_is_owed_of_the_netdev_stays_owed_behind_another_plugin() {
+    local config peers before main first
+    first=$(on_host)
+    pod pod0
+    add pod0 net1 "$(conf 0 "$(vf 0)")"
+    # Its name is taken when it comes back.
+    ip link add ens0f0v0 type veth peer name other
+    del pod0 net1 "$(conf 0 "$(vf 0)")"
+    ip netns del pod0
+    behind
+    config=$(with_result "$(rdma_conf "$qos")" "$main")
+    add pod1 net1 "$config"
+    ! "$bin/rail-cni" reap >/run/reaped || fail "nothing is owed any more: $(</run/reaped)"
+    contains "reap" "cannot get its name ens0f0v0 back" "$(</run/reaped)"
+    del pod1 net1 "$config"
+    plugin host-device DEL pod1 "$(main_conf)"
+    ip netns del pod1
+    ip link del ens0f0v0
+    "$bin/rail-cni" reap >/run/reaped || fail "$(</run/reaped)"
+    same "on the host" "$first" "$(on_host)"
+    same "records" "" "$(state_files)"
+}
+
 make_devices
 run_cases the_tos_is_set_in_the_pod_and_restored_after_it name_and_tos_go_together a_name_that_is_none_leads_nowhere \
     groups_are_left_as_they_were a_device_that_a_program_has_open_is_refused_with_its_name \
     two_rails_with_one_name_are_refused the_rdma_device_follows_a_vf_that_another_plugin_has_attached \
-    the_plugin_is_rdma_under_that_name the_interface_must_be_the_device what_is_left_behind_another_plugin_is_put_right
+    the_plugin_is_rdma_under_that_name the_interface_must_be_the_device \
+    what_is_left_behind_another_plugin_is_put_right what_is_owed_of_the_netdev_stays_owed_behind_another_plugin

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::harness::{Host, rail, vf_address, with};
+use crate::harness::{Host, rail, vf_address, with, with_static};
 
 /// Rail 0 with the host's addresses.
 pub fn config() -> Value {
@@ -249,6 +249,56 @@ fn what_cannot_be_restored_is_owed_and_paid_later() {
     }
     host.call("", "", &pod).args(&["reap"]).run(&json!({})).ok();
     is_as_before(&host, &before);
+}
+
+/// Every record of the device keeps what is owed to the host, and no pod gets it for that.
+#[test]
+fn a_network_that_did_not_ask_gets_nothing_of_the_host() {
+    let Some(host) = Host::new("host_address::not_asked") else { return };
+    host.add_rail(0);
+    host.set_node(json!({"policy": {"hostAddresses": true}}));
+    let pod = host.add_netns("pod");
+    host.ip("link set vf0 up");
+    host.ip("addr add 10.20.0.1/24 dev vf0 valid_lft 119 preferred_lft 60");
+    for neighbour in ["10.20.0.8", "10.20.0.9"] {
+        host.ip(&format!("neigh replace {neighbour} lladdr 02:00:00:00:00:99 dev vf0 nud permanent"));
+    }
+    host.cni("ADD", "c1", &pod, &config()).ok();
+    let record = host.records()[0].clone();
+    let mut broken: Value = serde_json::from_str(&std::fs::read_to_string(&record).unwrap()).unwrap();
+    let saved = &mut broken["hostAddresses"];
+    // A message that no kernel takes is owed, while the lifetime of the address has ended.
+    saved["neighbours"][0] = json!(saved["neighbours"][0].as_str().unwrap().replacen("02", "63", 1));
+    saved["at"] = json!(saved["at"].as_u64().unwrap() - 120_000);
+    std::fs::write(&record, broken.to_string()).unwrap();
+    host.cni("DEL", "c1", &pod, &config()).ok();
+    assert_eq!(host.debts().len(), 1);
+    let next = host.add_netns("next");
+    let plain = with_static(rail(0), "10.20.0.2/24", "10.20.0.9");
+    host.cni("ADD", "c2", &next, &plain).ok();
+    assert_eq!(host.ip_in(&next, "neigh show dev net1 nud permanent").trim(), "");
+    host.cni("DEL", "c2", &next, &plain).ok();
+}
+
+/// A pod may leave it under a name that sysctl has for all interfaces, with an MTU for which there are no sysctls of IPv6.
+#[test]
+fn sysctls_are_those_of_the_host_again_whatever_the_pod_left() {
+    for left in ["mtu 1000", "mtu 1000 name all", "mtu 1000 name other0"] {
+        let Some((host, pod)) = host("host_address::sysctls") else { return };
+        let of_all = || {
+            ["ipv4/conf/all/arp_ignore", "ipv4/conf/all/rp_filter", "ipv6/conf/all/accept_ra"]
+                .map(|key| std::fs::read_to_string(format!("/proc/sys/net/{key}")).unwrap())
+        };
+        let (before, all) = (before(&host), of_all());
+        host.cni("ADD", "c1", &pod, &config()).ok();
+        host.ip_in(&pod, "link set net1 down");
+        host.ip_in(&pod, &format!("link set net1 {left}"));
+        let name = left.split_once("name ").map_or("net1", |(_, name)| name);
+        host.hand_back(&pod, name);
+        host.call("", "", &pod).args(&["reap"]).run(&json!({})).ok();
+        is_as_before(&host, &before);
+        assert_eq!(of_all(), all, "{left}");
+    }
 }
 
 #[test]

@@ -211,7 +211,7 @@ pub fn move_in(record: &Record, netns: &Netns, node: &Node) -> Result<()> {
 pub fn restore(record: &Record, node: &Node) -> Result<()> {
     // With a netdev, that was waited for, and it comes back later than its RDMA device.
     if record.is_chained() {
-        wait_for(record)?;
+        wait_for(record, node)?;
     }
     all_of([name::restore_names(record, node), qos::restore(record, node)])
 }
@@ -231,12 +231,19 @@ pub fn take_back(record: &Record, netns: &Netns) -> Result<()> {
     })
 }
 
-/// The kernel returns the devices of a namespace some moments after its end.
-fn wait_for(record: &Record) -> Result<()> {
+/// The kernel returns the devices of a namespace some moments after its end. One that its driver made anew meanwhile has
+/// another index, and one without a driver is gone: nothing is left to wait for.
+fn wait_for(record: &Record, node: &Node) -> Result<()> {
     let Some(mut host) = (if record.rdma.is_empty() { None } else { rdma::open()? }) else { return Ok(()) };
     let deadline = Instant::now() + PATIENCE;
     for device in &record.rdma {
         while rdma::by_index(&mut host, device.index)?.is_none() {
+            let is_to_come_back = |function: Function| {
+                function.driver().is_some() && function.rdma_devices().len() < record.rdma.len()
+            };
+            if !host_function(record, node)?.is_some_and(is_to_come_back) {
+                break;
+            }
             if Instant::now() > deadline {
                 fail!(TryAgain, "the RDMA device {} has not come back to the host", device.name);
             }
