@@ -72,6 +72,9 @@ struct State {
     format: Format,
 }
 
+/// How many warnings of a call are kept for [`told`]. A tenant's configuration can cause any number.
+const MOST_WARNINGS: usize = 32;
+
 static SINK: OnceLock<Sink> = OnceLock::new();
 
 fn sink() -> &'static Sink {
@@ -89,7 +92,9 @@ impl Log for Sink {
         let message = record.args().to_string();
         if record.level() == Level::Warn {
             if let Ok(mut warnings) = self.warnings.lock() {
-                warnings.push(message.clone());
+                if warnings.len() < MOST_WARNINGS {
+                    warnings.push(message.clone());
+                }
             }
         }
         // A pod must not fail because its log cannot be written.
@@ -227,7 +232,7 @@ pub fn describe(call: Call) {
     }
 }
 
-/// The call, and what it was warned of so far.
+/// The call, and what it was warned of first.
 pub fn told() -> (Call, Vec<String>) {
     let call = sink().state.lock().map(|state| state.call.clone()).unwrap_or_default();
     (call, sink().warnings.lock().map(|warnings| warnings.clone()).unwrap_or_default())

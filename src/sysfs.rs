@@ -19,8 +19,9 @@ use crate::{fail, failure};
 /// Drivers that give the function to a program in user space: it then has no netdev.
 const USERSPACE_DRIVERS: [&str; 4] = ["vfio-pci", "uio_pci_generic", "igb_uio", "uio"];
 
-/// The link layers of RDMA ports (ib_core).
-const ETHERNET: &str = "Ethernet";
+// The link layers of RDMA ports (ib_core).
+/// The link layer of a port of RoCE.
+pub const ETHERNET: &str = "Ethernet";
 const INFINIBAND: &str = "InfiniBand";
 
 /// A PCI function or an auxiliary device.

@@ -19,8 +19,8 @@ const STDIN_LIMIT: Duration = Duration::from_secs(30);
 /// Time for a whole call where node.json does not set `callTimeout`. It is longer than every wait with a
 /// deadline of its own; kubelet gives a pod's start four minutes.
 pub const LIMIT: Duration = Duration::from_secs(180);
-/// A search does not take longer, however long the call may take.
-const MOST_FOR_A_SEARCH: Duration = Duration::from_secs(30);
+/// One wait or search does not take longer, however long the call may take.
+const MOST_FOR_A_PART: Duration = Duration::from_secs(30);
 /// Time to print the answer, which may hang as well.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -116,7 +116,7 @@ pub fn allow(limit: Duration) {
 
 /// A part of the time limit of the whole call, for one wait within it: at most 30 seconds.
 pub fn part(of: u32) -> Duration {
-    (watch().limit / of).min(Duration::from_secs(30))
+    (watch().limit / of).min(MOST_FOR_A_PART)
 }
 
 /// Removes the time limit: a person reads what is printed from now on.
@@ -131,7 +131,7 @@ pub fn search_until(time: SearchTime) -> Instant {
         SearchTime::Short => 180,
         SearchTime::Long => 36,
     };
-    Instant::now() + (watch().limit / parts).min(MOST_FOR_A_SEARCH)
+    Instant::now() + part(parts)
 }
 
 /// How long a search may take.

@@ -18,7 +18,7 @@ a_port_is_judged_while_its_netdev_is_up() {
     contains "all down" "skip: every netdev with an RDMA device is down on the host" "$(lines rdma-port)"
     ip link set ens0f0v0 up
     ip link set ens1f0v0 up
-    sleep 1
+    until [[ $(cat /sys/class/net/ens{0,1}f0v0/carrier) == $'1\n1' ]]; do sleep 0.1; done
     doctor --rdma
     ip link set ens0f0v0 down
     ip link set ens1f0v0 down
@@ -117,6 +117,17 @@ check_rdma_uses_the_gid_of_the_rail_and_leaves_no_server() {
 -d rxe10 -i 1 -x $index --tclass 96 -D 1 -F --report_gbits 172.16.0.0
 -d rxe00 -i 1 -R -T 96 -D 1 -F --report_gbits
 -d rxe10 -i 1 -R -T 96 -D 1 -F --report_gbits 172.16.0.0" "$(cat /run/bw/calls)"
+    # The counter is far before the end of what ethtool prints.
+    printf '#!/bin/sh\necho "{\"dscp_prio\":[[24,3]]}"\n' >/run/bw/dcb
+    cat >/run/bw/ethtool <<'STUB'
+#!/bin/sh
+echo "     tx_prio3_bytes: $(date +%s%N)"
+seq 1000000
+STUB
+    chmod 755 /run/bw/dcb /run/bw/ethtool
+    said=$("$root/scripts/check-rdma" --port env ens1f0 --seconds 1 'ip netns exec pod0' 'ip netns exec pod1')
+    contains "a port" "ok    priority   ToS 96 has priority 3 on ens1f0, and tx_prio3_bytes counted the packets" "$said"
+    rm /run/bw/dcb /run/bw/ethtool
     touch /run/bw/fails
     status=0
     said=$("$root/scripts/check-rdma" --port env ens1f0 --seconds 1 'ip netns exec pod0' 'ip netns exec pod1') || status=$?

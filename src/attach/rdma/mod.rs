@@ -158,7 +158,7 @@ pub fn find_away(functions: &[&Function], which: Which, time: SearchTime) -> Res
         return Ok(found);
     }
     let deadline = watchdog::search_until(time);
-    every_netns::visit(which, deadline, |_, netns| {
+    let seen = every_netns::visit(which, deadline, |_, netns| {
         if Instant::now() > deadline {
             return Ok(ControlFlow::Break(Seen::Part));
         }
@@ -175,6 +175,9 @@ pub fn find_away(functions: &[&Function], which: Which, time: SearchTime) -> Res
         let is_done = found.len() >= functions.len();
         Ok(if is_done { ControlFlow::Break(Seen::All) } else { ControlFlow::Continue(()) })
     })?;
+    if seen == Seen::Part {
+        log::warn!("the search for RDMA devices ended before every namespace was examined");
+    }
     Ok(found)
 }
 

@@ -13,7 +13,7 @@ use crate::commands::inventory::{Inventory, Rail, RdmaMode, State};
 use crate::every_netns::Which;
 use crate::netlink::link::Link;
 use crate::node::Node;
-use crate::sysfs::{Function, RdmaPort};
+use crate::sysfs::{ETHERNET, Function, RdmaPort};
 use crate::watchdog::SearchTime;
 
 const DEVICES: &str = "rdma";
@@ -161,7 +161,7 @@ fn ports(inventory: &Inventory, needs_roce: bool, found: &mut Findings) {
                     let remedy = format!("look for the reason in `rdma link show {}` and `dmesg`", port.name);
                     found.add(Check::fail(PORT, text, remedy).on(rail));
                 }
-                if port.layer == "Ethernet" {
+                if port.layer == ETHERNET {
                     gids(rail, function, link, &port, found);
                 } else if needs_roce {
                     let text = format!(
@@ -195,6 +195,8 @@ fn ports(inventory: &Inventory, needs_roce: bool, found: &mut Findings) {
         .ok_unless_reported(PORT, format!("{} on the host, {active} up and active", count(all, "RDMA port")));
     if all == 0 {
         found.add(Check::skip(GID, "there is no RDMA port on the host"));
+    } else if !layers.iter().any(|layer| layer == ETHERNET) {
+        found.add(Check::skip(GID, "there is no RoCE port on the host"));
     }
     found.ok_unless_reported(GID, "every RoCE port has GIDs of the kind RoCE v2, of its own netdev");
 }
@@ -233,6 +235,11 @@ fn payload(mtu: u32) -> u32 {
 fn path_mtu(inventory: &Inventory, networks: &[Network], found: &mut Findings) {
     for rail in &inventory.rails {
         let device = rail.vfs.iter().find_map(|vf| vf.link.as_ref()).or(rail.link.as_ref());
+        // There, the packets of RDMA have an MTU of their own, that of the port.
+        if device.is_some_and(Link::is_infiniband) {
+            found.add(Check::skip(MTU, "the rail is InfiniBand, whose subnet has the MTU").on(rail));
+            continue;
+        }
         let of_pods = inventory.attachments.iter().filter(|one| rail.has(one) && one.state == State::Live);
         let of_pods = of_pods.filter_map(|one| Some((one.link.as_ref()?.mtu, one.record.holder())));
         let mut seen: Vec<(u32, String)> = of_pods.collect();

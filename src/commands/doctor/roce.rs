@@ -33,7 +33,7 @@ struct Port<'a> {
 }
 
 /// Whether RDMA is to be expected on this node, and why.
-pub fn wanted_by(node: &Node, inventory: &Inventory) -> bool {
+fn wanted_by(node: &Node, inventory: &Inventory) -> bool {
     let has = |rail: &Rail| {
         !rail.rdma.is_empty() || rail.vfs.iter().any(|vf| !vf.function.rdma_devices().is_empty())
     };
@@ -339,16 +339,18 @@ fn modes(node: &Node, inventory: &Inventory, found: &mut Findings) {
     };
     let mut seen = Vec::new();
     for rail in &inventory.rails {
-        let mut read = |id: &str| match devlink.modes(id) {
-            Ok(modes) => modes,
-            Err(error) => {
+        let functions = rail.function.iter().chain(rail.vfs.iter().map(|vf| &vf.function));
+        let mut all = Vec::new();
+        for function in functions {
+            let id = function.id.as_str();
+            let mut modes = devlink.modes(id).unwrap_or_else(|error| {
                 found.add(Check::skip(MODE, format!("{id}: {error:#}")).on(rail));
                 Modes::default()
-            }
-        };
-        let pf = rail.function.iter().map(|pf| (pf.id.as_str(), read(&pf.id))).collect::<Vec<_>>();
-        let vfs = rail.vfs.iter().map(|vf| (vf.function.id.as_str(), read(&vf.function.id)));
-        let all: Vec<_> = pf.into_iter().chain(vfs).collect();
+            });
+            // A port on InfiniBand has no RoCE to switch on.
+            modes.roce = modes.roce.filter(|_| !function.has_infiniband());
+            all.push((id, modes));
+        }
         seen.push((rail, all));
     }
     judge_modes(node.roce.is_some(), &seen, found);

@@ -65,13 +65,13 @@ pub struct HostLink {
     pub node_name: String,
     /// The plane, 0 to 3.
     pub plane: u64,
-    /// The rail, 0 to 7.
+    /// The rail, from 0. [`Last`] bounds this and the next three.
     pub rail: u64,
-    /// The pod of the fabric, 0 to 31; 0 with two tiers.
+    /// The pod of the fabric; 0 with two tiers.
     pub pod: u64,
-    /// The SU in its pod, 0 to 63 or 0 to 255: see [`Scheme::last`].
+    /// The SU in its pod.
     pub su: u64,
-    /// The index of the host in its SU, 0 to 127.
+    /// The index of the host in its SU.
     pub host: u64,
     /// The names of both ends.
     pub cable: Cable,

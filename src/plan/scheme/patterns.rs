@@ -164,8 +164,9 @@ fn parse(text: &str) -> Result<IpAddr, String> {
     let mut octets = [0; 4];
     let mut parts = text.split('.');
     for octet in &mut octets {
-        let terms = parts.next().ok_or_else(wrong)?.split('+');
-        let sum = terms.map(|term| term.parse::<u32>().ok()).sum::<Option<u32>>().ok_or_else(wrong)?;
+        let mut terms = parts.next().ok_or_else(wrong)?.split('+');
+        let sum =
+            terms.try_fold(0, |sum: u32, term| sum.checked_add(term.parse().ok()?)).ok_or_else(wrong)?;
         *octet =
             u8::try_from(sum).map_err(|_| format!("{text} is not an IP address: {sum} is more than 255"))?;
     }

@@ -127,6 +127,7 @@ fn every_fault_of_a_pattern_is_told() {
             p2p("address: 10.0.{rail}.{su*4}+{host}"),
             "10.0.0.1 is not the first address of a /31, which begins at 10.0.0.0: is {host*2} meant?",
         ),
+        (p2p("address: 10.4294967295+72.{host}.{rail}"), "10.4294967295+72.0.0 is not an IP address"),
         (p2p("address: 10.0.{rail+255}.{host*2}"), "10.0.256.0 is not an IP address: 256 is more than 255"),
         (p2p("address: 10.0.{rail}"), "10.0.0 is not an IP address"),
         (p2p("address: 10.0.{rail}.{su}.0"), "10.0.0.0.0 is not an IP address"),
