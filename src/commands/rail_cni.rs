@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
 
 use super::check::check;
-use super::doctor::doctor;
+use super::doctor::{doctor, wait};
 use super::lint::lint;
 use super::reap::{ReapArgs, reap};
 use super::status::status;
@@ -60,6 +60,13 @@ why. Nothing is changed.
 Exit status: 0 no check failed, 1 a check failed, 2 wrong usage."
     )]
     Doctor(DoctorArgs),
+    /// Wait until this node has its rails: for systemd, and for whatever else must not start pods earlier
+    #[command(
+        after_help = "It waits for what `doctor` checks of node.json, rails and pools: PFs with a driver, a link and \
+VFs, and this node's prefixes in the store. What is missing is printed to stderr when it changes.
+Exit status: 0 the rails are there, 1 the time is over, 2 wrong usage."
+    )]
+    Wait(WaitArgs),
     /// Find faults in networks before a pod uses them: NetworkAttachmentDefinitions, .conf and .conflist
     #[command(
         after_help = "The command needs neither node.json nor root. error: ADD refuses it, or it cannot be \
@@ -90,6 +97,15 @@ struct DoctorArgs {
 }
 
 #[derive(Debug, Args)]
+struct WaitArgs {
+    /// The longest time to wait
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    timeout: u32,
+    #[command(flatten)]
+    needs: DoctorArgs,
+}
+
+#[derive(Debug, Args)]
 struct LintArgs {
     /// Files or directories with YAML or JSON for kubectl, or with CNI configurations; - reads stdin
     #[arg(required = true, value_name = "FILE")]
@@ -114,6 +130,10 @@ pub fn run() -> ExitCode {
         Command::Doctor(args) => {
             output::watch(PROGRAM);
             doctor(args.mtu, args.rdma, output)
+        }
+        Command::Wait(WaitArgs { timeout, needs }) => {
+            output::watch(PROGRAM);
+            wait(PROGRAM, timeout, needs.mtu, needs.rdma, output)
         }
         Command::Lint(args) => lint(&args.files, output),
         Command::Reap(args) => start("reap").and_then(|node| reap(&node, &args, output)),

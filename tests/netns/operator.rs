@@ -13,6 +13,7 @@ mod check;
 mod doctor;
 mod foretold;
 mod status;
+mod wait;
 
 fn run(host: &Host, args: &[&str]) -> Ran {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rail-cni"));

@@ -10,6 +10,7 @@ mod rdma;
 mod roce;
 mod routes;
 mod runtimes;
+mod wait;
 
 use std::fmt;
 use std::io::IsTerminal as _;
@@ -23,6 +24,8 @@ use super::count;
 use super::inventory::{Inventory, Rail};
 use crate::output::{self, Output};
 use crate::watchdog;
+
+pub use wait::wait;
 
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
