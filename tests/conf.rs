@@ -178,6 +178,40 @@ fn every_network_is_accepted() {
     assert!(error.contains("CNI_NETNS"), "{error}");
 }
 
+/// As dra-driver-sriov calls: one plugin, the device in the network, no `runtimeConfig`.
+#[test]
+fn networks_of_one_plugin_are_those_of_the_lists() {
+    let bench = Bench::new();
+    let singles = yaml_documents(&read("conf/nads-single.yaml")).unwrap();
+    assert_eq!(singles.len(), 8);
+    for (rail, (single, list)) in singles.iter().zip(nads()).enumerate() {
+        let mut config = config_of(single);
+        assert_eq!(single["metadata"], list["metadata"]);
+        assert!(plugin_configs(&config_of(&list)).contains(&config), "{config}");
+        assert!(config.get("plugins").is_none());
+        config["deviceID"] = json!(vf_of(rail));
+        bench.accepts(&format!("nads-single.yaml: rail {rail}"), &config);
+    }
+}
+
+/// What the driver's container lacks is what node.json names, or has by default.
+#[test]
+fn the_driver_for_claims_sees_the_directories_of_rail_cni() {
+    let [patch] = &yaml_documents(&read("conf/dra-driver-sriov.yaml")).unwrap()[..] else {
+        panic!("one patch")
+    };
+    let pod = &patch["spec"]["template"]["spec"];
+    let [container] = &pod["containers"].as_array().unwrap()[..] else { panic!("one container") };
+    let source = read("src/node/mod.rs");
+    let volumes = pod["volumes"].as_array().unwrap();
+    for (mount, volume) in container["volumeMounts"].as_array().unwrap().iter().zip(volumes) {
+        assert_eq!(mount["name"], volume["name"]);
+        assert_eq!(mount["mountPath"], volume["hostPath"]["path"]);
+        assert!(source.contains(mount["mountPath"].as_str().unwrap()), "{mount}");
+    }
+    assert_eq!(volumes.len(), 3);
+}
+
 /// Also without node.json, and the networks that a plan makes.
 #[test]
 fn lint_finds_nothing_in_the_networks() {
@@ -192,6 +226,7 @@ fn lint_finds_nothing_in_the_networks() {
     };
     let files = ["conf/nads.yaml", "conf/net.d", "conf/ovs.yaml"];
     assert_eq!(lint(&files, b""), (Some(0), "10 networks: 0 errors, 0 warnings\n".into()));
+    assert_eq!(lint(&["conf/nads-single.yaml"], b""), (Some(0), "8 networks: 0 errors, 0 warnings\n".into()));
     // Of a pool that stands in the network the routes are seen: what they may cover, node.json knows.
     let (code, told) = lint(&["conf/cnitool"], b"");
     assert_eq!(code, Some(0));

@@ -185,6 +185,9 @@ fn every_target_is_the_same_each_time() {
         ("csv", 1),
         ("node-json", 64),
         ("device-plugin", 1),
+        ("slurm", 1),
+        ("slurm-block", 1),
+        ("volcano", 1),
     ] {
         let write = |name: &str| {
             let out = place.path(name).display().to_string();
@@ -340,6 +343,16 @@ fn what_makes_no_sense_is_refused_before_anything_is_written() {
         let said = place.fails(1, &["plan", FABRIC, "--pool-name", "Rail-{rail}", "--to", target]);
         assert!(said.contains("pool Rail-0: names in Kubernetes have small letters"), "{said}");
     }
+    for target in ["csv", "store", "volcano"] {
+        let said = place.fails(1, &["plan", FABRIC, "--to", target, "--namespace", "rails"]);
+        assert!(said.contains("--namespace is for --to cidrpool and --to nads"), "{said}");
+    }
+    for bad in ["Rails", "a.b", "-a", "", &"a".repeat(64)] {
+        let said = place.fails(1, &["plan", FABRIC, "--to", "nads", &format!("--namespace={bad}")]);
+        assert!(said.contains("is not a namespace of Kubernetes"), "{said}");
+    }
+    let said = place.fails(1, &["plan", FABRIC, "--to", "cidrpool", "--single"]);
+    assert!(said.contains("--single is for --to nads"), "{said}");
     let diff = ["plan", FABRIC, "--to", "cidrpool", "--diff"];
     assert!(place.fails(1, &diff).contains("--diff needs --to store or --out"));
     assert!(

@@ -22,7 +22,8 @@ use crate::plan::pattern::Pattern;
 use crate::plan::refusal::{Doubt, Refusal};
 use crate::plan::scheme::{Family, Mode, Polarity, Scheme, Tiers};
 use crate::plan::{
-    File, Plan, Pool, Pools, csv, fabric, manifest, nads, netplan, networks, nics, nvue, refused, topology,
+    File, Plan, Pool, Pools, csv, fabric, groups, manifest, nads, netplan, networks, nics, nvue, refused,
+    slurm, topology, volcano,
 };
 use crate::pool;
 
@@ -42,6 +43,13 @@ pub struct PlanArgs {
     /// Directory for the files of the target; without it, they are printed
     #[arg(long, value_name = "DIR", requires = "to")]
     out: Option<PathBuf>,
+    /// Kubernetes namespace of the manifests (cidrpool and nads only) [default: that of the source, or
+    /// nvidia-network-operator, for CIDRPools; none for networks]
+    #[arg(long, value_name = "NAME", requires = "to")]
+    namespace: Option<String>,
+    /// Write networks as one plugin instead of a list (nads only), for dra-driver-sriov
+    #[arg(long, requires = "to")]
+    single: bool,
     /// Print what would change, and write nothing
     #[arg(long, requires = "to")]
     diff: bool,
@@ -130,6 +138,12 @@ pub enum Target {
     NodeJson,
     /// Resources of the SR-IOV device plugin.
     DevicePlugin,
+    /// topology.conf of Slurm, for topology/tree.
+    Slurm,
+    /// topology.conf of Slurm, for topology/block.
+    SlurmBlock,
+    /// HyperNodes of Volcano.
+    Volcano,
 }
 
 /// `rail-ipam plan`: reads and checks a plan, and then writes, compares or prints it.
@@ -144,15 +158,25 @@ pub fn plan(args: &PlanArgs, output: Output) -> Result<ExitCode> {
     if !args.is_of_the_store() && args.out.is_none() && args.prune {
         fail!(InvalidConfig, "--prune needs --to store or --out");
     }
+    let namespace = args.namespace()?;
+    if args.single && args.to != Some(Target::Nads) {
+        fail!(InvalidConfig, "--single is for --to nads");
+    }
     let (mut plan, pools, meant) = args.read()?;
     let files = match args.to {
-        Some(Target::Cidrpool) => manifest::write(&mut plan)?,
-        Some(Target::Nads) => nads::write(&mut plan)?,
+        Some(Target::Cidrpool) => manifest::write(&mut plan, namespace)?,
+        Some(Target::Nads) => {
+            let form = if args.single { nads::Form::Single } else { nads::Form::List };
+            nads::write(&mut plan, form, namespace)?
+        }
         Some(Target::Netplan) => netplan::write(&plan)?,
         Some(Target::Nvue) => nvue::write(&plan)?,
         Some(Target::Csv) => csv::write(&plan)?,
         Some(Target::NodeJson) => nics::node_json(&mut plan)?,
         Some(Target::DevicePlugin) => nics::device_plugin(&mut plan)?,
+        Some(Target::Slurm) => slurm::write(&plan, slurm::Plugin::Tree)?,
+        Some(Target::SlurmBlock) => slurm::write(&plan, slurm::Plugin::Block)?,
+        Some(Target::Volcano) => volcano::write(&plan)?,
         Some(Target::Store) | None => Vec::new(),
     };
     args.refuse_warnings(&plan.warnings)?;
@@ -197,6 +221,21 @@ impl PlanArgs {
     /// Whether the command writes or reads the store.
     fn is_of_the_store(&self) -> bool {
         self.to == Some(Target::Store) || (self.check && self.against.is_empty())
+    }
+
+    /// The namespace of the manifests.
+    fn namespace(&self) -> Result<Option<&str>> {
+        let Some(name) = self.namespace.as_deref() else { return Ok(None) };
+        if !matches!(self.to, Some(Target::Cidrpool | Target::Nads)) {
+            fail!(InvalidConfig, "--namespace is for --to cidrpool and --to nads");
+        }
+        if !crate::plan::is_namespace(name) {
+            fail!(
+                InvalidConfig,
+                "--namespace: {name:?} is not a namespace of Kubernetes: 1 to 63 small letters, digits and -"
+            );
+        }
+        Ok(Some(name))
     }
 
     /// Fails if there is a warning and `--strict` is given.
@@ -362,7 +401,10 @@ fn show(plan: &Plan, output: Output) -> Result<ExitCode> {
                 .iter()
                 .map(|pool| json!({"name": pool.name, "rail": pool.rail, "plane": pool.plane, "spec": pool.spec}))
                 .collect();
-            print(&pretty(&json!({"pools": pools, "nodes": plan.nodes().len(), "warnings": plan.warnings})))?;
+            print(&pretty(
+                &json!({"pools": pools, "nodes": plan.nodes().len(), "places": groups::json(plan),
+                "warnings": plan.warnings}),
+            ))?;
         }
         Output::Table => {
             let rows = plan.pools.iter().map(|pool| {

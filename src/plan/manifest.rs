@@ -1,9 +1,9 @@
 //! CIDRPool manifests, read in the forms that people and kubectl write, and written for nv-ipam and `rail-ipam import`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use anyhow::Result;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::yaml::scalar;
 use super::{Cable, File, Plan, Pool, is_object_name, leaf_ports, refused};
@@ -22,8 +22,10 @@ const RAIL: &str = "rail-cni/rail";
 const PLANE: &str = "rail-cni/plane";
 /// The leaf ports of the cables: a line for each node, `NODE: LEAF PORT`, with those of other planes behind commas.
 const LEAF_PORTS: &str = "rail-cni/leaf-ports";
-/// The bytes that the annotations of an object can have; `kubectl apply` keeps the whole object in one of them.
+/// The bytes that the annotations of an object can have. `kubectl apply` keeps the whole object in one of them, unless
+/// the API server applies it.
 const MAX_ANNOTATIONS: usize = 256 << 10;
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// The bytes that etcd takes in a request (1.5 MiB, the default of `--max-request-bytes`).
 const MAX_OBJECT: usize = 3 << 19;
 
@@ -195,7 +197,7 @@ fn cables(text: &str) -> Result<HashMap<String, Vec<Cable>>, String> {
 }
 
 /// A message about names that no node of a cluster can have, if there are any.
-fn not_of_nodes(plan: &Plan) -> Option<String> {
+pub(super) fn not_of_nodes(plan: &Plan) -> Option<String> {
     let names: Vec<_> =
         plan.nodes().into_iter().filter(|name| !is_object_name(name)).map(str::to_owned).collect();
     (!names.is_empty()).then(|| {
@@ -203,8 +205,11 @@ fn not_of_nodes(plan: &Plan) -> Option<String> {
     })
 }
 
-/// A file for each pool.
-pub fn write(plan: &mut Plan) -> Result<Vec<File>> {
+/// A file for each pool. `namespace` takes precedence over those of the source.
+pub fn write(plan: &mut Plan, namespace: Option<&str>) -> Result<Vec<File>> {
+    if let Some(name) = namespace {
+        plan.pools.iter_mut().for_each(|pool| pool.namespace = Some(name.to_owned()));
+    }
     plan.refuse_pools(
         Pool::is_unnumbered,
         "nv-ipam takes a gateway in the node's prefix only, and unnumbered links have another: use --to store",
@@ -220,19 +225,18 @@ pub fn write(plan: &mut Plan) -> Result<Vec<File>> {
             "{names}, and nv-ipam compares them with the names of the cluster's nodes: correct the plan"
         );
     }
+    let (mut too_large, mut without_ports) = (Vec::new(), Vec::new());
     for pool in &plan.pools {
         pool.check_object_name()?;
-        let (ports, mut text) = (ports(pool), text(pool, ""));
-        if ports.len() + text.len() + ports.len() > MAX_ANNOTATIONS {
-            plan.warnings.push(format!(
-                "pool {}: the annotation {LEAF_PORTS} is left out: with it, the annotations would have more than the \
-                 {} KiB that Kubernetes takes",
-                pool.name,
-                MAX_ANNOTATIONS >> 10
-            ));
-        } else if !ports.is_empty() {
-            text = self::text(pool, &ports);
+        let mut ports = ports(pool);
+        let is_too_large = applied(pool, "") > MAX_ANNOTATIONS;
+        // A pool that only the API server can apply has nothing but the ports in its annotations.
+        let annotated = if is_too_large { ports.len() } else { applied(pool, &ports) };
+        if annotated > MAX_ANNOTATIONS && !ports.is_empty() {
+            without_ports.push(pool.name.clone());
+            ports.clear();
         }
+        let text = text(pool, &ports);
         if text.len() > MAX_OBJECT {
             plan.warnings.push(format!(
                 "pool {}: {} nodes make {} KiB, and etcd takes 1536: the Kubernetes API will refuse the pool, \
@@ -241,10 +245,48 @@ pub fn write(plan: &mut Plan) -> Result<Vec<File>> {
                 pool.spec.static_allocations.len(),
                 text.len() >> 10
             ));
+        } else if is_too_large {
+            too_large.push(pool.name.clone());
         }
         files.push(File { name: format!("{}.yaml", pool.name), text });
     }
+    if !without_ports.is_empty() {
+        plan.warnings.push(format!(
+            "the annotation {LEAF_PORTS} is left out of {}: with it, the annotations would have more than the {} KiB that \
+             Kubernetes takes",
+            some_of(&without_ports),
+            MAX_ANNOTATIONS >> 10
+        ));
+    }
+    if !too_large.is_empty() {
+        plan.warnings.push(format!(
+            "too large for `kubectl apply`, which keeps a copy of each object in an annotation, where Kubernetes takes \
+             {} KiB: {}: use `kubectl apply --server-side -f FILE`",
+            MAX_ANNOTATIONS >> 10,
+            some_of(&too_large)
+        ));
+    }
     Ok(files)
+}
+
+/// The bytes of the pool's annotations after `kubectl apply`, which adds the object as JSON.
+fn applied(pool: &Pool, ports: &str) -> usize {
+    let annotations = annotations(pool, ports);
+    let object = json!({"apiVersion": API_VERSION, "kind": "CIDRPool", "spec": pool.spec,
+        "metadata": {"annotations": annotations, "name": pool.name, "namespace": namespace(pool)}});
+    // A line feed ends the copy.
+    let own = annotations.iter().map(|(key, value)| key.len() + value.len());
+    own.sum::<usize>() + LAST_APPLIED.len() + object.to_string().len() + 1
+}
+
+fn namespace(pool: &Pool) -> &str {
+    pool.namespace.as_deref().unwrap_or(NAMESPACE)
+}
+
+fn annotations(pool: &Pool, ports: &str) -> BTreeMap<&'static str, String> {
+    let numbers = [(RAIL, pool.rail), (PLANE, pool.plane)];
+    let numbers = numbers.into_iter().filter_map(|(key, number)| Some((key, number?.to_string())));
+    numbers.chain((!ports.is_empty()).then(|| (LEAF_PORTS, ports.to_owned()))).collect()
 }
 
 /// The text of [`LEAF_PORTS`] for the pool.
@@ -255,11 +297,11 @@ fn ports(pool: &Pool) -> String {
 }
 
 fn text(pool: &Pool, ports: &str) -> String {
-    let Pool { name, rail, plane, namespace, spec, .. } = pool;
+    let Pool { name, rail, plane, spec, .. } = pool;
     let mut text = format!(
         "apiVersion: {API_VERSION}\nkind: CIDRPool\nmetadata:\n  name: {}\n  namespace: {}\n",
         scalar(name),
-        scalar(namespace.as_deref().unwrap_or(NAMESPACE))
+        scalar(namespace(pool))
     );
     let mut line = |line: String| {
         text.push_str(&line);

@@ -5,8 +5,10 @@
 
 pub mod csv;
 pub mod fabric;
+pub mod groups;
 pub mod manifest;
 pub mod nads;
+pub mod natural;
 pub mod netplan;
 pub mod networks;
 pub mod nics;
@@ -14,7 +16,9 @@ pub mod nvue;
 pub mod pattern;
 pub mod refusal;
 pub mod scheme;
+pub mod slurm;
 pub mod topology;
+pub mod volcano;
 pub mod yaml;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -50,6 +54,8 @@ pub struct Plan {
     pub cluster_networks: Vec<IpNet>,
     /// The positions of nodes that the source lists by name, for messages about them.
     pub listed: BTreeMap<String, Place>,
+    /// The pod and the SU of each node, if the source says them.
+    pub positions: BTreeMap<String, Position>,
     /// Nodes of the plan, each with the node that it replaces.
     pub replaces: BTreeMap<String, String>,
     /// Whether the addresses follow from patterns, which have no `firstOctet`.
@@ -75,6 +81,15 @@ pub struct Pool {
     /// The position of each row, in the order of the rows. Empty if the source compares the prefixes of all pools
     /// itself.
     pub places: Vec<Place>,
+}
+
+/// Where a node is in the fabric. Both numbers count from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    /// The pod of the fabric.
+    pub pod: u64,
+    /// The SU in its pod.
+    pub su: u64,
 }
 
 /// Both ends of a link between a node and its leaf, as far as the source says them.
@@ -317,6 +332,11 @@ fn is_object_name(name: &str) -> bool {
             && label.bytes().all(|byte| is_inner(byte) || byte == b'-')
     };
     name.len() <= 253 && name.split('.').all(is_label)
+}
+
+/// Whether Kubernetes takes the name for a namespace: a label of RFC 1123.
+pub fn is_namespace(name: &str) -> bool {
+    name.len() <= 63 && !name.contains('.') && is_object_name(name)
 }
 
 /// One error for all faults.

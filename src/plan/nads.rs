@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use ipnet::IpNet;
-use serde_json::json;
 
 use super::scheme::place_of;
 use super::{File, Plan, Pool, yaml};
@@ -16,17 +15,37 @@ const MTU: u32 = 9000;
 /// The largest `rail` of a network.
 const MAX_RAIL: u8 = 127;
 
-const HEAD: &str = "\
+const CAPABILITIES: &str =
+    r#""capabilities": {"deviceID": true, "mac": true, "ips": true, "CNIDeviceInfoFile": true}"#;
+
+const OF_LISTS: &str = "\
 # The networks of the plan: kubectl apply -f. Each has a resource of its own, so that the device plugin can only hand
 # out a VF of that rail's PF.
 ";
 
-/// Writes one file. A network has the name of its (IPv4) pool.
-pub fn write(plan: &mut Plan) -> Result<Vec<File>> {
+const OF_SINGLES: &str = "\
+# The networks of the plan: kubectl apply -f. Each is one plugin and no list, as dra-driver-sriov reads it.
+";
+
+/// The form of the configuration in a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// A list with one plugin.
+    List,
+    /// The plugin alone, for a driver that reads no list.
+    Single,
+}
+
+/// Writes one file. A network has the name of its (IPv4) pool. Without a namespace, kubectl chooses it.
+pub fn write(plan: &mut Plan, form: Form, namespace: Option<&str>) -> Result<Vec<File>> {
     number(plan);
-    let mut text = HEAD.to_owned();
+    let head = match form {
+        Form::List => OF_LISTS,
+        Form::Single => OF_SINGLES,
+    };
+    let mut text = head.to_owned();
     for pools in networks(plan) {
-        text.push_str(&network(&pools)?);
+        text.push_str(&network(&pools, form, namespace)?);
     }
     Ok(vec![File { name: "nads.yaml".to_owned(), text }])
 }
@@ -116,48 +135,60 @@ pub(super) fn networks(plan: &Plan) -> Vec<Vec<&Pool>> {
     of_rail.into_iter().flat_map(split).collect()
 }
 
-fn network(pools: &[&Pool]) -> Result<String> {
+fn network(pools: &[&Pool], form: Form, namespace: Option<&str>) -> Result<String> {
     let Some(first) = pools.first() else { return Ok(String::new()) };
     let name = &first.name;
     first.check_object_name()?;
     let names: Vec<_> = pools.iter().map(|pool| pool.name.as_str()).collect();
     let mtu = pools.iter().flat_map(|pool| pool.cables.iter().flatten()).filter_map(|cable| cable.mtu).min();
-    let mut plugin = vec![("type", json!("rail-cni"))];
+    let mut plugin = vec!["\"type\": \"rail-cni\"".to_owned()];
     if let Some(rail) = first.number() {
         if rail > MAX_RAIL {
             fail!(InvalidConfig, "pool {name}: its network would be rail {rail}, and the last is {MAX_RAIL}");
         }
-        plugin.push(("rail", json!(rail)));
+        plugin.push(format!("\"rail\": {rail}"));
     }
-    plugin.push(("mtu", json!(mtu.unwrap_or(MTU))));
-    let capabilities = r#"{"deviceID": true, "mac": true, "ips": true, "CNIDeviceInfoFile": true}"#;
-    let plugin: Vec<_> =
-        plugin.iter().map(|(key, value)| format!("          \"{key}\": {value},\n")).collect();
+    plugin.push(format!("\"mtu\": {}", mtu.unwrap_or(MTU)));
+    plugin.push(CAPABILITIES.to_owned());
+    plugin.push(format!("\"ipam\": {{\"type\": \"rail-ipam\", \"pool\": \"{}\"}}", names.join(",")));
+    let lines = |indent: &str| plugin.join(&format!(",\n{indent}"));
+    let config = match form {
+        Form::List => format!(
+            "      \"cniVersion\": \"1.0.0\",
+      \"cniVersions\": [\"1.0.0\", \"1.1.0\"],
+      \"name\": \"{name}\",
+      \"plugins\": [
+        {{
+          {}
+        }}
+      ]
+",
+            lines("          ")
+        ),
+        Form::Single => format!(
+            "      \"cniVersion\": \"1.0.0\",
+      \"name\": \"{name}\",
+      {}
+",
+            lines("      ")
+        ),
+    };
+    let namespace = namespace.map(|name| format!("  namespace: {}\n", yaml::scalar(name)));
     Ok(format!(
         "---
 apiVersion: k8s.cni.cncf.io/v1
 kind: NetworkAttachmentDefinition
 metadata:
   name: {}
-  annotations:
+{}  annotations:
     k8s.v1.cni.cncf.io/resourceName: nvidia.com/{name}
 spec:
   config: |
     {{
-      \"cniVersion\": \"1.0.0\",
-      \"cniVersions\": [\"1.0.0\", \"1.1.0\"],
-      \"name\": \"{name}\",
-      \"plugins\": [
-        {{
-{}          \"capabilities\": {capabilities},
-          \"ipam\": {{\"type\": \"rail-ipam\", \"pool\": \"{}\"}}
-        }}
-      ]
-    }}
+{config}    }}
 ",
         yaml::scalar(name),
-        plugin.concat(),
-        names.join(",")
+        namespace.unwrap_or_default(),
     ))
 }
 

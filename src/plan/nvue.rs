@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use anyhow::Result;
 use ipnet::IpNet;
 
+use super::natural::{Chunk, chunks};
 use super::{Cable, File, Link, Plan, Pool, refused};
 use crate::fault::Fault;
 
@@ -154,29 +155,6 @@ fn text<'a>(leaf: &str, ports: impl Iterator<Item = (&'a str, Port<'a>)>) -> Str
     }
     text.push_str("# nv config apply\n");
     text
-}
-
-/// A part of a name, so that `swp2` comes before `swp10`.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-enum Chunk<'a> {
-    /// The value, and the digits, because `01` is not `1`.
-    Number(u64, &'a str),
-    Text(&'a str),
-}
-
-fn chunks(mut name: &str) -> Vec<Chunk<'_>> {
-    let mut chunks = Vec::new();
-    while let Some(first) = name.chars().next() {
-        let is_number = first.is_ascii_digit();
-        let end = name.find(|c: char| c.is_ascii_digit() != is_number).unwrap_or(name.len());
-        let (chunk, rest) = name.split_at(end);
-        chunks.push(match chunk.parse() {
-            Ok(number) if is_number => Chunk::Number(number, chunk),
-            _ => Chunk::Text(chunk),
-        });
-        name = rest;
-    }
-    chunks
 }
 
 #[cfg(test)]

@@ -57,6 +57,52 @@ fn a_number_of_a_rail_that_is_none_is_refused_with_its_line() {
     }
 }
 
+/// `kubectl apply` of 3,072 nodes passed on a cluster, and failed with 3,200.
+#[test]
+fn pools_that_kubectl_alone_cannot_apply_are_told() {
+    let warnings = |sus: u64| {
+        let text = format!(
+            "fabric: spectrum-x\nrails: 2\nsus: {sus}\nhostsPerSU: 128\nnodeName: worker-gpu-{{node}}\n\
+             leafName: leaf-{{su}}-{{rail}}\nleafPort: swp{{host+1}}\n"
+        );
+        let mut plan = crate::plan::fabric::read(&document::parse("f", text.as_bytes()).unwrap()[0]).unwrap();
+        let files = write(&mut plan, None).unwrap();
+        let has_ports = files.iter().all(|file| file.text.contains(LEAF_PORTS));
+        (has_ports, plan.warnings)
+    };
+    assert_eq!(warnings(8), (true, vec![]));
+    let left_out = "the annotation rail-cni/leaf-ports is left out of rail-0; rail-1: with it, the annotations would \
+                    have more than the 256 KiB that Kubernetes takes";
+    assert_eq!(warnings(24), (false, vec![left_out.to_owned()]));
+    let (has_ports, told) = warnings(25);
+    // The API server takes what kubectl has no room for.
+    assert!(has_ports);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(
+        told[0].starts_with("too large for `kubectl apply`") && told[0].contains("rail-0; rail-1: "),
+        "{told:?}"
+    );
+    assert!(told[0].ends_with("use `kubectl apply --server-side -f FILE`"), "{told:?}");
+}
+
+#[test]
+fn a_namespace_takes_precedence_over_that_of_the_source() {
+    let text = std::fs::read_to_string("conf/pools/spectrum-x.yaml").unwrap();
+    let namespaces = |given| {
+        let mut plan = read_text(&text).unwrap();
+        let files = write(&mut plan, given).unwrap();
+        let found = |file: &File| {
+            document::parse("f", file.text.as_bytes()).unwrap()[0]
+                .root()
+                .text("metadata.namespace")
+                .map(str::to_owned)
+        };
+        files.iter().map(|file| found(file).unwrap()).collect::<HashSet<_>>()
+    };
+    assert_eq!(namespaces(None), HashSet::from([NAMESPACE.to_owned()]));
+    assert_eq!(namespaces(Some("rails")), HashSet::from(["rails".to_owned()]));
+}
+
 proptest! {
     /// Plan, manifests, plan: nothing is lost, and what nv-ipam's rules refuse is never written.
     #[test]

@@ -5,7 +5,7 @@ use crate::plan::scheme::{Family, HostLink, Mode};
 use crate::plan::tests::{cabled, plan};
 
 fn configs(plan: &mut Plan) -> Vec<(String, serde_json::Value)> {
-    let text = write(plan).unwrap().remove(0).text;
+    let text = write(plan, Form::List, None).unwrap().remove(0).text;
     let documents = document::parse("nads.yaml", text.as_bytes()).unwrap();
     let config = |document: &document::Document| {
         let root = document.root();
@@ -28,15 +28,27 @@ fn shown(plan: &mut Plan) -> Vec<String> {
     configs(plan).into_iter().map(shown).collect()
 }
 
-/// The networks of conf/nads.yaml are those of a plan of eight rails.
+/// The networks of conf/nads.yaml and of conf/nads-single.yaml are those of a plan of eight rails.
 #[test]
-fn the_example_is_what_is_written() {
+fn the_examples_are_what_is_written() {
     let links: Vec<_> =
         (0..8).map(|rail| HostLink { rail, cable: Cable::default(), ..cabled().remove(0) }).collect();
-    let written = write(&mut plan(Mode::None, Family::Ipv4, &links)).unwrap().remove(0).text;
-    let example = include_str!("../../../conf/nads.yaml");
+    let mut plan = plan(Mode::None, Family::Ipv4, &links);
+    let mut written = |form| write(&mut plan, form, None).unwrap().remove(0).text;
     let from_the_first = |text: &str| text[text.find("---\n").unwrap()..].to_owned();
-    assert_eq!(from_the_first(&written), from_the_first(example));
+    assert_eq!(from_the_first(&written(Form::List)), from_the_first(include_str!("../../../conf/nads.yaml")));
+    assert_eq!(written(Form::Single), include_str!("../../../conf/nads-single.yaml"));
+}
+
+#[test]
+fn a_namespace_is_that_of_every_network() {
+    for form in [Form::List, Form::Single] {
+        let text =
+            write(&mut plan(Mode::None, Family::Ipv4, &cabled()), form, Some("1")).unwrap().remove(0).text;
+        let documents = document::parse("nads.yaml", text.as_bytes()).unwrap();
+        assert_eq!(documents.len(), 2);
+        assert!(documents.iter().all(|nad| nad.root().text("metadata.namespace") == Some("1")), "{text}");
+    }
 }
 
 #[test]
@@ -124,9 +136,12 @@ fn names_that_kubernetes_refuses_are_refused() {
     for name in ["Rail-0", "rail_0", "rail.", "-rail", "a..b", ""] {
         let mut plan = plan(Mode::None, Family::Ipv4, &cabled());
         plan.pools[0].name = name.into();
-        assert!(write(&mut plan).unwrap_err().to_string().contains("rename the pool"), "{name}");
+        assert!(
+            write(&mut plan, Form::List, None).unwrap_err().to_string().contains("rename the pool"),
+            "{name}"
+        );
     }
     let mut plan = plan(Mode::None, Family::Ipv4, &cabled());
     plan.pools[0].rail = Some(255);
-    assert!(write(&mut plan).unwrap_err().to_string().contains("the last is 127"));
+    assert!(write(&mut plan, Form::List, None).unwrap_err().to_string().contains("the last is 127"));
 }

@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use serde::Deserialize;
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
-use super::{Cable, Plan, Pool};
+use super::{Cable, Plan, Pool, Position};
 use crate::cni::is_netdev_name;
 use crate::fault::{Fault, Place};
 use crate::pool::allocation::IpVersion;
@@ -22,7 +22,7 @@ use crate::pool::cidrpool::Row;
 use crate::pool::is_name;
 
 pub use patterns::Patterns;
-pub use spectrum_x::{Family, Scheme, Tiers, place_of};
+pub use spectrum_x::{Family, Scheme, Tiers, place_of, position_of};
 
 /// Reading stops at this many faults, because a pattern or an attribute that is wrong everywhere makes millions.
 pub(super) const MAX_FAULTS: usize = 1000;
@@ -249,6 +249,7 @@ struct Builder<'a> {
     origin: &'a dyn Fn(usize) -> Origin,
     pools: BTreeMap<Key, Rows>,
     planes: Planes,
+    positions: BTreeMap<String, Position>,
     /// The number of the link that has the port of a leaf.
     ports: HashMap<u128, usize>,
     /// The number of the first link that has the interface of a node, and its rail.
@@ -263,6 +264,7 @@ impl<'a> Builder<'a> {
             origin,
             pools: BTreeMap::new(),
             planes: Planes::One,
+            positions: BTreeMap::new(),
             ports: HashMap::new(),
             interfaces: HashMap::new(),
             faults: Vec::new(),
@@ -270,7 +272,7 @@ impl<'a> Builder<'a> {
     }
 
     fn plan(self) -> Result<Plan, Vec<Fault>> {
-        let Builder { formula, pools: of_key, planes, mut faults, .. } = self;
+        let Builder { formula, pools: of_key, planes, positions, mut faults, .. } = self;
         let mut pools = Vec::with_capacity(of_key.len());
         if faults.is_empty() {
             for (key, rows) in of_key {
@@ -279,7 +281,7 @@ impl<'a> Builder<'a> {
                     .map_or_else(|fault| faults.push(fault), |pool| pools.push(pool));
             }
         }
-        if faults.is_empty() { Ok(Plan { pools, ..Plan::default() }) } else { Err(faults) }
+        if faults.is_empty() { Ok(Plan { pools, positions, ..Plan::default() }) } else { Err(faults) }
     }
 
     fn fault(&mut self, number: usize, problem: String) {
@@ -297,6 +299,11 @@ impl<'a> Builder<'a> {
         }
         if link.plane > 0 {
             self.planes = Planes::Several;
+        }
+        // A node has many links, and its name is copied once.
+        if !self.positions.contains_key(&link.node_name) {
+            let HostLink { pod, su, .. } = *link;
+            self.positions.insert(link.node_name.clone(), Position { pod, su });
         }
         self.claim_leaf_port(number, link);
         self.claim_interface(number, link);

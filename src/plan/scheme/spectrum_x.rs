@@ -20,7 +20,7 @@ use serde::Deserialize;
 
 use super::{Formula, HostLink, Key, Last, Mode, Origin, Planes, Polarity, Rows, byte};
 use crate::fault::Fault;
-use crate::plan::{Cable, Plan};
+use crate::plan::{Cable, Plan, Position};
 use crate::pool::allocation::IpVersion;
 use crate::pool::cidrpool::{IndexRange, RouteTo, Spec};
 
@@ -212,6 +212,18 @@ impl Scheme {
 /// Where the formulas put a prefix: its rail, its plane and the prefix of the rail. `all_length` is the length of the
 /// hosts' route to all rails, which says the number of tiers and whether there are planes.
 pub fn place_of(prefix: IpNet, all_length: u8) -> Option<(u8, u8, IpNet)> {
+    let (link, of_rail) = link_of(prefix, all_length)?;
+    Some((byte(link.rail), byte(link.plane), of_rail))
+}
+
+/// The pod and the SU for which the formulas make a prefix.
+pub fn position_of(prefix: IpNet, all_length: u8) -> Option<Position> {
+    let (HostLink { pod, su, .. }, _) = link_of(prefix, all_length)?;
+    Some(Position { pod, su })
+}
+
+/// The link for which the formulas make a prefix, and the prefix of its rail.
+fn link_of(prefix: IpNet, all_length: u8) -> Option<(HostLink, IpNet)> {
     let mut scheme = Scheme {
         tiers: Tiers::Three,
         mode: Mode::Swplb,
@@ -255,7 +267,7 @@ pub fn place_of(prefix: IpNet, all_length: u8) -> Option<(u8, u8, IpNet)> {
     };
     (scheme.outside_of(&link).is_empty() && made == prefix).then_some(())?;
     let (length, _) = scheme.lengths(IpVersion::of(prefix.addr()), Planes::One);
-    Some((byte(link.rail), byte(link.plane), IpNet::new_assert(made.addr(), length).trunc()))
+    Some((link, IpNet::new_assert(made.addr(), length).trunc()))
 }
 
 fn nth(prefix: IpNet, index: i64) -> IpAddr {
