@@ -21,6 +21,7 @@
 //! | `sysfs` | PCI functions, PFs and VFs, auxiliary devices |
 //! | `document` | files that people write, YAML or JSON, with the line of everything |
 //! | `files` | directories without links, atomic writes, locks with a deadline |
+//! | `html` | pages for a browser: escaping, style, tables |
 //! | `output`, `progress` | what the commands print: tables, JSON, exit status; a bar on a terminal |
 //! | `cluster_networks` | networks of Services and pods, which no route of a rail may cover |
 //! | `calls` | one line for every call that ended, for the agent of the node |
@@ -40,6 +41,7 @@ pub mod error;
 mod every_netns;
 mod fault;
 mod files;
+mod html;
 pub mod ipam;
 mod log;
 mod nearest;

@@ -713,7 +713,9 @@ fn source() -> String {
 }
 
 fn source_files() -> Vec<String> {
-    files_below("src")
+    let mut files = files_below("src");
+    files.retain(|file| file.ends_with(".rs"));
+    files
 }
 
 fn files_below(folder: &str) -> Vec<String> {
@@ -852,7 +854,7 @@ const LAYERS: [&[&str]; 11] = [
     &["node"],
     &["cni", "every_netns"],
     &["netlink"],
-    &["netns", "sysfs", "document"],
+    &["netns", "sysfs", "document", "html"],
     &["files", "output", "progress", "cluster_networks", "calls"],
     &["log"],
     &["nearest", "fault", "watchdog", "error"],

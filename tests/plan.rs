@@ -188,6 +188,7 @@ fn every_target_is_the_same_each_time() {
         ("slurm", 1),
         ("slurm-block", 1),
         ("volcano", 1),
+        ("html", 1),
     ] {
         let write = |name: &str| {
             let out = place.path(name).display().to_string();

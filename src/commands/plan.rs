@@ -22,8 +22,8 @@ use crate::plan::pattern::Pattern;
 use crate::plan::refusal::{Doubt, Refusal};
 use crate::plan::scheme::{Family, Mode, Polarity, Scheme, Tiers};
 use crate::plan::{
-    File, Plan, Pool, Pools, csv, fabric, groups, manifest, nads, netplan, networks, nics, nvue, refused,
-    slurm, topology, volcano,
+    File, Plan, Pool, Pools, csv, fabric, groups, html, manifest, nads, netplan, networks, nics, nvue,
+    refused, slurm, topology, volcano,
 };
 use crate::pool;
 
@@ -144,6 +144,8 @@ pub enum Target {
     SlurmBlock,
     /// HyperNodes of Volcano.
     Volcano,
+    /// A page for a browser: the fabric as a picture, and every link.
+    Html,
 }
 
 /// `rail-ipam plan`: reads and checks a plan, and then writes, compares or prints it.
@@ -177,6 +179,7 @@ pub fn plan(args: &PlanArgs, output: Output) -> Result<ExitCode> {
         Some(Target::Slurm) => slurm::write(&plan, slurm::Plugin::Tree)?,
         Some(Target::SlurmBlock) => slurm::write(&plan, slurm::Plugin::Block)?,
         Some(Target::Volcano) => volcano::write(&plan)?,
+        Some(Target::Html) => html::write(&plan)?,
         Some(Target::Store) | None => Vec::new(),
     };
     args.refuse_warnings(&plan.warnings)?;

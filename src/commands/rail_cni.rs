@@ -3,13 +3,14 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
 use super::check::check;
 use super::doctor::{doctor, wait};
 use super::lint::lint;
 use super::reap::{ReapArgs, reap};
-use super::status::status;
+use super::status::{self, status};
 use crate::node::Node;
 use crate::output::{self, Output};
 use crate::watchdog;
@@ -28,9 +29,20 @@ Exit status: 0 success, 1 the command failed or something remains to be done, 2 
 struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// Form of the output
+    /// Form of the output; html is a page for a browser, and for status only
     #[arg(long, global = true, value_enum, default_value = "table", value_name = "FORM")]
-    output: Output,
+    output: Form,
+}
+
+/// The value of `--output`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Form {
+    /// A table for people.
+    Table,
+    /// JSON for programs.
+    Json,
+    /// A page for a browser.
+    Html,
 }
 
 #[derive(Debug, Subcommand)]
@@ -123,9 +135,21 @@ pub fn run() -> ExitCode {
         Ok(cli) => cli,
         Err(code) => return code,
     };
+    let output = match (&command, output) {
+        (_, Form::Table) => Output::Table,
+        (_, Form::Json) => Output::Json,
+        (Command::Status, Form::Html) => {
+            return output::end(PROGRAM, look().and_then(|node| status(&node, status::Form::Html)));
+        }
+        (_, Form::Html) => {
+            let error = Cli::command().error(ErrorKind::ArgumentConflict, "--output html is for status only");
+            let _ = error.print();
+            return ExitCode::from(2);
+        }
+    };
     let done = match command {
         // These commands write no log: their output has all errors.
-        Command::Status => look().and_then(|node| status(&node, output)),
+        Command::Status => look().and_then(|node| status(&node, status::Form::Output(output))),
         Command::Check => look().and_then(|node| check(&node, output)),
         Command::Doctor(args) => {
             output::watch(PROGRAM);

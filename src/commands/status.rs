@@ -1,5 +1,7 @@
 //! `rail-cni status`: the rails of this node, and the pods that have them.
 
+mod page;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
@@ -16,13 +18,29 @@ use crate::node::Node;
 use crate::output::{self, Output};
 use crate::sysfs::Function;
 
+const RAILS: [&str; 10] = ["RAIL", "PF", "NETDEV", "LINK", "MTU", "VFS", "ATTACHED", "DEAD", "FREE", "RDMA"];
+const ATTACHMENTS: [&str; 11] =
+    ["RAIL", "DEVICE", "POD", "INTERFACE", "ADDRESS", "MTU", "LINK", "RDMA", "GID", "AGE", "STATE"];
+const NO_RAILS: &str = "this node has no rails: node.json lists none, and no NIC has SR-IOV";
+
+/// The form in which `status` prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// As every command.
+    Output(Output),
+    /// A page for a browser.
+    Html,
+}
+
 /// Prints the inventory and what there is to do. The exit status is 1 when there is something to do.
-pub fn status(node: &Node, output: Output) -> Result<ExitCode> {
+pub fn status(node: &Node, form: Form) -> Result<ExitCode> {
     let inventory = Inventory::take(node)?;
     let todo = todo(node, &inventory);
-    output::print(&match output {
-        Output::Json => output::pretty(&json(&node.name()?, &inventory, &todo)),
-        Output::Table => text(&node.name()?, &inventory, &todo, SystemTime::now()),
+    let (name, now) = (node.name()?, SystemTime::now());
+    output::print(&match form {
+        Form::Output(Output::Json) => output::pretty(&json(&name, &inventory, &todo)),
+        Form::Output(Output::Table) => text(&name, &inventory, &todo, now),
+        Form::Html => page::page(&name, &inventory, &todo, now),
     })?;
     Ok(if todo.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -151,25 +169,28 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
     todo
 }
 
-fn text(node_name: &str, inventory: &Inventory, todo: &[String], now: SystemTime) -> String {
-    let rdma = match inventory.rdma {
+fn rdma_mode(inventory: &Inventory) -> &'static str {
+    match inventory.rdma {
         RdmaMode::Absent => "this kernel has no RDMA",
         RdmaMode::Shared => "RDMA is in shared mode",
         RdmaMode::Exclusive => "RDMA is in exclusive mode",
-    };
+    }
+}
+
+fn text(node_name: &str, inventory: &Inventory, todo: &[String], now: SystemTime) -> String {
+    let rdma = rdma_mode(inventory);
     let mut text = output::printable(&format!("node {node_name}, {rdma}")) + "\n";
     if inventory.rails.is_empty() {
-        text += "this node has no rails: node.json lists none, and no NIC has SR-IOV\n";
-    } else {
-        let headers = ["RAIL", "PF", "NETDEV", "LINK", "MTU", "VFS", "ATTACHED", "DEAD", "FREE", "RDMA"];
+        text += NO_RAILS;
         text += "\n";
-        text += &output::table(&headers, inventory.rails.iter().map(|rail| rail_row(rail, inventory)));
+    } else {
+        text += "\n";
+        text += &output::table(&RAILS, inventory.rails.iter().map(|rail| rail_row(rail, inventory)));
     }
     if !inventory.attachments.is_empty() {
-        let headers =
-            ["RAIL", "DEVICE", "POD", "INTERFACE", "ADDRESS", "MTU", "LINK", "RDMA", "GID", "AGE", "STATE"];
         text += "\n";
-        text += &output::table(&headers, inventory.attachments.iter().map(|one| row(one, inventory, now)));
+        text +=
+            &output::table(&ATTACHMENTS, inventory.attachments.iter().map(|one| row(one, inventory, now)));
     }
     let gids = gid_indexes(&inventory.attachments);
     if !gids.is_empty() {

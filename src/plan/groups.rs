@@ -1,13 +1,13 @@
 //! Which nodes are close to each other, for those who place jobs: the nodes of a leaf group have the same leaves, so
 //! their packets reach each other without a spine. Above the leaf groups are SUs, pods, and the whole fabric.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::BTreeMap;
 
 use anyhow::Result;
 use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 
-use super::natural::chunks;
+use super::natural;
 use super::scheme::position_of;
 use super::{Plan, Pool, Position};
 use crate::fail;
@@ -45,12 +45,14 @@ pub enum Below<'a> {
     Switches(Vec<String>),
 }
 
-/// The leaf groups, by pod, SU and name.
+/// The leaf groups, by pod and SU, and in an SU by their first node.
 pub fn groups(plan: &Plan) -> Vec<Group<'_>> {
-    let mut leaves_of: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for (row, cables) in plan.pools.iter().flat_map(Pool::rows).filter(|(row, _)| !row.node_name.is_empty()) {
-        let leaves = leaves_of.entry(&row.node_name).or_default();
-        leaves.extend(cables.iter().filter_map(|cable| cable.leaf.as_deref()));
+    let mut leaves_of: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (row, cables) in plan.pools.iter().flat_map(Pool::rows) {
+        if !row.node_name.is_empty() {
+            let leaves = leaves_of.entry(&row.node_name).or_default();
+            leaves.extend(cables.iter().filter_map(|cable| cable.leaf.as_deref()));
+        }
     }
     let by_address = if plan.positions.is_empty() { of_addresses(plan) } else { None };
     let positions = by_address.as_ref().unwrap_or(&plan.positions);
@@ -58,39 +60,43 @@ pub fn groups(plan: &Plan) -> Vec<Group<'_>> {
     for node_name in leaves_of.keys() {
         nodes_at.entry(positions.get(*node_name).copied()).or_default().push(node_name);
     }
-    let has_pods = positions.values().any(|position| position.pod > 0);
-    let mut groups: Vec<Group<'_>> = Vec::new();
-    for (position, nodes) in nodes_at {
-        let in_su = position.map(|Position { pod, su }| match has_pods {
-            true => format!("pod{pod}-su{su}"),
-            false => format!("su{su}"),
-        });
-        let mut found = connected(&nodes, &leaves_of);
-        let is_alone = found.len() == 1;
-        for (leaves, nodes) in &mut found {
-            leaves.sort_by_cached_key(|name| chunks(name));
-            nodes.sort_by_cached_key(|name| chunks(name));
-        }
-        found.sort_by_cached_key(|(leaves, _)| leaves.first().map(|leaf| chunks(leaf)));
-        groups.extend(found.into_iter().map(|(leaves, nodes)| {
-            let of_leaf = leaves.first().copied().unwrap_or("without-leaf");
-            let name = match (&in_su, is_alone) {
-                (Some(su), true) => su.clone(),
-                (Some(su), false) => format!("{su}-{of_leaf}"),
-                (None, _) => of_leaf.to_owned(),
+    let has_pods = has_pods(nodes_at.keys().copied());
+    let mut groups = Vec::new();
+    for (position, mut nodes) in nodes_at {
+        natural::sort(&mut nodes);
+        let su = position.map(|position| su_name(position, has_pods));
+        let from = groups.len();
+        connected(&nodes, &leaves_of, position, &mut groups);
+        let is_alone = groups.len() == from + 1;
+        for group in groups.iter_mut().skip(from) {
+            natural::sort(&mut group.leaves);
+            let of_leaf = group.leaves.first().copied().unwrap_or("without-leaf");
+            group.name = match &su {
+                Some(su) if is_alone => su.clone(),
+                Some(su) => format!("{su}-{of_leaf}"),
+                None => of_leaf.to_owned(),
             };
-            Group { name, position, leaves, nodes }
-        }));
+        }
     }
     groups
 }
 
-/// Divides nodes into those that have leaves in common, directly or through other nodes. Those without leaves are
-/// together.
+fn has_pods(mut positions: impl Iterator<Item = Option<Position>>) -> bool {
+    positions.any(|position| position.is_some_and(|position| position.pod > 0))
+}
+
+fn su_name(Position { pod, su }: Position, has_pods: bool) -> String {
+    if has_pods { format!("pod{pod}-su{su}") } else { format!("su{su}") }
+}
+
+/// Divides the nodes of an SU into those that have leaves in common, directly or through other nodes. Those without
+/// leaves are together.
 fn connected<'a>(
     nodes: &[&'a str],
-    leaves_of: &BTreeMap<&'a str, BTreeSet<&'a str>>,
-) -> Vec<(Vec<&'a str>, Vec<&'a str>)> {
+    leaves_of: &BTreeMap<&'a str, Vec<&'a str>>,
+    position: Option<Position>,
+    groups: &mut Vec<Group<'a>>,
+) {
     fn root(parents: &[usize], mut number: usize) -> usize {
         while let Some(parent) = parents.get(number).filter(|parent| **parent != number) {
             number = *parent;
@@ -98,26 +104,39 @@ fn connected<'a>(
         number
     }
     let mut parents: Vec<usize> = (0..nodes.len()).collect();
-    let mut of_leaf: HashMap<&str, usize> = HashMap::new();
-    let no_leaves = BTreeSet::new();
-    let leaves = |node: &str| leaves_of.get(node).unwrap_or(&no_leaves);
+    let mut of_leaf: BTreeMap<&str, usize> = BTreeMap::new();
+    let leaves = |node: &str| leaves_of.get(node).map(Vec::as_slice).unwrap_or_default();
     for (number, node) in nodes.iter().enumerate() {
-        let none = leaves(node).is_empty().then_some("");
-        for leaf in leaves(node).iter().copied().chain(none) {
-            let other = root(&parents, *of_leaf.entry(leaf).or_insert(number));
-            let own = root(&parents, number);
-            if let Some(parent) = parents.get_mut(own) {
-                *parent = other;
+        let none: &[&str] = if leaves(node).is_empty() { &[""] } else { &[] };
+        for leaf in leaves(node).iter().chain(none) {
+            let one = root(&parents, *of_leaf.entry(leaf).or_insert(number));
+            let other = root(&parents, number);
+            // The first node of a group is its root, so that groups are in the order of their first nodes.
+            if let Some(parent) = parents.get_mut(one.max(other)) {
+                *parent = one.min(other);
             }
         }
     }
-    let mut found: BTreeMap<usize, (BTreeSet<&str>, Vec<&str>)> = BTreeMap::new();
+    let mut group_of: Vec<usize> = Vec::with_capacity(nodes.len());
     for (number, node) in nodes.iter().enumerate() {
-        let (of_group, nodes) = found.entry(root(&parents, number)).or_default();
-        of_group.extend(leaves(node));
-        nodes.push(node);
+        let at = match group_of.get(root(&parents, number)) {
+            Some(at) => *at,
+            None => {
+                groups.push(Group { name: String::new(), position, leaves: Vec::new(), nodes: Vec::new() });
+                groups.len() - 1
+            }
+        };
+        group_of.push(at);
+        if let Some(group) = groups.get_mut(at) {
+            group.nodes.push(node);
+        }
     }
-    found.into_values().map(|(leaves, nodes)| (leaves.into_iter().collect(), nodes)).collect()
+    for (leaf, number) in of_leaf {
+        let group = group_of.get(number).and_then(|at| groups.get_mut(*at));
+        if let Some(group) = group.filter(|_| !leaf.is_empty()) {
+            group.leaves.push(leaf);
+        }
+    }
 }
 
 /// The pod and the SU of each node for which NVIDIA's formulas make the addresses, if they make all of the plan.
@@ -135,8 +154,8 @@ fn of_addresses(plan: &Plan) -> Option<BTreeMap<String, Position>> {
     Some(positions)
 }
 
-/// The leaf groups and what is above them, from below: each is followed by what contains it. The last one contains all
-/// nodes.
+/// The leaf groups and what is above them: first all leaf groups, then all SUs, all pods, and the fabric, as far as they
+/// contain more than one.
 pub fn switches(plan: &Plan) -> Result<Vec<Switch<'_>>> {
     let groups = groups(plan);
     if groups.iter().all(|group| group.position.is_none() && group.leaves.is_empty()) {
@@ -146,44 +165,36 @@ pub fn switches(plan: &Plan) -> Result<Vec<Switch<'_>>> {
              the annotation rail-cni/leaf-ports, or if NVIDIA's formulas made the addresses"
         );
     }
-    let has_pods = groups.iter().filter_map(|group| group.position).any(|position| position.pod > 0);
-    let mut all: Vec<Switch<'_>> = Vec::new();
-    // The names of what is in each SU, each pod and the fabric, as far as there is more than one.
-    let (mut sus, mut pods) = (BTreeMap::<Position, Vec<String>>::new(), BTreeMap::<u64, Vec<String>>::new());
-    let mut top = Vec::new();
-    for Group { name, position, nodes, .. } in groups {
-        match position {
-            Some(position) => sus.entry(position).or_default().push(name.clone()),
-            None => top.push(name.clone()),
-        }
+    let has_pods = has_pods(groups.iter().map(|group| group.position));
+    let (mut all, mut sus, mut pods) = (Vec::new(), Vec::new(), Vec::new());
+    // The names of what is in this SU, in this pod, and in the fabric.
+    let (mut in_su, mut in_pod, mut top) = (Vec::new(), Vec::new(), Vec::new());
+    let mut groups = groups.into_iter().peekable();
+    while let Some(Group { name, position, nodes, .. }) = groups.next() {
+        let next = groups.peek().and_then(|group| group.position);
+        in_su.push(name.clone());
         all.push(Switch { name, tier: 1, below: Below::Nodes(nodes) });
-    }
-    let mut above = |tier: usize, name: String, below: Vec<String>| match below.as_slice() {
-        [only] => only.clone(),
-        _ => {
-            all.push(Switch { name: name.clone(), tier, below: Below::Switches(below) });
-            name
+        let Some(position) = position else {
+            top.append(&mut in_su);
+            continue;
+        };
+        if next != Some(position) {
+            in_pod.push(above(&mut sus, 2, su_name(position, has_pods), &mut in_su));
         }
-    };
-    for (Position { pod, su }, below) in sus {
-        let name = if has_pods { format!("pod{pod}-su{su}") } else { format!("su{su}") };
-        pods.entry(pod).or_default().push(above(2, name, below));
-    }
-    for (pod, below) in pods {
-        match has_pods {
-            true => top.push(above(3, format!("pod{pod}"), below)),
-            false => top.extend(below),
+        if next.map(|next| next.pod) != Some(position.pod) {
+            if has_pods {
+                top.push(above(&mut pods, 3, format!("pod{}", position.pod), &mut in_pod));
+            } else {
+                top.append(&mut in_pod);
+            }
         }
     }
-    above(4, "fabric".to_owned(), top);
-    // Numbers without gaps: a fabric of two tiers has no pods.
-    let tiers: BTreeSet<usize> = all.iter().map(|switch| switch.tier).collect();
-    for switch in &mut all {
-        switch.tier = tiers.range(..=switch.tier).count();
-    }
-    let mut names = BTreeSet::new();
+    all.append(&mut sus);
+    all.append(&mut pods);
+    above(&mut all, 4, "fabric".to_owned(), &mut top);
+    let mut names: BTreeMap<&str, usize> = BTreeMap::new();
     for Switch { name, .. } in &all {
-        if !names.insert(name) {
+        if names.insert(name, 0).is_some() {
             fail!(
                 InvalidConfig,
                 "leaf {name} has the name of something else in the fabric: call it otherwise"
@@ -196,23 +207,43 @@ pub fn switches(plan: &Plan) -> Result<Vec<Switch<'_>>> {
             );
         }
     }
+    // Numbers without gaps: a fabric of two tiers has no pods.
+    let (mut last, mut tier) = (0, 0);
+    for switch in &mut all {
+        if switch.tier > last {
+            (last, tier) = (switch.tier, tier + 1);
+        }
+        switch.tier = tier;
+    }
     Ok(all)
+}
+
+/// Adds a switch above those that are `below` it, which then is empty. One alone needs no switch. Returns the name that
+/// stands for all of them.
+fn above<'a>(switches: &mut Vec<Switch<'a>>, tier: usize, name: String, below: &mut Vec<String>) -> String {
+    let below = std::mem::take(below);
+    if let [only] = below.as_slice() {
+        return only.clone();
+    }
+    switches.push(Switch { name: name.clone(), tier, below: Below::Switches(below) });
+    name
 }
 
 /// The place of each node: its pod and SU, its leaves, and the names of what it is in, from the leaf group to the fabric.
 /// Empty if no source says anything about it.
 pub fn json(plan: &Plan) -> Value {
     let Ok(switches) = switches(plan) else { return json!({}) };
-    let mut above: HashMap<&str, &str> = HashMap::new();
-    for Switch { name, below, .. } in &switches {
-        if let Below::Switches(below) = below {
-            above.extend(below.iter().map(|inner| (inner.as_str(), name.as_str())));
-        }
-    }
     let mut places = Map::new();
     for Group { name, position, leaves, nodes } in groups(plan) {
-        let path: Vec<&str> =
-            std::iter::successors(Some(name.as_str()), |inner| above.get(inner).copied()).collect();
+        let mut path = vec![name];
+        // What contains a switch comes after it.
+        for Switch { name, below, .. } in &switches {
+            if let Below::Switches(below) = below {
+                if path.last().is_some_and(|inner| below.contains(inner)) {
+                    path.push(name.clone());
+                }
+            }
+        }
         let place = json!({"pod": position.map(|at| at.pod), "su": position.map(|at| at.su), "leaves": leaves,
             "switches": path});
         places.extend(nodes.into_iter().map(|node| (node.to_owned(), place.clone())));

@@ -1,6 +1,6 @@
 //! CIDRPool manifests, read in the forms that people and kubectl write, and written for nv-ipam and `rail-ipam import`.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -271,22 +271,19 @@ pub fn write(plan: &mut Plan, namespace: Option<&str>) -> Result<Vec<File>> {
 
 /// The bytes of the pool's annotations after `kubectl apply`, which adds the object as JSON.
 fn applied(pool: &Pool, ports: &str) -> usize {
-    let annotations = annotations(pool, ports);
-    let object = json!({"apiVersion": API_VERSION, "kind": "CIDRPool", "spec": pool.spec,
-        "metadata": {"annotations": annotations, "name": pool.name, "namespace": namespace(pool)}});
-    // A line feed ends the copy.
-    let own = annotations.iter().map(|(key, value)| key.len() + value.len());
-    own.sum::<usize>() + LAST_APPLIED.len() + object.to_string().len() + 1
+    let number =
+        |key: &str, number: Option<u8>| number.map_or(0, |number| key.len() + number.to_string().len());
+    let own = number(RAIL, pool.rail) + number(PLANE, pool.plane) + LEAF_PORTS.len() + ports.len();
+    // In JSON each annotation has six signs more, and a line feed is two signs. A line feed ends the object.
+    let escapes = 3 * 6 + ports.lines().count();
+    const OBJECT: &str = r#"{"apiVersion":"","kind":"CIDRPool","metadata":{"annotations":{},"name":"","namespace":""},"spec":}"#;
+    let names = API_VERSION.len() + pool.name.len() + namespace(pool).len();
+    let spec = json!(pool.spec).to_string();
+    own + LAST_APPLIED.len() + OBJECT.len() + 1 + names + own + escapes + spec.len()
 }
 
 fn namespace(pool: &Pool) -> &str {
     pool.namespace.as_deref().unwrap_or(NAMESPACE)
-}
-
-fn annotations(pool: &Pool, ports: &str) -> BTreeMap<&'static str, String> {
-    let numbers = [(RAIL, pool.rail), (PLANE, pool.plane)];
-    let numbers = numbers.into_iter().filter_map(|(key, number)| Some((key, number?.to_string())));
-    numbers.chain((!ports.is_empty()).then(|| (LEAF_PORTS, ports.to_owned()))).collect()
 }
 
 /// The text of [`LEAF_PORTS`] for the pool.

@@ -6,6 +6,7 @@
 pub mod csv;
 pub mod fabric;
 pub mod groups;
+pub mod html;
 pub mod manifest;
 pub mod nads;
 pub mod natural;

@@ -6,7 +6,6 @@
 use anyhow::Result;
 
 use super::groups::{Below, Switch, switches};
-use super::natural::{Chunk, chunks};
 use super::{File, Plan};
 
 /// A topology plugin of Slurm.
@@ -55,16 +54,13 @@ fn host_list(names: &[&str]) -> String {
     // The last number of the last range, with the digits of its first.
     let mut last: Option<(u64, usize)> = None;
     for name in names {
-        let number = chunks(name).pop().and_then(|last| match last {
-            Chunk::Number(number, digits) => Some((number, digits)),
-            Chunk::Text(_) => None,
-        });
-        let Some((number, digits)) = number else {
+        let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());
+        let digits = name.strip_prefix(stem).unwrap_or_default();
+        let Ok(number) = digits.parse::<u64>() else {
             words.push((name, Vec::new()));
             last = None;
             continue;
         };
-        let stem = name.strip_suffix(digits).unwrap_or(name);
         let range = words.last_mut().filter(|(other, ranges)| *other == stem && !ranges.is_empty());
         match (range, last) {
             (Some((_, ranges)), Some((before, width)))
