@@ -3,6 +3,9 @@
 #![cfg(test)]
 #![allow(missing_docs)]
 
+#[path = "conf/migration.rs"]
+mod migration;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;

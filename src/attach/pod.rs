@@ -81,6 +81,13 @@ pub fn prepare(conf: &NetConf, original: &Link, leased: &AddResult, pod: &mut So
             log::warn!("{} is left out: a rail never has the default route", wanted.dst);
             continue;
         }
+        // Networks written for sriov-cni often have it. The address makes that route, and a second one could not be added.
+        let is_own =
+            |net: &IpNet| net.prefix_len() < net.max_prefix_len() && net.trunc() == wanted.dst.trunc();
+        if wanted.table.is_none_or(|table| table == 0) && addresses.iter().any(is_own) {
+            log::info!("{} is the rail's own network: its hosts are reached without a gateway", wanted.dst);
+            continue;
+        }
         let route = resolve(wanted, leased)?;
         // The configuration asks for this table, so there is no copy in another one.
         if wanted.table.is_some_and(|table| table != 0) {

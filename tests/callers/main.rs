@@ -2,7 +2,9 @@
 //! builds those programs; a test whose caller is not there is skipped.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
+mod admission;
 mod api;
+mod migration;
 mod multus;
 mod node;
 mod ocicni;

@@ -157,7 +157,8 @@ impl Lint {
     fn values(&mut self, plugin: Part, name: &str) {
         let is_missing = |key: &str| !is_misspelt(plugin, key, &config::known());
         if plugin.get("rail").is_none_or(|rail| rail.value.is_null()) && is_missing("rail") {
-            let problem = "is missing: no PF is checked, and the routing table is any free one";
+            let problem = "is missing: it is that of the device's PF in node.json; where node.json lists no rails, no PF \
+                           is checked, and the routing table is any free one";
             self.warning(plugin, name, "rail", problem);
         }
         let mtu = plugin.get("mtu").filter(|mtu| !mtu.value.is_null());

@@ -372,6 +372,31 @@ fn a_route_of_pool_and_network_is_one_route_and_the_networks_word_counts() {
     assert_eq!(host.snapshot(), before);
 }
 
+/// As networks of sriov-cni with host-local often have it: the subnet, once more as a route.
+#[test]
+fn a_route_to_the_rails_own_network_stays_on_the_link() {
+    let Some(host) = Host::new("routing::own") else { return };
+    host.add_rail(0);
+    host.plan("flat", "10.71.0.0/16", "10.71.0.1", &["10.71.0.0/16", "10.72.0.0/16"]);
+    host.plan("flat-v6", "fd71::/64", "fd71::1", &["fd71::/64", "fd72::/64"]);
+    let pod = host.add_netns("pod");
+    let before = host.snapshot();
+    for routing in ["source-based", "destination-based"] {
+        let ipam = json!({"type": "rail-ipam", "pool": "flat,flat-v6"});
+        let config = with(rail(0), json!({"ipam": ipam, "routing": routing}));
+        let added = host.cni("ADD", "c1", &pod, &config).ok().json();
+        assert_eq!(added["routes"].to_string().matches("10.71.0.0").count(), 0, "{added}");
+        host.cni("CHECK", "c1", &pod, &with(config.clone(), json!({ "prevResult": added }))).ok();
+        for (to, own) in [("10.71.9.9", true), ("fd71::9", true), ("10.72.0.9", false), ("fd72::9", false)] {
+            let own_address = if to.contains(':') { "fd71::2" } else { "10.71.0.2" };
+            let route = host.ip_in(&pod, &format!("route get {to} from {own_address}"));
+            assert_eq!(!route.contains(" via "), own, "{route}");
+        }
+        host.cni("DEL", "c1", &pod, &config).ok();
+        assert_eq!(host.snapshot(), before);
+    }
+}
+
 #[test]
 fn a_host_address_reaches_its_gateway_on_the_link() {
     let Some(host) = fabric("routing::onlink", 1) else { return };

@@ -1,0 +1,319 @@
+//! conf/admission-policy.yaml, judged by the admission plugin of Kubernetes' API server (scripts/callers.d), beside what
+//! ADD says of the same networks on a node with the shipped node.json.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::node::{self, documents, executable, json_of, on_a_node, read, text_of, vf_address};
+
+const CALLER: &str = "admission-1.34.2";
+const TENANT: &str = "tenants";
+
+/// The network of rail 0, as a tenant may write it.
+const GOOD: &str = r#"{"cniVersion": "1.1.0", "name": "rail-0", "type": "rail-cni", "rail": 0, "mtu": 9000,
+    "capabilities": {"deviceID": true, "mac": true, "ips": true, "infinibandGUID": true, "CNIDeviceInfoFile": true},
+    "sysctl": {"net.ipv4.conf.IFNAME.rp_filter": "0", "net/ipv6/neigh/net1/retrans_time_ms": "500"},
+    "routes": [{"dst": "172.16.0.0/12", "gw": "172.16.0.1"}], "logLevel": "debug",
+    "ipam": {"type": "rail-ipam", "pool": "rail-0"}}"#;
+
+/// GOOD with something before its last key.
+fn with(text: &str) -> String {
+    let (before, after) = GOOD.split_once("\"ipam\"").unwrap();
+    format!("{before}{text}, \"ipam\"{after}")
+}
+
+/// GOOD with another text in the place of one.
+fn replaced(from: &str, to: &str) -> String {
+    assert_eq!(GOOD.matches(from).count(), 1, "{from}");
+    GOOD.replace(from, to)
+}
+
+fn nad(namespace: &str, config: &str) -> Value {
+    json!({"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": {"name": "rail-0", "namespace": namespace}, "spec": {"config": config}})
+}
+
+/// A request of this group to create this object.
+fn create(group: &str, object: Value) -> Value {
+    json!({"user": "someone", "groups": [group], "object": object})
+}
+
+/// The answers: "" to what is admitted, else what `kubectl apply` prints.
+fn judge(requests: &[Value]) -> Vec<String> {
+    let policy = Path::new(env!("CARGO_MANIFEST_DIR")).join("conf/admission-policy.yaml");
+    let mut command = Command::new(executable(CALLER, "admission"));
+    let requests = Value::from(requests.to_vec()).to_string();
+    let answers = json_of(&node::run(command.arg(policy), &BTreeMap::new(), &requests));
+    let answer = |each: &Value| {
+        let message = each["message"].as_str().unwrap_or_default();
+        assert_eq!(each["allowed"] == true, message.is_empty(), "{each}");
+        message.to_owned()
+    };
+    answers.as_array().unwrap().iter().map(answer).collect()
+}
+
+#[track_caller]
+fn admits(requests: &[Value]) {
+    for (request, told) in requests.iter().zip(judge(requests)) {
+        assert_eq!(told, "", "{request}");
+    }
+}
+
+/// Refuses each configuration of a tenant with its text.
+#[track_caller]
+fn refuses(attacks: &[(String, &str)]) {
+    let requests: Vec<_> = attacks.iter().map(|(config, _)| create(TENANT, nad("ai", config))).collect();
+    for ((config, text), told) in attacks.iter().zip(judge(&requests)) {
+        assert!(told.contains(text), "{text}: {told:?}: {config}");
+    }
+}
+
+/// What ADD says of a configuration, with the device that Multus adds to one that names none.
+fn add(config: &str) -> String {
+    let mut parsed: Value = serde_json::from_str(config).unwrap();
+    let names_one =
+        ["deviceID", "pciBusID", "device", "hwaddr", "kernelpath"].iter().any(|key| parsed[key].is_string());
+    let mut text = config.to_owned();
+    if !names_one {
+        parsed["deviceID"] = json!(vf_address(0));
+        // As written, because letters that are written as escapes, and keys that appear twice, matter.
+        text = format!("{{\"deviceID\": {}, {}", parsed["deviceID"], &config.trim_start()[1..]);
+    }
+    let variables = BTreeMap::from([
+        ("CNI_COMMAND", "ADD".to_owned()),
+        ("CNI_CONTAINERID", "c1".to_owned()),
+        ("CNI_NETNS", "/run/netns/trainer".to_owned()),
+        ("CNI_IFNAME", "net1".to_owned()),
+        ("CNI_PATH", "/opt/cni/bin".to_owned()),
+    ]);
+    let added = node::run(&mut Command::new("/opt/cni/bin/rail-cni"), &variables, &text);
+    if added.status.success() {
+        let variables = BTreeMap::from_iter(variables.into_iter().chain([("CNI_COMMAND", "DEL".to_owned())]));
+        let output = node::run(&mut Command::new("/opt/cni/bin/rail-cni"), &variables, &text);
+        assert!(output.status.success(), "{}", text_of(&output));
+        return String::new();
+    }
+    text_of(&added)
+}
+
+#[test]
+fn the_networks_of_conf_are_admitted() {
+    on_a_node("admission::the_networks_of_conf_are_admitted", &[CALLER], |_| {
+        let fabric = Path::new(env!("CARGO_MANIFEST_DIR")).join("conf/fabric.yaml");
+        let plan =
+            Command::new("/opt/cni/bin/rail-ipam").arg("plan").arg(fabric).args(["--to", "nads"]).output();
+        node::write("/run/nads.yaml", plan.unwrap().stdout);
+        let mut requests: Vec<_> =
+            documents("conf/nads.yaml").into_iter().map(|nad| create(TENANT, nad)).collect();
+        requests.extend(documents("/run/nads.yaml").into_iter().map(|nad| create(TENANT, nad)));
+        assert_eq!(requests.len(), 16);
+        requests.push(create(TENANT, nad("ai", GOOD)));
+        // The longest that is allowed, of what costs the policy the most.
+        let mut longest = with(r#""routes": []"#);
+        let key = "\"rail\": 0, \"type\": \"rail-cni\", ";
+        longest.insert_str(1, &key.repeat((16_384 - longest.len()) / key.len()));
+        requests.push(create(TENANT, nad("ai", &longest)));
+        // What others attach is nobody's business here.
+        let other = r#"{"type": "macvlan", "master": "eth0", "mode": "bridge", "vlan": 5, "name": "\u00fc"}"#;
+        requests.push(create(TENANT, nad("ai", &other.replace(r"\u00fc", "ü"))));
+        requests.push(create(
+            TENANT,
+            json!({"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+            "metadata": {"name": "of-the-node", "namespace": "ai"}}),
+        ));
+        // What an operator writes: those that name other plugins or settings of the VF.
+        let migration =
+            std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("conf/migration")).unwrap();
+        let files = migration.map(|entry| entry.unwrap().path().display().to_string());
+        let all: Vec<_> =
+            files.chain(["conf/ovs.yaml".to_owned()]).filter(|file| file.ends_with(".yaml")).collect();
+        let nads = all.iter().flat_map(|file| documents(file));
+        let nads: Vec<_> = nads.filter(|each| each["kind"] == "NetworkAttachmentDefinition").collect();
+        assert!(nads.len() > 20, "{}", nads.len());
+        for nad in nads {
+            requests.push(create("system:masters", nad.clone()));
+            let mut of_operators = nad;
+            of_operators["metadata"]["namespace"] = json!("nvidia-network-operator");
+            requests.push(create(TENANT, of_operators));
+        }
+        admits(&requests);
+    });
+}
+
+/// All that `policy` of the shipped node.json keeps to the operator, and what else ADD refuses of it: the tenant learns of it
+/// from `kubectl apply`.
+#[test]
+fn what_add_refuses_by_the_nodes_policy_is_refused_before() {
+    on_a_node("admission::what_add_refuses_by_the_nodes_policy_is_refused_before", &[CALLER], |node| {
+        node.add_pod("trainer");
+        assert_eq!(add(GOOD), "");
+        let setting = ": only the operator of the cluster sets this of a device";
+        let attacks = [
+            (with(r#""vlan": 5"#), setting),
+            (with(r#""vlan": 5, "vlanQoS": 3"#), setting),
+            (with(r#""vlan": 5, "vlanProto": "802.1ad""#), setting),
+            (with(r#""max_tx_rate": 100"#), setting),
+            (with(r#""min_tx_rate": 100"#), setting),
+            (with(r#""spoofchk": "off""#), setting),
+            (with(r#""trust": "on""#), setting),
+            (with(r#""link_state": "enable""#), setting),
+            (with(r#""mac": "02:00:00:00:00:01""#), setting),
+            (with(r#""pkey": "0x7fff""#), setting),
+            (with(r#""rdmaDeviceName": "mine""#), setting),
+            (with(r#""rdmaQoS": {"tos": 96}"#), setting),
+            (with("\"VLAN\"\t\r\n : 5"), setting),
+            (with(r#""Link_State" :"enable""#), setting),
+            (with(r#""args": {"cni": {"mac": "02:00:00:00:00:01"}}"#), setting),
+            (with(r#""args": {"cni": {"guid": "02:00:00:00:00:00:00:01"}}"#), setting),
+            (with(r#""runtimeConfig": {"infinibandGUID": "02:00:00:00:00:00:00:01"}"#), setting),
+            (
+                with(r#""runtimeConfig": {"CNIDeviceInfoFile": "/etc/passwd"}"#),
+                "runtimeConfig is written by the runtime",
+            ),
+            (with(r#""vl\u0061n": 5"#), "has a backslash"),
+            (with("\"\u{17f}poofchk\": \"off\""), "outside of ASCII"),
+            (with("\"lin\u{212a}_state\": \"enable\""), "outside of ASCII"),
+            (replaced(r#""rail": 0"#, r#""rail": 8"#), "rail is not a rail"),
+            (replaced(r#""rail": 0"#, "\"RAIL\" :\n120"), "rail is not a rail"),
+            (
+                replaced(r#""rail": 0, "#, r#""pciBusID": "0000:1a:00.0", "#),
+                "pciBusID: the device plugin chooses",
+            ),
+            (with(r#""device": "vf3""#), "device: the device plugin chooses"),
+            (with(r#""hwaddr": "02:00:00:00:00:01""#), "hwaddr: the device plugin chooses"),
+            (with(r#""kernelpath": "/sys/devices/x""#), "kernelpath: the device plugin chooses"),
+            (with(r#""DeviceID": "mlx5_core.sf.4""#), "DeviceID: the device plugin chooses"),
+            (
+                replaced(
+                    r#"{"type": "rail-ipam", "pool": "rail-0"}"#,
+                    r#"{"type": "rail-ipam", "source": "host"}"#,
+                ),
+                "source: addresses come from the plan",
+            ),
+            (
+                replaced(
+                    r#"{"type": "rail-ipam", "pool": "rail-0"}"#,
+                    r#"{"type": "rail-ipam", "cidr": "172.18.0.0/15", "perNodeNetworkPrefix": 31}"#,
+                ),
+                "cidr: addresses come from the plan",
+            ),
+            (replaced("net.ipv4.conf.IFNAME.rp_filter", "net.ipv4.ip_forward"), "sysctl has a key"),
+            (replaced("net.ipv4.conf.IFNAME.rp_filter", "net.ipv4.conf.all.rp_filter"), "sysctl has a key"),
+            (replaced("net.ipv4.conf.IFNAME.rp_filter", "kernel.panic"), "sysctl has a key"),
+            (replaced("net.ipv4.conf.IFNAME.rp_filter", "net}, \"x"), "sysctl has a key"),
+            (replaced(r#""type": "rail-ipam""#, r#""type": "macvlan""#), "type macvlan"),
+            (replaced(r#""type": "rail-ipam""#, r#""type": "../../../tmp/x""#), "type ../../../tmp/x"),
+        ];
+        refuses(&attacks.clone().map(|(config, text)| (config, text)));
+        for (config, _) in &attacks {
+            // The last but some is no JSON.
+            if serde_json::from_str::<Value>(config).is_ok() {
+                assert_ne!(add(config), "", "{config}");
+            }
+        }
+        node.is_as_before();
+    });
+}
+
+/// What ADD accepts, or has no say in, and a tenant has no need of.
+#[test]
+fn what_reaches_beyond_a_rail_is_refused() {
+    on_a_node("admission::what_reaches_beyond_a_rail_is_refused", &[CALLER], |_| {
+        let ipam = r#"{"type": "rail-ipam", "pool": "rail-0"}"#;
+        let beside = |plugin: &str| format!(r#"{{"name": "x", "plugins": [{GOOD}, {plugin}]}}"#);
+        let attacks = [
+            (replaced(ipam, r#"{"type": "static", "addresses": []}"#), "type static"),
+            (replaced(ipam, r#"{"type": "host-local", "dataDir": "/etc"}"#), "type host-local"),
+            (replaced(ipam, r#"{"TYPE" : "host-local"}"#), "type host-local"),
+            (beside(r#"{"type": "tuning", "sysctl": {"net.core.somaxconn": "1"}}"#), "type tuning"),
+            (beside(r#"{"type": "host-device", "device": "eth0"}"#), "type host-device"),
+            (
+                r#"{"type": "multus", "delegates": [{"type": "rail-cni", "deviceID": "0000:3c:00.2"}]}"#
+                    .to_owned(),
+                "type multus",
+            ),
+            (
+                r#"{"type": "macvlan", "master": "eth0", "ipam": {"type": "rail-ipam"}}"#.to_owned(),
+                "type macvlan",
+            ),
+            (with(r#""logFile": "/etc/shadow""#), ": a network names no file of the node"),
+            (with(r#""logfile": "x""#), "logfile: a network names no file of the node"),
+            (with(r#""anything": ["/etc"]"#), ": a network names no file of the node"),
+            (with(r#""prevResult": {}"#), "prevResult is written by the runtime"),
+            (
+                with(r#""cni.dev/valid-attachments": []"#),
+                "cni.dev/valid-attachments is written by the runtime",
+            ),
+            (with(r#""deviceID": "0000:3c:00.2""#), "deviceID: the device plugin chooses"),
+            (with(r#""pciBusID": "0000:3c:00.2""#), "pciBusID: the device plugin chooses"),
+            // Without the type's own letters, nothing tells whose it is.
+            (GOOD.replace("rail-cni", r"rail-\u0063ni").replace("rail-ipam", "static"), "has a backslash"),
+            (GOOD.replace("\"type\"", r#""\u0074ype""#), "has a backslash"),
+            (format!("{}{}", " ".repeat(17_000), GOOD), "longer than 16384"),
+            (format!("{}{}", " ".repeat(1_000_000), with(r#""vlan": 5"#)), "longer than 16384"),
+            (r#"{"type": "host-device", "device": "eth0"}"#.to_owned(), "type host-device takes any device"),
+            (r#"{"plugins": [{"type":"sriov"}]}"#.to_owned(), "type sriov takes any device"),
+            (r#"{"type":"ib-sriov"}"#.to_owned(), "type ib-sriov takes any device"),
+            (r#"{"type":"host-de\u0076ice"}"#.to_owned(), "has a backslash"),
+        ];
+        refuses(&attacks.clone().map(|(config, text)| (config, text)));
+    });
+}
+
+/// A network that was there before the policy stays, with its labels, until its configuration changes.
+#[test]
+fn a_network_from_before_may_have_other_labels_and_no_other_configuration() {
+    let test = "admission::a_network_from_before_may_have_other_labels_and_no_other_configuration";
+    on_a_node(test, &[CALLER], |_| {
+        let old = nad("ai", &with(r#""vlan": 5"#));
+        let mut labelled = old.clone();
+        labelled["metadata"]["labels"] = json!({"team": "a"});
+        let update = |object: Value| {
+            let mut request = create(TENANT, object);
+            request["old"] = old.clone();
+            request
+        };
+        let told = judge(&[
+            update(labelled),
+            update(nad("ai", GOOD)),
+            update(nad("ai", &with(r#""vlan": 6"#))),
+            create("system:serviceaccounts:nvidia-network-operator", old.clone()),
+            create("system:serviceaccounts:ai", old.clone()),
+        ]);
+        let refused: Vec<_> = told.iter().map(|told| told.contains("vlan: only the operator")).collect();
+        assert_eq!(refused, [false, false, true, false, true], "{told:?}");
+        assert_eq!((told[0].as_str(), told[1].as_str(), told[3].as_str()), ("", "", ""));
+    });
+}
+
+/// In every spelling that a JSON parser takes for the same key.
+#[test]
+fn no_spelling_hides_a_key() {
+    on_a_node("admission::no_spelling_hides_a_key", &[CALLER], |_| {
+        let source = read("src/node/mod.rs");
+        let (_, list) = source.split_once("pub const VF_KEYS").unwrap();
+        let (_, list) = list.split_once("= [").unwrap();
+        let (list, _) = list.split_once(']').unwrap();
+        let of_policy: Vec<_> = list.split('"').skip(1).step_by(2).collect();
+        assert_eq!(of_policy.len(), 13, "{of_policy:?}");
+        let mut attacks = Vec::new();
+        for key in of_policy.iter().chain(&["deviceID", "pciBusID", "device", "hwaddr", "kernelpath"]) {
+            let mixed: String = key
+                .char_indices()
+                .map(|(at, c)| if at % 2 == 0 { c.to_ascii_uppercase() } else { c })
+                .collect();
+            for key in [(*key).to_owned(), key.to_uppercase(), key.to_lowercase(), mixed] {
+                for between in ["", " ", "\t", "\n", "\r\n", " \n \t "] {
+                    for value in ["5", "\"x\"", "{\"tos\": 96}", "[1]", "-1"] {
+                        attacks.push((with(&format!("\"{key}\"{between}:{between}{value}")), ": "));
+                    }
+                }
+            }
+        }
+        assert_eq!(attacks.len(), 18 * 4 * 6 * 5);
+        refuses(&attacks);
+    });
+}
