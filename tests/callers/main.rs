@@ -9,3 +9,4 @@ mod multus;
 mod node;
 mod ocicni;
 mod upstream;
+mod whereabouts;

@@ -1,0 +1,224 @@
+//! whereabouts below rail-cni, as conf/migration/sriov-whereabouts.yaml has it: the IPAM plugin is kept, and `type` alone
+//! has changed.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::symlink;
+use std::process::{Command, Output};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use serde_json::{Value, json};
+
+use crate::node::{self, documents, executable, ip, json_of, on_a_node, text_of, vf_address, write};
+
+const CALLER: &str = "whereabouts-0.8.0";
+const FOLDER: &str = "/etc/cni/net.d/whereabouts.d";
+
+/// Path of an object -> the object.
+type Objects = Arc<Mutex<BTreeMap<String, Value>>>;
+
+/// Starts an API server as far as whereabouts asks one: it keeps what is created, and applies JSON patches. Returns its
+/// URL.
+fn start(objects: &Objects) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let objects = objects.clone();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let objects = objects.clone();
+            thread::spawn(move || serve(stream, &objects));
+        }
+    });
+    url
+}
+
+/// Answers the requests of a connection until its other end closes it.
+fn serve(mut stream: TcpStream, objects: &Objects) -> Option<()> {
+    stream.set_nodelay(true).ok()?;
+    let mut requests = BufReader::new(stream.try_clone().ok()?);
+    loop {
+        let mut line = String::new();
+        requests.read_line(&mut line).ok().filter(|length| *length > 0)?;
+        let mut words = line.split_whitespace();
+        let (method, path) = (words.next()?.to_owned(), words.next()?.to_owned());
+        let mut length = 0;
+        loop {
+            let mut header = String::new();
+            requests.read_line(&mut header).ok().filter(|length| *length > 0)?;
+            let Some((name, value)) = header.split_once(':') else { break };
+            if name.eq_ignore_ascii_case("content-length") {
+                length = value.trim().parse().ok()?;
+            }
+        }
+        let mut body = vec![0; length];
+        requests.read_exact(&mut body).ok()?;
+        let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
+        let path = path.split('?').next().unwrap_or_default();
+        let (code, answer) = answer(&method, path, body, &mut objects.lock().unwrap());
+        let answer = answer.to_string();
+        let head = format!(
+            "HTTP/1.1 {code}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            answer.len()
+        );
+        stream.write_all(format!("{head}{answer}").as_bytes()).ok()?;
+    }
+}
+
+fn answer(
+    method: &str,
+    path: &str,
+    mut body: Value,
+    objects: &mut BTreeMap<String, Value>,
+) -> (&'static str, Value) {
+    let failed = |code: &'static str, reason: &str| {
+        let number: u16 = code[..3].parse().unwrap();
+        (
+            code,
+            json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": number}),
+        )
+    };
+    let version = |object: &mut Value| {
+        let before: u64 = object["metadata"]["resourceVersion"].as_str().unwrap_or("0").parse().unwrap();
+        object["metadata"]["resourceVersion"] = json!((before + 1).to_string());
+    };
+    match method {
+        "POST" => {
+            if let Some((_, rest)) = path.split_once("/namespaces/") {
+                body["metadata"]["namespace"] = json!(rest.split('/').next());
+            }
+            let path = format!("{path}/{}", body["metadata"]["name"].as_str().unwrap_or_default());
+            if objects.contains_key(&path) {
+                return failed("409 Conflict", "AlreadyExists");
+            }
+            version(&mut body);
+            objects.insert(path, body.clone());
+            ("201 Created", body)
+        }
+        // A name is behind the kind; without it all of a kind are asked for.
+        "GET" if path.ends_with("/ippools") => {
+            let items: Vec<_> =
+                objects.iter().filter(|(name, _)| name.starts_with(path)).map(|(_, each)| each).collect();
+            (
+                "200 OK",
+                json!({"kind": "IPPoolList", "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "items": items}),
+            )
+        }
+        "DELETE" => match objects.remove(path) {
+            Some(_) => ("200 OK", json!({"kind": "Status", "apiVersion": "v1", "status": "Success"})),
+            None => failed("404 Not Found", "NotFound"),
+        },
+        _ => {
+            let Some(object) = objects.get_mut(path) else { return failed("404 Not Found", "NotFound") };
+            match method {
+                "PUT" => *object = body,
+                "PATCH" if !patch(object, &body) => return failed("422 Unprocessable Entity", "Invalid"),
+                _ => (),
+            }
+            if method != "GET" {
+                version(object);
+            }
+            ("200 OK", object.clone())
+        }
+    }
+}
+
+/// Applies a JSON patch, or nothing of it if one of its tests fails.
+fn patch(object: &mut Value, operations: &Value) -> bool {
+    let mut new = object.clone();
+    for operation in operations.as_array().unwrap() {
+        let path = operation["path"].as_str().unwrap();
+        let (parent, key) = path.rsplit_once('/').unwrap();
+        match operation["op"].as_str().unwrap() {
+            "test" if *new.pointer(path).unwrap_or(&Value::Null) != operation["value"] => return false,
+            "add" | "replace" => new.pointer_mut(parent).unwrap()[key] = operation["value"].clone(),
+            "remove" => drop(new.pointer_mut(parent).unwrap().as_object_mut().unwrap().remove(key)),
+            _ => (),
+        }
+    }
+    *object = new;
+    true
+}
+
+/// Calls the plugin as Multus does, for pod `name` with rail R as `netR+1`.
+fn call(verb: &str, config: &Value, name: &str, rail: u8) -> Output {
+    let mut config = config.clone();
+    if config["device"].is_null() {
+        (config["deviceID"], config["pciBusID"]) = (json!(vf_address(rail)), json!(vf_address(rail)));
+    }
+    let variables = BTreeMap::from([
+        ("CNI_COMMAND", verb.to_owned()),
+        ("CNI_CONTAINERID", format!("{name}-sandbox")),
+        ("CNI_NETNS", format!("/run/netns/{name}")),
+        ("CNI_IFNAME", format!("net{}", rail + 1)),
+        ("CNI_PATH", "/opt/cni/bin".to_owned()),
+        ("CNI_ARGS", format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ai-training;K8S_POD_NAME={name}")),
+    ]);
+    let plugin = format!("/opt/cni/bin/{}", config["type"].as_str().unwrap());
+    node::run(&mut Command::new(plugin), &variables, &config.to_string())
+}
+
+#[track_caller]
+fn succeeds(output: &Output) {
+    assert!(output.status.success(), "{}", text_of(output));
+}
+
+#[test]
+fn whereabouts_serves_the_rails_of_the_migrated_networks() {
+    on_a_node(
+        "whereabouts::whereabouts_serves_the_rails_of_the_migrated_networks",
+        &[CALLER, "plugins"],
+        |node| {
+            let objects = Objects::default();
+            let url = start(&objects);
+            symlink(executable(CALLER, "cmd"), "/opt/cni/bin/whereabouts").unwrap();
+            let kubeconfig = format!("{FOLDER}/whereabouts.kubeconfig");
+            let contexts = json!([{"name": "node", "context": {"cluster": "node", "user": "node", "namespace": "kube-system"}}]);
+            let access = json!({"apiVersion": "v1", "kind": "Config", "current-context": "node", "contexts": contexts,
+            "clusters": [{"name": "node", "cluster": {"server": url}}], "users": [{"name": "node", "user": {}}]});
+            write(&kubeconfig, access.to_string());
+            let flat = json!({"datastore": "kubernetes", "kubernetes": {"kubeconfig": kubeconfig}});
+            write(format!("{FOLDER}/whereabouts.conf"), flat.to_string());
+
+            let nads = documents("conf/migration/sriov-whereabouts.yaml");
+            let config = |rail: u8| -> Value {
+                let nad = &nads[usize::from(rail)];
+                serde_json::from_str(nad["spec"]["config"].as_str().unwrap()).unwrap()
+            };
+            // host-device gets the same address for the same network.
+            node.add_pod("before");
+            let mut before = config(0);
+            (before["type"], before["device"]) = (json!("host-device"), json!("vf0"));
+            let result = json_of(&call("ADD", &before, "before", 0));
+            assert_eq!(result["ips"][0]["address"], "10.50.0.1/16", "{result}");
+            succeeds(&call("DEL", &before, "before", 0));
+
+            // Two rails of a pod, and a second pod with another VF of rail 0's subnet: the addresses are the cluster's.
+            node.add_pod("trainer");
+            node.add_pod("other");
+            let calls = [("trainer", 0, config(0)), ("trainer", 1, config(1)), ("other", 2, config(0))];
+            let mut addresses = Vec::new();
+            for (pod, rail, config) in &calls {
+                let result = json_of(&call("ADD", config, pod, *rail));
+                addresses.push(result["ips"][0]["address"].as_str().unwrap().to_owned());
+                let shown = ip(&format!("-n {pod} -4 -br addr show dev net{}", rail + 1));
+                assert!(shown.contains(addresses.last().unwrap()), "{shown}");
+            }
+            assert_eq!(addresses, ["10.50.0.1/16", "10.51.0.1/16", "10.50.0.2/16"]);
+            let held = || -> usize {
+                let objects = objects.lock().unwrap();
+                let pools = objects.iter().filter(|(path, _)| path.contains("/ippools/"));
+                pools.map(|(_, pool)| pool["spec"]["allocations"].as_object().unwrap().len()).sum()
+            };
+            assert_eq!(held(), 3);
+            for (pod, rail, config) in &calls {
+                for _ in 0..2 {
+                    succeeds(&call("DEL", config, pod, *rail));
+                }
+            }
+            assert_eq!(held(), 0);
+            node.is_as_before();
+        },
+    );
+}
