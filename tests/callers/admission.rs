@@ -111,6 +111,7 @@ fn the_networks_of_conf_are_admitted() {
         requests.extend(documents("/run/nads.yaml").into_iter().map(|nad| create(TENANT, nad)));
         assert_eq!(requests.len(), 16);
         requests.push(create(TENANT, nad("ai", GOOD)));
+        requests.push(create(TENANT, nad("ai", &with(r#""vlan": 0, "vlanQoS": 0, "max_tx_rate": 0"#))));
         // The longest that is allowed, of what costs the policy the most.
         let mut longest = with(r#""routes": []"#);
         let key = "\"rail\": 0, \"type\": \"rail-cni\", ";
@@ -150,6 +151,7 @@ fn what_add_refuses_by_the_nodes_policy_is_refused_before() {
     on_a_node("admission::what_add_refuses_by_the_nodes_policy_is_refused_before", &[CALLER], |node| {
         node.add_pod("trainer");
         assert_eq!(add(GOOD), "");
+        assert_eq!(add(&with(r#""vlan": 0, "vlanQoS": 0, "max_tx_rate": 0"#)), "");
         let setting = ": only the operator of the cluster sets this of a device";
         let attacks = [
             (with(r#""vlan": 5"#), setting),
