@@ -266,6 +266,30 @@ fn cnitool(verb: &str) -> Output {
     node::run(command.args([verb, "rail-0", "/run/netns/trainer"]), &variables, "")
 }
 
+/// While both plugins are in use, each leaves the other's pods alone.
+#[test]
+fn a_device_that_host_device_attached_is_refused_until_its_pod_ends() {
+    let test = "migration::a_device_that_host_device_attached_is_refused_until_its_pod_ends";
+    on_a_node(test, &["plugins"], |node| {
+        node.add_pod("trainer");
+        let old = json!({"cniVersion": "1.0.0", "name": "old", "type": "host-device", "device": "vf0"});
+        let new = network("sriov-network.yaml", "rail-0", 0);
+        add(&old, "net1");
+        let told = text_of(&call("ADD", &new, "net2"));
+        assert!(told.contains(&vf_address(0)), "{told}");
+        // Its DEL, which a runtime sends after such an ADD, takes nothing from the other pod.
+        del(&new, "net2");
+        ip("-n trainer link show dev net1");
+        del(&old, "net1");
+        add(&new, "net2");
+        // The end of the old pod comes late, once more. It finds nothing of its own.
+        call("DEL", &old, "net1");
+        is_rail(0, "net2");
+        del(&new, "net2");
+        node.is_as_before();
+    });
+}
+
 /// The same network by both plugins, with this IPAM section.
 fn by_both(ipam: &Value, others: &Map<String, Value>) -> [(Value, Seen); 2] {
     ["host-device", "rail-cni"].map(|plugin| {

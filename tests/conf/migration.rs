@@ -53,6 +53,26 @@ fn every_network_to_migrate_is_accepted() {
     }
 }
 
+/// The GUID that ib-kubernetes chooses is the operator's, by the shipped policy.
+#[test]
+fn the_network_of_ib_kubernetes_needs_its_guid_in_the_policy() {
+    let bench = Bench::new();
+    let [(network, _)] = &networks("ib-sriov")[..] else { panic!("one network") };
+    assert_eq!(network["type"], "ib-sriov");
+    let told = |config: &Value| String::from_utf8(bench.call(RAIL_CNI, "ADD", config).stdout).unwrap();
+    let mut config = with_device(network.clone(), &vf_of(0));
+    config["args"] = json!({"cni": {"mellanox.infiniband.app": "configured"}});
+    config["runtimeConfig"] = json!({"infinibandGUID": "02:00:00:00:00:00:00:01"});
+    let refused = told(&config);
+    assert!(refused.contains("infinibandGUID: this node's policy lets networks set []"), "{refused}");
+    let mut node: Value =
+        serde_json::from_str(&std::fs::read_to_string(bench.path("node.json")).unwrap()).unwrap();
+    node["policy"]["vfKeys"] = json!(["infinibandGUID"]);
+    std::fs::write(bench.path("node.json"), node.to_string()).unwrap();
+    // Up to its namespace, which is none.
+    assert!(told(&config).contains("\"code\":8"), "{}", told(&config));
+}
+
 /// `type` was the only thing that had to change: as they were, lint says so, and of nothing that it is wrong.
 #[test]
 fn lint_says_of_the_networks_as_they_were_that_it_takes_them() {
