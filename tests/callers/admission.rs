@@ -319,3 +319,92 @@ fn no_spelling_hides_a_key() {
         refuses(&attacks);
     });
 }
+
+/// A sequence that looks random and is the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn one_of<'a>(&mut self, all: &[&'a str]) -> &'a str {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        all[usize::try_from(self.0 >> 33).unwrap() % all.len()]
+    }
+}
+
+/// Made of the keys that matter, in any letter case and order, with any value: what `kubectl apply` accepts of a tenant is
+/// not refused by the node's policy. It may be wrong otherwise.
+#[test]
+fn what_is_admitted_the_nodes_policy_does_not_refuse() {
+    on_a_node("admission::what_is_admitted_the_nodes_policy_does_not_refuse", &[CALLER], |_| {
+        let keys = [
+            "vlan",
+            "VlanQoS",
+            "trust",
+            "spoofChk",
+            "link_state",
+            "max_tx_rate",
+            "mac",
+            "pkey",
+            "rdmaDeviceName",
+            "rdmaQoS",
+            "rail",
+            "mtu",
+            "rdma",
+            "gid",
+            "routing",
+            "logLevel",
+            "resetOnDel",
+            "minPlanes",
+            "dns",
+            "routes",
+            "mode",
+        ];
+        let values = [
+            "0",
+            "5",
+            "true",
+            "false",
+            "null",
+            "{}",
+            "[]",
+            "\"\"",
+            "\"on\"",
+            "\"auto\"",
+            "\"x\"",
+            "{\"tos\": 96}",
+            "0.0",
+            "[0]",
+        ];
+        let spaces = ["", "", " ", "\t", "\n", "\r\n "];
+        let mut dice = Dice(12);
+        let mut configs = Vec::new();
+        for _ in 0..600 {
+            let mut text = String::new();
+            for _ in 0..dice.one_of(&["1", "1", "2", "3"]).parse().unwrap() {
+                let (before, behind) = (dice.one_of(&spaces), dice.one_of(&spaces));
+                let (key, value) = (dice.one_of(&keys), dice.one_of(&values));
+                text += &format!("\"{key}\"{before}:{behind}{value},");
+            }
+            let inside = dice.one_of(&["", "", "", "\"args\": {\"cni\": {", "\"runtimeConfig\": {"]);
+            let text = text.trim_end_matches(',');
+            let text = match inside.matches('{').count() {
+                0 => text.to_owned(),
+                depth => format!("{inside}{text}{}", "}".repeat(depth)),
+            };
+            configs.push(with(&text));
+        }
+        let requests: Vec<_> = configs.iter().map(|config| create(TENANT, nad("ai", config))).collect();
+        let admitted: Vec<_> = configs
+            .iter()
+            .zip(judge(&requests))
+            .filter(|(_, told)| told.is_empty())
+            .map(|(config, _)| config)
+            .collect();
+        // Neither all nor none.
+        assert!((60..400).contains(&admitted.len()), "{}", admitted.len());
+        for config in admitted {
+            // There is no namespace: ADD judges the configuration, and goes no further.
+            let told = add(config);
+            assert!(!told.contains("policy"), "{told}: {config}");
+        }
+    });
+}
