@@ -22,6 +22,13 @@ const MULTUS: &str = "multus";
 pub const CONFIGURATIONS: &str = "/etc/cni/net.d";
 /// Module, tab and version follow each other, as `go version -m` shows them.
 const MODULE: &[u8] = b"github.com/containernetworking/cni\t";
+/// The longest version that is looked for.
+const LONGEST: usize = 64;
+/// What a program has of libcni if its build left out the versions, as Debian's do: the name of a function, and of a
+/// package since CNI 1.0; and a key that libcni knows since CNI 1.1.
+const LIBRARY: &[u8] = b"github.com/containernetworking/cni/libcni.";
+const SINCE_1_0: &[u8] = b"github.com/containernetworking/cni/pkg/types/100.";
+const SINCE_1_1: &[u8] = b"disableGC";
 
 /// Reports the versions of CNI that each caller supports.
 pub fn check(found: &mut Findings) {
@@ -32,7 +39,7 @@ pub fn check(found: &mut Findings) {
         let what = format!("{caller} ({})", path.display());
         let libcni = libcni_of(path);
         if let Ok(Some(version)) = &libcni {
-            if caller != MULTUS && ["v1.0.", "v1.1."].iter().any(|old| version.starts_with(old)) {
+            if caller != MULTUS && ["v1.0", "v1.1"].iter().any(|old| version.starts_with(old)) {
                 old = Some(format!("{caller} with libcni {version}"));
             }
         }
@@ -75,10 +82,31 @@ fn judged(name: &'static str, what: &str, version: &str) -> Check {
     }
 }
 
-/// The version of libcni in a Go executable.
+/// The version of libcni in a Go executable. `v1.0` stands for all that support CNI 1.0.0 only, where the executable has
+/// no versions.
 fn libcni_of(path: &Path) -> Result<Option<String>> {
+    let mut version = None;
+    scan(path, |window, is_end| {
+        version = find_version(window, is_end);
+        version.is_some()
+    })?;
+    if version.is_some() {
+        return Ok(version);
+    }
+    let (mut is_library, mut knows_1_0, mut knows_1_1) = (false, false, false);
+    scan(path, |window, _| {
+        let has = |text: &[u8]| window.windows(text.len()).any(|part| part == text);
+        is_library = is_library || has(LIBRARY);
+        knows_1_0 = knows_1_0 || has(SINCE_1_0);
+        knows_1_1 = knows_1_1 || has(SINCE_1_1);
+        knows_1_1
+    })?;
+    Ok((is_library && knows_1_0 && !knows_1_1).then(|| "v1.0".to_owned()))
+}
+
+/// Shows a file to `is_done` in overlapping parts, until it is; and whether the part is the last one.
+fn scan(path: &Path, mut is_done: impl FnMut(&[u8], bool) -> bool) -> Result<()> {
     const CHUNK: usize = 1 << 20;
-    const LONGEST: usize = 64;
     let mut file = File::open(path)?;
     let mut window: Vec<u8> = Vec::new();
     loop {
@@ -87,11 +115,8 @@ fn libcni_of(path: &Path) -> Result<Option<String>> {
         let count = file.read(&mut window[kept..])?;
         window.truncate(kept + count);
         let is_end = count == 0;
-        if let Some(version) = find_version(&window, is_end) {
-            return Ok(Some(version));
-        }
-        if is_end {
-            return Ok(None);
+        if is_done(&window, is_end) || is_end {
+            return Ok(());
         }
         // Keep what may continue in the next chunk.
         window.drain(..window.len().saturating_sub(MODULE.len() + LONGEST));
@@ -107,7 +132,7 @@ fn find_version(window: &[u8], is_end: bool) -> Option<String> {
             let length = after.iter().position(|byte| !byte.is_ascii_graphic());
             // The chunk ends within the version: the next one has all of it.
             if let Some(length) = length.or(is_end.then_some(after.len())).filter(|length| *length > 0) {
-                return Some(String::from_utf8_lossy(&after[..length.min(64)]).into_owned());
+                return Some(String::from_utf8_lossy(&after[..length.min(LONGEST)]).into_owned());
             }
         }
         rest = after;
@@ -204,12 +229,32 @@ mod tests {
     }
 
     #[test]
+    fn a_libcni_without_version_is_known_by_what_it_contains() {
+        let cni = "github.com/containernetworking/cni";
+        let (library, since_1_0) = (format!("{cni}/libcni.(*CNIConfig)"), format!("{cni}/pkg/types/100.x"));
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("containerd");
+        for (parts, expected) in [
+            (vec![library.as_str(), &since_1_0], Some("v1.0")),
+            (vec![&library, &since_1_0, "disableGC"], None),
+            (vec![&library], None),
+            (vec![&since_1_0], None),
+        ] {
+            // Over the end of the first chunk.
+            let text = format!("{}{}", " ".repeat((1 << 20) - 20), parts.join("\n"));
+            fs::write(&path, text).unwrap();
+            assert_eq!(libcni_of(&path).unwrap().as_deref(), expected, "{parts:?}");
+        }
+    }
+
+    #[test]
     fn each_libcni_has_its_newest_version() {
         for (version, verdict, newest) in [
             ("v1.3.0", Verdict::Ok, "up to 1.1.0"),
             ("v1.2.0", Verdict::Ok, "up to 1.1.0"),
             ("v1.2.0-rc1", Verdict::Ok, "up to 1.1.0"),
             ("v1.1.2", Verdict::Ok, "up to 1.0.0"),
+            ("v1.0", Verdict::Ok, "up to 1.0.0"),
             ("v0.8.1", Verdict::Fail, "up to 0.4.0"),
             ("(devel)", Verdict::Skip, "not a version"),
         ] {
