@@ -1,15 +1,19 @@
-//! An API server as far as Multus asks one: it reads a pod and networks, writes the pod's status, and sends events.
+//! An API server as far as Multus asks one: it reads, lists and watches pods and networks, writes the status of a pod, and
+//! sends events.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 /// Key of the annotation in which Multus reports.
 const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
+
+const NETWORKS: &str = "/network-attachment-definitions";
 
 /// The server. Its threads end with the process.
 pub struct Api {
@@ -95,6 +99,9 @@ fn serve(stream: TcpStream, objects: &Objects) -> Option<()> {
         }
         let mut body = vec![0; length];
         requests.read_exact(&mut body).ok()?;
+        if path.contains("watch=true") || path.contains("watch=1") {
+            return watch(stream, &path, objects);
+        }
         let (code, answer) = answer(&method, &path, &body, &mut objects.lock().unwrap());
         let answer = answer.to_string();
         let head = format!(
@@ -105,6 +112,49 @@ fn serve(stream: TcpStream, objects: &Objects) -> Option<()> {
     }
 }
 
+/// Tells each change of a kind until the other end is gone: which kind is what the path ends with.
+fn watch(mut stream: TcpStream, path: &str, objects: &Objects) -> Option<()> {
+    if path.contains("sendInitialEvents=true") {
+        // Then the client lists first.
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422})
+            .to_string();
+        let head = format!(
+            "HTTP/1.1 422 Unprocessable Entity\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            status.len()
+        );
+        return stream.write_all(format!("{head}{status}").as_bytes()).ok();
+    }
+    let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
+    stream.write_all(head.as_bytes()).ok()?;
+    let mut told = BTreeMap::new();
+    loop {
+        let now = of_kind(path, &objects.lock().unwrap());
+        let changed = now.iter().filter(|(key, object)| told.get(*key) != Some(*object));
+        let mut events: Vec<_> = changed
+            .map(|(key, object)| json!({"type": if told.contains_key(key) { "MODIFIED" } else { "ADDED" }, "object": object}))
+            .collect();
+        let gone = told.iter().filter(|(key, _)| !now.contains_key(*key));
+        events.extend(gone.map(|(_, object): (_, &Value)| json!({"type": "DELETED", "object": object})));
+        for event in events {
+            let line = format!("{event}\n");
+            stream.write_all(format!("{:x}\r\n{line}\r\n", line.len()).as_bytes()).ok()?;
+        }
+        told = now;
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The objects of the kind with which a path ends, in all namespaces.
+fn of_kind(path: &str, objects: &BTreeMap<String, Value>) -> BTreeMap<String, Value> {
+    let kind = path.split('?').next().unwrap_or_default().rsplit('/').next().unwrap_or_default();
+    let is_of_kind = |key: &str| key.split('/').nth(1) == Some(kind);
+    objects
+        .iter()
+        .filter(|(key, _)| is_of_kind(key))
+        .map(|(key, object)| (key.clone(), object.clone()))
+        .collect()
+}
+
 fn answer(
     method: &str,
     path: &str,
@@ -112,6 +162,15 @@ fn answer(
     objects: &mut BTreeMap<String, Value>,
 ) -> (&'static str, Value) {
     let path = path.split('?').next().unwrap_or_default();
+    let kinds = [("/pods", "Pod", "v1"), (NETWORKS, "NetworkAttachmentDefinition", "k8s.cni.cncf.io/v1")];
+    for (end, kind, version) in kinds {
+        if method == "GET" && path.ends_with(end) {
+            let items: Vec<_> = of_kind(path, objects).into_values().collect();
+            let list = json!({"kind": format!("{kind}List"), "apiVersion": version, "metadata": {"resourceVersion": "1"},
+                "items": items});
+            return ("200 OK", list);
+        }
+    }
     let name = path.split_once("/namespaces/").map_or("", |(_, name)| name);
     if method == "POST" && name.ends_with("/events") {
         return ("201 Created", json!({"kind": "Event", "apiVersion": "v1", "metadata": {"name": "event"}}));

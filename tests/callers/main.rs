@@ -4,9 +4,13 @@
 
 mod admission;
 mod api;
+mod cgroups;
+mod containerd;
 mod migration;
 mod multus;
 mod node;
 mod ocicni;
+mod podman;
+mod thick;
 mod upstream;
 mod whereabouts;

@@ -10,11 +10,12 @@ use serde_json::{Value, json};
 
 use crate::api::Api;
 use crate::node::{
-    self, Node, RAILS, documents, executable, ip, json_of, on_a_node, text_of, vf_address, write,
+    self, Node, RAILS, address_of_vf, documents, executable, ip, json_of, on_a_node, text_of, vf_address,
+    write,
 };
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
-const UID: &str = "6d9f0a52-3f0c-4d0e-8a55-0c9c4f1d2e3b";
+pub const UID: &str = "6d9f0a52-3f0c-4d0e-8a55-0c9c4f1d2e3b";
 const KUBECONFIG: &str = "/etc/cni/net.d/multus.d/multus.kubeconfig";
 const CHECKPOINT: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
 /// Where Multus keeps what it was asked, for the DEL.
@@ -39,6 +40,7 @@ macro_rules! under_each_multus {
 
 under_each_multus! {
     a_pod_gets_its_rails_by_annotation
+    ten_pods_in_a_row_get_eight_rails
     what_the_device_plugin_says_reaches_the_network_status
     a_failure_at_rail_4_rolls_all_back
     a_pod_gets_the_address_and_the_mac_that_it_asks_for
@@ -54,20 +56,42 @@ fn run(test: &str, version: &'static str, body: fn(&Cluster)) {
 }
 
 /// A node with Multus, and what it asks.
-struct Cluster<'a> {
+pub struct Cluster<'a> {
     node: &'a Node,
-    api: Api,
+    pub api: Api,
     version: &'static str,
 }
 
-/// A sandbox of the pod.
-struct Sandbox {
-    id: String,
+/// A sandbox of the pod trainer-0.
+pub struct Sandbox {
+    pub id: String,
     netns: String,
 }
 
+impl Sandbox {
+    pub fn new(node: &Node, name: &str) -> Sandbox {
+        Sandbox { id: format!("{name}-sandbox"), netns: node.add_pod(name) }
+    }
+
+    /// What a runtime says in the environment.
+    pub fn variables(&self, verb: &str) -> BTreeMap<&'static str, String> {
+        let id = &self.id;
+        let args = format!(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=trainer-0;K8S_POD_INFRA_CONTAINER_ID={id};K8S_POD_UID={UID}"
+        );
+        BTreeMap::from([
+            ("CNI_COMMAND", verb.to_owned()),
+            ("CNI_CONTAINERID", id.clone()),
+            ("CNI_NETNS", self.netns.clone()),
+            ("CNI_IFNAME", "eth0".to_owned()),
+            ("CNI_PATH", "/opt/cni/bin".to_owned()),
+            ("CNI_ARGS", args),
+        ])
+    }
+}
+
 impl<'a> Cluster<'a> {
-    fn new(node: &'a Node, version: &'static str) -> Cluster<'a> {
+    pub fn new(node: &'a Node, version: &'static str) -> Cluster<'a> {
         let api = Api::start();
         for nad in documents("conf/nads.yaml") {
             api.apply(&nad);
@@ -75,7 +99,7 @@ impl<'a> Cluster<'a> {
         let cluster = Cluster { node, api, version };
         cluster.api.apply(&pod());
         cluster.kubeconfig(&cluster.api.url);
-        cluster.allot(&RAILS.map(|rail| (rail, vf_address(rail))).collect());
+        allot(&[(UID, 0)]);
         cluster
     }
 
@@ -87,44 +111,15 @@ impl<'a> Cluster<'a> {
         write(KUBECONFIG, text.to_string());
     }
 
-    /// Writes the devices of the pod as kubelet does.
-    fn allot(&self, devices: &BTreeMap<u8, String>) {
-        let of_rail = |(rail, device): (&u8, &String)| {
-            json!({"PodUID": UID, "ContainerName": "pytorch", "ResourceName": format!("nvidia.com/rail-{rail}"),
-                "DeviceIDs": {"-1": [device]}, "AllocResp": ""})
-        };
-        let entries: Vec<_> = devices.iter().map(of_rail).collect();
-        let data = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 0});
-        write(CHECKPOINT, data.to_string());
-    }
-
     /// Multus' configuration, with eth0 from upstream's bridge.
-    fn config(&self) -> Value {
-        let eth0 = json!({"cniVersion": "1.0.0", "name": "pods", "plugins": [
-            {"type": "bridge", "bridge": "cni0", "isGateway": true,
-                "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/24"}]],
-                    "routes": [{"dst": "0.0.0.0/0"}]}}]});
+    pub fn config(&self) -> Value {
+        let eth0 = node::eth0();
         json!({"cniVersion": "1.0.0", "name": "multus-cni-network", "type": "multus", "kubeconfig": KUBECONFIG,
             "delegates": [eth0]})
     }
 
     fn sandbox(&self, name: &str) -> Sandbox {
-        Sandbox { id: format!("{name}-sandbox"), netns: self.node.add_pod(name) }
-    }
-
-    fn variables(verb: &str, sandbox: &Sandbox) -> BTreeMap<&'static str, String> {
-        let id = &sandbox.id;
-        let args = format!(
-            "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=trainer-0;K8S_POD_INFRA_CONTAINER_ID={id};K8S_POD_UID={UID}"
-        );
-        BTreeMap::from([
-            ("CNI_COMMAND", verb.to_owned()),
-            ("CNI_CONTAINERID", id.clone()),
-            ("CNI_NETNS", sandbox.netns.clone()),
-            ("CNI_IFNAME", "eth0".to_owned()),
-            ("CNI_PATH", "/opt/cni/bin".to_owned()),
-            ("CNI_ARGS", args),
-        ])
+        Sandbox::new(self.node, name)
     }
 
     fn command(&self) -> Command {
@@ -135,8 +130,7 @@ impl<'a> Cluster<'a> {
     fn call(&self, verb: &str, sandbox: &Sandbox) -> Output {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
-            let output =
-                node::run(&mut self.command(), &Self::variables(verb, sandbox), &self.config().to_string());
+            let output = node::run(&mut self.command(), &sandbox.variables(verb), &self.config().to_string());
             let text = text_of(&output);
             if !(text.contains("error waiting for pod") && text.contains("context deadline exceeded"))
                 || Instant::now() > deadline
@@ -174,10 +168,27 @@ impl<'a> Cluster<'a> {
     }
 }
 
+/// Writes the devices of pods as kubelet does: each, by its UID, has the VF of this number of each rail.
+pub fn allot(pods: &[(&str, u8)]) {
+    let entry = |uid: &str, rail: u8, vf: u8| {
+        json!({"PodUID": uid, "ContainerName": "pytorch", "ResourceName": format!("nvidia.com/rail-{rail}"),
+            "DeviceIDs": {"-1": [address_of_vf(rail, vf)]}, "AllocResp": ""})
+    };
+    let entries: Vec<_> = pods.iter().flat_map(|(uid, vf)| RAILS.map(|rail| entry(uid, rail, *vf))).collect();
+    let data = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 0});
+    write(CHECKPOINT, data.to_string());
+}
+
+/// The pod trainer-0.
+pub fn pod() -> Value {
+    pod_of("trainer-0", UID)
+}
+
 /// conf/pod.yaml, as the API server has it.
-fn pod() -> Value {
+pub fn pod_of(name: &str, uid: &str) -> Value {
     let mut pod = documents("conf/pod.yaml").remove(0);
-    pod["metadata"]["uid"] = json!(UID);
+    pod["metadata"]["name"] = json!(name);
+    pod["metadata"]["uid"] = json!(uid);
     pod["metadata"]["resourceVersion"] = json!("1");
     pod
 }
@@ -211,6 +222,23 @@ fn a_pod_gets_its_rails_by_annotation(cluster: &Cluster) {
         assert_eq!(status["device-info"]["pci"]["pci-address"], json!(vf_address(rail)), "{status}");
     }
     cluster.ends(&sandbox);
+}
+
+fn ten_pods_in_a_row_get_eight_rails(cluster: &Cluster) {
+    let (mut up, mut down) = (Vec::new(), Vec::new());
+    for time in 0..10 {
+        let name = format!("trainer-{time}");
+        let sandbox = cluster.sandbox(&name);
+        let begin = Instant::now();
+        cluster.add(&sandbox);
+        up.push(begin.elapsed());
+        cluster.node.has_rail(&name, 7, "net8");
+        let begin = Instant::now();
+        cluster.del(&sandbox);
+        down.push(begin.elapsed());
+        cluster.node.is_as_before();
+    }
+    node::record_times(&format!("{}, eth0 and eight rails", cluster.version), &up, &down);
 }
 
 fn what_the_device_plugin_says_reaches_the_network_status(cluster: &Cluster) {
@@ -325,7 +353,7 @@ fn nothing_is_left_of_a_pod_whose_multus_is_killed(cluster: &Cluster) {
 
     for time in 0..TIMES {
         let sandbox = cluster.sandbox(&format!("trainer-{time}"));
-        let variables = Cluster::variables("ADD", &sandbox);
+        let variables = sandbox.variables("ADD");
         let multus = node::start(&mut cluster.command(), &variables, &cluster.config().to_string());
         node::kill_after(multus, whole * time / TIMES, time % 2 == 0);
         // The bridge plugin of before may still be at work, and fail this DEL: kubelet tries again.

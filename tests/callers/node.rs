@@ -11,7 +11,7 @@ use std::io::Write as _;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
@@ -36,9 +36,9 @@ pub struct Node {
 }
 
 /// Runs `body` on a node of its own, with the executables of `callers` at hand. `test` is its full name.
-pub fn on_a_node(test: &str, callers: &[&str], body: impl FnOnce(&Node)) {
+pub fn on_a_node(test: &str, callers: &[&str], body: impl FnOnce(&mut Node)) {
     if std::env::var_os(INSIDE).is_some() {
-        body(&Node::new());
+        body(&mut Node::new());
         return;
     }
     for caller in callers {
@@ -130,7 +130,17 @@ pub fn documents(path: &str) -> Vec<Value> {
 
 /// PCI address of the VF of rail R: the first function after its PF, as mlx5 numbers them.
 pub fn vf_address(rail: u8) -> String {
-    pf_address(rail).replace("00.0", "00.2")
+    address_of_vf(rail, 0)
+}
+
+/// PCI address of VF N of rail R.
+pub fn address_of_vf(rail: u8, vf: u8) -> String {
+    pf_address(rail).replace("00.0", &format!("00.{}", vf + 2))
+}
+
+/// Name of the netdev of VF N of rail R.
+fn netdev_of_vf(rail: u8, vf: u8) -> String {
+    if vf == 0 { format!("vf{rail}") } else { format!("vf{rail}v{vf}") }
 }
 
 fn pf_address(rail: u8) -> String {
@@ -158,6 +168,27 @@ pub fn write(path: impl AsRef<Path>, text: impl AsRef<[u8]>) {
     let path = path.as_ref();
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, text).unwrap();
+}
+
+/// The network of eth0, by upstream's bridge.
+pub fn eth0() -> Value {
+    json!({"cniVersion": "1.0.0", "name": "pods", "plugins": [
+        {"type": "bridge", "bridge": "cni0", "isGateway": true,
+            "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/24"}]],
+                "routes": [{"dst": "0.0.0.0/0"}]}}]})
+}
+
+/// conf/net.d/20-rail-0.conflist for each of the rails, as files of the runtime.
+pub fn add_rail_networks() {
+    for rail in RAILS {
+        let mut network: Value = serde_json::from_str(&read("conf/net.d/20-rail-0.conflist")).unwrap();
+        network["name"] = json!(format!("rail-{rail}"));
+        let plugin = &mut network["plugins"][0];
+        plugin["rail"] = json!(rail);
+        plugin["pciBusID"] = json!(vf_address(rail));
+        plugin["ipam"]["pool"] = json!(format!("rail-{rail}"));
+        write(format!("/etc/cni/net.d/2{rail}-rail-{rail}.conflist"), network.to_string());
+    }
 }
 
 /// Runs a command with these variables alone, and `stdin`.
@@ -225,13 +256,49 @@ impl Node {
             let allocation: Value = serde_json::from_str(&file).unwrap();
             let text = |key: &str| allocation[key].as_str().unwrap().to_owned();
             node.addresses.push((text("prefix"), text("gateway")));
-            add_vf(rail);
-            ip(&format!("link add vf{rail} mtu 1500 type veth peer name leaf{rail} netns leaf"));
+            add_pf(rail);
+            add_vf(rail, 0);
             ip(&format!("-n leaf addr add {}/31 dev leaf{rail}", text("gateway")));
-            ip(&format!("-n leaf link set leaf{rail} mtu 9216 up"));
         }
         node.before = node.state();
         node
+    }
+
+    /// Gives each rail this many VFs, and this node a prefix per rail with an address for each of them.
+    pub fn grow(&mut self, vfs: u8) {
+        for rail in RAILS {
+            for vf in 1..vfs {
+                add_vf(rail, vf);
+            }
+        }
+        let mut pools = documents("conf/pools/spectrum-x.yaml");
+        for pool in &mut pools {
+            let spec = &mut pool["spec"];
+            let mut here = spec["staticAllocations"][0].clone();
+            here["prefix"] = json!(here["prefix"].as_str().unwrap().replace("/31", "/28"));
+            spec["perNodeNetworkPrefix"] = json!(28);
+            spec["gatewayIndex"] = json!(1);
+            spec["staticAllocations"] = json!([here]);
+        }
+        write("/run/pools.json", json!({"apiVersion": "v1", "kind": "List", "items": pools}).to_string());
+        let output = Command::new(Path::new(PLUGINS).join("rail-ipam"))
+            .args(["import", "/run/pools.json"])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", text_of(&output));
+        self.before = self.state();
+    }
+
+    /// What the kernel does with the VFs of a namespace that ended: they are on the host again. A veth has gone with it.
+    pub fn return_devices(&self) {
+        for rail in RAILS {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while has_link(&["-n", "leaf"], &format!("leaf{rail}")) {
+                assert!(Instant::now() < deadline, "the namespace of rail {rail} does not end");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            add_netdev(rail, 0);
+        }
     }
 
     /// Writes node.json: conf/node.json with the keys of this machine, and what `change` makes of it.
@@ -338,27 +405,63 @@ fn furnish() {
     ip("link set lo up");
 }
 
-/// What sysfs shows of the PF of rail R with one VF, whose netdev is `vfR`.
-fn add_vf(rail: u8) {
-    let (pf, vf) = (pf_address(rail), vf_address(rail));
+/// What sysfs shows of the PF of rail R without VFs.
+fn add_pf(rail: u8) {
+    let pf = pf_address(rail);
+    for folder in ["bus/pci/devices", "bus/pci/drivers/mlx5_core"] {
+        fs::create_dir_all(Path::new(SYS).join(folder)).unwrap();
+    }
+    add_function(&pf, &format!("pf{rail}"));
+    write(Path::new(SYS).join(format!("devices/{pf}/sriov_totalvfs")), "8\n");
+}
+
+/// What sysfs shows of VF N of rail R, and its netdev.
+fn add_vf(rail: u8, vf: u8) {
+    let (pf, address) = (pf_address(rail), address_of_vf(rail, vf));
     let at = |path: String| Path::new(SYS).join(path);
-    for folder in [
-        format!("devices/{pf}/net/pf{rail}"),
-        format!("devices/{vf}/net/vf{rail}"),
-        "bus/pci/devices".to_owned(),
-        "bus/pci/drivers/mlx5_core".to_owned(),
-        format!("class/net/vf{rail}"),
-        format!("class/net/pf{rail}"),
-    ] {
+    add_function(&address, &netdev_of_vf(rail, vf));
+    symlink(format!("../{pf}"), at(format!("devices/{address}/physfn"))).unwrap();
+    symlink(format!("../{address}"), at(format!("devices/{pf}/virtfn{vf}"))).unwrap();
+    write(at(format!("devices/{pf}/sriov_numvfs")), format!("{}\n", vf + 1));
+    add_netdev(rail, vf);
+}
+
+/// A function of mlx5's driver with a netdev of this name.
+fn add_function(address: &str, netdev: &str) {
+    let at = |path: String| Path::new(SYS).join(path);
+    for folder in [format!("devices/{address}/net/{netdev}"), format!("class/net/{netdev}")] {
         fs::create_dir_all(at(folder)).unwrap();
     }
-    symlink(format!("../{pf}"), at(format!("devices/{vf}/physfn"))).unwrap();
-    symlink(format!("../{vf}"), at(format!("devices/{pf}/virtfn0"))).unwrap();
-    write(at(format!("devices/{pf}/sriov_totalvfs")), "8\n");
-    write(at(format!("devices/{pf}/sriov_numvfs")), "1\n");
-    for (id, netdev) in [(&pf, "pf"), (&vf, "vf")] {
-        symlink(at("bus/pci/drivers/mlx5_core".to_owned()), at(format!("devices/{id}/driver"))).unwrap();
-        symlink(at(format!("devices/{id}")), at(format!("bus/pci/devices/{id}"))).unwrap();
-        symlink(at(format!("devices/{id}")), at(format!("class/net/{netdev}{rail}/device"))).unwrap();
-    }
+    symlink(at("bus/pci/drivers/mlx5_core".to_owned()), at(format!("devices/{address}/driver"))).unwrap();
+    symlink(at(format!("devices/{address}")), at(format!("bus/pci/devices/{address}"))).unwrap();
+    symlink(at(format!("devices/{address}")), at(format!("class/net/{netdev}/device"))).unwrap();
+}
+
+/// The veth that is VF N of rail R. Its MAC is the VF's own, as the NIC has it.
+fn add_netdev(rail: u8, vf: u8) {
+    let (netdev, leaf) = (netdev_of_vf(rail, vf), netdev_of_vf(rail, vf).replace("vf", "leaf"));
+    ip(&format!(
+        "link add {netdev} mtu 1500 address 02:00:00:00:{rail:02x}:{vf:02x} type veth peer name {leaf} netns leaf"
+    ));
+    ip(&format!("-n leaf link set {leaf} mtu 9216 up"));
+}
+
+/// Is there a link of this name in the namespace that these arguments of `ip` choose?
+fn has_link(namespace: &[&str], name: &str) -> bool {
+    let output = Command::new("ip").args(namespace).args(["link", "show", name]).output().unwrap();
+    output.status.success()
+}
+
+/// Appends what a test measured to the file that scripts/test prints.
+pub fn record_times(what: &str, up: &[Duration], down: &[Duration]) {
+    let Some(path) = std::env::var_os("RAIL_TEST_TIMES") else { return };
+    let median = |times: &[Duration]| {
+        let mut times = times.to_vec();
+        times.sort();
+        times[times.len() / 2].as_secs_f64() * 1000.0
+    };
+    let (up_ms, down_ms, runs) = (median(up), median(down), up.len());
+    let line = format!("  up {up_ms:4.0} ms, down {down_ms:4.0} ms (median of {runs}): {what}\n");
+    let mut file = fs::File::options().append(true).create(true).open(path).unwrap();
+    file.write_all(line.as_bytes()).unwrap();
 }

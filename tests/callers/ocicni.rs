@@ -58,6 +58,28 @@ fn a_pod_gets_eight_networks() {
 }
 
 #[test]
+fn ten_pods_in_a_row_get_eight_networks() {
+    on_a_node("ocicni::ten_pods_in_a_row_get_eight_networks", &[CALLER], |node| {
+        add_networks();
+        let (mut up, mut down) = (Vec::new(), Vec::new());
+        for time in 0..10 {
+            let id = format!("trainer-{time}");
+            node.add_pod(&id);
+            let begin = Instant::now();
+            json_of(&call("up", &id));
+            up.push(begin.elapsed());
+            node.has_rail(&id, 7, "net8");
+            let begin = Instant::now();
+            let output = call("down", &id);
+            down.push(begin.elapsed());
+            assert!(output.status.success(), "{}", text_of(&output));
+            node.is_as_before();
+        }
+        node::record_times(&format!("{CALLER}, eight rails without eth0"), &up, &down);
+    });
+}
+
+#[test]
 fn nothing_is_left_of_a_pod_that_fails_at_rail_4() {
     on_a_node("ocicni::nothing_is_left_of_a_pod_that_fails_at_rail_4", &[CALLER], |node| {
         add_networks();

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
-use crate::node::{self, Node, executable, ip, json_of, on_a_node, text_of, write};
+use crate::node::{self, Node, executable, ip, json_of, on_a_node, text_of, vf_address, write};
 
 fn rail() -> Value {
     json!({"type": "rail-cni", "rail": 0, "mtu": 9000, "device": "vf0", "ipam": {"type": "rail-ipam", "pool": "rail-0"}})
@@ -217,4 +217,49 @@ fn rail_ipam_serves_ptp() {
 #[test]
 fn rail_ipam_serves_host_device() {
     serves("upstream::rail_ipam_serves_host_device", json!({"type": "host-device", "device": "vf0"}));
+}
+
+/// ovs-cni passes on to its IPAM what it was called with: its own configuration, in CHECK and DEL with the result of ADD
+/// if the runtime has it.
+#[test]
+fn rail_ipam_serves_ovs() {
+    on_a_node("upstream::rail_ipam_serves_ovs", &[], |node| {
+        let netns = node.add_pod("trainer");
+        let network = json!({"cniVersion": "1.0.0", "name": "rail-0", "type": "ovs", "bridge": "br-rail-0", "mtu": 9000,
+            "deviceID": vf_address(0), "ipam": {"type": "rail-ipam", "pool": "rail-0"}});
+        let call = |verb: &str, before: Option<&Value>| {
+            let mut network = network.clone();
+            if let Some(result) = before {
+                network["prevResult"] = result.clone();
+            }
+            let variables = BTreeMap::from([
+                ("CNI_COMMAND", verb.to_owned()),
+                ("CNI_CONTAINERID", "trainer-sandbox".to_owned()),
+                ("CNI_NETNS", netns.clone()),
+                ("CNI_IFNAME", "net1".to_owned()),
+                ("CNI_PATH", "/opt/cni/bin".to_owned()),
+            ]);
+            node::run(&mut Command::new("/opt/cni/bin/rail-ipam"), &variables, &network.to_string())
+        };
+        // Its ADD fails after that of its IPAM: it calls DEL, and kubelet begins again.
+        json_of(&call("ADD", None));
+        let output = call("DEL", None);
+        assert!(output.status.success(), "{}", text_of(&output));
+        assert_eq!(leases(), 0);
+
+        let ips = json_of(&call("ADD", None));
+        assert_eq!(ips["cniVersion"], "1.0.0", "{ips}");
+        assert_eq!(ips["ips"][0]["address"], json!(node.addresses[0].0), "{ips}");
+        assert_eq!(leases(), 1);
+        let mut result = ips.clone();
+        result["interfaces"] = json!([{"name": "net1", "sandbox": netns}]);
+        result["ips"][0]["interface"] = json!(0);
+        for (verb, left) in [("CHECK", 1), ("DEL", 0), ("DEL", 0)] {
+            let output = call(verb, Some(&result));
+            assert!(output.status.success(), "{verb}: {}", text_of(&output));
+            assert_eq!(leases(), left, "{verb}");
+        }
+        let output = call("CHECK", Some(&result));
+        assert!(!output.status.success(), "a lease that is not there: {}", text_of(&output));
+    });
 }
