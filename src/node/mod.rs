@@ -199,6 +199,11 @@ impl Node {
         })
     }
 
+    /// Parses the text of a node.json, which messages call `path`: for who writes one.
+    pub fn parse(path: &Path, text: &[u8]) -> Result<Node> {
+        parse(path, &Value::Object(object(path, text)?))
+    }
+
     /// The name of this node in pools. It must match exactly, because the fabric was planned with it.
     pub fn name(&self) -> Result<String> {
         match &self.node_name {
@@ -280,9 +285,11 @@ fn read(path: &Path) -> Result<Option<Map<String, Value>>> {
         }
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
     };
-    let object = serde_json::from_slice(&text)
-        .map_err(|error| failure!(InvalidConfig, "{}: {error}", path.display()))?;
-    Ok(Some(object))
+    object(path, &text).map(Some)
+}
+
+fn object(path: &Path, text: &[u8]) -> Result<Map<String, Value>> {
+    serde_json::from_slice(text).map_err(|error| failure!(InvalidConfig, "{}: {error}", path.display()))
 }
 
 /// Adds the known key that was probably meant. serde names the unknown key and then all known ones, in

@@ -1,0 +1,399 @@
+//! The Kubernetes API: this node's labels, taint and conditions, and Events.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use k8s_openapi::api::core::v1::{Namespace, Node, NodeCondition, ObjectReference, Taint};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, Patch, PatchParams};
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Client, Config};
+use serde_json::{Value, json};
+
+use crate::place;
+use crate::ready::{self, Condition};
+use crate::text::{clean, say};
+
+/// What the agent calls itself in Events and as field manager.
+pub const NAME: &str = "rail-agent";
+/// A request that takes longer has failed. A watch has no such limit.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// The names of labels and taints of the Node.
+#[derive(Clone, Debug, Args)]
+pub struct Names {
+    /// Label that is true while pods with rails can start, and false otherwise; empty: none
+    #[arg(long, value_name = "KEY", default_value = "rail-cni/ready")]
+    pub ready_label: String,
+    /// Taint that is removed when the rails are there, and that returns when they are away and no pod has one; empty:
+    /// none
+    #[arg(long, value_name = "KEY", default_value = "rail-cni/not-ready")]
+    pub taint: String,
+    /// Label for the node's place in the fabric: {tier} is 1 for its leaf switches; empty: none
+    #[arg(long, value_name = "PATTERN", default_value = "fabric.topograph.run/tier-{tier}")]
+    pub tier_label: String,
+}
+
+/// Connects to the API server that KUBECONFIG or the pod's service account names. Nothing is sent yet.
+pub async fn client() -> Result<Client> {
+    let config =
+        Config::infer().await.context("this pod has no service account, and KUBECONFIG names no file")?;
+    Client::try_from(config).context("the API server's address or certificate is wrong")
+}
+
+/// Waits for a request.
+pub async fn within<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T> {
+    match tokio::time::timeout(PATIENCE, request).await {
+        Ok(answer) => answer.map_err(explained),
+        Err(_) => bail!("the API server did not answer within {} s", PATIENCE.as_secs()),
+    }
+}
+
+/// The error with all of its causes, which kube's own text leaves out.
+pub fn explained(error: impl std::error::Error) -> anyhow::Error {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        cause = error.source();
+    }
+    let hint = if text.contains("certificate") || text.contains("UnknownIssuer") {
+        " (the certificate of the API server is not that of the service account's ca.crt, or of KUBECONFIG)"
+    } else if text.contains("403") || text.contains("orbidden") {
+        " (apply the ClusterRole and Role of deploy/)"
+    } else {
+        ""
+    };
+    anyhow::anyhow!("{text}{hint}")
+}
+
+/// The UID of the namespace kube-system, which identifies a cluster.
+pub async fn cluster_uid(client: &Client) -> Result<String> {
+    let namespace = within(Api::<Namespace>::all(client.clone()).get("kube-system")).await?;
+    namespace.metadata.uid.context("the namespace kube-system has no UID")
+}
+
+/// The Node.
+pub async fn node(client: &Client, name: &str) -> Result<Node> {
+    within(Api::<Node>::all(client.clone()).get(name)).await
+}
+
+/// The value of a label of the Node.
+pub fn label<'a>(node: &'a Node, key: &str) -> Option<&'a str> {
+    node.metadata.labels.as_ref()?.get(key).map(String::as_str)
+}
+
+/// Whether the Node has a taint with this key.
+pub fn has_taint(node: &Node, key: &str) -> bool {
+    taints(node).iter().any(|taint| taint.key == key)
+}
+
+fn taints(node: &Node) -> &[Taint] {
+    node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default()
+}
+
+/// The change of labels and taints that makes the Node as it should be; `None` if it is so already. A label without a
+/// value is removed.
+///
+/// The resource version is in it, because a list such as that of the taints is replaced as a whole.
+pub fn change(
+    node: &Node,
+    labels: &BTreeMap<String, Option<String>>,
+    taint: ready::Taint,
+    key: &str,
+) -> Option<Value> {
+    let mut change = json!({});
+    for (label, value) in labels {
+        if self::label(node, label) != value.as_deref() {
+            change["metadata"]["labels"][label] = json!(value);
+        }
+    }
+    let mut new: Vec<Value> =
+        taints(node).iter().filter(|taint| taint.key != key).map(|taint| json!(taint)).collect();
+    match taint {
+        ready::Taint::Keep => (),
+        ready::Taint::Remove => change["spec"]["taints"] = json!(new),
+        ready::Taint::Add => {
+            new.push(json!({"key": key, "effect": "NoSchedule"}));
+            change["spec"]["taints"] = json!(new);
+        }
+    }
+    if change == json!({}) {
+        return None;
+    }
+    if taint != ready::Taint::Keep {
+        change["metadata"]["resourceVersion"] = json!(node.metadata.resource_version);
+    }
+    Some(change)
+}
+
+/// Applies a change of labels and taints.
+pub async fn patch(client: &Client, name: &str, change: &Value) -> Result<()> {
+    let params = PatchParams { field_manager: Some(NAME.to_owned()), ..PatchParams::default() };
+    within(Api::<Node>::all(client.clone()).patch(name, &params, &Patch::Merge(change))).await.map(drop)
+}
+
+/// The conditions that the Node should have and has not. A condition that is only old is one of them: its heartbeat
+/// shows that the agent lives.
+pub fn missing(node: &Node, wanted: &[Condition], now: Timestamp, heartbeat: Duration) -> Vec<NodeCondition> {
+    let there = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let missing = wanted.iter().filter_map(|wanted| {
+        let status = if wanted.is_true { "True" } else { "False" };
+        let old = there.iter().find(|old| old.type_ == wanted.kind);
+        let is_young = |time: &Time| now.duration_since(time.0).unsigned_abs() < heartbeat;
+        let is_same = old.is_some_and(|old| {
+            old.status == status
+                && old.reason.as_deref() == Some(&wanted.reason)
+                && old.message.as_deref() == Some(&wanted.message)
+                && old.last_heartbeat_time.as_ref().is_some_and(is_young)
+        });
+        let since = old.filter(|old| old.status == status).and_then(|old| old.last_transition_time.clone());
+        (!is_same).then(|| NodeCondition {
+            type_: wanted.kind.to_owned(),
+            status: status.to_owned(),
+            reason: Some(wanted.reason.clone()),
+            message: Some(wanted.message.clone()),
+            last_heartbeat_time: Some(Time(now)),
+            last_transition_time: Some(since.unwrap_or(Time(now))),
+        })
+    });
+    missing.collect()
+}
+
+/// Writes conditions of the Node. Others stay, because the key of that list is the type.
+pub async fn patch_conditions(client: &Client, name: &str, conditions: &Value) -> Result<()> {
+    let change = json!({"status": {"conditions": conditions}});
+    let params = PatchParams::default();
+    within(Api::<Node>::all(client.clone()).patch_status(name, &params, &Patch::Strategic(&change)))
+        .await
+        .map(drop)
+}
+
+/// Removes from the Node what the agent wrote.
+pub fn forget(name: &str, names: &Names) -> Result<()> {
+    runtime()?.block_on(async {
+        let client = client().await?;
+        let node = node(&client, name).await?;
+        let mut labels: BTreeMap<String, Option<String>> =
+            place::keys(&names.tier_label).into_iter().map(|key| (key, None)).collect();
+        if !names.ready_label.is_empty() {
+            labels.insert(names.ready_label.clone(), None);
+        }
+        let taint = if has_taint(&node, &names.taint) { ready::Taint::Remove } else { ready::Taint::Keep };
+        if let Some(change) = change(&node, &labels, taint, &names.taint) {
+            patch(&client, name, &change).await?;
+        }
+        let gone = [ready::READY, ready::CURRENT].map(|kind| json!({"type": kind, "$patch": "delete"}));
+        patch_conditions(&client, name, &json!(gone)).await
+    })
+}
+
+/// A runtime with one thread.
+pub fn runtime() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}
+
+/// Waits for SIGTERM or SIGINT.
+pub fn until_stopped() -> Result<()> {
+    runtime()?.block_on(stopped())
+}
+
+/// The same within a runtime.
+pub async fn stopped() -> Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    tokio::select! {
+        _ = term.recv() => (),
+        _ = int.recv() => (),
+    }
+    Ok(())
+}
+
+/// Something to tell about a pod or the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct News {
+    /// The pod as `namespace/name`, and its UID where it is known; `None`: this node.
+    pub pod: Option<(String, Option<String>)>,
+    /// Whether something is wrong.
+    pub is_warning: bool,
+    /// One word in CamelCase.
+    pub reason: &'static str,
+    /// What the agent saw, so that the rails of a pod have Events of their own.
+    pub action: String,
+    /// The text.
+    pub note: String,
+}
+
+/// Sends Events, and never so many that they are a burden: each once in five minutes, and a few in a minute.
+pub struct Events {
+    recorder: Recorder,
+    node: ObjectReference,
+    limit: Limit,
+}
+
+impl std::fmt::Debug for Events {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Events").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+impl Events {
+    /// For this node; `pod` is the agent's own.
+    pub fn new(client: Client, node: &str, pod: Option<&str>) -> Events {
+        let reporter =
+            Reporter { controller: NAME.to_owned(), instance: Some(pod.unwrap_or(node).to_owned()) };
+        // The UID of a Node in Events is its name, as the kubelet has it.
+        let node = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Node".to_owned()),
+            name: Some(node.to_owned()),
+            uid: Some(node.to_owned()),
+            ..ObjectReference::default()
+        };
+        Events { recorder: Recorder::new(client, reporter), node, limit: Limit::default() }
+    }
+
+    /// Sends one. Returns false if there were too many.
+    pub async fn send(&mut self, news: &News) -> bool {
+        if !self.limit.allows(news, Instant::now()) {
+            return false;
+        }
+        let about = match &news.pod {
+            None => self.node.clone(),
+            Some((pod, uid)) => {
+                let Some((namespace, name)) = pod.split_once('/') else { return false };
+                ObjectReference {
+                    api_version: Some("v1".to_owned()),
+                    kind: Some("Pod".to_owned()),
+                    namespace: Some(namespace.to_owned()),
+                    name: Some(name.to_owned()),
+                    uid: uid.clone(),
+                    ..ObjectReference::default()
+                }
+            }
+        };
+        let event = Event {
+            type_: if news.is_warning { EventType::Warning } else { EventType::Normal },
+            reason: news.reason.to_owned(),
+            note: Some(clean(&news.note)),
+            action: news.action.clone(),
+            secondary: None,
+        };
+        if let Err(error) = within(self.recorder.publish(&event, &about)).await {
+            say(
+                "warn",
+                &format!("the Event {} ({}) was not sent: {error:#}", news.reason, clean(&news.note)),
+            );
+        }
+        true
+    }
+}
+
+/// Which Events are sent.
+#[derive(Debug, Default)]
+struct Limit {
+    sent: VecDeque<(Instant, News)>,
+}
+
+impl Limit {
+    const SAME: Duration = Duration::from_secs(300);
+    const MINUTE: Duration = Duration::from_secs(60);
+    const IN_A_MINUTE: usize = 40;
+
+    fn allows(&mut self, news: &News, now: Instant) -> bool {
+        while self.sent.front().is_some_and(|(then, _)| now.duration_since(*then) >= Self::SAME) {
+            self.sent.pop_front();
+        }
+        let is_same = |other: &News| {
+            (&other.pod, other.reason, &other.action) == (&news.pod, news.reason, &news.action)
+        };
+        let recent =
+            self.sent.iter().rev().take_while(|(then, _)| now.duration_since(*then) < Self::MINUTE).count();
+        if recent >= Self::IN_A_MINUTE || self.sent.iter().any(|(_, other)| is_same(other)) {
+            return false;
+        }
+        self.sent.push_back((now, news.clone()));
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(value: Value) -> Node {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn only_what_differs_is_changed_and_foreign_taints_stay() {
+        let node = node(json!({
+            "metadata": {"name": "n", "resourceVersion": "7", "labels": {"rail-cni/ready": "true", "t/1": "leaf-0"}},
+            "spec": {"taints": [{"key": "other", "effect": "NoExecute"}, {"key": "k", "effect": "NoSchedule"}]}
+        }));
+        let labels = |ready: &str, tier: Option<&str>| {
+            BTreeMap::from([
+                ("rail-cni/ready".to_owned(), Some(ready.to_owned())),
+                ("t/1".to_owned(), tier.map(str::to_owned)),
+            ])
+        };
+        let of = |labels, taint| change(&node, &labels, taint, "k");
+        assert_eq!(of(labels("true", Some("leaf-0")), ready::Taint::Keep), None);
+        assert_eq!(
+            of(labels("false", None), ready::Taint::Keep),
+            Some(json!({"metadata": {"labels": {"rail-cni/ready": "false", "t/1": null}}}))
+        );
+        assert_eq!(
+            of(labels("true", Some("leaf-0")), ready::Taint::Remove),
+            Some(json!({"metadata": {"resourceVersion": "7"},
+                "spec": {"taints": [{"key": "other", "effect": "NoExecute"}]}}))
+        );
+        let added = of(labels("true", Some("leaf-0")), ready::Taint::Add).unwrap();
+        assert_eq!(added["spec"]["taints"].as_array().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_condition_is_written_when_it_changes_and_when_its_heartbeat_is_old() {
+        let at =
+            |minute: i8| Timestamp::UNIX_EPOCH + k8s_openapi::jiff::SignedDuration::from_mins(minute.into());
+        let wanted = Condition { kind: ready::READY, is_true: true, reason: "A".into(), message: "b".into() };
+        let node = node(json!({"status": {"conditions": [
+            {"type": "RailsReady", "status": "True", "reason": "A", "message": "b",
+                "lastHeartbeatTime": at(10).to_string(), "lastTransitionTime": at(1).to_string()}]}}));
+        let of = |wanted: Condition, now| missing(&node, &[wanted], now, Duration::from_secs(300));
+        assert!(of(wanted.clone(), at(14)).is_empty());
+        let old = of(wanted.clone(), at(15));
+        assert_eq!(old[0].last_transition_time.as_ref().unwrap().0, at(1));
+        let lost = of(Condition { is_true: false, ..wanted }, at(11));
+        assert_eq!(
+            (lost[0].status.as_str(), lost[0].last_transition_time.as_ref().unwrap().0),
+            ("False", at(11))
+        );
+    }
+
+    #[test]
+    fn events_are_few() {
+        let mut limit = Limit::default();
+        let now = Instant::now();
+        let news = |pod: usize, reason: &'static str| News {
+            pod: Some((format!("ns/pod-{pod}"), None)),
+            is_warning: true,
+            reason,
+            action: "Add".to_owned(),
+            note: String::new(),
+        };
+        assert!(limit.allows(&news(0, "A"), now) && limit.allows(&news(0, "B"), now));
+        assert!(!limit.allows(&news(0, "A"), now + Duration::from_secs(299)));
+        assert!(limit.allows(&news(0, "A"), now + Duration::from_secs(300)));
+        let later = now + Duration::from_secs(1000);
+        assert_eq!((1..1000).filter(|pod| limit.allows(&news(*pod, "A"), later)).count(), Limit::IN_A_MINUTE);
+        assert!(limit.sent.len() <= Limit::IN_A_MINUTE);
+    }
+}

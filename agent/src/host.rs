@@ -1,0 +1,289 @@
+//! The host, as its first process sees it: its files, and programs that run in its namespaces.
+//!
+//! The agent is in a container. What it sees there (links, mounted namespaces, /run) is not the node's, so it never
+//! judges a node by it: it reads files below /proc/1/root, and asks the installed plugins, which it starts in the
+//! namespaces of process 1.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{ErrorKind, Write as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use rustix::fs::{FlockOperation, Mode, OFlags, ResolveFlags};
+use rustix::process::{Pid, PidfdFlags};
+use rustix::thread::ThreadNameSpaceType;
+use tokio::io::AsyncWriteExt as _;
+
+use crate::text::say;
+
+/// The hidden subcommand that [`Host::run`] starts.
+pub const IN_HOST: &str = "in-host";
+/// The longest time of a program. The plugins end themselves earlier, except for a plan of a very large fabric.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The most that is read of what a program prints.
+const LARGEST: usize = 32 << 20;
+
+/// The host's root directory.
+#[derive(Debug)]
+pub struct Host {
+    root: OwnedFd,
+}
+
+/// What a program in the host's namespaces printed.
+#[derive(Debug)]
+pub struct Said {
+    /// Whether its exit status was 0.
+    pub is_success: bool,
+    /// What it printed to stdout.
+    pub stdout: String,
+    /// What it printed to stderr.
+    pub stderr: String,
+}
+
+impl Host {
+    /// Opens the root directory of the host. Fails in a container that does not see the host's first process.
+    pub fn open() -> Result<Host> {
+        let needed =
+            "the pod needs hostPID: true and a privileged container, or run this on the host itself as root";
+        let namespace = |process: &str| -> Result<u64> {
+            let path = format!("/proc/{process}/ns/mnt");
+            Ok(Path::new(&path).metadata().with_context(|| format!("cannot look at {path}: {needed}"))?.ino())
+        };
+        let is_in_container_of_its_own = namespace("1")? == namespace("self")? && !is_initial_pid_namespace();
+        if is_in_container_of_its_own {
+            bail!(
+                "process 1 is this container's and not the host's, so this node cannot be judged from here: {needed}"
+            );
+        }
+        let root = rustix::fs::open(
+            "/proc/1/root",
+            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .with_context(|| format!("cannot open /proc/1/root: {needed}"))?;
+        Ok(Host { root })
+    }
+
+    /// Opens a directory of the host, if it exists. Symbolic links are followed as on the host.
+    pub fn dir(&self, path: &Path) -> Result<Option<HostDir>> {
+        match self.resolve(path, OFlags::RDONLY | OFlags::DIRECTORY) {
+            Ok(fd) => Ok(Some(HostDir { fd, path: path.to_owned() })),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("cannot open {} of the host", path.display())),
+        }
+    }
+
+    /// Opens a directory of the host, and makes it with its parents where it is missing.
+    pub fn make_dir(&self, path: &Path) -> Result<HostDir> {
+        let missing: Vec<&Path> =
+            path.ancestors().take_while(|path| matches!(self.dir(path), Ok(None))).collect();
+        for new in missing.into_iter().rev() {
+            let (Some(parent), Some(name)) = (new.parent(), new.file_name()) else { continue };
+            let Some(parent) = self.dir(parent)? else { continue };
+            match rustix::fs::mkdirat(&parent.fd, name, Mode::from_raw_mode(0o755)) {
+                Ok(()) | Err(rustix::io::Errno::EXIST) => (),
+                Err(error) => {
+                    return Err(error).with_context(|| format!("cannot make {} on the host", new.display()));
+                }
+            }
+        }
+        self.dir(path)?.with_context(|| format!("{} of the host was removed", path.display()))
+    }
+
+    fn resolve(&self, path: &Path, flags: OFlags) -> std::io::Result<OwnedFd> {
+        let flags = flags | OFlags::CLOEXEC;
+        Ok(rustix::fs::openat2(&self.root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT)?)
+    }
+
+    /// The content of a file of the host, if it exists.
+    pub fn read(&self, path: &Path) -> Result<Option<String>> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(None) };
+        let Some(dir) = self.dir(parent)? else { return Ok(None) };
+        match std::fs::read_to_string(dir.at(name)) {
+            Ok(text) => Ok(Some(text)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("cannot read {} of the host", path.display())),
+        }
+    }
+
+    /// Runs a program of the host in the host's namespaces, with `input` on its stdin.
+    pub async fn run(&self, program: &Path, arguments: &[&str], input: &[u8]) -> Result<Said> {
+        let shown = format!("{} {}", program.display(), arguments.join(" "));
+        let run = async {
+            let mut child = tokio::process::Command::new("/proc/self/exe")
+                .arg(IN_HOST)
+                .arg(program)
+                .args(arguments)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .kill_on_drop(true)
+                .spawn()?;
+            let stdin = child.stdin.take();
+            let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+            let (out, err) = (child.stdout.take(), child.stderr.take());
+            let write = async {
+                if let Some(mut stdin) = stdin {
+                    // A program that reads no input may have ended.
+                    let _ = stdin.write_all(input).await;
+                }
+            };
+            let ((), (), (), status) =
+                tokio::join!(write, read_all(out, &mut stdout), read_all(err, &mut stderr), child.wait());
+            anyhow::Ok(Said {
+                is_success: status?.success(),
+                stdout: String::from_utf8_lossy(&stdout).into_owned(),
+                stderr: String::from_utf8_lossy(&stderr).into_owned(),
+            })
+        };
+        match tokio::time::timeout(PATIENCE, run).await {
+            Ok(said) => said.with_context(|| format!("cannot run `{shown}` on the host")),
+            Err(_) => {
+                bail!("`{shown}` did not end within {} s on the host and was killed", PATIENCE.as_secs())
+            }
+        }
+    }
+
+    /// The same for a process without other tasks.
+    pub fn run_alone(&self, program: &Path, arguments: &[&str]) -> Result<Said> {
+        let output = Command::new("/proc/self/exe")
+            .arg(IN_HOST)
+            .arg(program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| {
+                format!("cannot run `{} {}` on the host", program.display(), arguments.join(" "))
+            })?;
+        Ok(Said {
+            is_success: output.status.success(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        })
+    }
+}
+
+async fn read_all(from: Option<impl tokio::io::AsyncRead + Unpin>, to: &mut Vec<u8>) {
+    use tokio::io::AsyncReadExt as _;
+    let Some(mut from) = from else { return };
+    let mut buffer = [0; 16384];
+    while let Ok(count @ 1..) = from.read(&mut buffer).await {
+        if to.len() < LARGEST {
+            to.extend_from_slice(&buffer[..count]);
+        }
+    }
+}
+
+fn is_initial_pid_namespace() -> bool {
+    rail_cni::netns::is_init_the_hosts()
+}
+
+/// The hidden subcommand: becomes the program in the namespaces of process 1. This process has one thread, as
+/// setns(2) requires.
+pub fn enter_and_become(command: &[OsString]) -> ExitCode {
+    let Some((program, arguments)) = command.split_first() else { return ExitCode::from(2) };
+    let enter = || -> rustix::io::Result<()> {
+        let first = rustix::process::pidfd_open(Pid::INIT, PidfdFlags::empty())?;
+        let all = ThreadNameSpaceType::MOUNT
+            | ThreadNameSpaceType::NETWORK
+            | ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
+            | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION;
+        rustix::thread::move_into_thread_name_spaces(first.as_fd(), all)
+    };
+    if let Err(error) = enter() {
+        let what = "cannot enter the namespaces of process 1";
+        say("error", &format!("{what}: {error}: the pod needs hostPID: true and a privileged container"));
+        return ExitCode::FAILURE;
+    }
+    // Nothing of the pod's environment is the host's business.
+    let error = Command::new(program)
+        .args(arguments)
+        .env_clear()
+        .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+        .current_dir("/")
+        .exec();
+    say("error", &format!("cannot run {} on the host: {error}", Path::new(program).display()));
+    ExitCode::FAILURE
+}
+
+/// A directory of the host.
+#[derive(Debug)]
+pub struct HostDir {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+impl HostDir {
+    /// A path by which this process reaches an entry of the directory.
+    pub fn at(&self, name: impl AsRef<Path>) -> PathBuf {
+        Path::new("/proc/self/fd").join(self.fd.as_raw_fd().to_string()).join(name)
+    }
+
+    /// The path of an entry on the host, for messages.
+    pub fn shown(&self, name: &str) -> String {
+        self.path.join(name).display().to_string()
+    }
+
+    /// Waits for the lock of the directory, which ends with the returned file.
+    pub fn lock(&self) -> Result<File> {
+        let file =
+            File::open(self.at(".")).with_context(|| format!("cannot open {}", self.path.display()))?;
+        rustix::fs::flock(&file, FlockOperation::LockExclusive)
+            .with_context(|| format!("cannot lock {}", self.path.display()))?;
+        Ok(file)
+    }
+
+    /// Makes renames in the directory durable.
+    pub fn sync(&self) -> Result<()> {
+        let sync = || File::open(self.at("."))?.sync_all();
+        sync().with_context(|| format!("cannot write {} to its disk", self.path.display()))
+    }
+
+    /// Removes an entry, if it exists. Returns whether it existed.
+    pub fn remove(&self, name: &str) -> Result<bool> {
+        match std::fs::remove_file(self.at(name)) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => {
+                Err(error).with_context(|| format!("cannot remove {} of the host", self.shown(name)))
+            }
+        }
+    }
+
+    /// Replaces a file in one step, so that a reader has the old content or the new. What was there before is kept
+    /// as `NAME.previous`.
+    pub fn replace(&self, name: &str, content: &[u8]) -> Result<()> {
+        let temporary = format!(".{name}.new");
+        let replace = || -> std::io::Result<()> {
+            let _ = std::fs::remove_file(self.at(&temporary));
+            let mut file = File::options().write(true).create_new(true).open(self.at(&temporary))?;
+            rustix::fs::fchmod(&file, Mode::from_raw_mode(0o644))?;
+            file.write_all(content)?;
+            file.sync_all()?;
+            self.keep_previous(name, &format!("{name}.previous"))?;
+            std::fs::rename(self.at(&temporary), self.at(name))
+        };
+        if let Err(error) = replace() {
+            let _ = std::fs::remove_file(self.at(&temporary));
+            return Err(error).with_context(|| format!("cannot write {} of the host", self.shown(name)));
+        }
+        self.sync()
+    }
+
+    /// Gives the present file a second name, under which it stays when it is replaced.
+    pub fn keep_previous(&self, name: &str, previous: &str) -> std::io::Result<()> {
+        let temporary = self.at(format!(".{name}.kept"));
+        let _ = std::fs::remove_file(&temporary);
+        match std::fs::hard_link(self.at(name), &temporary) {
+            Ok(()) => std::fs::rename(&temporary, self.at(previous)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}

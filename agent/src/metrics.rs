@@ -1,0 +1,364 @@
+//! The metrics, as Prometheus reads them. Every name is in [`METRICS`], and every label has few values: nothing that a
+//! tenant chooses, such as the name of a pod, is a label.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use crate::calls::Call;
+use crate::ready::{Condition, Plan};
+use crate::report::{Doctor, Show, Status};
+
+/// Name, type and help of each metric.
+pub const METRICS: [(&str, &str, &str); 23] = [
+    ("rail_cni_agent_info", "gauge", "1, with the version of the agent and of the plugins that it installs."),
+    (
+        "rail_cni_ready",
+        "gauge",
+        "1 if pods with rails can start on this node, as the condition RailsReady says.",
+    ),
+    ("rail_cni_check_failed", "gauge", "1 for each check of rail-cni doctor that fails, with its rail."),
+    ("rail_cni_check_warnings", "gauge", "Warnings of rail-cni doctor."),
+    (
+        "rail_cni_carrier",
+        "gauge",
+        "1 if the PF of the rail is up and has a carrier, or if a pod has the PF itself.",
+    ),
+    ("rail_cni_vfs", "gauge", "VFs of the rail's PF, by state: attached, dead, free, and other."),
+    ("rail_cni_attachments", "gauge", "Devices that pods have, by the state that rail-cni status shows."),
+    ("rail_cni_attachments_without_carrier", "gauge", "Devices in living pods whose link is not up."),
+    ("rail_cni_debts", "gauge", "Attachments of pods that are gone for which something is still owed."),
+    ("rail_cni_lost_devices", "gauge", "Devices that are in a namespace and on no record."),
+    ("rail_cni_unreadable_records", "gauge", "Records that cannot be read."),
+    ("rail_cni_leases", "gauge", "Leases of rail-ipam, by state."),
+    ("rail_cni_allocations", "gauge", "Pools in which this node has a prefix."),
+    (
+        "rail_cni_calls_total",
+        "counter",
+        "Calls of the plugins, by verb and by error code of CNI; 0 is success.",
+    ),
+    ("rail_cni_call_duration_seconds", "histogram", "Duration of the calls, by verb."),
+    ("rail_cni_heals_total", "counter", "ADDs that restored a device which a dead pod had left behind."),
+    ("rail_cni_reaped_total", "counter", "Devices that the agent restored after DELs were lost."),
+    (
+        "rail_cni_plan_held_back",
+        "gauge",
+        "1 while a plan would take addresses from running pods and is not written.",
+    ),
+    (
+        "rail_cni_plan_refused",
+        "gauge",
+        "1 while the cluster's plan or node.json is wrong and the last good one is kept.",
+    ),
+    (
+        "rail_cni_plan_written_timestamp_seconds",
+        "gauge",
+        "When the plan was last found equal to the store, or written.",
+    ),
+    ("rail_cni_api_up", "gauge", "1 if the last request to the API server succeeded."),
+    ("rail_cni_events_dropped_total", "counter", "Events that were not sent because there were too many."),
+    ("rail_cni_host_errors_total", "counter", "Programs on the host that could not be run, by program."),
+];
+
+/// Upper bounds of the histogram's buckets, in seconds. An ADD takes some 20 ms, and hangs for at most callTimeout.
+const BUCKETS: [f64; 12] = [0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
+const VERBS: [&str; 5] = ["ADD", "DEL", "CHECK", "GC", "STATUS"];
+const PLUGINS: [&str; 2] = ["rail-cni", "rail-ipam"];
+/// Error codes of CNI, and of plugins, are below this; others share a label.
+const CODES: u32 = 1000;
+/// The most codes that get a label of their own.
+const MOST_SERIES: usize = 200;
+
+#[derive(Clone, Debug, Default)]
+struct Histogram {
+    buckets: [u64; BUCKETS.len()],
+    count: u64,
+    sum: f64,
+}
+
+/// What was counted since the agent began, and what the plugins said last.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    calls: BTreeMap<(&'static str, &'static str, String), u64>,
+    durations: BTreeMap<(&'static str, &'static str), Histogram>,
+    heals: u64,
+    /// Devices that `rail-cni reap` restored.
+    pub reaped: u64,
+    /// Events that were not sent.
+    pub events_dropped: u64,
+    /// Failures to run programs of the host, by program.
+    pub host_errors: BTreeMap<&'static str, u64>,
+    /// Whether the last request to the API server succeeded; `None` before the first.
+    pub api_up: Option<bool>,
+    /// When the store last had what the cluster says, in seconds since 1970.
+    pub plan_written: Option<u64>,
+    /// The state of the plan.
+    pub plan: Option<Plan>,
+    /// The condition RailsReady.
+    pub ready: Option<Condition>,
+    /// The last `rail-cni doctor`.
+    pub doctor: Option<Doctor>,
+    /// The last `rail-cni status`.
+    pub status: Option<Status>,
+    /// The last `rail-ipam show`.
+    pub show: Option<Show>,
+}
+
+/// The word if it is one of `known`: a label has few values.
+fn among(word: &str, known: &[&'static str]) -> &'static str {
+    known.iter().find(|known| **known == word).copied().unwrap_or("other")
+}
+
+impl Metrics {
+    /// Counts a call.
+    pub fn count(&mut self, call: &Call) {
+        let (plugin, verb) = (among(&call.plugin, &PLUGINS), among(&call.verb, &VERBS));
+        let is_known = call.code < CODES && self.calls.len() < MOST_SERIES;
+        let code = if is_known { call.code.to_string() } else { "other".to_owned() };
+        *self.calls.entry((plugin, verb, code)).or_default() += 1;
+        let histogram = self.durations.entry((plugin, verb)).or_default();
+        let seconds = std::time::Duration::from_micros(call.micros).as_secs_f64();
+        for (bucket, bound) in histogram.buckets.iter_mut().zip(BUCKETS) {
+            *bucket += u64::from(seconds <= bound);
+        }
+        histogram.count += 1;
+        histogram.sum += seconds;
+        self.heals += u64::from(call.is_heal());
+    }
+
+    /// The text that Prometheus reads. A metric whose value is not known is absent.
+    pub fn text(&self) -> String {
+        let mut page = Page::default();
+        page.add("rail_cni_agent_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
+        if let Some(ready) = &self.ready {
+            page.add("rail_cni_ready", &[], u64::from(ready.is_true));
+        }
+        if let Some(doctor) = &self.doctor {
+            page.of_doctor(doctor);
+        }
+        if let Some(status) = &self.status {
+            page.of_status(status);
+        }
+        if let Some(show) = &self.show {
+            page.of_show(show);
+        }
+        for ((plugin, verb, code), count) in &self.calls {
+            let labels = [("plugin", *plugin), ("verb", *verb), ("code", code.as_str())];
+            page.add("rail_cni_calls_total", &labels, *count);
+        }
+        for ((plugin, verb), histogram) in &self.durations {
+            page.histogram(
+                "rail_cni_call_duration_seconds",
+                &[("plugin", *plugin), ("verb", *verb)],
+                histogram,
+            );
+        }
+        page.add("rail_cni_heals_total", &[], self.heals);
+        page.add("rail_cni_reaped_total", &[], self.reaped);
+        if let Some(plan) = &self.plan {
+            page.add("rail_cni_plan_held_back", &[], u64::from(matches!(plan, Plan::HeldBack(_))));
+            page.add("rail_cni_plan_refused", &[], u64::from(matches!(plan, Plan::Refused(_))));
+        }
+        if let Some(written) = self.plan_written {
+            page.add("rail_cni_plan_written_timestamp_seconds", &[], written);
+        }
+        if let Some(is_up) = self.api_up {
+            page.add("rail_cni_api_up", &[], u64::from(is_up));
+        }
+        page.add("rail_cni_events_dropped_total", &[], self.events_dropped);
+        for (program, count) in &self.host_errors {
+            page.add("rail_cni_host_errors_total", &[("program", *program)], *count);
+        }
+        page.text()
+    }
+}
+
+/// Samples, by metric.
+#[derive(Default)]
+struct Page(BTreeMap<&'static str, String>);
+
+impl Page {
+    fn add(&mut self, name: &'static str, labels: &[(&str, &str)], value: u64) {
+        let samples = self.0.entry(name).or_default();
+        let _ = writeln!(samples, "{name}{} {value}", braces(labels));
+    }
+
+    fn histogram(&mut self, name: &'static str, labels: &[(&str, &str)], histogram: &Histogram) {
+        let samples = self.0.entry(name).or_default();
+        let bounds = BUCKETS.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
+        for (bound, count) in bounds.zip(histogram.buckets.iter().chain([&histogram.count])) {
+            let with_bound: Vec<_> = labels.iter().copied().chain([("le", bound.as_str())]).collect();
+            let _ = writeln!(samples, "{name}_bucket{} {count}", braces(&with_bound));
+        }
+        let labels = braces(labels);
+        let _ = writeln!(
+            samples,
+            "{name}_sum{labels} {}\n{name}_count{labels} {}",
+            histogram.sum, histogram.count
+        );
+    }
+
+    fn of_doctor(&mut self, doctor: &Doctor) {
+        let mut failed = BTreeMap::new();
+        for check in doctor.checks.iter().filter(|check| check.verdict == "fail") {
+            let rail = check.rail.map(|rail| rail.to_string()).unwrap_or_default();
+            failed.insert((check.check.as_str(), rail), ());
+        }
+        for (check, rail) in failed.keys() {
+            self.add("rail_cni_check_failed", &[("check", *check), ("rail", rail)], 1);
+        }
+        let warnings = doctor.checks.iter().filter(|check| check.verdict == "warn").count();
+        self.add("rail_cni_check_warnings", &[], count(warnings));
+    }
+
+    fn of_status(&mut self, status: &Status) {
+        for rail in &status.rails {
+            let number = rail.rail.map(|rail| rail.to_string()).unwrap_or_default();
+            let labels = [("rail", number.as_str()), ("pf", rail.pf.name.as_str())];
+            let has_carrier = matches!(rail.pf.link.as_str(), "up" | "in-pod");
+            self.add("rail_cni_carrier", &labels, u64::from(has_carrier));
+            let known = rail.vfs.attached + rail.vfs.dead + rail.vfs.free;
+            for (state, number) in [
+                ("attached", rail.vfs.attached),
+                ("dead", rail.vfs.dead),
+                ("free", rail.vfs.free),
+                ("other", rail.vfs.enabled.saturating_sub(known)),
+            ] {
+                self.add("rail_cni_vfs", &[labels[0], labels[1], ("state", state)], number);
+            }
+        }
+        // Zeros too, for the states that somebody is called for: an alert on a series that is absent is silent.
+        let mut states = BTreeMap::from(
+            ["live", "busy", "dead", "cut-off", "on-host", "returned", "missing", "elsewhere", "unknown"]
+                .map(|state| (state, 0)),
+        );
+        let mut dark = 0;
+        for one in &status.attachments {
+            *states.entry(one.state.as_str()).or_default() += 1;
+            dark += u64::from(one.state == "live" && one.link.as_deref().is_some_and(|link| link != "up"));
+        }
+        for (state, number) in states {
+            self.add("rail_cni_attachments", &[("state", state)], number);
+        }
+        self.add("rail_cni_attachments_without_carrier", &[], dark);
+        self.add("rail_cni_debts", &[], count(status.debts.len()));
+        self.add("rail_cni_lost_devices", &[], count(status.lost.len()));
+        self.add("rail_cni_unreadable_records", &[], count(status.unreadable.len()));
+    }
+
+    fn of_show(&mut self, show: &Show) {
+        let mut states = BTreeMap::from(["live", "dead", "unknown", "unreadable"].map(|state| (state, 0)));
+        for lease in show.pools.iter().flat_map(|pool| &pool.leases) {
+            *states.entry(lease.state.as_str()).or_default() += 1;
+        }
+        for (state, number) in states {
+            self.add("rail_cni_leases", &[("state", state)], number);
+        }
+        let allocations = show.pools.iter().filter(|pool| pool.prefix.is_some()).count();
+        self.add("rail_cni_allocations", &[], count(allocations));
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for (name, kind, help) in METRICS {
+            let Some(samples) = self.0.get(name) else { continue };
+            let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{samples}");
+        }
+        text
+    }
+}
+
+fn count(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
+}
+
+fn braces(labels: &[(&str, &str)]) -> String {
+    let escaped = |value: &str| value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    let pairs: Vec<_> = labels.iter().map(|(key, value)| format!("{key}=\"{}\"", escaped(value))).collect();
+    if pairs.is_empty() { String::new() } else { format!("{{{}}}", pairs.join(",")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(verb: &str, code: u32, micros: u64) -> Call {
+        Call { plugin: "rail-cni".to_owned(), verb: verb.to_owned(), code, micros, ..Call::default() }
+    }
+
+    #[test]
+    fn calls_are_counted_by_verb_and_code_and_measured() {
+        let mut metrics = Metrics::default();
+        for one in [call("ADD", 0, 20_000), call("ADD", 11, 30_001), call("DEL", 0, 70_000_000)] {
+            metrics.count(&one);
+        }
+        let text = metrics.text();
+        for line in [
+            r#"rail_cni_calls_total{plugin="rail-cni",verb="ADD",code="0"} 1"#,
+            r#"rail_cni_calls_total{plugin="rail-cni",verb="ADD",code="11"} 1"#,
+            r#"rail_cni_call_duration_seconds_bucket{plugin="rail-cni",verb="ADD",le="0.02"} 1"#,
+            r#"rail_cni_call_duration_seconds_bucket{plugin="rail-cni",verb="ADD",le="0.03"} 1"#,
+            r#"rail_cni_call_duration_seconds_bucket{plugin="rail-cni",verb="ADD",le="0.05"} 2"#,
+            r#"rail_cni_call_duration_seconds_bucket{plugin="rail-cni",verb="DEL",le="60"} 0"#,
+            r#"rail_cni_call_duration_seconds_bucket{plugin="rail-cni",verb="DEL",le="+Inf"} 1"#,
+            r#"rail_cni_call_duration_seconds_count{plugin="rail-cni",verb="ADD"} 2"#,
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn no_caller_can_make_series_without_end() {
+        let mut metrics = Metrics::default();
+        for code in 0..5000 {
+            let mut one = call(&format!("VERB{code}"), code, 1);
+            one.plugin = format!("plugin-{code}");
+            one.pod = Some(format!("ns/pod-{code}"));
+            metrics.count(&one);
+        }
+        assert!(metrics.calls.len() <= MOST_SERIES + 1, "{}", metrics.calls.len());
+        assert_eq!(metrics.durations.len(), 1);
+        assert!(!metrics.text().contains("pod-"));
+    }
+
+    #[test]
+    fn every_metric_that_is_written_is_listed_and_every_one_that_is_listed_can_be_written() {
+        let status = serde_json::json!({
+            "rails": [{"rail": 3, "pf": {"name": "a\"b", "link": "no-carrier"}, "vfs": {"enabled": 3, "attached": 1, "free": 1}}],
+            "attachments": [{"state": "live", "link": "no-carrier"}, {"state": "dead"}],
+            "debts": [{}], "lost": [], "unreadable": ["x"]
+        });
+        let show = serde_json::json!({"pools": [{"pool": "rail-0", "prefix": "10.0.0.0/31", "leases": [{"state": "live"}]}]});
+        let doctor = serde_json::json!({"ready": false, "checks": [{"check": "pf-link", "verdict": "fail", "rail": 3}]});
+        let mut metrics = Metrics {
+            status: serde_json::from_value(status).unwrap(),
+            show: serde_json::from_value(show).unwrap(),
+            doctor: serde_json::from_value(doctor).unwrap(),
+            ready: Some(crate::ready::rails_ready(&Err(String::new()))),
+            plan: Some(Plan::HeldBack(String::new())),
+            plan_written: Some(1),
+            api_up: Some(false),
+            ..Metrics::default()
+        };
+        metrics.host_errors.insert("rail-cni", 1);
+        metrics.count(&call("ADD", 0, 1));
+        let text = metrics.text();
+        let written: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
+        let listed: Vec<_> = METRICS.iter().map(|(name, kind, _)| format!("{name} {kind}")).collect();
+        assert_eq!(written, listed);
+        for line in [
+            r#"rail_cni_carrier{rail="3",pf="a\"b"} 0"#,
+            r#"rail_cni_vfs{rail="3",pf="a\"b",state="other"} 1"#,
+            r#"rail_cni_check_failed{check="pf-link",rail="3"} 1"#,
+            r#"rail_cni_attachments{state="live"} 1"#,
+            r#"rail_cni_attachments{state="missing"} 0"#,
+            "rail_cni_attachments_without_carrier 1",
+            "rail_cni_debts 1",
+            "rail_cni_plan_held_back 1",
+            "rail_cni_plan_refused 0",
+            "rail_cni_ready 0",
+            r#"rail_cni_leases{state="live"} 1"#,
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
+        }
+    }
+}

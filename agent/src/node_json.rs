@@ -1,0 +1,142 @@
+//! node.json of this node, made of the cluster's ConfigMap.
+//!
+//! The ConfigMap has a node.json for each class of machines, because the PCI addresses of the NICs differ between
+//! server models. The key is `node.CLASS.json`, and `node.json` for nodes without the label that names their class.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use rail_cni::node::Node;
+use serde_json::{Map, Value};
+
+use crate::host::Host;
+
+/// The directory of node.json on the host.
+pub const DIRECTORY: &str = "/etc/rail-cni";
+/// The name of the file.
+pub const NAME: &str = "node.json";
+/// The key of the ConfigMap that says which cluster it is for.
+const CLUSTER: &str = "cluster";
+
+/// Where the plugins keep their state on this host.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Paths {
+    /// Records, leases, and the lines about calls.
+    pub run_dir: PathBuf,
+    /// Allocations.
+    pub store_dir: PathBuf,
+}
+
+impl Paths {
+    /// The paths of the host's node.json; those of a node without one if it cannot be parsed.
+    pub fn of(host: &Host) -> Result<Paths> {
+        let text = host.read(&Path::new(DIRECTORY).join(NAME))?;
+        let node =
+            text.and_then(|text| Node::parse(Path::new(NAME), text.as_bytes()).ok()).unwrap_or_default();
+        Ok(Paths { run_dir: node.run_dir, store_dir: node.store_dir })
+    }
+}
+
+/// Fails if the ConfigMap says that it is for another cluster. `uid` is that of the namespace kube-system, which no
+/// other cluster has; `None` if it is not known yet.
+pub fn check_cluster(data: &BTreeMap<String, String>, uid: Option<&str>) -> Result<()> {
+    let Some(meant) = data.get(CLUSTER).map(|meant| meant.trim()).filter(|meant| !meant.is_empty()) else {
+        return Ok(());
+    };
+    match uid {
+        Some(uid) if uid == meant => Ok(()),
+        Some(uid) => bail!(
+            "it is for the cluster {meant:?} and this is {uid:?} (the UID of the namespace kube-system): correct its key \
+             `cluster`, or apply the ConfigMap of this cluster"
+        ),
+        None => bail!(
+            "it is not known yet whether this is the cluster {meant:?}, for the API server did not answer"
+        ),
+    }
+}
+
+/// The node.json for a node of this class, with the node's name in it.
+pub fn render(data: &BTreeMap<String, String>, class: Option<&str>, node_name: &str) -> Result<String> {
+    let key = class.map_or_else(|| NAME.to_owned(), |class| format!("node.{class}.json"));
+    let Some(text) = data.get(&key) else {
+        let known: Vec<_> =
+            data.keys().filter(|key| key.starts_with("node.") && key.ends_with("json")).collect();
+        match class {
+            Some(class) => bail!("it has no key {key:?} for nodes of the class {class:?}, only {known:?}"),
+            None => bail!(
+                "it has no key {key:?} for nodes without a class, only {known:?}: label this node with its class"
+            ),
+        }
+    };
+    let mut object: Map<String, Value> =
+        serde_json::from_str(text).with_context(|| format!("key {key:?}"))?;
+    match object.get("nodeName").map(|name| (name, name.as_str())) {
+        Some((_, Some(name))) if name == node_name => (),
+        Some((name, _)) => bail!(
+            "key {key:?}: nodeName {name} is not this node's name {node_name:?}: leave nodeName out, and each node gets its own"
+        ),
+        None => drop(object.insert("nodeName".to_owned(), node_name.into())),
+    }
+    let text = format!("{:#}\n", Value::Object(object));
+    Node::parse(Path::new(&key), text.as_bytes())?;
+    Ok(text)
+}
+
+/// Writes node.json on the host, unless it has this content. Returns whether it was written.
+pub fn write(host: &Host, text: &str) -> Result<bool> {
+    let dir = Path::new(DIRECTORY);
+    if host.read(&dir.join(NAME))?.as_deref() == Some(text) {
+        return Ok(false);
+    }
+    host.make_dir(dir)?.replace(NAME, text.as_bytes())?;
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn data(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
+    const RAILS: &str = r#"{"rails": [{"rail": 0, "pf": "0000:1a:00.0"}]}"#;
+
+    #[test]
+    fn the_class_of_a_node_selects_its_file_and_its_name_is_filled_in() {
+        let data = data(&[("node.json", "{}"), ("node.dgx.json", RAILS), ("fabric.yaml", "")]);
+        let of = |class| render(&data, class, "worker-1").unwrap();
+        assert!(
+            of(Some("dgx")).contains("0000:1a:00.0")
+                && of(Some("dgx")).contains("\"nodeName\": \"worker-1\"")
+        );
+        assert!(!of(None).contains("rails"));
+        let error = format!("{:#}", render(&data, Some("hgx"), "worker-1").unwrap_err());
+        assert!(error.contains("\"node.hgx.json\"") && error.contains("node.dgx.json"), "{error}");
+    }
+
+    #[test]
+    fn what_the_plugins_would_refuse_is_refused() {
+        for (text, told) in [
+            ("{", "EOF"),
+            (r#"{"rail": []}"#, "did you mean rails?"),
+            (r#"{"rails": [{"rail": 0, "pf": "a"}, {"rail": 0, "pf": "a"}]}"#, "listed twice"),
+            (r#"{"nodeName": "worker-2"}"#, "is not this node's name \"worker-1\""),
+            (r#"{"runDir": "run"}"#, "must be an absolute path"),
+        ] {
+            let error = format!("{:#}", render(&data(&[("node.json", text)]), None, "worker-1").unwrap_err());
+            assert!(error.contains(told), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_config_map_of_another_cluster_is_refused() {
+        let mine = data(&[("cluster", "1234\n")]);
+        assert!(check_cluster(&mine, Some("1234")).is_ok());
+        assert!(check_cluster(&data(&[]), None).is_ok());
+        let error = check_cluster(&mine, Some("5678")).unwrap_err().to_string();
+        assert!(error.contains("\"1234\"") && error.contains("\"5678\""), "{error}");
+        assert!(check_cluster(&mine, None).is_err());
+    }
+}

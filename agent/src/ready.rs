@@ -1,0 +1,173 @@
+//! Whether the rails of this node can be used, and what follows from it: a condition, a label, and the taint that keeps
+//! pods away.
+
+use std::time::Duration;
+
+use crate::report::{Doctor, Status};
+use crate::text::clean;
+
+/// The type of the condition that says whether pods with rails can start.
+pub const READY: &str = "RailsReady";
+/// The type of the condition that says whether node.json and the store are what the cluster's objects say.
+pub const CURRENT: &str = "RailsPlanCurrent";
+/// A rail is away for so long before new pods are kept away: a link that flaps moves no pod.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A condition of the Node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Condition {
+    /// Its type.
+    pub kind: &'static str,
+    /// True or False.
+    pub is_true: bool,
+    /// One word in CamelCase.
+    pub reason: String,
+    /// What was found, and what to do.
+    pub message: String,
+}
+
+/// What is known of the plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// The agent has not yet heard of the API server.
+    Unknown,
+    /// It is not the agent's business, or it is in the store.
+    Current(String),
+    /// It would take addresses from running pods, so the store stays as it is.
+    HeldBack(String),
+    /// It is wrong, so the store or node.json stays as it is.
+    Refused(String),
+}
+
+/// The condition [`READY`].
+pub fn rails_ready(doctor: &Result<Doctor, String>) -> Condition {
+    let (is_true, reason, message) = match doctor {
+        Err(why) => (false, "DoctorDidNotRun".to_owned(), why.clone()),
+        Ok(doctor) => {
+            let fails: Vec<_> = doctor.checks.iter().filter(|check| check.verdict == "fail").collect();
+            let warnings = doctor.checks.iter().filter(|check| check.verdict == "warn").count();
+            match fails.first() {
+                _ if doctor.ready => {
+                    let message =
+                        format!("pods with rails can start; `rail-cni doctor` has {warnings} warnings");
+                    (true, "DoctorPassed".to_owned(), message)
+                }
+                Some(first) => {
+                    let told = fails.iter().map(|check| match &check.remedy {
+                        Some(remedy) => format!("{}: {} -> {remedy}", check.check, check.text),
+                        None => format!("{}: {}", check.check, check.text),
+                    });
+                    (false, camel(&first.check), told.collect::<Vec<_>>().join("; "))
+                }
+                None => (
+                    false,
+                    "DoctorFailed".to_owned(),
+                    "`rail-cni doctor` named no check that failed".to_owned(),
+                ),
+            }
+        }
+    };
+    Condition { kind: READY, is_true, reason, message: clean(&message) }
+}
+
+/// The condition [`CURRENT`]; none before anything is known.
+pub fn plan_current(plan: &Plan) -> Option<Condition> {
+    let (is_true, reason, message) = match plan {
+        Plan::Unknown => return None,
+        Plan::Current(message) => (true, "Written", message),
+        Plan::HeldBack(message) => (false, "HeldBack", message),
+        Plan::Refused(message) => (false, "Refused", message),
+    };
+    Some(Condition { kind: CURRENT, is_true, reason: reason.to_owned(), message: clean(message) })
+}
+
+/// `pf-link` becomes `PfLink`: the reason of a condition is one word.
+fn camel(name: &str) -> String {
+    let words = name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    let mut camel = String::new();
+    for word in words {
+        let (first, rest) = word.split_at(1);
+        camel.push_str(&first.to_ascii_uppercase());
+        camel.push_str(rest);
+    }
+    if camel.starts_with(|c: char| c.is_ascii_uppercase()) { camel } else { format!("Check{camel}") }
+}
+
+/// What to do with the taint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taint {
+    /// It stays as it is.
+    Keep,
+    /// It is taken away: pods may come.
+    Remove,
+    /// It is put back: no pod may come.
+    Add,
+}
+
+/// Whether the taint goes or comes. It goes as soon as the rails are there. It comes back when they were away for
+/// [`PATIENCE`] and no pod has a rail, as after a reboot; while pods run, the condition alone says it.
+pub fn taint(has_taint: bool, is_ready: bool, away_for: Duration, status: Option<&Status>) -> Taint {
+    match (has_taint, is_ready) {
+        (true, true) => Taint::Remove,
+        (false, false) if away_for >= PATIENCE => {
+            // Without a status nobody knows whether pods have rails.
+            let is_idle = status.is_some_and(|status| !status.attachments.iter().any(|one| one.is_alive()));
+            if is_idle { Taint::Add } else { Taint::Keep }
+        }
+        _ => Taint::Keep,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{Attachment, Check};
+
+    fn doctor(verdicts: &[(&str, &str)]) -> Doctor {
+        let checks = verdicts.iter().map(|(check, verdict)| Check {
+            check: (*check).to_owned(),
+            verdict: (*verdict).to_owned(),
+            text: format!("the {check}"),
+            remedy: (*verdict == "fail").then(|| "mend it".to_owned()),
+            ..Check::default()
+        });
+        Doctor { ready: !verdicts.iter().any(|(_, verdict)| *verdict == "fail"), checks: checks.collect() }
+    }
+
+    #[test]
+    fn the_condition_names_the_first_check_that_failed_and_what_to_do_about_all() {
+        let ready = rails_ready(&Ok(doctor(&[("pf", "ok"), ("vfs", "warn")])));
+        assert!(
+            ready.is_true && ready.reason == "DoctorPassed" && ready.message.contains("1 warnings"),
+            "{ready:?}"
+        );
+        let lost = rails_ready(&Ok(doctor(&[("pf-link", "fail"), ("vfs", "ok"), ("pools", "fail")])));
+        assert_eq!((lost.is_true, lost.reason.as_str()), (false, "PfLink"));
+        assert_eq!(lost.message, "pf-link: the pf-link -> mend it; pools: the pools -> mend it");
+        let none = rails_ready(&Err("no rail-cni in /opt/cni/bin".to_owned()));
+        assert_eq!((none.is_true, none.reason.as_str()), (false, "DoctorDidNotRun"));
+        assert_eq!(camel("net.d"), "NetD");
+        assert_eq!(camel("0-x"), "Check0X");
+    }
+
+    #[test]
+    fn the_taint_goes_when_the_rails_are_there_and_never_comes_back_under_running_pods() {
+        let with = |state: &str| Status {
+            attachments: vec![Attachment { state: state.to_owned(), ..Attachment::default() }],
+            ..Status::default()
+        };
+        let (now, long) = (Duration::ZERO, PATIENCE);
+        let idle = Status::default();
+        assert_eq!(taint(true, true, now, None), Taint::Remove);
+        assert_eq!(taint(true, false, long, Some(&idle)), Taint::Keep);
+        assert_eq!(taint(false, true, now, Some(&idle)), Taint::Keep);
+        assert_eq!(taint(false, false, long, Some(&idle)), Taint::Add);
+        assert_eq!(taint(false, false, long, Some(&with("dead"))), Taint::Add);
+        // A flap; running pods; nobody knows.
+        assert_eq!(taint(false, false, now, Some(&idle)), Taint::Keep);
+        for state in ["live", "busy", "unknown", "elsewhere", "on-host"] {
+            assert_eq!(taint(false, false, long, Some(&with(state))), Taint::Keep, "{state}");
+        }
+        assert_eq!(taint(false, false, long, None), Taint::Keep);
+    }
+}

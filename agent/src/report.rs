@@ -1,0 +1,149 @@
+//! What the plugins' commands print as JSON, as far as the agent needs it. docs/operations.md lists all keys.
+
+use serde::Deserialize;
+
+/// `rail-cni status --output json`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    /// The rails of the node.
+    pub rails: Vec<Rail>,
+    /// The devices that pods have.
+    pub attachments: Vec<Attachment>,
+    /// What is owed of pods that are gone.
+    pub debts: Vec<serde_json::Value>,
+    /// Devices in namespaces without a record.
+    pub lost: Vec<serde_json::Value>,
+    /// Files of damaged records.
+    pub unreadable: Vec<String>,
+}
+
+/// A rail of the node.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Rail {
+    /// Its number, if it is known.
+    pub rail: Option<u8>,
+    /// Its PF.
+    pub pf: Pf,
+    /// How many VFs are in which state.
+    pub vfs: Vfs,
+}
+
+/// The PF of a rail.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Pf {
+    /// As node.json has it.
+    pub name: String,
+    /// Its netdev.
+    pub netdev: Option<String>,
+    /// `up`, `no-carrier`, `down`, `missing` and so on.
+    pub link: String,
+}
+
+/// Numbers of VFs.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Vfs {
+    /// Those that exist.
+    pub enabled: u64,
+    /// Those that pods have.
+    pub attached: u64,
+    /// Those that dead pods left behind.
+    pub dead: u64,
+    /// Those that nobody has.
+    pub free: u64,
+}
+
+/// A device that a pod has.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Attachment {
+    /// The rail of the network.
+    pub rail: Option<u8>,
+    /// `live`, `busy`, `dead` and so on.
+    pub state: String,
+    /// `namespace/name`.
+    pub pod: Option<String>,
+    /// The container that the runtime named.
+    #[serde(rename = "containerID")]
+    pub container: String,
+    /// The interface in the pod.
+    pub ifname: String,
+    /// The link in the pod: `up`, `no-carrier`, `down`.
+    pub link: Option<String>,
+}
+
+impl Attachment {
+    /// Whether a pod may still use the device.
+    pub fn is_alive(&self) -> bool {
+        !matches!(self.state.as_str(), "dead" | "cut-off" | "returned" | "missing")
+    }
+}
+
+/// `rail-cni doctor --output json`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Doctor {
+    /// Whether a pod with rails could start.
+    pub ready: bool,
+    /// Each check.
+    pub checks: Vec<Check>,
+}
+
+/// A check of `doctor`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Check {
+    /// Its name.
+    pub check: String,
+    /// `ok`, `skip`, `warn` or `fail`.
+    pub verdict: String,
+    /// The rail that it is about.
+    pub rail: Option<u8>,
+    /// What was found.
+    pub text: String,
+    /// What to do.
+    pub remedy: Option<String>,
+}
+
+/// `rail-ipam show --output json`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Show {
+    /// The node's pools.
+    pub pools: Vec<Pool>,
+}
+
+/// An allocation of this node, and the leases of it.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Pool {
+    /// The name.
+    pub pool: String,
+    /// The rail, if the plan says it.
+    pub rail: Option<u8>,
+    /// The prefix; none for a pool that only leases name.
+    pub prefix: Option<String>,
+    /// Where the cables end.
+    pub leaf_ports: Option<Vec<LeafPort>>,
+    /// Who holds addresses.
+    pub leases: Vec<Lease>,
+}
+
+/// A port of a leaf switch.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct LeafPort {
+    /// The switch.
+    pub leaf: String,
+}
+
+/// A lease.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Lease {
+    /// `live`, `dead`, `unknown` or `unreadable`.
+    pub state: String,
+}

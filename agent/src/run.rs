@@ -1,0 +1,839 @@
+//! `rail-agent run`: keeps node.json and the store of this node, and shows its rails to the cluster.
+//!
+//! Nothing that a pod's start needs waits for this process or for the API server: it writes files that the plugins
+//! read, and looks at what they left.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Args, ValueEnum};
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use kube::api::DynamicObject;
+use rustix::fs::FlockOperation;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::sync::watch::Receiver;
+
+use crate::api::{self, Events, News};
+use crate::calls::{Call, Tail};
+use crate::host::{Host, HostDir};
+use crate::node_json::{self, Paths};
+use crate::place;
+use crate::ready::{self, Condition, Plan};
+use crate::report::{Attachment, Doctor, Show, Status};
+use crate::serve::{self, Shared};
+use crate::text::{clean, of, say};
+use crate::watch::{self, Seen};
+
+/// A plan is written again after this time even if nothing changed: somebody may have edited the store.
+const RESYNC: Duration = Duration::from_secs(600);
+/// A plan that was held back is tried again after this time: the pods may have ended.
+const HELD_BACK: Duration = Duration::from_secs(60);
+/// Conditions are written after this time though they are the same.
+const HEARTBEAT: Duration = Duration::from_secs(300);
+/// How often the calls of the plugins are read.
+const CALLS: Duration = Duration::from_secs(1);
+/// Events that wait to be sent.
+const WAITING: usize = 256;
+/// Pods whose UID is kept.
+const PODS: usize = 4096;
+/// Words of rail-ipam when it keeps a store because pods would lose their addresses.
+const HELD_BACK_WORDS: &str = "live leases are outside of the new plan";
+/// What precedes each of those pods.
+const IN_USE_WORDS: &str = " is in use, ";
+
+/// Where the plan of this node comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PlanFrom {
+    /// The CIDRPools of the cluster, with what nv-ipam's controller allocated.
+    Cidrpools,
+    /// The key `fabric.yaml` of the ConfigMap: a fabric file.
+    ConfigMap,
+    /// Nowhere: somebody else writes the store.
+    None,
+}
+
+/// Arguments of `rail-agent run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Name of this Node
+    #[arg(long, value_name = "NAME", env = "NODE_NAME")]
+    node: String,
+    /// Namespace of the ConfigMap
+    #[arg(long, value_name = "NAME", env = "POD_NAMESPACE", default_value = "kube-system")]
+    namespace: String,
+    /// Name of this pod, for Events and for the lock
+    #[arg(long, value_name = "NAME", env = "POD_NAME")]
+    pod: Option<String>,
+    /// ConfigMap with node.json for each class of nodes, and with the fabric file
+    #[arg(long, value_name = "NAME", default_value = "rail-cni")]
+    config_map: String,
+    /// Label of the Node that names its class: the class C has the key node.C.json
+    #[arg(long, value_name = "KEY", default_value = "rail-cni/node-class")]
+    class_label: String,
+    /// Source of the plan
+    #[arg(long, value_enum, value_name = "SOURCE", default_value = "cidrpools")]
+    plan_from: PlanFrom,
+    #[command(flatten)]
+    names: api::Names,
+    /// Directory of the plugins on the host
+    #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
+    plugins_dir: PathBuf,
+    /// Address of /metrics and /healthz
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9810")]
+    listen: SocketAddr,
+    /// Seconds between two looks at the node
+    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    interval: u64,
+    /// Seconds between two runs of `rail-cni doctor` while all is well
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    doctor_interval: u64,
+    /// Seconds between two runs of `rail-cni reap`; 0: never
+    #[arg(long, value_name = "SECONDS", default_value_t = 900, value_parser = clap::value_parser!(u64).range(0..=86400))]
+    reap_interval: u64,
+}
+
+/// `rail-agent run`.
+pub fn run(args: RunArgs) -> Result<ExitCode> {
+    let host = Host::open()?;
+    let paths = Paths::of(&host)?;
+    let run_dir = host.make_dir(&paths.run_dir)?;
+    let _lock = lock(&run_dir, args.pod.as_deref())?;
+    let tail = Tail::new(host.make_dir(&paths.run_dir)?)?;
+    api::runtime()?.block_on(async {
+        let agent = Agent::new(args, host, tail).await?;
+        tokio::select! {
+            never = agent.run() => never,
+            stopped = api::stopped() => {
+                stopped?;
+                say("info", "stopped; running pods keep their rails, and pods start as before");
+                Ok(ExitCode::SUCCESS)
+            }
+        }
+    })
+}
+
+/// One agent on a node: two of them would write each other's files.
+fn lock(dir: &HostDir, pod: Option<&str>) -> Result<File> {
+    const NAME: &str = "agent.lock";
+    let path = dir.at(NAME);
+    let open = File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let mut file = open.with_context(|| format!("cannot open {} on the host", dir.shown(NAME)))?;
+    if let Err(error) = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        if error != rustix::io::Errno::WOULDBLOCK {
+            return Err(error).with_context(|| format!("cannot lock {} on the host", dir.shown(NAME)));
+        }
+        let holder = std::fs::read_to_string(&path).unwrap_or_default();
+        bail!("another rail-agent runs on this node: {}; end it first", clean(&holder));
+    }
+    file.set_len(0)?;
+    write!(file, "process {} of pod {}", std::process::id(), pod.unwrap_or("-"))?;
+    Ok(file)
+}
+
+/// An interval that differs from node to node and from time to time, by a tenth: a thousand nodes that start at once
+/// do not ask at once for ever.
+fn jittered(interval: Duration) -> Duration {
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_nanos());
+    let part = f64::from(nanos ^ std::process::id().rotate_left(11)) / f64::from(u32::MAX);
+    interval.mul_f64(0.9 + 0.2 * part)
+}
+
+/// A plan for rail-ipam.
+struct Source {
+    text: Vec<u8>,
+    arguments: &'static [&'static str],
+}
+
+/// Which devices in pods have a carrier, by container and interface.
+type Carriers = HashMap<(String, String), bool>;
+
+struct Agent {
+    args: RunArgs,
+    host: Host,
+    client: Client,
+    shared: Shared,
+    news: mpsc::Sender<News>,
+    uids: Uids,
+    config_map: Receiver<Seen<ConfigMap>>,
+    pools: Option<Receiver<Seen<DynamicObject>>>,
+    cluster: Option<String>,
+    node: Option<Node>,
+    /// What is wrong with the ConfigMap.
+    config_error: Option<String>,
+    plan: Plan,
+    /// The input of the last plan, and when it is tried again.
+    planned: Option<(Vec<u8>, Instant)>,
+    doctor: Result<Doctor, String>,
+    doctor_due: Instant,
+    reap_due: Option<Instant>,
+    not_ready_since: Option<Instant>,
+    /// What of the rails must bring the doctor at once.
+    outline: Vec<(String, String, u64)>,
+    links: Carriers,
+    told: HashMap<&'static str, String>,
+}
+
+/// The UIDs of pods, which the plugins tell: without it `kubectl describe pod` does not show an Event.
+type Uids = std::sync::Arc<std::sync::Mutex<HashMap<String, String>>>;
+
+fn uid_of(uids: &Uids, pod: &str) -> Option<String> {
+    uids.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get(pod).cloned()
+}
+
+impl Agent {
+    async fn new(args: RunArgs, host: Host, tail: Tail) -> Result<Agent> {
+        let client = api::client().await?;
+        let shared = Shared::new();
+        serve::serve(args.listen, shared.clone()).await?;
+        let (news, waiting) = mpsc::channel(WAITING);
+        let events = Events::new(client.clone(), &args.node, args.pod.as_deref());
+        tokio::spawn(send_events(events, waiting, shared.clone()));
+        let uids = Uids::default();
+        tokio::spawn(read_calls(tail, shared.clone(), news.clone(), uids.clone()));
+        let config_map = watch::config_map(&client, &args.namespace, &args.config_map, &shared);
+        let pools = (args.plan_from == PlanFrom::Cidrpools).then(|| watch::cidr_pools(&client, &shared));
+        let now = Instant::now();
+        let reap = Duration::from_secs(args.reap_interval);
+        say("info", &format!("rail-agent {} looks after {}", env!("CARGO_PKG_VERSION"), args.node));
+        Ok(Agent {
+            reap_due: (!reap.is_zero()).then(|| now + jittered(reap)),
+            args,
+            host,
+            client,
+            shared,
+            news,
+            uids,
+            config_map,
+            pools,
+            cluster: None,
+            node: None,
+            config_error: None,
+            plan: Plan::Unknown,
+            planned: None,
+            doctor: Err("`rail-cni doctor` was not run yet".to_owned()),
+            doctor_due: now,
+            not_ready_since: None,
+            outline: Vec::new(),
+            links: HashMap::new(),
+            told: HashMap::new(),
+        })
+    }
+
+    async fn run(mut self) -> Result<ExitCode> {
+        loop {
+            self.look().await;
+            self.shared.alive();
+            let interval = jittered(Duration::from_secs(self.args.interval));
+            let changed = async {
+                match &mut self.pools {
+                    Some(pools) => tokio::select! {
+                        done = self.config_map.changed() => done.is_ok(),
+                        done = pools.changed() => done.is_ok(),
+                    },
+                    None => self.config_map.changed().await.is_ok(),
+                }
+            };
+            if let Ok(true) = tokio::time::timeout(interval, changed).await {
+                // Several objects are often applied together.
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        }
+    }
+
+    /// All that there is to do, in the order in which a new node needs it.
+    async fn look(&mut self) {
+        match api::node(&self.client, &self.args.node).await {
+            Ok(node) => {
+                self.node = Some(node);
+                self.tell("api", None);
+            }
+            Err(error) => {
+                self.tell("api", Some(format!("cannot read the Node {}: {error:#}", self.args.node)))
+            }
+        }
+        self.configure().await;
+        self.load_plan().await;
+        self.inspect().await;
+        if self.reap_due.is_some_and(|due| Instant::now() >= due) {
+            self.reap().await;
+        }
+        self.judge().await;
+        self.show().await;
+    }
+
+    /// Logs an error when it comes, when it changes and when it goes.
+    fn tell(&mut self, about: &'static str, error: Option<String>) {
+        match error {
+            Some(error) if self.told.get(about) != Some(&error) => {
+                say("warn", &error);
+                self.told.insert(about, error);
+            }
+            Some(_) => (),
+            None => {
+                if self.told.remove(about).is_some() {
+                    say("info", &format!("{about}: all is well again"));
+                }
+            }
+        }
+    }
+
+    fn report(&self, news: News) {
+        if self.news.try_send(news).is_err() {
+            self.shared.with(|metrics| metrics.events_dropped += 1);
+        }
+    }
+
+    fn about_node(&self, reason: &'static str, note: &str) {
+        self.report(News {
+            pod: None,
+            is_warning: true,
+            reason,
+            action: "Plan".to_owned(),
+            note: note.to_owned(),
+        });
+    }
+
+    /// Runs a plugin of the host, and returns what it printed as JSON. A command that found something has another exit
+    /// status than 0, and JSON all the same.
+    async fn ask<T: DeserializeOwned>(&mut self, plugin: &'static str, arguments: &[&str]) -> Result<T> {
+        let program = self.args.plugins_dir.join(plugin);
+        let arguments: Vec<&str> = arguments.iter().copied().chain(["--output", "json"]).collect();
+        let said = self.host.run(&program, &arguments, b"").await;
+        let parsed = said.and_then(|said| {
+            serde_json::from_str(&said.stdout).with_context(|| {
+                let told = if said.stderr.trim().is_empty() { "nothing" } else { said.stderr.trim() };
+                format!("`{plugin} {}` on the host says {told}", arguments[0])
+            })
+        });
+        if parsed.is_err() {
+            self.shared.with(|metrics| *metrics.host_errors.entry(plugin).or_default() += 1);
+        }
+        parsed
+    }
+
+    /// Writes node.json as the ConfigMap has it.
+    async fn configure(&mut self) {
+        let Seen::All(maps) = self.config_map.borrow_and_update().clone() else { return };
+        let Some(data) = maps.into_values().next().and_then(|map| map.data) else {
+            self.config_error = None;
+            let name = format!("{}/{}", self.args.namespace, self.args.config_map);
+            let text = format!("there is no ConfigMap {name}: node.json of this node stays as it is");
+            return self.tell("node.json", Some(text));
+        };
+        let written = self.write_node_json(&data).await;
+        match written {
+            Ok(is_new) => {
+                if is_new {
+                    say("info", "wrote /etc/rail-cni/node.json");
+                    self.doctor_due = Instant::now();
+                    self.planned = None;
+                }
+                self.config_error = None;
+                self.tell("node.json", None);
+            }
+            Err(error) => {
+                let text = format!(
+                    "the ConfigMap {}/{} is refused, and node.json stays as it is: {}",
+                    self.args.namespace,
+                    self.args.config_map,
+                    of(&error)
+                );
+                if self.config_error.as_ref() != Some(&text) {
+                    self.about_node("ConfigRefused", &text);
+                }
+                self.tell("node.json", Some(text.clone()));
+                self.config_error = Some(text);
+            }
+        }
+    }
+
+    async fn write_node_json(&mut self, data: &BTreeMap<String, String>) -> Result<bool> {
+        if self.cluster.is_none() && data.contains_key("cluster") {
+            self.cluster = Some(api::cluster_uid(&self.client).await?);
+        }
+        node_json::check_cluster(data, self.cluster.as_deref())?;
+        let Some(node) = &self.node else { bail!("the class of this node is not known yet") };
+        let class = api::label(node, &self.args.class_label);
+        let text = node_json::render(data, class, &self.args.node)?;
+        node_json::write(&self.host, &text)
+    }
+
+    /// The plan; `None` while it is not known.
+    fn source(&mut self) -> Option<Result<Source, String>> {
+        match self.args.plan_from {
+            PlanFrom::None => None,
+            PlanFrom::ConfigMap => {
+                let Seen::All(maps) = &*self.config_map.borrow() else { return None };
+                let data = maps.values().next().and_then(|map| map.data.as_ref());
+                Some(match data.and_then(|data| data.get("fabric.yaml")) {
+                    Some(text) => Ok(Source {
+                        text: text.clone().into_bytes(),
+                        arguments: &["plan", "-", "--from", "fabric", "--to", "store"],
+                    }),
+                    None => Err(format!("the ConfigMap {} has no key fabric.yaml", self.args.config_map)),
+                })
+            }
+            PlanFrom::Cidrpools => match &*self.pools.as_mut()?.borrow_and_update() {
+                Seen::Nothing => None,
+                Seen::NoSuchKind => Some(Err(
+                    "this cluster has no CIDRPools: apply nv-ipam's CRD, or run the agent with --plan-from config-map"
+                        .to_owned(),
+                )),
+                Seen::All(pools) if pools.is_empty() => Some(Err("there is no CIDRPool in this cluster".to_owned())),
+                Seen::All(pools) => {
+                    Some(Ok(Source { text: manifests(pools.values()), arguments: &["import", "-"] }))
+                }
+            },
+        }
+    }
+
+    /// Writes the plan to the store, unless it is there already.
+    async fn load_plan(&mut self) {
+        let plan = match self.source() {
+            None => return,
+            Some(Err(why)) => Plan::Refused(format!("{why}; the store stays as it is")),
+            Some(Ok(Source { text, arguments })) => {
+                if self.planned.as_ref().is_some_and(|(old, due)| *old == text && Instant::now() < *due) {
+                    return;
+                }
+                let plan = self.write_plan(&text, arguments).await;
+                let again = match plan {
+                    Plan::HeldBack(_) => HELD_BACK,
+                    _ => jittered(RESYNC),
+                };
+                self.planned = Some((text, Instant::now() + again));
+                plan
+            }
+        };
+        let is_new = plan != self.plan;
+        match &plan {
+            Plan::HeldBack(text) => {
+                if is_new {
+                    self.about_node("PlanHeldBack", text);
+                }
+                self.tell("plan", Some(text.clone()));
+            }
+            Plan::Refused(text) => {
+                if is_new {
+                    self.about_node("PlanRefused", text);
+                }
+                self.tell("plan", Some(text.clone()));
+            }
+            _ => self.tell("plan", None),
+        }
+        self.plan = plan;
+    }
+
+    async fn write_plan(&mut self, text: &[u8], arguments: &[&'static str]) -> Plan {
+        let program = self.args.plugins_dir.join("rail-ipam");
+        let arguments: Vec<&str> = arguments.iter().copied().chain(["--output", "json"]).collect();
+        let said = match self.host.run(&program, &arguments, text).await {
+            Ok(said) => said,
+            Err(error) => {
+                self.shared.with(|metrics| *metrics.host_errors.entry("rail-ipam").or_default() += 1);
+                return Plan::Refused(of(&error));
+            }
+        };
+        if !said.is_success {
+            return refusal(&said.stderr);
+        }
+        let counts = serde_json::from_str::<Value>(&said.stdout).map(|report| report["counts"].clone());
+        let counts: BTreeMap<String, u64> =
+            counts.ok().and_then(|counts| serde_json::from_value(counts).ok()).unwrap_or_default();
+        if counts.keys().any(|change| change != "same") {
+            let shown: Vec<_> = counts.iter().map(|(change, count)| format!("{count} {change}")).collect();
+            say("info", &format!("wrote the plan to the store: {}", shown.join(", ")));
+            self.doctor_due = Instant::now();
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        self.shared.with(|metrics| metrics.plan_written = Some(now));
+        let pools: u64 =
+            counts.iter().filter(|(change, _)| *change != "removed").map(|(_, count)| count).sum();
+        Plan::Current(format!("the store has this node's prefixes in {pools} pools, as the cluster says"))
+    }
+
+    /// Reads rails, attachments and leases.
+    async fn inspect(&mut self) {
+        match self.ask::<Status>("rail-cni", &["status"]).await {
+            Ok(status) => {
+                self.follow_carriers(&status.attachments);
+                let outline = outline(&status);
+                if outline != self.outline {
+                    // A PF or its VFs came or went: the doctor says what that means.
+                    self.doctor_due = Instant::now();
+                    self.outline = outline;
+                }
+                self.shared.with(|metrics| metrics.status = Some(status));
+                self.tell("status", None);
+            }
+            Err(error) => {
+                self.shared.with(|metrics| metrics.status = None);
+                self.tell("status", Some(of(&error)));
+            }
+        }
+        match self.ask::<Show>("rail-ipam", &["show"]).await {
+            Ok(show) => {
+                self.shared.with(|metrics| metrics.show = Some(show));
+                self.tell("leases", None);
+            }
+            Err(error) => {
+                self.shared.with(|metrics| metrics.show = None);
+                self.tell("leases", Some(of(&error)));
+            }
+        }
+    }
+
+    /// Tells a pod that a rail lost its carrier, or has it again.
+    fn follow_carriers(&mut self, attachments: &[Attachment]) {
+        let (links, changes) = carriers(&self.links, attachments);
+        self.links = links;
+        for (attachment, has_carrier) in changes {
+            let Some(pod) = &attachment.pod else { continue };
+            let rail = attachment.rail.map_or_else(String::new, |rail| format!(" of rail {rail}"));
+            let (reason, what) = if has_carrier {
+                ("RailCarrierBack", "has a carrier again")
+            } else {
+                ("RailCarrierLost", "has no carrier: look at the cable and at the leaf port")
+            };
+            self.report(News {
+                pod: Some((pod.clone(), uid_of(&self.uids, pod))),
+                is_warning: !has_carrier,
+                reason,
+                action: format!("Watch {}", clean(&attachment.ifname)),
+                note: format!("{}{rail} {what}", attachment.ifname),
+            });
+        }
+    }
+
+    /// Restores what lost DELs left behind.
+    async fn reap(&mut self) {
+        let interval = Duration::from_secs(self.args.reap_interval);
+        self.reap_due = Some(Instant::now() + jittered(interval));
+        match self.ask::<Value>("rail-cni", &["reap"]).await {
+            Ok(report) => {
+                let length = |key: &str| report[key].as_array().map_or(0, Vec::len);
+                let (returned, left) = (length("givenBack"), length("left"));
+                if returned + left > 0 {
+                    say(
+                        "info",
+                        &format!(
+                            "reap: {returned} devices of pods that are gone were restored, {left} were not"
+                        ),
+                    );
+                }
+                let returned = u64::try_from(returned).unwrap_or(u64::MAX);
+                self.shared.with(|metrics| metrics.reaped = metrics.reaped.saturating_add(returned));
+                self.tell("reap", None);
+            }
+            Err(error) => self.tell("reap", Some(of(&error))),
+        }
+    }
+
+    /// Asks the doctor, if it is time.
+    async fn judge(&mut self) {
+        if Instant::now() < self.doctor_due {
+            return;
+        }
+        self.doctor = self.ask::<Doctor>("rail-cni", &["doctor"]).await.map_err(|error| of(&error));
+        let is_ready = self.doctor.as_ref().is_ok_and(|doctor| doctor.ready);
+        // A node that is not ready is looked at each time: somebody waits for it.
+        let again = if is_ready { self.args.doctor_interval } else { self.args.interval };
+        self.doctor_due = Instant::now() + jittered(Duration::from_secs(again));
+        if is_ready {
+            self.not_ready_since = None;
+        } else {
+            self.not_ready_since.get_or_insert_with(Instant::now);
+        }
+        let condition = ready::rails_ready(&self.doctor);
+        if !condition.is_true {
+            self.tell("ready", Some(format!("pods with rails cannot start: {}", condition.message)));
+        } else {
+            self.tell("ready", None);
+        }
+        let doctor = self.doctor.as_ref().ok().cloned();
+        self.shared.with(|metrics| {
+            metrics.doctor = doctor;
+            metrics.ready = Some(condition);
+        });
+    }
+
+    /// Writes labels, taint and conditions of the Node, where they differ.
+    async fn show(&mut self) {
+        let plan = match &self.config_error {
+            Some(error) => Plan::Refused(error.clone()),
+            None => self.plan.clone(),
+        };
+        self.shared.with(|metrics| metrics.plan = Some(plan.clone()));
+        let conditions: Vec<_> = [Some(ready::rails_ready(&self.doctor)), ready::plan_current(&plan)]
+            .into_iter()
+            .flatten()
+            .collect();
+        let written = self.write_node(&conditions).await;
+        self.shared.with(|metrics| metrics.api_up = Some(written.is_ok()));
+        match written {
+            Ok(()) => self.tell("node", None),
+            Err(error) => {
+                self.tell("node", Some(format!("cannot write the Node {}: {}", self.args.node, of(&error))))
+            }
+        }
+    }
+
+    async fn write_node(&mut self, conditions: &[Condition]) -> Result<()> {
+        let Some(node) = &self.node else { bail!("the API server did not answer yet") };
+        let names = &self.args.names;
+        let is_ready = self.doctor.as_ref().is_ok_and(|doctor| doctor.ready);
+        let (status, show) = self.shared.with(|metrics| (metrics.status.clone(), metrics.show.clone()));
+        let mut labels: BTreeMap<String, Option<String>> = BTreeMap::new();
+        if let Some(show) = &show {
+            let there = place::labels(show, &names.tier_label);
+            labels.extend(
+                place::keys(&names.tier_label).into_iter().map(|key| (key.clone(), there.get(&key).cloned())),
+            );
+        }
+        if !names.ready_label.is_empty() {
+            labels.insert(names.ready_label.clone(), Some(is_ready.to_string()));
+        }
+        let away_for = self.not_ready_since.map_or(Duration::ZERO, |since| since.elapsed());
+        let taint = match names.taint.as_str() {
+            "" => ready::Taint::Keep,
+            key => ready::taint(api::has_taint(node, key), is_ready, away_for, status.as_ref()),
+        };
+        // First the condition, so that whoever sees the label finds the reason.
+        let missing = api::missing(node, conditions, Timestamp::now(), HEARTBEAT);
+        if !missing.is_empty() {
+            api::patch_conditions(&self.client, &self.args.node, &json!(missing)).await?;
+        }
+        if let Some(change) = api::change(node, &labels, taint, &names.taint) {
+            api::patch(&self.client, &self.args.node, &change).await?;
+            match taint {
+                ready::Taint::Remove => {
+                    say("info", &format!("the rails are there: removed the taint {}", names.taint))
+                }
+                ready::Taint::Add => say(
+                    "warn",
+                    &format!("the rails are away and no pod has one: set the taint {}", names.taint),
+                ),
+                ready::Taint::Keep => (),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The CIDRPools as a list for rail-ipam. An object of a watch may lack its kind.
+fn manifests<'a>(pools: impl Iterator<Item = &'a DynamicObject>) -> Vec<u8> {
+    let items: Vec<Value> = pools
+        .map(|pool| {
+            let mut item = pool.data.clone();
+            item["apiVersion"] = json!("nv-ipam.nvidia.com/v1alpha1");
+            item["kind"] = json!("CIDRPool");
+            item["metadata"] = json!({"name": pool.metadata.name, "namespace": pool.metadata.namespace});
+            item
+        })
+        .collect();
+    json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string().into_bytes()
+}
+
+/// What it means that rail-ipam refused a plan.
+fn refusal(stderr: &str) -> Plan {
+    let lines: Vec<_> = stderr.lines().map(|line| line.trim_start_matches("rail-ipam: ").trim()).collect();
+    let last = lines.iter().rev().find(|line| !line.is_empty()).copied().unwrap_or("rail-ipam said nothing");
+    if stderr.contains(HELD_BACK_WORDS) {
+        let holders: Vec<_> = lines.iter().filter(|line| line.contains(IN_USE_WORDS)).copied().collect();
+        return Plan::HeldBack(format!(
+            "the new plan waits until these pods have ended: {}",
+            holders.join("; ")
+        ));
+    }
+    // Several faults are several lines, of which the first says what they are about.
+    let text = if lines.len() > 4 { last.to_owned() } else { lines.join("; ") };
+    Plan::Refused(format!("the plan is refused, and the store stays as it is: {text}"))
+}
+
+/// What of the rails makes another verdict likely.
+fn outline(status: &Status) -> Vec<(String, String, u64)> {
+    let of_rail = |rail: &crate::report::Rail| (rail.pf.name.clone(), rail.pf.link.clone(), rail.vfs.enabled);
+    status.rails.iter().map(of_rail).collect()
+}
+
+/// The carrier of each device in a living pod, and those that changed.
+fn carriers<'a>(before: &Carriers, attachments: &'a [Attachment]) -> (Carriers, Vec<(&'a Attachment, bool)>) {
+    let (mut links, mut changes) = (Carriers::new(), Vec::new());
+    for one in attachments.iter().filter(|one| one.state == "live") {
+        let Some(link) = &one.link else { continue };
+        let (key, is_up) = ((one.container.clone(), one.ifname.clone()), link == "up");
+        if before.get(&key).is_some_and(|was_up| *was_up != is_up) {
+            changes.push((one, is_up));
+        }
+        links.insert(key, is_up);
+    }
+    (links, changes)
+}
+
+/// What to tell a pod about a call.
+fn news_of(call: &Call) -> Option<News> {
+    let pod = call.pod.as_ref()?;
+    let mut what =
+        call.network.clone().map_or_else(|| call.plugin.clone(), |network| format!("network {network}"));
+    if let Some(rail) = call.rail {
+        what = format!("rail {rail}, {what}");
+    }
+    if let Some(interface) = &call.interface {
+        what = format!("{what}, interface {interface}");
+    }
+    // rail-cni reports what rail-ipam refused as its own error, with the same text.
+    let (reason, is_warning, note) = match (call.verb.as_str(), call.code) {
+        _ if call.plugin != "rail-cni" => return None,
+        ("ADD", 0) if call.is_heal() => ("RailHealed", false, call.warnings.join("; ")),
+        (_, 0) => return None,
+        ("ADD", _) => ("RailRefused", true, call.message.clone().unwrap_or_default()),
+        ("CHECK", _) => ("RailDiffers", true, call.message.clone().unwrap_or_default()),
+        ("DEL", _) => ("RailNotReturned", true, call.message.clone().unwrap_or_default()),
+        _ => return None,
+    };
+    Some(News {
+        pod: Some((pod.clone(), call.pod_uid.clone())),
+        is_warning,
+        reason,
+        action: clean(&format!("{} {}", call.verb, call.interface.as_deref().unwrap_or("-"))),
+        note: format!("{what}: {note}"),
+    })
+}
+
+/// Reads the calls of the plugins for as long as the agent runs.
+async fn read_calls(mut tail: Tail, shared: Shared, news: mpsc::Sender<News>, uids: Uids) {
+    let mut told = None;
+    loop {
+        match tail.read() {
+            Ok(calls) => {
+                for call in &calls {
+                    shared.with(|metrics| metrics.count(call));
+                    if let (Some(pod), Some(uid)) = (&call.pod, &call.pod_uid) {
+                        let mut uids = uids.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                        if uids.len() >= PODS {
+                            uids.clear();
+                        }
+                        uids.insert(pod.clone(), uid.clone());
+                    }
+                    if news_of(call).is_some_and(|one| news.try_send(one).is_err()) {
+                        shared.with(|metrics| metrics.events_dropped += 1);
+                    }
+                }
+                told = None;
+            }
+            Err(error) => {
+                let text = of(&error);
+                if told.as_ref() != Some(&text) {
+                    say("warn", &text);
+                    told = Some(text);
+                }
+            }
+        }
+        tokio::time::sleep(CALLS).await;
+    }
+}
+
+async fn send_events(mut events: Events, mut waiting: mpsc::Receiver<News>, shared: Shared) {
+    while let Some(news) = waiting.recv().await {
+        if !events.send(&news).await {
+            shared.with(|metrics| metrics.events_dropped += 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_that_hurts_pods_is_held_back_and_names_them() {
+        // In the words of rail-ipam.
+        let source = include_str!("../../src/commands/change.rs");
+        assert!(
+            source.contains(HELD_BACK_WORDS) && source.contains(IN_USE_WORDS),
+            "rail-ipam has other words now"
+        );
+        let stderr = "rail-ipam: pool rail-0: node n: 10.0.0.0 is in use, held by net1 of pod a/b since x, and y\n\
+            rail-ipam: nothing was written: 1 live leases are outside of the new plan: end those pods first\n";
+        let Plan::HeldBack(text) = refusal(stderr) else { panic!("{:?}", refusal(stderr)) };
+        assert!(text.ends_with("10.0.0.0 is in use, held by net1 of pod a/b since x, and y"), "{text}");
+        let Plan::Refused(text) = refusal("rail-ipam: nothing was imported: spec.cidr: no\n") else {
+            panic!()
+        };
+        assert!(text.ends_with("nothing was imported: spec.cidr: no"), "{text}");
+    }
+
+    #[test]
+    fn a_carrier_that_changes_under_a_pod_is_told_once() {
+        let one = |state: &str, link: &str| Attachment {
+            state: state.to_owned(),
+            link: Some(link.to_owned()),
+            container: "c".to_owned(),
+            ifname: "net1".to_owned(),
+            ..Attachment::default()
+        };
+        let step = |before: &Carriers, attachment: Attachment| {
+            let list = [attachment];
+            let (links, changes) = carriers(before, &list);
+            (links, changes.iter().map(|(_, is_up)| *is_up).collect::<Vec<_>>())
+        };
+        let (links, changes) = step(&Carriers::new(), one("live", "no-carrier"));
+        assert!(changes.is_empty());
+        let (links, changes) = step(&links, one("live", "up"));
+        assert_eq!(changes, [true]);
+        let (links, changes) = step(&links, one("live", "no-carrier"));
+        assert_eq!(changes, [false]);
+        let (links, changes) = step(&links, one("live", "down"));
+        assert!(changes.is_empty());
+        let (links, changes) = step(&links, one("dead", "up"));
+        assert!(changes.is_empty() && links.is_empty());
+    }
+
+    #[test]
+    fn a_pod_is_told_of_refused_and_healed_rails_alone() {
+        let call = |verb: &str, code, warning: &str| Call {
+            plugin: "rail-cni".to_owned(),
+            verb: verb.to_owned(),
+            code,
+            network: Some("rail-3".to_owned()),
+            rail: Some(3),
+            interface: Some("net4".to_owned()),
+            pod: Some("ai/trainer-0".to_owned()),
+            pod_uid: Some("uid".to_owned()),
+            message: (code != 0).then(|| "no device".to_owned()),
+            warnings: vec![warning.to_owned()],
+            ..Call::default()
+        };
+        let refused = news_of(&call("ADD", 11, "")).unwrap();
+        assert_eq!((refused.reason, refused.is_warning), ("RailRefused", true));
+        assert_eq!(refused.note, "rail 3, network rail-3, interface net4: no device");
+        assert_eq!(refused.pod, Some(("ai/trainer-0".to_owned(), Some("uid".to_owned()))));
+        let healed = news_of(&call("ADD", 0, "ens1f0v0 was left behind by pod x: restoring it")).unwrap();
+        assert_eq!((healed.reason, healed.is_warning), ("RailHealed", false));
+        assert!(news_of(&call("ADD", 0, "another warning")).is_none());
+        assert!(news_of(&call("DEL", 0, "")).is_none());
+        assert!(news_of(&call("STATUS", 50, "")).is_none());
+        assert!(news_of(&Call { plugin: "rail-ipam".to_owned(), ..call("ADD", 11, "") }).is_none());
+        assert!(news_of(&Call { pod: None, ..call("ADD", 11, "") }).is_none());
+    }
+
+    #[test]
+    fn intervals_differ_by_a_tenth() {
+        let second = Duration::from_secs(1);
+        for _ in 0..1000 {
+            let one = jittered(second);
+            assert!((second.mul_f64(0.89)..=second.mul_f64(1.11)).contains(&one), "{one:?}");
+        }
+    }
+}
