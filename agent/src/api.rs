@@ -28,8 +28,8 @@ pub struct Names {
     /// Label that is true while pods with rails can start, and false otherwise; empty: none
     #[arg(long, value_name = "KEY", default_value = "rail-cni/ready")]
     pub ready_label: String,
-    /// Taint that is removed when the rails are there, and that returns when they are away and no pod has one; empty:
-    /// none
+    /// Taint that is removed when the rails are there, and that returns to a node that had it when they are away and no
+    /// pod has one; empty: none
     #[arg(long, value_name = "KEY", default_value = "rail-cni/not-ready")]
     pub taint: String,
     /// Label for the node's place in the fabric: {tier} is 1 for its leaf switches; empty: none
@@ -90,6 +90,15 @@ pub fn label<'a>(node: &'a Node, key: &str) -> Option<&'a str> {
     node.metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
+/// The annotation of a Node whose taint the agent removed. The taint returns to no other: a node that never had it,
+/// such as one without rails, is not closed.
+const HAD_TAINT: &str = "rail-cni/had-taint";
+
+/// Whether the Node had the taint when the agent came.
+pub fn had_taint(node: &Node, key: &str) -> bool {
+    node.metadata.annotations.as_ref().and_then(|all| all.get(HAD_TAINT)).is_some_and(|had| had == key)
+}
+
 /// Whether the Node has a taint with this key.
 pub fn has_taint(node: &Node, key: &str) -> bool {
     taints(node).iter().any(|taint| taint.key == key)
@@ -119,7 +128,10 @@ pub fn change(
         taints(node).iter().filter(|taint| taint.key != key).map(|taint| json!(taint)).collect();
     match taint {
         ready::Taint::Keep => (),
-        ready::Taint::Remove => change["spec"]["taints"] = json!(new),
+        ready::Taint::Remove => {
+            change["spec"]["taints"] = json!(new);
+            change["metadata"]["annotations"][HAD_TAINT] = json!(key);
+        }
         ready::Taint::Add => {
             new.push(json!({"key": key, "effect": "NoSchedule"}));
             change["spec"]["taints"] = json!(new);
@@ -186,10 +198,11 @@ pub fn forget(name: &str, names: &Names) -> Result<()> {
         if !names.ready_label.is_empty() {
             labels.insert(names.ready_label.clone(), None);
         }
-        let taint = if has_taint(&node, &names.taint) { ready::Taint::Remove } else { ready::Taint::Keep };
-        if let Some(change) = change(&node, &labels, taint, &names.taint) {
-            patch(&client, name, &change).await?;
-        }
+        // The taint stays: without the plugins no pod with rails can start.
+        let mut change =
+            change(&node, &labels, ready::Taint::Keep, &names.taint).unwrap_or_else(|| json!({}));
+        change["metadata"]["annotations"][HAD_TAINT] = Value::Null;
+        patch(&client, name, &change).await?;
         let gone = [ready::READY, ready::CURRENT].map(|kind| json!({"type": kind, "$patch": "delete"}));
         patch_conditions(&client, name, &json!(gone)).await
     })
@@ -352,7 +365,7 @@ mod tests {
         );
         assert_eq!(
             of(labels("true", Some("leaf-0")), ready::Taint::Remove),
-            Some(json!({"metadata": {"resourceVersion": "7"},
+            Some(json!({"metadata": {"resourceVersion": "7", "annotations": {"rail-cni/had-taint": "k"}},
                 "spec": {"taints": [{"key": "other", "effect": "NoExecute"}]}}))
         );
         let added = of(labels("true", Some("leaf-0")), ready::Taint::Add).unwrap();

@@ -47,19 +47,9 @@ pub struct Call {
     pub code: u32,
     /// The error message.
     pub message: Option<String>,
-    /// What the plugin warned of.
-    pub warnings: Vec<String>,
+    /// What an earlier pod had left behind, and this call restored.
+    pub restored: Vec<String>,
 }
-
-impl Call {
-    /// Whether this ADD restored a device that a dead pod had left behind.
-    pub fn is_heal(&self) -> bool {
-        self.verb == "ADD" && self.code == 0 && self.warnings.iter().any(|warning| warning.contains(HEAL))
-    }
-}
-
-/// Words of rail-cni's warning when it restores a device.
-pub const HEAL: &str = "was left behind by";
 
 /// The reader of the file.
 #[derive(Debug)]
@@ -180,16 +170,5 @@ mod tests {
         ));
         let shown: Vec<_> = calls.iter().map(|call| (call.plugin.as_str(), call.micros, call.code)).collect();
         assert_eq!(shown, [("rail-cni", 21345, 0), ("rail-ipam", 1, 5)]);
-    }
-
-    #[test]
-    fn a_heal_is_what_the_plugin_calls_so() {
-        let source = include_str!("../../src/attach/claim.rs");
-        assert!(source.contains(HEAL), "rail-cni says it in other words now");
-        let heal = |verb: &str, code| {
-            Call { verb: verb.into(), code, warnings: vec![format!("ens1 {HEAL} pod x")], ..Call::default() }
-                .is_heal()
-        };
-        assert!(heal("ADD", 0) && !heal("ADD", 5) && !heal("DEL", 0));
     }
 }

@@ -42,7 +42,7 @@ pub struct UninstallArgs {
     /// Directory of the plugins on the host
     #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
     pub plugins_dir: PathBuf,
-    /// Node whose labels, taint and conditions are removed, too; without it, the API server is not asked
+    /// Node whose labels and conditions are removed, too; without it, the API server is not asked
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     pub node: Option<String>,
     #[command(flatten)]

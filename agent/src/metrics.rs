@@ -37,7 +37,11 @@ pub const METRICS: [(&str, &str, &str); 23] = [
         "Calls of the plugins, by verb and by error code of CNI; 0 is success.",
     ),
     ("rail_cni_call_duration_seconds", "histogram", "Duration of the calls, by verb."),
-    ("rail_cni_heals_total", "counter", "ADDs that restored a device which a dead pod had left behind."),
+    (
+        "rail_cni_heals_total",
+        "counter",
+        "Devices that an earlier pod had left behind and that a call restored.",
+    ),
     ("rail_cni_reaped_total", "counter", "Devices that the agent restored after DELs were lost."),
     (
         "rail_cni_plan_held_back",
@@ -122,7 +126,7 @@ impl Metrics {
         }
         histogram.count += 1;
         histogram.sum += seconds;
-        self.heals += u64::from(call.is_heal());
+        self.heals += count(call.restored.len());
     }
 
     /// The text that Prometheus reads. A metric whose value is not known is absent.
@@ -291,6 +295,8 @@ mod tests {
         for one in [call("ADD", 0, 20_000), call("ADD", 11, 30_001), call("DEL", 0, 70_000_000)] {
             metrics.count(&one);
         }
+        assert!(metrics.text().contains("\nrail_cni_heals_total 0\n"));
+        metrics.count(&Call { restored: vec!["a VF".to_owned()], ..call("CHECK", 0, 1) });
         let text = metrics.text();
         for line in [
             r#"rail_cni_calls_total{plugin="rail-cni",verb="ADD",code="0"} 1"#,
@@ -301,6 +307,7 @@ mod tests {
             r#"rail_cni_call_duration_seconds_bucket{plugin="rail-cni",verb="DEL",le="60"} 0"#,
             r#"rail_cni_call_duration_seconds_bucket{plugin="rail-cni",verb="DEL",le="+Inf"} 1"#,
             r#"rail_cni_call_duration_seconds_count{plugin="rail-cni",verb="ADD"} 2"#,
+            "rail_cni_heals_total 1",
         ] {
             assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
         }

@@ -607,7 +607,10 @@ impl Agent {
         let away_for = self.not_ready_since.map_or(Duration::ZERO, |since| since.elapsed());
         let taint = match names.taint.as_str() {
             "" => ready::Taint::Keep,
-            key => ready::taint(api::has_taint(node, key), is_ready, away_for, status.as_ref()),
+            key => match ready::taint(api::has_taint(node, key), is_ready, away_for, status.as_ref()) {
+                ready::Taint::Add if !api::had_taint(node, key) => ready::Taint::Keep,
+                taint => taint,
+            },
         };
         // First the condition, so that whoever sees the label finds the reason.
         let missing = api::missing(node, conditions, Timestamp::now(), HEARTBEAT);
@@ -695,7 +698,7 @@ fn news_of(call: &Call) -> Option<News> {
     // rail-cni reports what rail-ipam refused as its own error, with the same text.
     let (reason, is_warning, note) = match (call.verb.as_str(), call.code) {
         _ if call.plugin != "rail-cni" => return None,
-        ("ADD", 0) if call.is_heal() => ("RailHealed", false, call.warnings.join("; ")),
+        (_, 0) if !call.restored.is_empty() => ("RailHealed", false, call.restored.join("; ")),
         (_, 0) => return None,
         ("ADD", _) => ("RailRefused", true, call.message.clone().unwrap_or_default()),
         ("CHECK", _) => ("RailDiffers", true, call.message.clone().unwrap_or_default()),
@@ -802,7 +805,7 @@ mod tests {
 
     #[test]
     fn a_pod_is_told_of_refused_and_healed_rails_alone() {
-        let call = |verb: &str, code, warning: &str| Call {
+        let call = |verb: &str, code, restored: &[&str]| Call {
             plugin: "rail-cni".to_owned(),
             verb: verb.to_owned(),
             code,
@@ -812,20 +815,20 @@ mod tests {
             pod: Some("ai/trainer-0".to_owned()),
             pod_uid: Some("uid".to_owned()),
             message: (code != 0).then(|| "no device".to_owned()),
-            warnings: vec![warning.to_owned()],
+            restored: restored.iter().map(|one| (*one).to_owned()).collect(),
             ..Call::default()
         };
-        let refused = news_of(&call("ADD", 11, "")).unwrap();
+        let refused = news_of(&call("ADD", 11, &[])).unwrap();
         assert_eq!((refused.reason, refused.is_warning), ("RailRefused", true));
         assert_eq!(refused.note, "rail 3, network rail-3, interface net4: no device");
         assert_eq!(refused.pod, Some(("ai/trainer-0".to_owned(), Some("uid".to_owned()))));
-        let healed = news_of(&call("ADD", 0, "ens1f0v0 was left behind by pod x: restoring it")).unwrap();
+        let healed = news_of(&call("ADD", 0, &["ens1f0v0 was left behind by pod x: restoring it"])).unwrap();
         assert_eq!((healed.reason, healed.is_warning), ("RailHealed", false));
-        assert!(news_of(&call("ADD", 0, "another warning")).is_none());
-        assert!(news_of(&call("DEL", 0, "")).is_none());
-        assert!(news_of(&call("STATUS", 50, "")).is_none());
-        assert!(news_of(&Call { plugin: "rail-ipam".to_owned(), ..call("ADD", 11, "") }).is_none());
-        assert!(news_of(&Call { pod: None, ..call("ADD", 11, "") }).is_none());
+        assert!(news_of(&call("ADD", 0, &[])).is_none());
+        assert!(news_of(&call("DEL", 0, &[])).is_none());
+        assert!(news_of(&call("STATUS", 50, &[])).is_none());
+        assert!(news_of(&Call { plugin: "rail-ipam".to_owned(), ..call("ADD", 11, &[]) }).is_none());
+        assert!(news_of(&Call { pod: None, ..call("ADD", 11, &[]) }).is_none());
     }
 
     #[test]

@@ -1,0 +1,281 @@
+//! An API server as far as the agent asks one: objects by their path, lists and watches of them, merge patches, and
+//! Events. It can go away and come back at the same address.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+/// The server. Its threads end with the process.
+#[derive(Clone)]
+pub struct Api {
+    pub address: SocketAddr,
+    inner: Arc<(Mutex<State>, Condvar)>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By path, such as `/api/v1/nodes/worker-gpu-0`.
+    objects: BTreeMap<String, Value>,
+    /// What happened to objects, with the version: the position.
+    log: Vec<(String, &'static str, Value)>,
+    events: Vec<Value>,
+    is_away: bool,
+    /// What was asked, as `VERB PATH`.
+    requests: Vec<String>,
+}
+
+impl Api {
+    pub fn start() -> Api {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let api = Api { address, inner: Arc::default() };
+        api.put(
+            "/api/v1/namespaces/kube-system",
+            json!({"metadata": {"name": "kube-system", "uid": "cluster-1"}}),
+        );
+        let served = api.clone();
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let api = served.clone();
+                thread::spawn(move || api.serve(stream));
+            }
+        });
+        api
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.inner.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Creates or replaces an object.
+    pub fn put(&self, path: &str, object: Value) {
+        let mut state = self.lock();
+        state.put(path, object);
+        self.inner.1.notify_all();
+    }
+
+    pub fn delete(&self, path: &str) {
+        let mut state = self.lock();
+        let object = state.objects.remove(path).unwrap();
+        state.log.push((path.to_owned(), "DELETED", object));
+        self.inner.1.notify_all();
+    }
+
+    pub fn get(&self, path: &str) -> Value {
+        self.lock().objects.get(path).cloned().unwrap_or_default()
+    }
+
+    /// The Events with this reason.
+    pub fn events(&self, reason: &str) -> Vec<Value> {
+        self.lock().events.iter().filter(|event| event["reason"] == reason).cloned().collect()
+    }
+
+    /// From now on connections are closed without an answer, until it is back.
+    pub fn go_away(&self, is_away: bool) {
+        self.lock().is_away = is_away;
+        self.inner.1.notify_all();
+    }
+
+    /// What was asked so far, each once.
+    pub fn requests(&self) -> Vec<String> {
+        let mut all = self.lock().requests.clone();
+        all.sort();
+        all.dedup();
+        all
+    }
+
+    fn serve(&self, stream: TcpStream) {
+        stream.set_nodelay(true).unwrap();
+        let mut reader = BufReader::new(stream.try_clone().unwrap());
+        let mut stream = stream;
+        loop {
+            let mut first = String::new();
+            if reader.read_line(&mut first).unwrap_or(0) == 0 || self.lock().is_away {
+                return;
+            }
+            let mut length = 0;
+            loop {
+                let mut header = String::new();
+                if reader.read_line(&mut header).unwrap_or(0) == 0 {
+                    return;
+                }
+                if let Some(value) = header.to_ascii_lowercase().strip_prefix("content-length:") {
+                    length = value.trim().parse().unwrap();
+                }
+                if header.trim().is_empty() {
+                    break;
+                }
+            }
+            let mut body = vec![0; length];
+            reader.read_exact(&mut body).unwrap();
+            let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+            let mut words = first.split(' ');
+            let (verb, target) = (words.next().unwrap(), words.next().unwrap());
+            let (path, query) = target.split_once('?').unwrap_or((target, ""));
+            self.lock().requests.push(format!("{verb} {path}"));
+            if query.contains("watch=true") {
+                self.watch(&mut stream, path, query);
+                return;
+            }
+            let (status, answer) = self.answer(verb, path, query, body);
+            let text = answer.to_string();
+            let head = format!(
+                "HTTP/1.1 {status} x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+                text.len()
+            );
+            if stream.write_all((head + &text).as_bytes()).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn answer(&self, verb: &str, path: &str, query: &str, body: Value) -> (u16, Value) {
+        let mut state = self.lock();
+        let missing = |path: &str| {
+            (
+                404,
+                json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404,
+                "message": format!("{path} not found")}),
+            )
+        };
+        match verb {
+            "GET" if is_list(path) => {
+                let items: Vec<_> = state
+                    .objects
+                    .iter()
+                    .filter(|(of, object)| is_in(of, path) && is_selected(object, query))
+                    .map(|(_, object)| object.clone())
+                    .collect();
+                let is_known = !path.ends_with("/cidrpools") || state.objects.contains_key("crd");
+                if !is_known {
+                    return missing(path);
+                }
+                let version = state.log.len().to_string();
+                (
+                    200,
+                    json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": version}, "items": items}),
+                )
+            }
+            "GET" => state.objects.get(path).map_or_else(|| missing(path), |object| (200, object.clone())),
+            "POST" => {
+                state.events.push(body.clone());
+                (201, body)
+            }
+            "PATCH" if path.contains("/events/") => {
+                state.events.push(body.clone());
+                (200, body)
+            }
+            "PATCH" => {
+                let of = path.trim_end_matches("/status");
+                let Some(mut object) = state.objects.get(of).cloned() else { return missing(path) };
+                let wanted = &body["metadata"]["resourceVersion"];
+                if !wanted.is_null() && *wanted != object["metadata"]["resourceVersion"] {
+                    let text = "the object has been modified";
+                    return (
+                        409,
+                        json!({"kind": "Status", "status": "Failure", "reason": "Conflict", "code": 409, "message": text}),
+                    );
+                }
+                if path.ends_with("/status") {
+                    merge_conditions(&mut object, &body);
+                } else {
+                    merge(&mut object, &body);
+                }
+                state.put(of, object.clone());
+                self.inner.1.notify_all();
+                (200, object)
+            }
+            _ => missing(path),
+        }
+    }
+
+    fn watch(&self, stream: &mut TcpStream, path: &str, query: &str) {
+        let from = query.split('&').find_map(|pair| pair.strip_prefix("resourceVersion=")).unwrap_or("0");
+        let mut next: usize = from.parse().unwrap();
+        let head = "HTTP/1.1 200 x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+        if stream.write_all(head.as_bytes()).is_err() {
+            return;
+        }
+        loop {
+            let mut state = self.lock();
+            while state.log.len() == next && !state.is_away {
+                state = self.inner.1.wait_timeout(state, Duration::from_millis(200)).unwrap().0;
+            }
+            if state.is_away {
+                return;
+            }
+            let news: Vec<_> = state.log[next..].to_vec();
+            next = state.log.len();
+            drop(state);
+            for (of, kind, object) in news {
+                if !is_in(&of, path) || !is_selected(&object, query) {
+                    continue;
+                }
+                let line = format!("{}\n", json!({"type": kind, "object": object}));
+                let chunk = format!("{:x}\r\n{line}\r\n", line.len());
+                if stream.write_all(chunk.as_bytes()).is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl State {
+    fn put(&mut self, path: &str, mut object: Value) {
+        let kind = if self.objects.contains_key(path) { "MODIFIED" } else { "ADDED" };
+        object["metadata"]["resourceVersion"] = json!((self.log.len() + 1).to_string());
+        self.log.push((path.to_owned(), kind, object.clone()));
+        self.objects.insert(path.to_owned(), object);
+    }
+}
+
+fn is_list(path: &str) -> bool {
+    path.ends_with("/configmaps") || path.ends_with("/cidrpools")
+}
+
+/// Whether an object is in a list: `/apis/G/V/namespaces/N/cidrpools/X` is in `/apis/G/V/cidrpools`.
+fn is_in(of: &str, list: &str) -> bool {
+    let (group, kind) = list.rsplit_once('/').unwrap();
+    of.starts_with(group) && of.rsplit('/').nth(1) == Some(kind)
+}
+
+fn is_selected(object: &Value, query: &str) -> bool {
+    let name = query.split("metadata.name%3D").nth(1).map(|rest| rest.split('&').next().unwrap_or(rest));
+    name.is_none_or(|name| object["metadata"]["name"] == name)
+}
+
+fn merge(object: &mut Value, change: &Value) {
+    let Value::Object(change) = change else {
+        *object = change.clone();
+        return;
+    };
+    if !object.is_object() {
+        *object = json!({});
+    }
+    let fields = object.as_object_mut().unwrap();
+    for (key, value) in change {
+        if value.is_null() {
+            fields.remove(key);
+        } else {
+            merge(fields.entry(key).or_insert(Value::Null), value);
+        }
+    }
+}
+
+/// A strategic merge patch of the conditions, whose key is the type.
+fn merge_conditions(object: &mut Value, change: &Value) {
+    let mut all = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    for one in change["status"]["conditions"].as_array().unwrap() {
+        all.retain(|other| other["type"] != one["type"]);
+        if one["$patch"] != "delete" {
+            all.push(one.clone());
+        }
+    }
+    object["status"]["conditions"] = json!(all);
+}

@@ -1,0 +1,208 @@
+//! `rail-agent install` and `uninstall`.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::process::Command;
+
+use crate::node::{
+    CONFIG_MAP, NODE, PLUGINS, Running, agent, built, call, cluster, end_pod, install, on_a_node, sh,
+    start_pod, text_of,
+};
+
+fn names() -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(PLUGINS)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+/// A directory with other versions of both plugins.
+fn other_versions() -> &'static str {
+    for name in ["rail-cni", "rail-ipam"] {
+        let mut bytes = fs::read(built().join(name)).unwrap();
+        bytes.extend_from_slice(b"another version");
+        crate::node::write(Path::new("/run/other").join(name), bytes);
+    }
+    "/run/other"
+}
+
+/// The container does not see the host's /run: its image is in /var/lib.
+fn install_from(dir: &str) -> std::process::Output {
+    sh(&format!("rm -rf /var/lib/image; cp -r {dir} /var/lib/image"));
+    agent(&["install", "--from", "/var/lib/image"])
+}
+
+#[test]
+fn both_plugins_are_replaced_while_they_run_and_the_ones_before_are_kept() {
+    on_a_node("install::both_plugins_are_replaced_while_they_run_and_the_ones_before_are_kept", || {
+        install();
+        assert_eq!(names(), ["rail-cni", "rail-ipam"]);
+        let inode = || fs::metadata("/opt/cni/bin/rail-cni").unwrap().ino();
+        let before = inode();
+        install();
+        assert_eq!(inode(), before, "what is there already is not written");
+        // An executable in use: it waits for its stdin.
+        let mut busy = Command::new("/opt/cni/bin/rail-cni")
+            .env("CNI_COMMAND", "ADD")
+            .env("CNI_CONTAINERID", "x")
+            .env("CNI_NETNS", "/run/netns/x")
+            .env("CNI_IFNAME", "net1")
+            .env("CNI_PATH", PLUGINS)
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = install_from(other_versions());
+        assert!(output.status.success(), "{}", text_of(&output));
+        assert_ne!(inode(), before);
+        drop(busy.stdin.take());
+        assert_eq!(busy.wait().unwrap().code(), Some(1), "it was not disturbed: an empty stdin is its error");
+        assert_eq!(names(), [".rail-cni.previous", ".rail-ipam.previous", "rail-cni", "rail-ipam"]);
+        for name in ["rail-cni", "rail-ipam"] {
+            let path = Path::new(PLUGINS).join(name);
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o755);
+            assert!(fs::read(&path).unwrap().ends_with(b"another version"));
+        }
+        // Back, and forth.
+        for is_old in [true, false] {
+            let output = agent(&["install", "--previous"]);
+            assert!(output.status.success(), "{}", text_of(&output));
+            let same =
+                fs::read("/opt/cni/bin/rail-cni").unwrap() == fs::read(built().join("rail-cni")).unwrap();
+            assert_eq!(same, is_old);
+        }
+    });
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_keeps_the_old_plugins_and_nothing_half_written() {
+    on_a_node(
+        "install::a_directory_that_cannot_be_written_keeps_the_old_plugins_and_nothing_half_written",
+        || {
+            let output = agent(&["install", "--previous"]);
+            assert!(
+                text_of(&output).contains("is not on the host: there is nothing to roll back"),
+                "{}",
+                text_of(&output)
+            );
+            install();
+            let before = fs::read("/opt/cni/bin/rail-cni").unwrap();
+            let is_unchanged = || {
+                assert_eq!(names(), ["rail-cni", "rail-ipam"]);
+                assert!(fs::read("/opt/cni/bin/rail-cni").unwrap() == before);
+            };
+            // Full: there is room for the first of both alone.
+            sh(
+                "mkdir /run/kept; cp -a /opt/cni/bin/. /run/kept/; mount -t tmpfs tmpfs /opt/cni/bin; cp -a /run/kept/. /opt/cni/bin/",
+            );
+            let used: u64 = names()
+                .iter()
+                .map(|name| fs::metadata(Path::new(PLUGINS).join(name)).unwrap().blocks() / 2)
+                .sum();
+            let first = fs::metadata("/opt/cni/bin/rail-ipam").unwrap().blocks() / 2;
+            sh(&format!("mount -o remount,size={}k /opt/cni/bin", used + first + 64));
+            let other = other_versions();
+            let output = install_from(other);
+            assert_eq!(output.status.code(), Some(1));
+            let text = text_of(&output);
+            assert!(
+                text.contains("cannot write /opt/cni/bin/rail-cni")
+                    && text.contains("No space left on device"),
+                "{text}"
+            );
+            assert!(text.contains("what was installed before is unchanged"), "{text}");
+            is_unchanged();
+            // Read-only.
+            sh("mount -o remount,ro /opt/cni/bin");
+            let text = text_of(&install_from(other));
+            assert!(
+                text.contains("cannot write /opt/cni/bin/rail-ipam")
+                    && text.contains("Read-only file system"),
+                "{text}"
+            );
+            is_unchanged();
+            let text = text_of(&agent(&["install", "--from", "/nonexistent"]));
+            assert!(text.contains("/nonexistent/rail-ipam, which this image should contain"), "{text}");
+        },
+    );
+}
+
+#[test]
+fn a_plugin_has_the_selinux_label_of_its_place() {
+    on_a_node("install::a_plugin_has_the_selinux_label_of_its_place", || {
+        let label = |path: &str| {
+            let mut value = [0; 256];
+            let length = rustix::fs::getxattr(path, "security.selinux", &mut value[..]).unwrap_or(0);
+            String::from_utf8_lossy(&value[..length]).into_owned()
+        };
+        let set = |path: &str, value: &str| {
+            rustix::fs::setxattr(path, "security.selinux", value.as_bytes(), rustix::fs::XattrFlags::empty())
+        };
+        fs::create_dir_all(PLUGINS).unwrap();
+        if let Err(error) = set(PLUGINS, "system_u:object_r:bin_t:s0") {
+            return crate::node::skip(
+                "a_plugin_has_the_selinux_label_of_its_place",
+                &format!("no label here: {error}"),
+            );
+        }
+        install();
+        assert_eq!(label("/opt/cni/bin/rail-cni"), "system_u:object_r:bin_t:s0");
+        // Somebody gave one of them another label.
+        set("/opt/cni/bin/rail-cni", "system_u:object_r:container_runtime_exec_t:s0").unwrap();
+        let output = install_from(other_versions());
+        assert!(output.status.success(), "{}", text_of(&output));
+        assert_eq!(label("/opt/cni/bin/rail-cni"), "system_u:object_r:container_runtime_exec_t:s0");
+        assert_eq!(label("/opt/cni/bin/rail-ipam"), "system_u:object_r:bin_t:s0");
+    });
+}
+
+#[test]
+fn a_symbolic_link_of_the_host_is_followed_on_the_host() {
+    on_a_node("install::a_symbolic_link_of_the_host_is_followed_on_the_host", || {
+        fs::create_dir_all("/opt/elsewhere").unwrap();
+        fs::create_dir_all("/opt/cni").unwrap();
+        std::os::unix::fs::symlink("/opt/elsewhere", PLUGINS).unwrap();
+        install();
+        assert!(Path::new("/opt/elsewhere/rail-cni").is_file());
+    });
+}
+
+#[test]
+fn uninstall_refuses_while_a_pod_has_a_rail_and_then_leaves_nothing() {
+    on_a_node("install::uninstall_refuses_while_a_pod_has_a_rail_and_then_leaves_nothing", || {
+        let api = cluster();
+        install();
+        let running = Running::start(&api, &[]);
+        running.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        running.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        running.until("the label", || api.get(NODE)["metadata"]["labels"]["rail-cni/ready"] == "true");
+        start_pod("pod-a", 0);
+        api.delete(CONFIG_MAP);
+        assert!(running.stop());
+        assert!(call("CHECK", "pod-a", 0).status.code() != Some(101), "the pod's rail is as before");
+        let output = agent(&["uninstall"]);
+        assert_eq!(output.status.code(), Some(1));
+        let text = text_of(&output);
+        assert!(text.contains("ai/pod-a has 0000:1a:00.2") && text.contains("nothing was removed"), "{text}");
+        assert!(Path::new("/opt/cni/bin/rail-cni").is_file());
+        end_pod("pod-a", 0);
+        let kubeconfig = crate::node::kubeconfig(&format!("http://{}", api.address));
+        let mut inside =
+            crate::node::in_container(&[crate::node::AGENT, "uninstall", "--node", crate::node::NAME]);
+        let output = inside.env("KUBECONFIG", kubeconfig).output().unwrap();
+        assert!(output.status.success(), "{}", text_of(&output));
+        assert!(names().is_empty(), "{:?}", names());
+        for path in ["/etc/rail-cni", "/var/lib/rail-cni", "/run/rail-cni/calls", "/run/rail-cni/agent.lock"]
+        {
+            assert!(!Path::new(path).exists(), "{path}");
+        }
+        let node = api.get(NODE);
+        assert!(node["metadata"]["labels"]["rail-cni/ready"].is_null(), "{node}");
+        assert_eq!(node["status"]["conditions"], serde_json::json!([]));
+        // Once more changes nothing.
+        assert!(agent(&["uninstall"]).status.success());
+    });
+}

@@ -1,0 +1,307 @@
+//! `rail-agent run`.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::node::{
+    CONFIG_MAP, NODE, POOLS, Running, allocation, call, cluster, condition, config_map, end_pod,
+    in_container, install, node_json, on_a_node, pool, served, sh, start_pod, text_of,
+};
+
+fn taints(node: &Value) -> Vec<&str> {
+    node["spec"]["taints"].as_array().unwrap().iter().map(|taint| taint["key"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn a_new_node_gets_its_plan_and_is_ready() {
+    on_a_node("run::a_new_node_gets_its_plan_and_is_ready", || {
+        let api = cluster();
+        install();
+        let agent = Running::start(&api, &[]);
+        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        agent.until("the taint away", || taints(&api.get(NODE)) == ["other"]);
+        agent.until("the label", || api.get(NODE)["metadata"]["labels"]["rail-cni/ready"] == "true");
+        let written: Value =
+            serde_json::from_str(&fs::read_to_string("/etc/rail-cni/node.json").unwrap()).unwrap();
+        assert_eq!(
+            (&written["nodeName"], &written["rails"]),
+            (&json!("worker-gpu-0"), &node_json()["rails"])
+        );
+        assert!(allocation(1).contains("172.18.0.0/31"), "{}", allocation(1));
+        start_pod("pod-a", 0);
+        agent.until("counted", || {
+            let text = served("/metrics");
+            text.contains(r#"rail_cni_calls_total{plugin="rail-cni",verb="ADD",code="0"} 1"#)
+                && text.contains(r#"rail_cni_attachments{state="live"} 1"#)
+                && text.contains(r#"rail_cni_leases{state="live"} 1"#)
+                && text.contains(r#"rail_cni_carrier{rail="1",pf="0000:3c:00.0"} 1"#)
+                && text.contains("rail_cni_ready 1")
+                && text.contains("rail_cni_allocations 2")
+        });
+        assert!(served("/healthz").ends_with("ok\n"));
+        assert!(served("/").starts_with("HTTP/1.1 404"));
+        end_pod("pod-a", 0);
+        assert!(agent.stop());
+    });
+}
+
+#[test]
+fn the_agent_asks_the_api_server_for_nothing_that_its_roles_do_not_have() {
+    on_a_node("run::the_agent_asks_the_api_server_for_nothing_that_its_roles_do_not_have", || {
+        let api = cluster();
+        install();
+        let agent = Running::start(&api, &[]);
+        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        api.put(&format!("{POOLS}/rail-0"), json!({"metadata": {"name": "rail-0"}, "spec": {}}));
+        agent.until("an Event", || !api.events("PlanRefused").is_empty());
+        assert_eq!(
+            api.requests(),
+            [
+                "GET /api/v1/namespaces/kube-system",
+                "GET /api/v1/namespaces/kube-system/configmaps",
+                "GET /api/v1/nodes/worker-gpu-0",
+                "GET /apis/nv-ipam.nvidia.com/v1alpha1/cidrpools",
+                "PATCH /api/v1/nodes/worker-gpu-0",
+                "PATCH /api/v1/nodes/worker-gpu-0/status",
+                "POST /apis/events.k8s.io/v1/namespaces/default/events",
+            ]
+        );
+    });
+}
+
+#[test]
+fn a_plan_that_would_take_an_address_from_a_pod_waits_for_it() {
+    on_a_node("run::a_plan_that_would_take_an_address_from_a_pod_waits_for_it", || {
+        let api = cluster();
+        install();
+        let agent = Running::start(&api, &[]);
+        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        start_pod("pod-a", 0);
+        api.put(&format!("{POOLS}/rail-0"), pool(0, Some("172.16.7.0/31")));
+        let message = agent.until_condition(&api, "RailsPlanCurrent", "False", "HeldBack");
+        assert!(message.contains("172.16.0.0") && message.contains("pod ai/pod-a"), "{message}");
+        assert!(allocation(0).contains("172.16.0.0/31"));
+        agent.until("metric and Event", || {
+            served("/metrics").contains("rail_cni_plan_held_back 1") && api.events("PlanHeldBack").len() == 1
+        });
+        assert_eq!(api.events("PlanHeldBack")[0]["regarding"]["kind"], "Node");
+        end_pod("pod-a", 0);
+        // A change brings the next try; without one it comes within a minute.
+        api.put(&format!("{POOLS}/rail-0"), pool(0, Some("172.16.8.0/31")));
+        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        assert!(allocation(0).contains("172.16.8.0/31"));
+        assert!(served("/metrics").contains("rail_cni_plan_held_back 0"));
+    });
+}
+
+#[test]
+fn what_is_wrong_in_the_cluster_leaves_the_last_good_state() {
+    on_a_node("run::what_is_wrong_in_the_cluster_leaves_the_last_good_state", || {
+        let api = cluster();
+        install();
+        let agent = Running::start(&api, &[]);
+        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        let good = fs::read_to_string("/etc/rail-cni/node.json").unwrap();
+        let data =
+            |text: &str, cluster: &str| config_map(&json!({"node.dgx.json": text, "cluster": cluster}));
+        for (data, told) in [
+            (data("{\"rail\": 1}", "cluster-1"), "did you mean rails?"),
+            (data("{", "cluster-1"), "EOF"),
+            (data(&node_json().to_string(), "cluster-2"), "it is for the cluster \"cluster-2\""),
+            (config_map(&json!({"node.json": "{}"})), "no key \"node.dgx.json\""),
+        ] {
+            api.put(CONFIG_MAP, data);
+            agent.until(told, || {
+                condition(&api, "RailsPlanCurrent")["message"].as_str().unwrap().contains(told)
+            });
+            assert_eq!(condition(&api, "RailsPlanCurrent")["reason"], "Refused");
+            assert_eq!(fs::read_to_string("/etc/rail-cni/node.json").unwrap(), good);
+        }
+        assert_eq!(condition(&api, "RailsReady")["status"], "True", "pods start as before");
+        api.put(CONFIG_MAP, data(&node_json().to_string(), "cluster-1"));
+        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+
+        // A CIDRPool that does not validate, and none at all.
+        let mut wrong = pool(1, None);
+        wrong["spec"]["staticAllocations"][0]["prefix"] = json!("172.18.0.1/31");
+        api.put(&format!("{POOLS}/rail-1"), wrong);
+        let message = agent.until_condition(&api, "RailsPlanCurrent", "False", "Refused");
+        assert!(message.contains("172.18.0.1/31"), "{message}");
+        for rail in 0..2 {
+            api.delete(&format!("{POOLS}/rail-{rail}"));
+        }
+        agent.until("none", || {
+            condition(&api, "RailsPlanCurrent")["message"].as_str().unwrap().contains("there is no CIDRPool")
+        });
+        assert!(allocation(1).contains("172.18.0.0/31"));
+        api.delete(CONFIG_MAP);
+        agent.until("no ConfigMap", || agent.log().contains("there is no ConfigMap kube-system/rail-cni"));
+        assert_eq!(fs::read_to_string("/etc/rail-cni/node.json").unwrap(), good);
+        start_pod("pod-a", 1);
+    });
+}
+
+#[test]
+fn pods_start_while_the_api_server_is_away_and_its_changes_come_when_it_is_back() {
+    on_a_node("run::pods_start_while_the_api_server_is_away_and_its_changes_come_when_it_is_back", || {
+        let api = cluster();
+        install();
+        let agent = Running::start(&api, &[]);
+        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        api.go_away(true);
+        agent.until("seen", || served("/metrics").contains("rail_cni_api_up 0"));
+        start_pod("pod-a", 0);
+        end_pod("pod-a", 0);
+        assert!(agent.stop());
+        // An agent that starts meanwhile leaves all as it is.
+        let agent = Running::start(&api, &[]);
+        agent.until("looking", || served("/metrics").contains("rail_cni_ready 1"));
+        agent.until("told", || agent.log().contains("what is on this node stays as it is"));
+        start_pod("pod-b", 1);
+        end_pod("pod-b", 1);
+        api.put(&format!("{POOLS}/rail-0"), pool(0, Some("172.16.9.0/31")));
+        api.go_away(false);
+        agent.until("the new plan", || allocation(0).contains("172.16.9.0/31"));
+        agent.until("up", || served("/metrics").contains("rail_cni_api_up 1"));
+    });
+}
+
+#[test]
+fn pods_and_node_are_told_of_what_happens_to_their_rails() {
+    on_a_node("run::pods_and_node_are_told_of_what_happens_to_their_rails", || {
+        let api = cluster();
+        install();
+        let agent = Running::start(&api, &[]);
+        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        start_pod("pod-a", 0);
+        // Refused: the rail is with the other pod.
+        sh("ip netns add pod-b");
+        assert!(!call("ADD", "pod-b", 0).status.success());
+        agent.until("RailRefused", || api.events("RailRefused").len() == 1);
+        let event = &api.events("RailRefused")[0];
+        let regarding = &event["regarding"];
+        assert_eq!((&regarding["name"], &regarding["uid"]), (&json!("pod-b"), &json!("uid-of-pod-b")));
+        assert!(
+            event["note"].as_str().unwrap().starts_with("rail 0, network rail-0, interface net1: "),
+            "{event}"
+        );
+        // The cable is pulled, and plugged again.
+        agent.until("seen", || served("/metrics").contains(r#"rail_cni_attachments{state="live"} 1"#));
+        sh("ip -n leaf link set leaf0 down");
+        agent.until("RailCarrierLost", || api.events("RailCarrierLost").len() == 1);
+        assert_eq!(api.events("RailCarrierLost")[0]["regarding"]["uid"], "uid-of-pod-a");
+        agent.until("metric", || served("/metrics").contains("rail_cni_attachments_without_carrier 1"));
+        sh("ip -n leaf link set leaf0 up");
+        agent.until("RailCarrierBack", || api.events("RailCarrierBack").len() == 1);
+        // The PF is down: the node is not ready, and its pods stay where they are.
+        sh("ip link set pf1 down");
+        let message = agent.until_condition(&api, "RailsReady", "False", "PfLink");
+        assert!(message.contains("ip link set pf1 up"), "{message}");
+        agent.until("the label", || api.get(NODE)["metadata"]["labels"]["rail-cni/ready"] == "false");
+        let metric = r#"rail_cni_carrier{rail="1",pf="0000:3c:00.0"} 0"#;
+        agent.until("metric", || served("/metrics").contains(metric));
+        assert_eq!(taints(&api.get(NODE)), ["other"]);
+        assert_eq!(api.get(NODE)["metadata"]["annotations"]["rail-cni/had-taint"], "rail-cni/not-ready");
+        sh("ip link set pf1 up");
+        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        // Pod a dies without a DEL, and its device comes back, as a VF does: the next pod heals the rail.
+        sh("ip -n pod-a link set net1 netns 1 name vf0 && ip netns del pod-a");
+        let output = call("ADD", "pod-b", 0);
+        assert!(output.status.success(), "{}", text_of(&output));
+        agent.until("RailHealed", || api.events("RailHealed").len() == 1);
+        assert!(served("/metrics").contains("rail_cni_heals_total 1"));
+    });
+}
+
+#[test]
+fn what_lost_dels_left_is_restored_on_a_schedule() {
+    on_a_node("run::what_lost_dels_left_is_restored_on_a_schedule", || {
+        let api = cluster();
+        install();
+        let agent = Running::start(&api, &["--reap-interval", "1"]);
+        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        start_pod("pod-a", 0);
+        sh("ip netns del pod-a");
+        agent.until("reaped", || served("/metrics").contains("rail_cni_reaped_total 1"));
+        assert!(sh("/opt/cni/bin/rail-cni status --output json").contains("\"attachments\": []"));
+    });
+}
+
+#[test]
+fn a_second_agent_on_a_node_refuses_and_names_the_first() {
+    on_a_node("run::a_second_agent_on_a_node_refuses_and_names_the_first", || {
+        let api = cluster();
+        install();
+        let first = Running::start(&api, &[]);
+        first.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        let log = Running::start(&api, &[]).ended();
+        assert!(log.contains("another rail-agent runs on this node: process "), "{log}");
+        assert!(log.contains("of pod rail-agent-x"), "{log}");
+    });
+}
+
+#[test]
+fn an_agent_that_sees_only_its_container_judges_nothing() {
+    on_a_node("run::an_agent_that_sees_only_its_container_judges_nothing", || {
+        let mut alone =
+            in_container(&["unshare", "-pf", "--mount-proc", crate::node::AGENT, "run", "--node", "x"]);
+        let output = alone.env("KUBECONFIG", "/nonexistent").output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let text = text_of(&output);
+        assert!(
+            text.contains("process 1 is this container's and not the host's")
+                && text.contains("hostPID: true"),
+            "{text}"
+        );
+    });
+}
+
+#[test]
+fn a_wrong_certificate_is_named_and_changes_nothing() {
+    on_a_node("run::a_wrong_certificate_is_named_and_changes_nothing", || {
+        // A server of TLS whose certificate nobody signed.
+        sh("cd /run && openssl req -x509 -newkey rsa:2048 -nodes -keyout key -out cert -subj /CN=x -days 1 \
+            -addext subjectAltName=IP:127.0.0.1 2>/dev/null
+            openssl s_server -accept 127.0.0.1:6443 -key key -cert cert -www >/dev/null 2>&1 &");
+        install();
+        let agent = Running::start_at("https://127.0.0.1:6443", &[]);
+        agent.until("told", || agent.log().contains("the certificate of the API server is not that of"));
+        assert!(!std::path::Path::new("/etc/rail-cni").exists());
+        assert!(agent.stop());
+    });
+}
+
+#[test]
+fn the_labels_say_the_leaf_of_a_fabric_file_and_names_are_configurable() {
+    on_a_node("run::the_labels_say_the_leaf_of_a_fabric_file_and_names_are_configurable", || {
+        let api = cluster();
+        let fabric = "fabric: spectrum-x\ntiers: 2\nmode: none\nfamily: ipv4\nfirstOctet: 172\npolarity: leaf-odd\n\
+            rails: 2\nsus: 2\nhostsPerSU: 2\nnodeName: worker-gpu-{node}\n\
+            leafName: leaf-su{su+1:02}-r{rail+1}\nleafPort: swp{host+1}\n";
+        api.put(
+            CONFIG_MAP,
+            config_map(&json!({"node.json": node_json().to_string(), "fabric.yaml": fabric})),
+        );
+        install();
+        let names = [
+            "--class-label",
+            "",
+            "--tier-label",
+            "ours/tier{tier}",
+            "--ready-label",
+            "ours/ready",
+            "--taint",
+            "",
+        ];
+        let agent = Running::start(&api, &[&["--plan-from", "config-map"], &names[..]].concat());
+        agent.until("the labels", || {
+            let labels = api.get(NODE)["metadata"]["labels"].clone();
+            labels["ours/tier1"] == "leaf-su01-r1" && labels["ours/ready"] == "true"
+        });
+        assert!(allocation(1).contains("172.18.0.0/31"), "{}", allocation(1));
+        assert_eq!(taints(&api.get(NODE)), ["other", "rail-cni/not-ready"]);
+    });
+}
