@@ -368,4 +368,27 @@ mod tests {
             assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
         }
     }
+
+    /// The words of the dashboard's queries that could be metrics, without the suffixes of histograms.
+    #[test]
+    fn the_dashboard_queries_metrics_that_exist_and_shows_all_of_them() {
+        let dashboard: serde_json::Value =
+            serde_json::from_str(include_str!("../../deploy/grafana/rails.json")).unwrap();
+        let mut queried = std::collections::BTreeSet::new();
+        for target in dashboard["panels"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .flat_map(|panel| panel["targets"].as_array().unwrap())
+        {
+            let query = target["expr"].as_str().unwrap();
+            for word in query.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
+                if word.starts_with("rail_") {
+                    queried.insert(word.trim_end_matches("_bucket").to_owned());
+                }
+            }
+        }
+        let listed = METRICS.iter().map(|(name, ..)| (*name).to_owned()).collect();
+        assert_eq!(queried, listed);
+    }
 }

@@ -5,4 +5,5 @@
 mod api;
 mod install;
 mod node;
+mod real;
 mod run;

@@ -203,15 +203,18 @@ pub fn install() {
 
 /// Writes a kubeconfig for this server, where a container sees it.
 pub fn kubeconfig(server: &str) -> &'static str {
-    const PATH: &str = "/var/lib/kubeconfig";
     // As in a cluster, there is the certificate of an authority: an image from scratch has no others.
     let authority =
         sh("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout /dev/null \
         -subj /CN=authority -days 1 2>/dev/null | base64 -w 0");
-    let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
+    write_kubeconfig(&json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
         "clusters": [{"name": "c", "cluster": {"server": server, "certificate-authority-data": authority}}],
         "users": [{"name": "c", "user": {}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}]});
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}]}))
+}
+
+fn write_kubeconfig(config: &Value) -> &'static str {
+    const PATH: &str = "/var/lib/kubeconfig";
     fs::write(PATH, config.to_string()).unwrap();
     PATH
 }
@@ -229,7 +232,14 @@ impl Running {
     }
 
     pub fn start_at(server: &str, more: &[&str]) -> Running {
-        let kubeconfig = kubeconfig(server);
+        Running::run(kubeconfig(server), more)
+    }
+
+    pub fn start_with(config: &Value, more: &[&str]) -> Running {
+        Running::run(write_kubeconfig(config), more)
+    }
+
+    fn run(kubeconfig: &str, more: &[&str]) -> Running {
         let log =
             PathBuf::from("/var/log").join(format!("agent-{}", fs::read_dir("/var/log").unwrap().count()));
         let arguments =

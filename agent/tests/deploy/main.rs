@@ -1,0 +1,253 @@
+//! deploy/: what kustomize and Helm render is what the API accepts, what the agent asks for, and the same. tests/deploy.sh
+//! gets the tools and the schemas.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::Command;
+
+use serde::Deserialize as _;
+use serde_json::{Value, json};
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+fn skip(test: &str, reason: &str) {
+    eprintln!("skipped {test}: {reason}");
+    if let Some(path) = std::env::var_os("RAIL_TEST_SKIPS") {
+        let mut file = fs::File::options().append(true).create(true).open(path).unwrap();
+        writeln!(file, "{test}: {reason}").unwrap();
+    }
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(Path::new(ROOT).join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn documents(text: &str) -> Vec<Value> {
+    let all = yaml_serde::Deserializer::from_str(text).map(|each| Value::deserialize(each).unwrap());
+    all.filter(|each| !each.is_null()).collect()
+}
+
+/// The path of a tool or of files, from an environment variable.
+fn given(variable: &str) -> Option<String> {
+    std::env::var(variable).ok().filter(|value| !value.is_empty())
+}
+
+fn render(command: &mut Command) -> Vec<Value> {
+    let output = command.current_dir(ROOT).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    documents(&String::from_utf8(output.stdout).unwrap())
+}
+
+fn kustomized(folder: &str) -> Option<Vec<Value>> {
+    Some(render(Command::new(given("RAIL_KUSTOMIZE")?).args(["build", folder])))
+}
+
+fn helm(more: &[&str]) -> Option<Vec<Value>> {
+    let arguments =
+        ["template", "rail-cni", "deploy/chart", "--namespace", "kube-system", "--kube-version", "1.34.2"];
+    let home = tempfile::tempdir().unwrap();
+    Some(render(Command::new(given("RAIL_HELM")?).args(arguments).args(more).env("HOME", home.path())))
+}
+
+fn by_name(objects: Vec<Value>) -> BTreeMap<String, Value> {
+    let name = |object: &Value| format!("{} {}", object["kind"], object["metadata"]["name"]);
+    objects.into_iter().map(|object| (name(&object), object)).collect()
+}
+
+fn manifests() -> Vec<Value> {
+    let files = ["config", "rbac", "own-node", "agent", "uninstall/uninstall"];
+    files.iter().flat_map(|file| documents(&read(&format!("deploy/{file}.yaml")))).collect()
+}
+
+/// What of an object the schema of its kind does not have, or has in another form.
+fn faults(schema: &Value, object: &Value) -> Vec<String> {
+    let (group, version) = object["apiVersion"].as_str().unwrap().rsplit_once('/').unwrap_or(("", "v1"));
+    let kind = json!({"group": group, "version": version, "kind": object["kind"]});
+    let of_kind = schema["definitions"].as_object().unwrap().values().find(|one| {
+        one["x-kubernetes-group-version-kind"].as_array().is_some_and(|kinds| kinds.contains(&kind))
+    });
+    let Some(definition) = of_kind else { return vec![format!("no kind {kind}")] };
+    let mut faults = Vec::new();
+    compare(schema, definition, object, &object["kind"].to_string(), &mut faults);
+    faults
+}
+
+fn compare(schema: &Value, definition: &Value, value: &Value, path: &str, faults: &mut Vec<String>) {
+    if let Some(reference) = definition["$ref"].as_str() {
+        let name = reference.trim_start_matches("#/definitions/");
+        return compare(schema, &schema["definitions"][name], value, path, faults);
+    }
+    let is_of_type = match definition["type"].as_str() {
+        Some("object") => value.is_object(),
+        Some("array") => value.is_array(),
+        // IntOrString, Quantity, Time.
+        Some("string") => value.is_string() || (definition["format"] == "int-or-string" && value.is_number()),
+        Some("integer") => value.is_i64(),
+        Some("boolean") => value.is_boolean(),
+        _ => true,
+    };
+    if !is_of_type {
+        faults.push(format!("{path}: {value} is no {}", definition["type"]));
+    }
+    for required in definition["required"].as_array().into_iter().flatten() {
+        if value.get(required.as_str().unwrap()).is_none() {
+            faults.push(format!("{path}: {required} is missing"));
+        }
+    }
+    for (key, value) in value.as_object().into_iter().flatten() {
+        let path = format!("{path}.{key}");
+        match (definition["properties"].get(key), definition.get("additionalProperties")) {
+            (Some(property), _) | (None, Some(property)) => compare(schema, property, value, &path, faults),
+            (None, None) if definition["properties"].is_object() => {
+                faults.push(format!("{path} is not known"))
+            }
+            (None, None) => (),
+        }
+    }
+    for (index, value) in value.as_array().into_iter().flatten().enumerate() {
+        compare(schema, &definition["items"], value, &format!("{path}[{index}]"), faults);
+    }
+}
+
+#[test]
+fn what_is_rendered_is_what_two_versions_of_kubernetes_know() {
+    const TEST: &str = "what_is_rendered_is_what_two_versions_of_kubernetes_know";
+    let Some(files) = given("RAIL_SCHEMAS") else {
+        return skip(TEST, "no schemas: scripts/test deploy gets them");
+    };
+    let mut all = manifests();
+    match (kustomized("deploy"), kustomized("deploy/uninstall")) {
+        (Some(one), Some(other)) => all.extend(one.into_iter().chain(other)),
+        _ => skip(TEST, "kustomize is not here: the files were checked as they are"),
+    }
+    for file in files.split(':') {
+        let schema: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+        for object in &all {
+            assert_eq!(faults(&schema, object), Vec::<String>::new(), "{file}");
+        }
+        // The check sees what is wrong.
+        let mut wrong = all.iter().find(|object| object["kind"] == "DaemonSet").unwrap().clone();
+        wrong["spec"]["template"]["spec"]["hostPid"] = json!(true);
+        wrong["spec"]["template"]["spec"]["hostNetwork"] = json!("true");
+        wrong["spec"].as_object_mut().unwrap().remove("selector");
+        assert_eq!(faults(&schema, &wrong).len(), 3, "{:?}", faults(&schema, &wrong));
+    }
+    assert_eq!(files.split(':').count(), 2, "one of the versions could not be had");
+}
+
+#[test]
+fn the_chart_renders_the_same_objects_as_the_kustomization() {
+    const TEST: &str = "the_chart_renders_the_same_objects_as_the_kustomization";
+    let Some(chart) = helm(&[]) else { return skip(TEST, "helm is not here: scripts/test deploy gets it") };
+    let Some(kustomized) = kustomized("deploy") else { return skip(TEST, "kustomize is not here") };
+    let (chart, kustomized) = (by_name(chart), by_name(kustomized));
+    assert_eq!(chart.keys().collect::<Vec<_>>(), kustomized.keys().collect::<Vec<_>>());
+    for (name, object) in &kustomized {
+        assert_eq!(&chart[name], object, "{name}");
+    }
+}
+
+#[test]
+fn the_values_of_the_chart_take_effect() {
+    const TEST: &str = "the_values_of_the_chart_take_effect";
+    let values = [
+        "--set",
+        "image.repository=r.example.com/rail-cni,image.tag=1,args={--plan-from=config-map}",
+        "--set-json",
+        "nodeSelector={\"gpu\":\"yes\"}",
+        "--set-json",
+        "imagePullSecrets=[{\"name\":\"s\"}]",
+        "--set-json",
+        "config={\"cluster\":\"u\"}",
+    ];
+    let Some(objects) = helm(&values) else {
+        return skip(TEST, "helm is not here: scripts/test deploy gets it");
+    };
+    let objects = by_name(objects);
+    let pod = &objects["\"DaemonSet\" \"rail-agent\""]["spec"]["template"]["spec"];
+    assert_eq!(pod["nodeSelector"], json!({"gpu": "yes"}));
+    assert_eq!(pod["imagePullSecrets"], json!([{"name": "s"}]));
+    for container in ["containers", "initContainers"] {
+        assert_eq!(pod[container][0]["image"], "r.example.com/rail-cni:1");
+    }
+    assert_eq!(pod["containers"][0]["args"][2], "--plan-from=config-map");
+    assert_eq!(objects["\"ConfigMap\" \"rail-cni\""]["data"]["cluster"], "u");
+}
+
+#[test]
+fn the_config_map_has_a_node_json_that_the_plugins_accept() {
+    let text = documents(&read("deploy/config.yaml"))[0]["data"]["node.json"].as_str().unwrap().to_owned();
+    rail_cni::node::Node::parse(Path::new("node.json"), text.as_bytes()).unwrap();
+    let of = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+    assert_eq!(of(&text), of(&read("conf/node.json")));
+    let values = documents(&read("deploy/chart/values.yaml"));
+    assert_eq!(of(values[0]["config"]["node.json"].as_str().unwrap()), of(&text));
+}
+
+/// tests/node/run.rs has the requests of a running agent; these are the rights that they need.
+#[test]
+fn the_roles_are_as_small_as_what_the_agent_asks() {
+    let rights: BTreeSet<String> = manifests()
+        .iter()
+        .filter(|object| ["Role", "ClusterRole"].contains(&object["kind"].as_str().unwrap()))
+        .flat_map(|role| {
+            role["rules"].as_array().unwrap().clone().into_iter().map(|rule| (role["kind"].clone(), rule))
+        })
+        .map(|(kind, rule)| {
+            let list = |key: &str| {
+                let words = rule[key].as_array().into_iter().flatten().map(|word| word.as_str().unwrap());
+                words.collect::<Vec<_>>().join(",")
+            };
+            let names = list("resourceNames");
+            let kind = kind.as_str().unwrap();
+            format!("{kind} {}/{}[{names}] {}", list("apiGroups"), list("resources"), list("verbs"))
+        })
+        .collect();
+    let expected = [
+        "ClusterRole /namespaces[kube-system] get",
+        "ClusterRole /nodes/status[] patch",
+        "ClusterRole /nodes[] get,patch",
+        "ClusterRole events.k8s.io/events[] create,patch",
+        "ClusterRole nv-ipam.nvidia.com/cidrpools[] list,watch",
+        "Role /configmaps[rail-cni] list,watch",
+    ];
+    assert_eq!(rights.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn the_pods_call_the_agent_with_arguments_that_it_has_and_see_the_hosts_processes() {
+    let mut seen = 0;
+    for set in manifests().iter().filter(|object| object["kind"] == "DaemonSet") {
+        let pod = &set["spec"]["template"]["spec"];
+        assert_eq!((&pod["hostPID"], &pod["hostNetwork"]), (&json!(true), &json!(true)));
+        for container in ["initContainers", "containers"].iter().flat_map(|key| pod[key].as_array().unwrap())
+        {
+            assert_eq!(container["image"], "rail-cni");
+            assert_eq!(container["securityContext"]["privileged"], true);
+            let arguments = container["args"].as_array().unwrap().iter();
+            let arguments = arguments.map(|one| one.as_str().unwrap().replace("$(HOST_IP)", "192.0.2.1"));
+            let mut agent = Command::new(env!("CARGO_BIN_EXE_rail-agent"));
+            let output = agent.args(arguments).arg("--help").output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 4);
+}
+
+#[test]
+fn all_files_name_the_version_of_the_agent() {
+    let version = env!("CARGO_PKG_VERSION");
+    for (file, line) in [
+        ("deploy/kustomization.yaml", format!("  newTag: {version}")),
+        ("deploy/uninstall/kustomization.yaml", format!("  newTag: {version}")),
+        ("deploy/chart/Chart.yaml", format!("version: {version}")),
+        ("deploy/chart/Chart.yaml", format!("appVersion: {version}")),
+        ("Cargo.toml", format!("version = \"{version}\"")),
+    ] {
+        assert!(read(file).lines().any(|other| other == line), "{file} has no line {line:?}");
+    }
+}

@@ -1,0 +1,181 @@
+//! The agent with a real API server: kube-apiserver and etcd, if they were built for other tests, with deploy/ applied by
+//! kubectl. So the roles are what the agent needs.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::node::{
+    NAME, Running, allocation, config_map, install, node_json, on_a_node, pool, sh, skip, text_of, write,
+};
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+const CRD: &str = r#"{"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+    "metadata": {"name": "cidrpools.nv-ipam.nvidia.com"},
+    "spec": {"group": "nv-ipam.nvidia.com", "scope": "Namespaced",
+        "names": {"kind": "CIDRPool", "listKind": "CIDRPoolList", "plural": "cidrpools", "singular": "cidrpool"},
+        "versions": [{"name": "v1alpha1", "served": true, "storage": true,
+            "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]}}"#;
+
+/// The executable that has etcd, kube-apiserver and kubectl.
+fn kube() -> Option<PathBuf> {
+    let path = PathBuf::from(std::env::var_os("RAIL_KUBE").filter(|value| !value.is_empty())?);
+    path.is_file().then_some(path)
+}
+
+fn kubectl(arguments: &[&str]) -> Output {
+    let mut command = Command::new(kube().unwrap());
+    command.args([
+        "kubectl",
+        "--server",
+        "https://127.0.0.1:6443",
+        "--certificate-authority",
+        "/run/pki/ca.crt",
+    ]);
+    if !arguments.iter().any(|argument| argument.starts_with("--token")) {
+        command.args(["--token", "admin"]);
+    }
+    // What kubectl keeps belongs below a home that ends with the test.
+    command.args(arguments).env("HOME", "/run").output().unwrap()
+}
+
+#[track_caller]
+fn kubectl_ok(arguments: &[&str]) -> String {
+    let output = kubectl(arguments);
+    assert!(output.status.success(), "kubectl {arguments:?}: {}", text_of(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[track_caller]
+fn apply(object: &Value) {
+    write("/run/object.json", object.to_string());
+    kubectl_ok(&["apply", "--server-side", "--force-conflicts", "-f", "/run/object.json"]);
+}
+
+fn node() -> Value {
+    serde_json::from_str(&kubectl_ok(&["get", "node", NAME, "-o", "json"])).unwrap()
+}
+
+fn start_api_server() {
+    sh("mkdir -p /run/pki /run/etcd && cd /run/pki
+        openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout ca.key -out ca.crt -subj /CN=ca -days 1
+        openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout api.key -out api.csr -subj /CN=api
+        openssl x509 -req -in api.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out api.crt -days 1 \
+            -extfile <(echo subjectAltName=IP:127.0.0.1)
+        openssl genrsa -out accounts.key 2048
+        echo 'admin,admin,admin,system:masters' >tokens
+        ip addr add 192.0.2.1/32 dev lo");
+    let start = |arguments: &str| {
+        let log = fs::File::create(format!("/var/log/{}", arguments.split(' ').next().unwrap())).unwrap();
+        let mut command = Command::new(kube().unwrap());
+        command
+            .args(arguments.split_whitespace())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log);
+        // Nobody waits for it: it ends with the namespaces of the test.
+        drop(command.spawn().unwrap());
+    };
+    start("etcd --data-dir /run/etcd --unsafe-no-fsync --log-level warn");
+    start(
+        "kube-apiserver --etcd-servers http://127.0.0.1:2379 --advertise-address 192.0.2.1 --bind-address 127.0.0.1 \
+         --secure-port 6443 --tls-cert-file /run/pki/api.crt --tls-private-key-file /run/pki/api.key \
+         --token-auth-file /run/pki/tokens --authorization-mode Node,RBAC --allow-privileged --service-cluster-ip-range 10.96.0.0/12 \
+         --service-account-issuer https://kubernetes.default.svc --service-account-key-file /run/pki/accounts.key \
+         --service-account-signing-key-file /run/pki/accounts.key --cert-dir /run/pki",
+    );
+    let begun = std::time::Instant::now();
+    while !kubectl(&["get", "--raw", "/readyz"]).status.success() {
+        let log = || fs::read_to_string("/var/log/kube-apiserver").unwrap();
+        assert!(begun.elapsed().as_secs() < 120, "the API server does not start:\n{}", log());
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
+}
+
+#[test]
+fn with_the_roles_of_deploy_a_node_gets_ready_and_the_agent_can_change_no_other() {
+    const TEST: &str = "real::with_the_roles_of_deploy_a_node_gets_ready_and_the_agent_can_change_no_other";
+    if kube().is_none() {
+        return skip(TEST, "no kube-apiserver 1.34.2 was built on this machine");
+    }
+    on_a_node(TEST, || {
+        start_api_server();
+        apply(&serde_json::from_str(CRD).unwrap());
+        kubectl_ok(&[
+            "wait",
+            "--for=condition=Established",
+            "crd/cidrpools.nv-ipam.nvidia.com",
+            "--timeout=60s",
+        ]);
+        for name in [NAME, "another"] {
+            apply(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
+                "spec": {"taints": [{"key": "rail-cni/not-ready", "effect": "NoSchedule"}]}}));
+        }
+        // The command of README.md.
+        kubectl_ok(&["apply", "-k", &format!("{ROOT}/deploy/")]);
+        kubectl_ok(&["apply", "--dry-run=server", "-k", &format!("{ROOT}/deploy/uninstall/")]);
+        apply(&config_map(&json!({"node.json": node_json().to_string()})));
+        kubectl_ok(&["create", "namespace", "nvidia-network-operator"]);
+        for rail in 0..2 {
+            let mut pool = pool(rail, None);
+            pool["apiVersion"] = json!("nv-ipam.nvidia.com/v1alpha1");
+            pool["kind"] = json!("CIDRPool");
+            apply(&pool);
+        }
+        // As the kubelet asks for the pod's token: it names the node.
+        let token = kubectl_ok(&[
+            "create",
+            "token",
+            "rail-agent",
+            "-n",
+            "kube-system",
+            "--bound-object-kind=Node",
+            "--bound-object-name",
+            NAME,
+        ]);
+        let token = token.trim();
+        let authority = sh("base64 -w 0 /run/pki/ca.crt");
+        let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:6443", "certificate-authority-data": authority}}],
+            "users": [{"name": "c", "user": {"token": token}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}]});
+        install();
+        let agent = Running::start_with(&config, &[]);
+        let condition = |kind: &str| {
+            let conditions = node()["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            conditions.into_iter().find(|one| one["type"] == kind).unwrap_or_default()
+        };
+        agent.until("ready", || condition("RailsReady")["status"] == "True");
+        agent.until("the label", || node()["metadata"]["labels"]["rail-cni/ready"] == "true");
+        assert!(!node()["spec"].to_string().contains("rail-cni/not-ready"), "{}", node()["spec"]);
+        agent.until("the plan", || condition("RailsPlanCurrent")["status"] == "True");
+        assert!(allocation(1).contains("172.18.0.0/31"));
+        // What the API server refuses would be in the log.
+        let mut wrong = config_map(&json!({"node.json": "{}", "cluster": "another"}));
+        wrong["apiVersion"] = json!("v1");
+        apply(&wrong);
+        agent.until("refused", || condition("RailsPlanCurrent")["reason"] == "Refused");
+        agent.until("an Event", || {
+            kubectl_ok(&["get", "events", "-A", "--field-selector", "involvedObject.kind=Node"])
+                .contains("ConfigRefused")
+        });
+        let log = agent.log();
+        assert!(!log.contains("orbidden") && !log.contains("was not sent"), "{log}");
+        // Its token is good for its own Node alone.
+        let label = |name: &str| kubectl(&["--token", token, "label", "node", name, "a=b"]);
+        let output = label("another");
+        assert!(
+            text_of(&output).contains("may change the Node that its pod runs on"),
+            "{}",
+            text_of(&output)
+        );
+        assert!(label(NAME).status.success());
+        for asked in [["list", "pods"], ["get", "secrets"], ["delete", "nodes"], ["create", "pods"]] {
+            let output = kubectl(&["--token", token, "auth", "can-i", asked[0], asked[1], "-A"]);
+            assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "no", "{asked:?}");
+        }
+        assert!(agent.stop());
+    });
+}

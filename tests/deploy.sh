@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# The manifests of deploy/, as kustomize and Helm render them, compared with each other, with the schemas of two
+# versions of Kubernetes, and with the agent.
+#
+# usage: tests/deploy.sh
+#
+# Go fetches the tools and the schemas once, to $XDG_CACHE_HOME/rail-cni. What cannot be had is skipped by its name.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/lib.sh"
+
+# The last ones that Go 1.26 builds.
+kustomize=sigs.k8s.io/kustomize/kustomize/v5@v5.7.1
+helm=helm.sh/helm/v3/cmd/helm@v3.22.0
+kubernetes=(v1.32.13 v1.34.2)
+
+main() {
+    case ${1:-} in
+        -h | --help) usage && exit ;;
+    esac
+    local cache version file
+    local -a schemas=()
+    cache=$(cache_dir)/deploy
+    mkdir -p "$cache"
+    exec 9>"$cache/lock"
+    flock 9
+    RAIL_KUSTOMIZE=$(tool "$kustomize") || RAIL_KUSTOMIZE=''
+    RAIL_HELM=$(tool "$helm") || RAIL_HELM=''
+    for version in "${kubernetes[@]}"; do
+        file=$cache/swagger-$version.json
+        schema "$version" "$file" || continue
+        schemas+=("$file")
+    done
+    exec 9>&-
+    RAIL_SCHEMAS=$(IFS=: && printf '%s' "${schemas[*]}")
+    export RAIL_KUSTOMIZE RAIL_HELM RAIL_SCHEMAS
+    cd "$root"
+    exec cargo test --locked --quiet --package rail-agent --test deploy
+}
+
+# tool MODULE@VERSION: prints the path of its executable.
+tool() {
+    local name=${1%@*} into
+    name=$(basename "${name%/v[0-9]}")
+    into=$cache/$name-${1#*@}
+    if [[ ! -x $into/$name ]]; then
+        has go || { tell "no Go, which would fetch $name" && return 1; }
+        CGO_ENABLED=0 GOFLAGS='' GOBIN=$into go install -trimpath "$1" 2>"$cache/why" ||
+            { tell "$name cannot be fetched: $(tail -n 1 "$cache/why")" && return 1; }
+    fi
+    printf '%s/%s' "$into" "$name"
+}
+
+# schema VERSION FILE: the API of that version.
+schema() {
+    [[ ! -s $2 ]] || return 0
+    has go || { tell "no Go, which would fetch the schemas of $1" && return 1; }
+    local folder
+    folder=$(cd "$cache" && GOFLAGS=-mod=mod go mod download -json "k8s.io/kubernetes@$1" 2>"$cache/why" |
+        sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+    [[ $folder ]] || { tell "the schemas of $1 cannot be fetched: $(tail -n 1 "$cache/why")" && return 1; }
+    cp "$folder/api/openapi-spec/swagger.json" "$2.new" && mv "$2.new" "$2"
+}
+
+main "$@"
