@@ -90,7 +90,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
     plugins_dir: PathBuf,
     /// Address of /metrics and /healthz
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9810")]
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9810", value_parser = socket_address)]
     listen: SocketAddr,
     /// Seconds between two looks at the node
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
@@ -101,6 +101,15 @@ pub struct RunArgs {
     /// Seconds between two runs of `rail-cni reap`; 0: never
     #[arg(long, value_name = "SECONDS", default_value_t = 900, value_parser = clap::value_parser!(u64).range(0..=86400))]
     reap_interval: u64,
+}
+
+/// An address and a port. An IPv6 address needs no brackets: Kubernetes gives that of the host without.
+fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    let split = || {
+        let (address, port) = text.rsplit_once(':')?;
+        Some(SocketAddr::new(address.parse().ok()?, port.parse().ok()?))
+    };
+    text.parse().ok().or_else(split).ok_or_else(|| "must be an IP address, a colon and a port".to_owned())
 }
 
 /// `rail-agent run`.
@@ -829,6 +838,18 @@ mod tests {
         assert!(news_of(&call("STATUS", 50, &[])).is_none());
         assert!(news_of(&Call { plugin: "rail-ipam".to_owned(), ..call("ADD", 11, &[]) }).is_none());
         assert!(news_of(&Call { pod: None, ..call("ADD", 11, &[]) }).is_none());
+    }
+
+    #[test]
+    fn the_hosts_address_of_either_family_can_be_listened_at() {
+        for (text, shown) in [
+            ("192.0.2.1:9810", "192.0.2.1:9810"),
+            ("2001:db8::1:9810", "[2001:db8::1]:9810"),
+            ("[::]:9810", "[::]:9810"),
+        ] {
+            assert_eq!(socket_address(text).unwrap().to_string(), shown);
+        }
+        assert!(socket_address("9810").is_err() && socket_address("localhost:1").is_err());
     }
 
     #[test]
