@@ -443,7 +443,7 @@ fn check_policy(rail: Option<u8>, mut keys: impl Iterator<Item = &'static str>, 
     }
     if let Some(allowed) = &node.policy.vf_keys {
         if let Some(key) = keys.find(|key| !allowed.iter().any(|allowed| allowed == key)) {
-            wrong!(key, "this node's policy lets networks set {allowed:?} only");
+            wrong!(key, "this node's policy lets networks set {allowed:?} only (policy.vfKeys of node.json)");
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! The agent with a real API server: kube-apiserver and etcd, if they were built for other tests, with deploy/ applied by
+//! The agent with a real API server: kube-apiserver and etcd, if `scripts/cluster get` has built them, with deploy/ applied by
 //! kubectl. So the roles are what the agent needs.
 
 use std::fs;
