@@ -179,13 +179,12 @@ pub fn missing(node: &Node, wanted: &[Condition], now: Timestamp, heartbeat: Dur
     missing.collect()
 }
 
-/// Writes conditions of the Node. Others stay, because the key of that list is the type.
-pub async fn patch_conditions(client: &Client, name: &str, conditions: &Value) -> Result<()> {
+/// Writes conditions of the Node. Others stay, because the key of that list is the type. Returns the Node, which has
+/// another resource version now.
+pub async fn patch_conditions(client: &Client, name: &str, conditions: &Value) -> Result<Node> {
     let change = json!({"status": {"conditions": conditions}});
     let params = PatchParams::default();
-    within(Api::<Node>::all(client.clone()).patch_status(name, &params, &Patch::Strategic(&change)))
-        .await
-        .map(drop)
+    within(Api::<Node>::all(client.clone()).patch_status(name, &params, &Patch::Strategic(&change))).await
 }
 
 /// Removes from the Node what the agent wrote.
@@ -204,7 +203,7 @@ pub fn forget(name: &str, names: &Names) -> Result<()> {
         change["metadata"]["annotations"][HAD_TAINT] = Value::Null;
         patch(&client, name, &change).await?;
         let gone = [ready::READY, ready::CURRENT].map(|kind| json!({"type": kind, "$patch": "delete"}));
-        patch_conditions(&client, name, &json!(gone)).await
+        patch_conditions(&client, name, &json!(gone)).await.map(drop)
     })
 }
 

@@ -623,9 +623,12 @@ impl Agent {
         };
         // First the condition, so that whoever sees the label finds the reason.
         let missing = api::missing(node, conditions, Timestamp::now(), HEARTBEAT);
-        if !missing.is_empty() {
-            api::patch_conditions(&self.client, &self.args.node, &json!(missing)).await?;
-        }
+        let written = match missing.is_empty() {
+            true => None,
+            false => Some(api::patch_conditions(&self.client, &self.args.node, &json!(missing)).await?),
+        };
+        // With the version from before, the change of the taint would be refused.
+        let node = written.as_ref().unwrap_or(node);
         if let Some(change) = api::change(node, &labels, taint, &names.taint) {
             api::patch(&self.client, &self.args.node, &change).await?;
             match taint {

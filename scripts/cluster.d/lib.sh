@@ -396,6 +396,7 @@ load_images() {
     done
 }
 
+# start_kubelet NODE [OPTION...]
 start_kubelet() {
     local number
     number=$(number_of "$1")
@@ -418,7 +419,7 @@ start_kubelet() {
 	volumePluginDir: /var/lib/kubelet/volume-plugins
 	END
     service "$1" kubelet kubelet --config /etc/kubernetes/kubelet.yaml --kubeconfig /etc/kubernetes/kubeconfig \
-        --hostname-override "$1" --node-ip "192.0.2.1$number"
+        --hostname-override "$1" --node-ip "192.0.2.1$number" "${@:2}"
 }
 
 start_device_plugin() {
@@ -467,7 +468,7 @@ for_each_node() {
 # Is it ready, with all devices?
 node_is_ready() {
     kubectl get node "$1" -o json | jq -e '([.status.conditions[] | select(.type == "Ready")][0].status == "True")
-        and (.spec.taints // [] == []) and .status.allocatable["nvidia.com/gpu"] == "8"
+        and ((.spec.taints // []) == []) and .status.allocatable["nvidia.com/gpu"] == "8"
         and ([range(8) as $rail | .status.allocatable["nvidia.com/rail-\($rail)"] == "1"] | all)'
 }
 

@@ -186,9 +186,9 @@ impl Api {
                 } else {
                     merge(&mut object, &body);
                 }
-                state.put(of, object.clone());
+                state.put(of, object);
                 self.inner.1.notify_all();
-                (200, object)
+                (200, state.objects[of].clone())
             }
             _ => missing(path),
         }
