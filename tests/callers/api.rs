@@ -2,7 +2,7 @@
 //! sends events.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -77,38 +77,47 @@ fn path_of(object: &Value) -> String {
     format!("{}/{kind}/{}", text("namespace"), text("name"))
 }
 
+/// Method, path and body of the next request; `None` when the other end has closed the connection.
+pub fn request(requests: &mut impl BufRead) -> Option<(String, String, Vec<u8>)> {
+    let mut line = String::new();
+    requests.read_line(&mut line).ok().filter(|length| *length > 0)?;
+    let mut words = line.split_whitespace();
+    let (method, path) = (words.next()?.to_owned(), words.next()?.to_owned());
+    let mut length = 0;
+    loop {
+        let mut header = String::new();
+        requests.read_line(&mut header).ok().filter(|length| *length > 0)?;
+        let Some((name, value)) = header.split_once(':') else { break };
+        if name.eq_ignore_ascii_case("content-length") {
+            length = value.trim().parse().ok()?;
+        }
+    }
+    let mut body = vec![0; length];
+    requests.read_exact(&mut body).ok()?;
+    Some((method, path, body))
+}
+
+/// Answers with a JSON object.
+pub fn reply(stream: &mut TcpStream, code: &str, answer: &Value) -> Option<()> {
+    let answer = answer.to_string();
+    let length = answer.len();
+    let head =
+        format!("HTTP/1.1 {code}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n");
+    stream.write_all(format!("{head}{answer}").as_bytes()).ok()
+}
+
 /// Answers the requests of a connection until its other end closes it.
-fn serve(stream: TcpStream, objects: &Objects) -> Option<()> {
+fn serve(mut stream: TcpStream, objects: &Objects) -> Option<()> {
     // A small answer would wait 40 ms for the acknowledgement of the one before it.
     stream.set_nodelay(true).ok()?;
     let mut requests = BufReader::new(stream.try_clone().ok()?);
-    let mut stream = stream;
     loop {
-        let mut line = String::new();
-        requests.read_line(&mut line).ok().filter(|length| *length > 0)?;
-        let mut words = line.split_whitespace();
-        let (method, path) = (words.next()?.to_owned(), words.next()?.to_owned());
-        let mut length = 0;
-        loop {
-            let mut header = String::new();
-            requests.read_line(&mut header).ok().filter(|length| *length > 0)?;
-            let Some((name, value)) = header.split_once(':') else { break };
-            if name.eq_ignore_ascii_case("content-length") {
-                length = value.trim().parse().ok()?;
-            }
-        }
-        let mut body = vec![0; length];
-        requests.read_exact(&mut body).ok()?;
+        let (method, path, body) = request(&mut requests)?;
         if path.contains("watch=true") || path.contains("watch=1") {
             return watch(stream, &path, objects);
         }
         let (code, answer) = answer(&method, &path, &body, &mut objects.lock().unwrap());
-        let answer = answer.to_string();
-        let head = format!(
-            "HTTP/1.1 {code}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
-            answer.len()
-        );
-        stream.write_all(format!("{head}{answer}").as_bytes()).ok()?;
+        reply(&mut stream, code, &answer)?;
     }
 }
 
@@ -116,13 +125,8 @@ fn serve(stream: TcpStream, objects: &Objects) -> Option<()> {
 fn watch(mut stream: TcpStream, path: &str, objects: &Objects) -> Option<()> {
     if path.contains("sendInitialEvents=true") {
         // Then the client lists first.
-        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422})
-            .to_string();
-        let head = format!(
-            "HTTP/1.1 422 Unprocessable Entity\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
-            status.len()
-        );
-        return stream.write_all(format!("{head}{status}").as_bytes()).ok();
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422});
+        return reply(&mut stream, "422 Unprocessable Entity", &status);
     }
     let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
     stream.write_all(head.as_bytes()).ok()?;

@@ -2,7 +2,7 @@
 //! has changed.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::BufReader;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::symlink;
 use std::process::{Command, Output};
@@ -11,6 +11,7 @@ use std::thread;
 
 use serde_json::{Value, json};
 
+use crate::api;
 use crate::node::{self, documents, executable, ip, json_of, on_a_node, text_of, vf_address, write};
 
 const CALLER: &str = "whereabouts-0.8.0";
@@ -39,30 +40,11 @@ fn serve(mut stream: TcpStream, objects: &Objects) -> Option<()> {
     stream.set_nodelay(true).ok()?;
     let mut requests = BufReader::new(stream.try_clone().ok()?);
     loop {
-        let mut line = String::new();
-        requests.read_line(&mut line).ok().filter(|length| *length > 0)?;
-        let mut words = line.split_whitespace();
-        let (method, path) = (words.next()?.to_owned(), words.next()?.to_owned());
-        let mut length = 0;
-        loop {
-            let mut header = String::new();
-            requests.read_line(&mut header).ok().filter(|length| *length > 0)?;
-            let Some((name, value)) = header.split_once(':') else { break };
-            if name.eq_ignore_ascii_case("content-length") {
-                length = value.trim().parse().ok()?;
-            }
-        }
-        let mut body = vec![0; length];
-        requests.read_exact(&mut body).ok()?;
+        let (method, path, body) = api::request(&mut requests)?;
         let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
         let path = path.split('?').next().unwrap_or_default();
         let (code, answer) = answer(&method, path, body, &mut objects.lock().unwrap());
-        let answer = answer.to_string();
-        let head = format!(
-            "HTTP/1.1 {code}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
-            answer.len()
-        );
-        stream.write_all(format!("{head}{answer}").as_bytes()).ok()?;
+        api::reply(&mut stream, code, &answer)?;
     }
 }
 
