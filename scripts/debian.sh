@@ -49,7 +49,8 @@ unpack() {
     mkdir -p "$debs" "$into"
     (cd "$debs" && apt-get download "$@") >>"$log" 2>&1 || cannot "cannot download $*" log
     for deb in "$debs"/*.deb; do
-        dpkg-deb -x "$deb" "$into"
+        # Whoever calls this in an `if` has switched errexit off.
+        dpkg-deb -x "$deb" "$into" || cannot "cannot unpack ${deb##*/}"
     done
     rm -rf "$debs"
 }

@@ -7,7 +7,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
 use super::check::check;
-use super::doctor::{doctor, wait};
+use super::doctor::{Needs, doctor, wait};
 use super::lint::lint;
 use super::reap::{ReapArgs, reap};
 use super::status::{self, status};
@@ -75,7 +75,7 @@ Exit status: 0 no check failed, 1 a check failed, 2 wrong usage."
     /// Wait until this node has its rails: for systemd, and for whatever else must not start pods earlier
     #[command(
         after_help = "It waits for what `doctor` checks of node.json, rails and pools: PFs with a driver, a link and \
-VFs, and this node's prefixes in the store. What is missing is printed to stderr when it changes.
+VFs (with --pfs, and where no PF supports them: without), and this node's prefixes in the store. What is missing is printed to stderr when it changes.
 Exit status: 0 the rails are there, 1 the time is over, 2 wrong usage."
     )]
     Wait(WaitArgs),
@@ -113,6 +113,9 @@ struct WaitArgs {
     /// The longest time to wait
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     timeout: u32,
+    /// Wait for no VFs: pods get the PFs themselves
+    #[arg(long)]
+    pfs: bool,
     #[command(flatten)]
     needs: DoctorArgs,
 }
@@ -155,9 +158,9 @@ pub fn run() -> ExitCode {
             output::watch(PROGRAM);
             doctor(args.mtu, args.rdma, output)
         }
-        Command::Wait(WaitArgs { timeout, needs }) => {
+        Command::Wait(WaitArgs { timeout, pfs, needs: DoctorArgs { mtu, rdma } }) => {
             output::watch(PROGRAM);
-            wait(PROGRAM, timeout, needs.mtu, needs.rdma, output)
+            wait(PROGRAM, timeout, Needs { mtu, rdma, pfs }, output)
         }
         Command::Lint(args) => lint(&args.files, output),
         Command::Reap(args) => start("reap").and_then(|node| reap(&node, &args, output)),

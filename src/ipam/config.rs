@@ -22,7 +22,7 @@ pub const KEYS: [&str; 5] = ["type", "source", "pool", "poolName", "poolType"];
 /// All keys of a network configuration that rail-ipam reads.
 pub const NETWORK: Keys = Keys {
     names: &[
-        &["cniVersion", "name", "rail", "ipam", "runtimeConfig", "args", "prevResult"],
+        &["cniVersion", "name", "type", "rail", "ipam", "runtimeConfig", "args", "prevResult"],
         &["logLevel", "logFile"],
         &GC_KEYS,
     ],
@@ -48,6 +48,14 @@ impl Config {
     /// Reads `{"pool": "rail-0"}`, nv-ipam's `{"poolName": "rail-0", "poolType": "cidrpool"}`, or the fields of
     /// a CIDRPool's spec. Without a name, the pool has the name of the network.
     pub fn parse(network: &Network) -> Result<Config> {
+        // Multus accepts a result without an interface: such a network would give a pod addresses of rails that it does not
+        // have, without any device that the pod has to ask for.
+        if network.get(&["type"]).and_then(Value::as_str) == Some("rail-ipam") {
+            return wrong(
+                "type",
+                "rail-ipam attaches no device: name it as ipam.type of the plugin that does",
+            );
+        }
         let section = match network.get(&["ipam"]) {
             Some(Value::Object(section)) => section,
             Some(_) => return wrong("ipam", "is not a JSON object"),

@@ -256,6 +256,18 @@ fn what_reaches_beyond_a_rail_is_refused() {
             (GOOD.replace("\"type\"", r#""\u0074ype""#), "has a backslash"),
             (format!("{}{}", " ".repeat(17_000), GOOD), "longer than 16384"),
             (format!("{}{}", " ".repeat(1_000_000), with(r#""vlan": 5"#)), "longer than 16384"),
+            (replaced(r#""rail-cni""#, r#""rail-ipam""#), "rail-ipam attaches no device"),
+            (beside(r#"{"type" : "rail-ipam", "ipam": {"pool": "rail-3"}}"#), "rail-ipam attaches no device"),
+            (
+                r#"{"type": "rail-ipam", "x": {"IPAM": {"type": "rail-ipam"}}, "ipam": {"pool": "rail-3"}}"#
+                    .to_owned(),
+                "rail-ipam attaches no device",
+            ),
+            (
+                r#"{"ipam": {"pool": "rail-3", "a": "{", "b": 1}, "type": "rail-ipam"}"#.to_owned(),
+                "rail-ipam attaches no device",
+            ),
+            (r#"{"type": "bond", "links": [{"name": "eth_r0"}]}"#.to_owned(), "type bond takes any device"),
             (r#"{"type": "host-device", "device": "eth0"}"#.to_owned(), "type host-device takes any device"),
             (r#"{"plugins": [{"type":"sriov"}]}"#.to_owned(), "type sriov takes any device"),
             (r#"{"type":"ib-sriov"}"#.to_owned(), "type ib-sriov takes any device"),

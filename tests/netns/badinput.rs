@@ -245,6 +245,8 @@ fn rail_ipam_names_the_key_and_the_value_that_is_wrong() {
     };
     let table = [
         (with(rail(0), json!({"ipam": 7})), 7, "ipam", "object"),
+        // A pod without any device would hold the addresses of a node's rails.
+        (with(rail(0), json!({"type": "rail-ipam"})), 7, "type", "ipam.type of the plugin"),
         (ipam(json!({"pool": 7})), 7, "ipam.pool", "7"),
         (ipam(json!({"pool": "a/b"})), 7, "ipam.pool", "a/b"),
         (ipam(json!({"pool": "../rail-0"})), 7, "ipam.pool", "../rail-0"),

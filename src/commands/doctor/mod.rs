@@ -25,7 +25,7 @@ use super::inventory::{Inventory, Rail};
 use crate::output::{self, Output};
 use crate::watchdog;
 
-pub use wait::wait;
+pub use wait::{Needs, wait};
 
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use super::{Check, Findings, Verdict, has_colours, networks, node, pools, rails, rdma, runtimes};
 use crate::commands::count;
-use crate::commands::inventory::Inventory;
+use crate::commands::inventory::{Inventory, Rail};
 use crate::node::Node;
 use crate::output::{self, Output};
 use crate::watchdog;
@@ -16,14 +16,25 @@ use crate::watchdog;
 /// Time between two looks at the node.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// What is waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Needs {
+    /// MTU of the networks of a rail, where this node knows none.
+    pub mtu: u32,
+    /// Whether RDMA is needed, too.
+    pub rdma: bool,
+    /// Whether pods get the PFs themselves: no VFs are waited for.
+    pub pfs: bool,
+}
+
 /// Waits until this node has what `doctor` checks of rails and pools, for all rails of node.json. Says on stderr what is
 /// missing, when that changes. The exit status is 1 when the time is over.
-pub fn wait(program: &str, seconds: u32, mtu: u32, needs_rdma: bool, output: Output) -> Result<ExitCode> {
+pub fn wait(program: &str, seconds: u32, needs: Needs, output: Output) -> Result<ExitCode> {
     let (began, timeout) = (Instant::now(), Duration::from_secs(seconds.into()));
     let mut told = Vec::new();
     loop {
         let mut found = Findings::default();
-        let node = look(mtu, needs_rdma, &mut found);
+        let node = look(needs, &mut found);
         let failed = found.0.iter().filter(|check| check.verdict == Verdict::Fail);
         let missing: Vec<String> = failed.map(|check| check.text.clone()).collect();
         let left = timeout.saturating_sub(began.elapsed());
@@ -42,16 +53,18 @@ pub fn wait(program: &str, seconds: u32, mtu: u32, needs_rdma: bool, output: Out
             output::say(program, &format!("waiting: {new}"));
         }
         told = missing;
-        std::thread::sleep(PAUSE.min(left));
+        let pause = PAUSE.min(left);
         // Each look has the time of a call.
-        watchdog::allow(began.elapsed() + node.call_timeout());
+        watchdog::allow(began.elapsed() + pause + node.call_timeout());
+        std::thread::sleep(pause);
     }
 }
 
 /// What a node needs that comes by itself while it boots, or from whoever writes node.json and the plan. Runtimes are
 /// left out: kubelet may be what waits.
-fn look(mtu: u32, needs_rdma: bool, found: &mut Findings) -> Node {
-    let node = node::configuration(found);
+fn look(needs: Needs, found: &mut Findings) -> Node {
+    let Needs { mtu, rdma: needs_rdma, pfs } = needs;
+    let mut node = node::configuration(found);
     node::directories(&node, found);
     if node.rails.is_empty() {
         let text = "node.json lists no rails, so it is not known which to wait for";
@@ -60,6 +73,9 @@ fn look(mtu: u32, needs_rdma: bool, found: &mut Findings) -> Node {
     }
     match Inventory::take(&node) {
         Ok(inventory) => {
+            // Before anybody has made VFs, a node looks like one whose pods get the PFs.
+            let can_have_vfs = |rail: &Rail| rail.function.as_ref().is_some_and(|pf| pf.max_vf_count() > 0);
+            node.policy.vfs_only |= !pfs && inventory.rails.iter().any(can_have_vfs);
             let networks = networks::known(Path::new(runtimes::CONFIGURATIONS), &inventory);
             rails::check(&node, &inventory, &networks, mtu, found);
             if needs_rdma {

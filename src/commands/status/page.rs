@@ -78,25 +78,46 @@ fn class(column: &str, text: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::inventory::RdmaMode;
+    use serde_json::Value;
+
+    use crate::commands::inventory::{Attached, RdmaMode, State};
 
     #[test]
     fn nothing_that_a_tenant_named_is_code() {
+        const HOSTILE: &str = "<img src=x onerror=alert(1)>\"</pre><script>alert(1)</script>\u{1b}[2J";
+        let template = include_str!("../../../tests/netns/upgrade/record.json");
+        let numbers = ["{dev}", "{ino}", "{created}", "{home}", "{index}"];
+        let record = numbers.iter().fold(template.to_owned(), |text, name| text.replace(name, "1"));
+        let mut record: Value = serde_json::from_str(&record.replace("{phase}", "attached")).unwrap();
+        for key in ["pod", "network", "containerID", "ifname"] {
+            record[key] = HOSTILE.into();
+        }
+        record["gids"] = json!([{"device": HOSTILE, "port": 1, "index": 3, "address": "172.16.0.0"}]);
+        let attached = Attached {
+            record: serde_json::from_value(record).unwrap(),
+            state: State::Live,
+            link: None,
+            addresses: vec![HOSTILE.to_owned()],
+            rdma: vec![HOSTILE.to_owned()],
+            error: Some(HOSTILE.to_owned()),
+            is_away: false,
+            is_home: false,
+        };
         let inventory = Inventory {
             rdma: RdmaMode::Absent,
             rails: Vec::new(),
-            attachments: Vec::new(),
+            attachments: vec![attached],
             debts: Vec::new(),
             unreadable: Vec::new(),
             lost: Vec::new(),
             is_emptied: false,
         };
-        const HOSTILE: &str = "<img src=x onerror=alert(1)>\"</pre><script>alert(1)</script>\u{1b}[2J";
         let text = page(HOSTILE, &inventory, &[HOSTILE.to_owned()], SystemTime::UNIX_EPOCH);
         for code in ["<script", "<img", "\u{1b}"] {
             assert!(!text.contains(code), "{code}: {text}");
         }
         assert_eq!(text.matches("</pre>").count(), 1);
+        assert!(text.contains("NCCL_IB_GID_INDEX=3"), "{text}");
         assert!(text.contains("1970-01-01T00:00:00Z, rail-cni ") && text.contains("What to do"), "{text}");
         let done = page("n", &inventory, &[], SystemTime::UNIX_EPOCH);
         assert!(done.contains("There is nothing to do.") && !done.contains("What to do"));

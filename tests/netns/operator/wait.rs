@@ -57,6 +57,38 @@ fn it_says_what_is_missing_when_the_time_is_over() {
     assert!(String::from_utf8(over.stdout).unwrap().contains("node.json lists no rails"));
 }
 
+/// Each look has the time of a call, and the pause before it is not a part of it.
+#[test]
+fn a_short_time_for_calls_ends_no_wait() {
+    let Some(host) = two_rails("wait::short") else { return };
+    let rails: Vec<_> = (0..2).map(|rail| json!({"rail": rail, "pf": pf_address(rail)})).collect();
+    host.set_node(json!({"rails": rails, "callTimeout": 1}));
+    host.ip("link set pf0 down");
+    let over = wait(&host, &["--timeout", "2"]).output().unwrap();
+    let text = String::from_utf8(over.stdout).unwrap();
+    assert!(over.status.code() == Some(1) && text.contains("FAIL  pf-link"), "{text}{:?}", over.stderr);
+}
+
+/// When a node boots, nobody has made VFs yet, and a PF without them is down as long as nobody needs it.
+#[test]
+fn vfs_are_waited_for_unless_pods_get_the_pfs() {
+    let Some(host) = two_rails("wait::vfs") else { return };
+    for rail in 0..2 {
+        let pf = host.path("sys/devices").join(pf_address(rail));
+        fs::remove_file(pf.join("virtfn0")).unwrap();
+        fs::write(pf.join("sriov_numvfs"), "0\n").unwrap();
+    }
+    host.ip("link set pf1 down");
+    let over = wait(&host, &["--timeout", "0"]).output().unwrap();
+    let text = String::from_utf8(over.stdout).unwrap();
+    assert_eq!(over.status.code(), Some(1), "{text}");
+    for told in ["has no VFs; it supports 8", "pf1 is down"] {
+        assert!(text.contains(told), "{told}: {text}");
+    }
+    let ready = wait(&host, &["--timeout", "0", "--pfs"]).output().unwrap();
+    assert_eq!(ready.status.code(), Some(0), "{ready:?}");
+}
+
 #[test]
 fn rdma_is_waited_for_where_it_is_asked_for() {
     let Some(host) = two_rails("wait::rdma") else { return };
