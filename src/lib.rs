@@ -20,6 +20,7 @@
 //! | [`netns`] | one network namespace: opening it, entering it, telling one from another, and whether it lives |
 //! | `sysfs` | PCI functions, PFs and VFs, auxiliary devices |
 //! | `document` | files that people write, YAML or JSON, with the line of everything |
+//! | `confine` | what a call may do, said to the kernel: seccomp, Landlock |
 //! | `files` | directories without links, atomic writes, locks with a deadline |
 //! | `html` | pages for a browser: escaping, style, tables |
 //! | `output`, `progress` | what the commands print: tables, JSON, exit status; a bar on a terminal |
@@ -36,6 +37,7 @@ mod calls;
 mod cluster_networks;
 pub mod cni;
 pub mod commands;
+mod confine;
 mod document;
 pub mod error;
 mod every_netns;

@@ -15,7 +15,7 @@ use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{FsType, fstatfs};
 use serde::{Deserialize, Serialize};
 
-use crate::{fail, failure};
+use crate::{confine, fail, failure};
 
 /// Magic number of nsfs (linux/magic.h).
 const NSFS_MAGIC: FsType = FsType(0x6e73_6673);
@@ -240,7 +240,7 @@ impl NetnsId {
 
 /// Metadata of the file that `path` leads to; `None` when there is none.
 fn look(path: &Path) -> io::Result<Option<Metadata>> {
-    match path.metadata() {
+    match confine::metadata(path) {
         Ok(meta) => Ok(Some(meta)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         // A path through a file that is not a directory leads nowhere either.
@@ -272,7 +272,7 @@ fn is_mount_namespace_of_init() -> bool {
 pub fn is_init_the_hosts() -> bool {
     /// Inode of the initial PID namespace (PROC_PID_INIT_INO in linux/proc_ns.h).
     const INITIAL: u64 = 0xefff_fffc;
-    Path::new("/proc/self/ns/pid").metadata().is_ok_and(|meta| meta.ino() == INITIAL)
+    confine::metadata(Path::new("/proc/self/ns/pid")).is_ok_and(|meta| meta.ino() == INITIAL)
 }
 
 #[cfg(test)]

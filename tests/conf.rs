@@ -858,7 +858,7 @@ const LAYERS: [&[&str]; 11] = [
     &["cni", "every_netns"],
     &["netlink"],
     &["netns", "sysfs", "document", "html"],
-    &["files", "output", "progress", "cluster_networks", "calls"],
+    &["confine", "files", "output", "progress", "cluster_networks", "calls"],
     &["log"],
     &["nearest", "fault", "watchdog", "error"],
 ];

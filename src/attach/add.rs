@@ -13,7 +13,7 @@ use super::device::{self, Device};
 use super::host_address::{self, HostAddresses};
 use super::record::{self, DeviceLock, Phase, Record, Records};
 use super::settings::Settings;
-use super::{claim, devinfo, infiniband, planes, pod, probe, rdma, restore, vf};
+use super::{claim, devinfo, infiniband, planes, pod, probe, rdma, restore, started, vf};
 use crate::cni::{self, AddResult, Attachment, Delegate, Network, Version, find_plugin};
 use crate::netlink::Socket;
 use crate::netlink::link::{self, Link, Move};
@@ -83,8 +83,7 @@ struct Applied {
 impl<'a> Request<'a> {
     /// Reads and checks all that the runtime and the node say. Nothing changes.
     fn prepare(network: &'a Network, attachment: &'a Attachment, path: &'a Path) -> Result<Request<'a>> {
-        let node = Node::load()?;
-        node.start_log(network);
+        let node = started(Node::load()?, network);
         node.check_place(Some(path))?;
         let conf = NetConf::parse(network, attachment, &node)?;
         infiniband::refuse_unconfigured(&conf, network)?;

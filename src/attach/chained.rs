@@ -11,7 +11,7 @@ use super::config::{self, NetConf};
 use super::debt::{self, Heir};
 use super::device;
 use super::record::{self, DeviceLock, Phase, Record, Records};
-use super::{claim, devinfo, rdma};
+use super::{claim, devinfo, rdma, started};
 use crate::cni::{AddResult, Attachment, Network};
 use crate::netlink::Socket;
 use crate::netns::Netns;
@@ -26,8 +26,7 @@ pub fn key(network: &Network, attachment: &Attachment) -> Attachment {
 
 /// ADD. The result is that of the plugins before.
 pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<AddResult> {
-    let node = Node::load()?;
-    node.start_log(network);
+    let node = started(Node::load()?, network);
     node.check_place(Some(path))?;
     let mut conf = NetConf::parse(network, attachment, &node)?;
     let Some(previous) = network.previous()? else {

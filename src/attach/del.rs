@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::record::{Record, Records};
-use super::{chained, claim, config, debt, lost, restore};
+use super::{chained, claim, config, debt, lost, restore, started};
 use crate::calls;
 use crate::cni::{Attachment, Delegate, Network};
 use crate::error::all_of;
@@ -14,8 +14,7 @@ use crate::node::Node;
 
 /// DEL needs only the key of the attachment: everything else is in its record, or gone.
 pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> Result<()> {
-    let node = Node::load_lenient()?;
-    node.start_log(network);
+    let node = started(Node::load_lenient()?, network);
     let ipam = config::ipam_of(network).unwrap_or_else(|error| {
         log::warn!("{error:#}");
         None

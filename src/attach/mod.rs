@@ -32,12 +32,21 @@ use crate::cni::{AddResult, Attachment, Delegate, Keys, Network, Plugin};
 use crate::error::all_of;
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
-use crate::{fail, failure};
+use crate::{confine, fail, failure};
 use record::Records;
 
 /// The plugin.
 #[derive(Debug)]
 pub struct Attach;
+
+/// Starts the log, and gives up what neither a call nor a plugin that it starts does.
+fn started(node: Node, network: &Network) -> Node {
+    node.start_log(network);
+    if node.confine {
+        confine::cni();
+    }
+    node
+}
 
 impl Plugin for Attach {
     const NAME: &str = "rail-cni";
@@ -62,8 +71,7 @@ impl Plugin for Attach {
         path: &Path,
         previous: &AddResult,
     ) -> Result<()> {
-        let node = Node::load()?;
-        node.start_log(network);
+        let node = started(Node::load()?, network);
         node.check_place(Some(path))?;
         let ipam = config::ipam_of(network)?;
         let mut found = Vec::new();
@@ -91,8 +99,7 @@ impl Plugin for Attach {
     fn status(&self, network: &Network) -> Result<()> {
         let ipam = config::ipam_of(network)?;
         let ready = (|| -> Result<()> {
-            let node = Node::load()?;
-            node.start_log(network);
+            let node = started(Node::load()?, network);
             node.check_place(None)?;
             node.run_is_writable()?;
             let sysfs = node.sysfs_root.join("class/net");
@@ -108,8 +115,7 @@ impl Plugin for Attach {
     /// Undoes attachments that the runtime does not know any more. Its list can be incomplete: CRI-O sends one for every
     /// file in its directory, while Multus made the attachments. So what lives is kept.
     fn gc(&self, network: &Network, keep: &[Attachment]) -> Result<()> {
-        let node = Node::load()?;
-        node.start_log(network);
+        let node = started(Node::load()?, network);
         node.check_place(None)?;
         let ipam = config::ipam_of(network)?;
         let mut done = Vec::new();

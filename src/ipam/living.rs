@@ -98,6 +98,12 @@ pub fn known(node: &Node) -> Result<Vec<Living>> {
     Ok(read(&run)?.unwrap_or_default())
 }
 
+/// Whether leases are kept and none was lost: no call looks into namespaces, or writes beside the run directory.
+pub fn is_settled(node: &Node) -> Result<bool> {
+    let Some(leases) = node.existing_run(FOLDER)? else { return Ok(false) };
+    Ok(leases.sub(BEGUN)?.is_some() && known(node)?.is_empty())
+}
+
 /// Whether the run directory was emptied, and no ADD came since.
 pub fn is_emptied(node: &Node) -> Result<bool> {
     let leases = node.existing_run(FOLDER)?;

@@ -16,7 +16,7 @@ use crate::cni::{AddResult, Attachment, Ip, Keys, Network, Plugin, Route, Versio
 use crate::netns::NetnsId;
 use crate::node::Node;
 use crate::pool::{Allocation, node_name};
-use crate::{fail, failure};
+use crate::{confine, fail, failure};
 
 use config::Config;
 use lease::{Ask, Folder, Holder};
@@ -31,8 +31,7 @@ impl Plugin for Ipam {
     const CALLS_OTHERS: bool = false;
 
     fn add(&self, network: &Network, attachment: &Attachment, netns: &Path) -> Result<AddResult> {
-        let node = Node::load()?;
-        node.start_log(network);
+        let node = started(Node::load()?, network);
         node.check_place(Some(netns))?;
         let config = Config::parse(network)?;
         let node_name = node_name(&node)?;
@@ -61,8 +60,7 @@ impl Plugin for Ipam {
     /// Needs the key alone: pools, store and even the node's name may have changed since ADD. If there is no lease, the
     /// run directory must be the host's: success elsewhere would leave the lease without an owner.
     fn del(&self, network: &Network, attachment: &Attachment, netns: Option<&Path>) -> Result<()> {
-        let node = Node::load_lenient()?;
-        node.start_log(network);
+        let node = started(Node::load_lenient()?, network);
         match lease::release(&node, &network.name, attachment)? {
             true => Ok(()),
             false => {
@@ -79,8 +77,7 @@ impl Plugin for Ipam {
         netns: &Path,
         previous: &AddResult,
     ) -> Result<()> {
-        let node = Node::load()?;
-        node.start_log(network);
+        let node = started(Node::load()?, network);
         node.check_place(Some(netns))?;
         let config = Config::parse(network)?;
         let node_name = node_name(&node)?;
@@ -103,19 +100,29 @@ impl Plugin for Ipam {
 
     /// Takes no lock and writes nothing: runtimes call STATUS every few seconds.
     fn status(&self, network: &Network) -> Result<()> {
-        let node = Node::load()?;
-        node.start_log(network);
+        let node = started(Node::load()?, network);
         let config = Config::parse(network)?;
         serves(&node, &config).map_err(|error| failure!(NotAvailable, "{error:#}"))
     }
 
     fn gc(&self, network: &Network, keep: &[Attachment]) -> Result<()> {
-        let node = Node::load()?;
-        node.start_log(network);
+        let node = started(Node::load()?, network);
         node.check_place(None)?;
         let keep: HashSet<String> = keep.iter().map(|one| lease::key(&network.name, one)).collect();
         lease::collect(&node, &network.name, &keep)
     }
+}
+
+/// Starts the log, and gives up what no call of rail-ipam does. The first call of a boot, and the one after somebody emptied
+/// the run directory, also write beside it and look into the namespaces of pods.
+fn started(node: Node, network: &Network) -> Node {
+    node.start_log(network);
+    if node.confine {
+        let is_as_always = living::is_settled(&node).unwrap_or(false);
+        let held = confine::ipam(is_as_always.then_some(node.run_dir.as_path()));
+        log::debug!("confined by the kernel: {held:?}");
+    }
+    node
 }
 
 /// The namespace that the address goes to. An IPAM has no business in it, so it is never opened.

@@ -48,6 +48,8 @@ pub struct Node {
     log: LogConfig,
     /// Longest time of a runtime's call in seconds, 1 to 3600; see [`crate::watchdog`].
     call_timeout: u16,
+    /// Whether the kernel is told what a call never does; see [`crate::confine`].
+    pub confine: bool,
     /// What networks may do on this node.
     pub policy: Policy,
 }
@@ -165,6 +167,7 @@ impl Default for Node {
             roce: None,
             log: LogConfig::default(),
             call_timeout: watchdog::LIMIT.as_secs().try_into().unwrap_or(u16::MAX),
+            confine: true,
             policy: Policy::default(),
         }
     }

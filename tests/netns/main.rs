@@ -5,6 +5,7 @@
 mod attach;
 mod badinput;
 mod calls;
+mod confine;
 mod contract;
 mod emptied;
 mod failures;

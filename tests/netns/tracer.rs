@@ -63,7 +63,8 @@ pub struct Point {
     pub number: i64,
     /// Who makes it.
     pub pid: Pid,
-    arguments: [u64; 3],
+    /// The first of its arguments.
+    pub arguments: [u64; 3],
 }
 
 /// What becomes of a system call.
@@ -77,6 +78,8 @@ pub enum Fate {
     Fails(Errno),
     /// What it sends does not leave, and the next `recvfrom` of the thread gets these bytes.
     Answered(Vec<u8>),
+    /// Another call is made in its place: SYS_*, with these first arguments.
+    Becomes(i64, [u64; 3]),
 }
 
 impl Point {
@@ -88,7 +91,17 @@ impl Point {
 
     /// The name that an `unlinkat` removes.
     pub fn unlinked(&self) -> Option<String> {
-        let name = (self.number == libc::SYS_unlinkat).then(|| self.memory(self.arguments[1], 256))??;
+        self.named(libc::SYS_unlinkat)
+    }
+
+    /// The name that an `openat` opens.
+    pub fn opened(&self) -> Option<String> {
+        self.named(libc::SYS_openat)
+    }
+
+    /// The name that the call `number` gets beside the directory.
+    fn named(&self, number: i64) -> Option<String> {
+        let name = (self.number == number).then(|| self.memory(self.arguments[1], 256))??;
         let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
         Some(String::from_utf8_lossy(&name[..end]).into_owned())
     }
@@ -187,6 +200,7 @@ pub fn follow(first: Pid, mut fate: impl FnMut(Point) -> Fate) -> Ended {
                             skip_call(pid);
                             returning.insert(pid, -i64::from(errno as i32));
                         }
+                        Fate::Becomes(number, arguments) => replace_call(pid, number, arguments),
                         Fate::Answered(reply) => {
                             skip_call(pid);
                             returning.insert(pid, point.arguments[2].cast_signed());
@@ -231,6 +245,14 @@ fn skip_call(pid: Pid) {
     ptrace::setregs(pid, registers).unwrap();
 }
 
+#[cfg(target_arch = "x86_64")]
+fn replace_call(pid: Pid, number: i64, arguments: [u64; 3]) {
+    let mut registers = ptrace::getregs(pid).unwrap();
+    registers.orig_rax = number.cast_unsigned();
+    [registers.rdi, registers.rsi, registers.rdx] = arguments;
+    ptrace::setregs(pid, registers).unwrap();
+}
+
 /// On the way back from it.
 #[cfg(target_arch = "x86_64")]
 fn answer(pid: Pid, value: i64) {
@@ -241,6 +263,9 @@ fn answer(pid: Pid, value: i64) {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn skip_call(_: Pid) {}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn replace_call(_: Pid, _: i64, _: [u64; 3]) {}
 
 #[cfg(not(target_arch = "x86_64"))]
 fn answer(_: Pid, _: i64) {}

@@ -123,6 +123,7 @@ pub fn doctor(mtu: u32, needs_rdma: bool, output: Output) -> Result<ExitCode> {
     node::programs(&mut found);
     watchdog::step(|| "the check log".to_owned());
     node::log(&node, &mut found);
+    node::confined(&node, &mut found);
     watchdog::step(|| "the checks run and store".to_owned());
     node::directories(&node, &mut found);
     node::host(&mut found);

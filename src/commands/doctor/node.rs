@@ -339,6 +339,32 @@ fn kernel(found: &mut Findings) {
     });
 }
 
+/// Says what the kernel holds each call to. Nothing fails without it.
+pub fn confined(node: &Node, found: &mut Findings) {
+    let name = "confine";
+    if !node.confine {
+        let text = "node.json has \"confine\": false, so the kernel holds the plugins to no limits";
+        return found.add(Check::warn(
+            name,
+            text,
+            "remove the key, unless it mends something: then report that",
+        ));
+    }
+    let calls = match Path::new("/proc/sys/kernel/seccomp/actions_avail").exists() {
+        true => "seccomp limits the system calls of the plugins",
+        false => "this kernel has no seccomp",
+    };
+    let modules = std::fs::read_to_string("/sys/kernel/security/lsm");
+    let directories = match &modules {
+        Ok(modules) if modules.trim().split(',').any(|module| module == "landlock") => {
+            "Landlock the directories that rail-ipam writes in"
+        }
+        Ok(_) => "this kernel runs without Landlock (boot parameter lsm=)",
+        Err(_) => "whether there is Landlock is not known, because /sys/kernel/security is not mounted",
+    };
+    found.add(Check::ok(name, format!("{calls}; {directories}")));
+}
+
 /// Checks who runs this and in which namespace, and the settings of the host's kernel.
 pub fn host(found: &mut Findings) {
     kernel(found);
