@@ -31,6 +31,11 @@ packages() {
         *:ping) printf 'iputils' ;;
         *:nft) printf 'nftables' ;;
         *:cc) printf 'gcc' ;;
+        dnf:dmsetup | zypper:dmsetup) printf 'device-mapper' ;;
+        *:mkfs.ext4) printf 'e2fsprogs' ;;
+        *:mkfs.xfs) printf 'xfsprogs' ;;
+        zypper:mkfs.btrfs) printf 'btrfsprogs' ;;
+        *:mkfs.btrfs) printf 'btrfs-progs' ;;
         apt-get:libc.a) printf 'libc6-dev' ;;
         dnf:libc.a) printf 'glibc-static' ;;
         zypper:libc.a) printf 'glibc-devel-static' ;;

@@ -442,8 +442,17 @@ fn holder_in(locks: &str, file: &str) -> Option<u32> {
 
 /// Whether the error means that a file or directory does not exist.
 pub fn is_not_found(error: &anyhow::Error) -> bool {
+    is_of(error, io::ErrorKind::NotFound)
+}
+
+/// Whether the error means that a file or directory exists already.
+pub fn is_already_there(error: &anyhow::Error) -> bool {
+    is_of(error, io::ErrorKind::AlreadyExists)
+}
+
+fn is_of(error: &anyhow::Error, kind: io::ErrorKind) -> bool {
     let cause = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>());
-    cause.is_some_and(|cause| cause.kind() == io::ErrorKind::NotFound)
+    cause.is_some_and(|cause| cause.kind() == kind)
 }
 
 /// A lock that is held until this value is dropped. Its file can carry a note, which only holders read.

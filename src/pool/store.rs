@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::allocation::{self, Allocation, LeafPort};
 use crate::failure;
-use crate::files::Dir;
+use crate::files::{self, Dir};
 use crate::nearest::by_distance;
 use crate::node::Node;
 use crate::progress::Progress;
@@ -315,18 +315,21 @@ fn prepare(root: &Dir, changes: &[Change<'_>]) -> Result<Step> {
     let hidden = hidden(name);
     if let (Some(only), true, [(file, content)]) = (only, kept.is_empty(), put.as_slice()) {
         if only == *file {
-            root.write_new(&hidden, content)?;
+            make_new(root, &hidden, || root.write_new(&hidden, content))?;
             return Ok(Step::ExchangeFile(format!("{name}/{file}")));
         }
     }
     let step = match (&old, has_new) {
         (None, true) => Step::Make,
         (Some(_), true) => Step::Exchange,
-        (Some(_), false) => Step::Remove,
+        (Some(_), false) => {
+            root.remove_any(&hidden)?; // as in make_new
+            Step::Remove
+        }
         (None, false) => Step::Nothing,
     };
     if has_new {
-        root.make(&hidden)?;
+        make_new(root, &hidden, || root.make(&hidden))?;
     }
     for (file, content) in put {
         root.write_new(&format!("{hidden}/{file}"), &content)?;
@@ -336,6 +339,18 @@ fn prepare(root: &Dir, changes: &[Change<'_>]) -> Result<Step> {
         kept.iter().try_for_each(|name| old.link(name, &new))?;
     }
     Ok(step)
+}
+
+/// Makes the entry `hidden`. A file system that loses its last changes in another order than that in which they were made
+/// may have kept one of a killed writer without [`UNFINISHED`].
+fn make_new(root: &Dir, hidden: &str, make: impl Fn() -> Result<()>) -> Result<()> {
+    match make() {
+        Err(error) if files::is_already_there(&error) => {
+            root.remove_any(hidden)?;
+            make()
+        }
+        made => made,
+    }
 }
 
 fn content(of_file: &impl Serialize) -> Result<Vec<u8>> {

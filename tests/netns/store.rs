@@ -209,6 +209,23 @@ fn an_import_killed_at_any_call_leaves_every_node_old_or_new() {
     assert!(seen.iter().all(|count| *count > 10), "{seen:?}");
 }
 
+/// What a power cut can leave on a file system that loses changes out of order: the new directories of an import without
+/// the file that announces them.
+#[test]
+fn remains_that_nothing_announces_stop_no_import() {
+    let Some(store) = Store::new("store::remains") else { return };
+    store.import(2, &[]).ok();
+    let new = store.files();
+    for node in ["node-1", "node-2", "node-3", "node-4"] {
+        store.import(1, &[]).ok();
+        let remains = store.path(&format!(".new.{node}"));
+        fs::create_dir(&remains).unwrap();
+        fs::write(remains.join("rail-0.json"), "").unwrap();
+        store.import(2, &[]).ok();
+        assert_eq!(store.files(), new, "{node}");
+    }
+}
+
 /// An ADD during an import sees the old store or the new one, in both of its pools. The import comes
 /// whole before each of the ADD's system calls.
 #[test]
