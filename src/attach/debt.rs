@@ -296,7 +296,11 @@ fn file(debt: &mut DebtFile, left: Vec<Owed>, records: &Records) -> Result<()> {
 /// Tries the debts that are due, in a call that is about another attachment: never for long.
 pub fn pay_due(records: &Records, node: &Node) -> Result<()> {
     let now = files::since_boot().as_millis();
-    let is_due = |debt: &DebtFile| debt.record.debt.as_ref().is_none_or(|debt| u128::from(debt.next) <= now);
+    // A time that no call of this boot wrote is of another one, whose /run was restored.
+    let waiting = now + 1..=now + LONGEST_PAUSE.as_millis();
+    let is_due = |debt: &DebtFile| {
+        debt.record.debt.as_ref().is_none_or(|debt| !waiting.contains(&u128::from(debt.next)))
+    };
     let mut debts = records.debts()?;
     drop_oldest(&mut debts, records)?;
     pay_aside(debts.into_iter().filter(is_due), records, node).map(drop)

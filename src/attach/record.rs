@@ -791,7 +791,9 @@ impl AttachmentLock {
         let note = self.lock.note()?;
         let deleted =
             std::str::from_utf8(&note).ok().and_then(|text| text.parse().ok()).map(Duration::from_nanos);
-        if deleted.is_some_and(|deleted| deleted >= files::started()) {
+        // A time that is still to come is of another boot, whose /run was restored.
+        let waited = files::started()..=files::since_boot();
+        if deleted.is_some_and(|deleted| waited.contains(&deleted)) {
             fail!(TryAgain, "{} was deleted while this ADD was waiting", self.attachment);
         }
         Ok(())

@@ -5,6 +5,7 @@
 mod attach;
 mod badinput;
 mod calls;
+mod clock;
 mod confine;
 mod contract;
 mod emptied;
@@ -24,6 +25,8 @@ mod planes;
 mod probe;
 mod rails;
 mod result;
+mod skew;
+mod soak;
 mod store;
 mod tenant;
 mod trace;

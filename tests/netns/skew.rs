@@ -1,0 +1,152 @@
+//! The executables of the release before beside ours, both ways, with a pod alive: RAIL_OLD is the directory that
+//! scripts/old-release makes. Without it there is nothing to try, and scripts/test says so.
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::harness::{Call, Host, Ran, rail, vf_address, with};
+
+/// Who makes a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    Old,
+    New,
+}
+
+use Who::{New, Old};
+
+struct Both {
+    host: Host,
+    pod: PathBuf,
+    next: PathBuf,
+    old: PathBuf,
+    before: Value,
+}
+
+impl Both {
+    fn new(test: &str) -> Option<Both> {
+        let old = std::env::var_os("RAIL_OLD")?;
+        let host = Host::new(&format!("skew::{test}"))?;
+        host.add_rail(0);
+        host.make_vf(0, "mlx5_core");
+        host.ip("link property add dev vf0 altname enp1s0v0");
+        host.ip("link set vf0 mtu 1400");
+        // The keys that the old one knows.
+        let mut node: Value = serde_json::from_slice(&fs::read(host.path("node.json")).unwrap()).unwrap();
+        for key in ["callTimeout", "policy"] {
+            node.as_object_mut().unwrap().remove(key);
+        }
+        fs::write(host.path("node-old.json"), node.to_string()).unwrap();
+        let (pod, next) = (host.add_netns("pod"), host.add_netns("next"));
+        let before = host.snapshot();
+        Some(Both { host, pod, next, old: old.into(), before })
+    }
+
+    fn config(&self) -> Value {
+        let info = json!({"CNIDeviceInfoFile": self.host.path("devinfo/info")});
+        let more = json!({"device": null, "deviceID": vf_address(0), "mac": "02:00:00:00:00:77"});
+        with(with(rail(0), more), json!({ "runtimeConfig": info }))
+    }
+
+    fn by(&self, who: Who, call: Call) -> Call {
+        match who {
+            Old => call
+                .program(self.old.join("rail-cni"))
+                .var("CNI_PATH", &self.old.display().to_string())
+                .var("RAIL_CNI_NODE_CONFIG", &self.host.path("node-old.json").display().to_string()),
+            New => call,
+        }
+    }
+
+    fn call(&self, who: Who, verb: &str) -> Ran {
+        self.by(who, self.host.call(verb, "c1", &self.pod)).run(&self.config())
+    }
+
+    fn checked(&self, who: Who, added: &Value) -> Ran {
+        let config = with(self.config(), json!({ "prevResult": added }));
+        self.by(who, self.host.call("CHECK", "c1", &self.pod)).run(&config)
+    }
+
+    fn command(&self, who: Who, args: &[&str]) -> Ran {
+        self.by(who, self.host.call("", "", &self.pod).args(args)).run(&Value::Null)
+    }
+
+    /// The device goes to the next pod, which `who` serves, and comes back.
+    #[track_caller]
+    fn serves_the_next(&self, who: Who) {
+        let config = with(self.config(), json!({"mac": ""}));
+        let call = |verb: &str| self.by(who, self.host.call(verb, "c2", &self.next)).run(&config);
+        call("ADD").ok();
+        call("DEL").ok();
+        self.command(New, &["reap"]).ok();
+        assert_eq!(self.host.snapshot(), self.before);
+    }
+}
+
+/// An upgrade, and a step back: whoever made the pod, the other one knows it, and ends it.
+#[test]
+fn each_release_serves_the_pods_of_the_other() {
+    for (one, other) in [(Old, New), (New, Old)] {
+        let Some(both) = Both::new("pods") else { return };
+        let added = both.call(one, "ADD").ok().json();
+        both.checked(other, &added).ok();
+        let shown = both.command(other, &["status", "--output", "json"]).json();
+        assert_eq!(shown["attachments"][0]["state"], "live", "{one:?}: {shown}");
+        // It takes nothing from the living.
+        let all = json!({"cni.dev/valid-attachments": []});
+        both.by(other, both.host.call("GC", "c1", &both.pod)).run(&with(both.config(), all)).ok();
+        let reaped = both.command(other, &["reap"]);
+        assert!(reaped.stdout.contains("1 in use"), "{one:?}: {reaped:?}");
+        both.by(other, both.host.call("ADD", "c2", &both.next)).run(&both.config()).error(11);
+        both.checked(one, &added).ok();
+        for _ in 0..2 {
+            both.call(other, "DEL").ok();
+            assert_eq!(both.host.snapshot(), both.before, "{one:?}");
+        }
+        both.serves_the_next(one);
+    }
+}
+
+/// The pod died between the two releases.
+#[test]
+fn each_release_restores_what_a_dead_pod_of_the_other_left() {
+    for (one, other, is_told) in [(Old, New, true), (New, Old, true), (Old, New, false), (New, Old, false)] {
+        let Some(both) = Both::new("dead") else { return };
+        both.call(one, "ADD").ok();
+        both.host.hand_back(&both.pod, "net1");
+        if is_told {
+            both.call(other, "DEL").ok();
+            assert_eq!(both.host.snapshot(), both.before, "{one:?}");
+        }
+        both.serves_the_next(other);
+    }
+}
+
+/// The store that one wrote gives the other the same addresses.
+#[test]
+fn each_release_reads_the_store_of_the_other() {
+    for (one, other) in [(Old, New), (New, Old)] {
+        let Some(both) = Both::new("store") else { return };
+        let rows = json!([{"nodeName": "node-1", "prefix": "172.18.0.0/31"}]);
+        let pool = json!({"apiVersion": "nv-ipam.nvidia.com/v1alpha1", "kind": "CIDRPool", "metadata": {"name": "rail-0"},
+            "spec": {"cidr": "172.16.0.0/12", "perNodeNetworkPrefix": 31, "gatewayIndex": 1,
+                "routes": [{"dst": "172.16.0.0/12"}], "staticAllocations": rows}});
+        fs::write(both.host.path("pool.json"), pool.to_string()).unwrap();
+        let ipam = |who: Who, args: &[&str]| {
+            let call = both.host.call("", "", &both.pod).ipam();
+            let call = both.by(who, call.args(args));
+            let call = if who == Old { call.program(both.old.join("rail-ipam")) } else { call };
+            call.run(&Value::Null)
+        };
+        let file = both.host.path("pool.json").display().to_string();
+        ipam(one, &["import", &file]).ok();
+        let again = ipam(other, &["import", &file]).ok();
+        assert!(again.stdout.ends_with("1 same\n"), "{one:?}: {again:?}");
+        let added = both.call(other, "ADD").ok().json();
+        assert_eq!(added["ips"][0]["address"], "172.18.0.0/31");
+        assert_eq!(added["ips"][0]["gateway"], "172.18.0.1");
+        both.call(one, "DEL").ok();
+    }
+}
