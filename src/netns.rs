@@ -152,12 +152,18 @@ impl NetnsId {
     /// The namespace that `path` names now; `None` when the path does not exist.
     pub fn of(path: &Path) -> io::Result<Option<NetnsId>> {
         let Some(meta) = look(path)? else { return Ok(None) };
-        // A path that ends in /proc/PID/ns cannot be resolved further: only the kernel follows those links.
-        let is_of_process = path.canonicalize().map_or(true, |real| real.starts_with(PROC));
+        let is_of_process = match path.canonicalize() {
+            Ok(real) => real.starts_with(PROC),
+            // A path that ends in /proc/PID/ns cannot be resolved further: only the kernel follows those links.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => true,
+            // Whoever took it for one of those would take it for another namespace than before.
+            Err(error) => return Err(error),
+        };
         let created = if is_of_process { 0 } else { created(&meta) };
         let mut id =
             NetnsId { path: path.to_owned(), dev: meta.dev(), ino: meta.ino(), created, directory: None };
-        id.directory = id.directory().metadata().ok().map(|directory| (directory.dev(), directory.ino()));
+        let directory = id.directory().metadata()?;
+        id.directory = Some((directory.dev(), directory.ino()));
         Ok(Some(id))
     }
 

@@ -276,21 +276,26 @@ impl Function {
     }
 
     /// The RDMA devices of the function that are in the host's namespace.
-    pub fn rdma_devices(&self) -> Vec<String> {
-        let mut names = names(&self.path.join("infiniband")).unwrap_or_default();
+    pub fn list_rdma_devices(&self) -> Result<Vec<String>> {
+        let mut names = names(&self.path.join("infiniband"))?;
         names.sort();
-        names
+        Ok(names)
+    }
+
+    /// The same for what people are told: none where they cannot be listed.
+    pub fn rdma_devices(&self) -> Vec<String> {
+        self.list_rdma_devices().unwrap_or_default()
     }
 
     /// The files with the traffic class of each port of its RDMA device `device`, by number of the port. Only the driver
     /// of MLNX_OFED has them.
-    pub fn traffic_classes(&self, device: &str) -> Vec<(u32, PathBuf)> {
+    pub fn traffic_classes(&self, device: &str) -> Result<Vec<(u32, PathBuf)>> {
         let directory = self.path.join("infiniband").join(device).join("tc");
-        let ports = names(&directory).unwrap_or_default();
+        let ports = names(&directory)?;
         let file = |port: String| Some((port.parse().ok()?, directory.join(&port).join("traffic_class")));
         let mut files: Vec<_> = ports.into_iter().filter_map(file).collect();
         files.sort();
-        files
+        Ok(files)
     }
 
     /// The ports of its RDMA devices with this link layer: directories in sysfs, with the name of the device and the number

@@ -249,10 +249,11 @@ impl<'a> Request<'a> {
             return self.fits_version(leased);
         };
         let ipam = Delegate::find(&name, &network.path, stdin)?;
+        let owing = debt::owing_addresses(records, &name, &record.attachment())?;
         let mut added = ipam.add(network.version);
         // Perhaps because of what pods before this one still owe.
         if added.as_ref().is_err_and(cni::gave_nothing)
-            && debt::pay_addresses(records, node, &name, &record.attachment())?
+            && debt::pay_addresses(owing, records, node, &name, &record.attachment())?
         {
             ipam.run("DEL")?;
             added = ipam.add(network.version);
@@ -389,7 +390,7 @@ pub fn new_record(
     device: &Device,
     stdin: &[u8],
 ) -> Result<Record> {
-    let netns = NetnsId::of(path).ok().flatten();
+    let netns = NetnsId::of(path).with_context(|| format!("cannot look at {}", path.display()))?;
     let ipam = conf.ipam.as_ref().map(|name| -> Result<record::Ipam> {
         Ok(record::Ipam {
             r#type: name.clone(),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::record::{Debt, DebtFile, DeviceLock, Owed, Record, Records, What};
+use super::record::{AttachmentLock, Debt, DebtFile, DeviceLock, Owed, Record, Records, What};
 use super::{devinfo, rdma, restore};
 use crate::cni::Attachment;
 use crate::error::all_of;
@@ -98,8 +98,8 @@ pub fn note(mut debt: DebtFile, faults: Vec<Owed>, records: &Records) -> Result<
             _ => (),
         }
     }
-    debt.record.debt = Some(Debt { owed: left, since: files::now(), ..Debt::default() });
-    records.update(&debt)
+    let since = files::now();
+    records.change(&mut debt, |record| record.debt = Some(Debt { owed: left, since, ..Debt::default() }))
 }
 
 /// The state of a device whose last attachments may owe something of it.
@@ -141,11 +141,15 @@ pub fn take_over(records: &Records, id: &str, heir: Heir, node: &Node, host: &mu
             Err(error) => vec![Owed { what: What::Device, why: format!("{error:#}") }],
         };
         let is_left = left.iter().any(|owed| owed.what.is_of_device());
-        left.extend(debt.record.owed().into_iter().filter(|owed| !owed.what.is_of_device()));
-        let mut now = debt.record.debt.take().unwrap_or_default();
-        now.owed = left;
-        debt.record.debt = Some(now);
-        records.update(&debt)?;
+        let of_device = left.clone();
+        records.change(&mut debt, |record| {
+            left.extend(record.owed().into_iter().filter(|owed| !owed.what.is_of_device()));
+            record.debt.get_or_insert_default().owed = left;
+        })?;
+        // Its DEL may have filed it as paid meanwhile.
+        if debt.is_paid() {
+            debt.record.debt = Some(Debt { owed: of_device, ..Debt::default() });
+        }
         // The oldest has the original state.
         found = match found {
             Found::Stale(older) if older.since <= debt.record.since => Found::Stale(older),
@@ -159,9 +163,9 @@ pub fn take_over(records: &Records, id: &str, heir: Heir, node: &Node, host: &mu
 /// Notes that the original state of the device `id` is in a new record now.
 pub fn taken_over(records: &Records, id: &str, heir: Heir) -> Result<()> {
     for mut debt in records.debts_of(id)?.into_iter().filter(|debt| heir.is_of(&debt.record)) {
-        if let Some(left) = &mut debt.record.debt {
-            left.owed.retain(|owed| !owed.what.is_of_device());
-            records.update(&debt)?;
+        if debt.record.debt.is_some() {
+            let others = |left: &mut Debt| left.owed.retain(|owed| !owed.what.is_of_device());
+            records.change(&mut debt, |record| record.debt.iter_mut().for_each(others))?;
         }
     }
     Ok(())
@@ -279,18 +283,22 @@ fn in_pod(record: &Record, what: What, records: &Records, node: &Node) -> Result
     all_of([back, rdma::restore(record, node)])
 }
 
-fn file(debt: &mut DebtFile, left: Vec<Owed>, records: &Records) -> Result<()> {
-    let mut now = debt.record.debt.take().unwrap_or_default();
-    if now.since.is_empty() {
-        now.since = files::now();
-    }
+fn file(debt: &mut DebtFile, mut left: Vec<Owed>, records: &Records) -> Result<()> {
     for Owed { what, why } in &left {
         log::warn!("still owed by {}: {}: {why}", debt.record.holder(), what.as_str());
     }
-    let pause = FIRST_PAUSE.saturating_mul(1 << now.tries.min(16)).min(LONGEST_PAUSE);
-    let next = u64::try_from((files::since_boot() + pause).as_millis()).unwrap_or(u64::MAX);
-    debt.record.debt = Some(Debt { owed: left, tries: now.tries.saturating_add(1), next, since: now.since });
-    records.update(debt)
+    records.change(debt, |record| {
+        let now = record.debt.take();
+        // The next pod's ADD may have restored the device meanwhile, or taken over what it was.
+        let owes =
+            |owed: &Owed| now.as_ref().is_none_or(|now| now.owed.iter().any(|one| one.what == owed.what));
+        left.retain(|owed| !owed.what.is_of_device() || owes(owed));
+        let Debt { tries, since, .. } = now.unwrap_or_default();
+        let pause = FIRST_PAUSE.saturating_mul(1 << tries.min(16)).min(LONGEST_PAUSE);
+        let next = u64::try_from((files::since_boot() + pause).as_millis()).unwrap_or(u64::MAX);
+        let since = if since.is_empty() { files::now() } else { since };
+        record.debt = Some(Debt { owed: left, tries: tries.saturating_add(1), next, since });
+    })
 }
 
 /// Tries the debts that are due, in a call that is about another attachment: never for long.
@@ -303,7 +311,8 @@ pub fn pay_due(records: &Records, node: &Node) -> Result<()> {
     };
     let mut debts = records.debts()?;
     drop_oldest(&mut debts, records)?;
-    pay_aside(debts.into_iter().filter(is_due), records, node).map(drop)
+    pay_aside(debts.into_iter().filter(is_due), records, node, |attachment, _| records.try_lock(attachment))
+        .map(drop)
 }
 
 /// Tries what an earlier attachment of the same key owes; the caller holds its lock. DEL does so when it is called
@@ -312,23 +321,52 @@ pub fn pay_own(records: &Records, node: &Node, attachment: &Attachment, patience
     all_of(records.debts_by(attachment)?.iter_mut().map(|debt| pay(debt, records, node, patience)))
 }
 
-/// Tries to free the addresses of earlier pods, after the IPAM plugin's ADD found none. Returns whether one was freed.
-pub fn pay_addresses(records: &Records, node: &Node, ipam: &str, but: &Attachment) -> Result<bool> {
+/// Tries to free the addresses of earlier pods, after the IPAM plugin's ADD found none, and waits for a DEL that is about to
+/// free one: its device was free before its address. `before` are those of [`owing_addresses`] before that ADD. Returns
+/// whether one was freed.
+pub fn pay_addresses(
+    mut before: Vec<DebtFile>,
+    records: &Records,
+    node: &Node,
+    ipam: &str,
+    but: &Attachment,
+) -> Result<bool> {
+    let new = owing_addresses(records, ipam, but)?
+        .into_iter()
+        .filter(|debt| before.iter().all(|one| !one.is_same(debt)));
+    before.extend(new.collect::<Vec<_>>());
+    let lock = |attachment: &Attachment, patience| records.lock_within(attachment, patience);
+    pay_aside(before.into_iter(), records, node, lock).map(|paid| paid > 0)
+}
+
+/// The debts of other attachments than `but` that owe an address to the IPAM plugin `ipam`.
+pub fn owing_addresses(records: &Records, ipam: &str, but: &Attachment) -> Result<Vec<DebtFile>> {
     let owes = |debt: &DebtFile| {
         let record = &debt.record;
         record.attachment() != *but
             && record.ipam.as_ref().is_some_and(|owed| owed.r#type == ipam)
             && record.owed().iter().any(|owed| owed.what == What::Ipam)
     };
-    pay_aside(records.debts()?.into_iter().filter(owes), records, node).map(|paid| paid > 0)
+    Ok(records.debts()?.into_iter().filter(owes).collect())
 }
 
-fn pay_aside(debts: impl Iterator<Item = DebtFile>, records: &Records, node: &Node) -> Result<usize> {
+/// Pays debts of other attachments, as far as `lock` gives their locks: an ADD or DEL of them may be at work.
+fn pay_aside(
+    debts: impl Iterator<Item = DebtFile>,
+    records: &Records,
+    node: &Node,
+    lock: impl Fn(&Attachment, Duration) -> Result<Option<AttachmentLock>>,
+) -> Result<usize> {
     let (start, mut paid, mut errors) = (Instant::now(), 0, Vec::new());
-    for mut debt in debts {
-        let Some(patience) = ASIDE.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) else { break };
-        // An ADD or DEL of it is at work.
-        let Some(_lock) = records.try_lock(&debt.record.attachment())? else { continue };
+    let left = || ASIDE.checked_sub(start.elapsed()).filter(|left| !left.is_zero());
+    for debt in debts {
+        let Some(patience) = left() else { break };
+        let Some(_lock) = lock(&debt.record.attachment(), patience)? else { continue };
+        let Some(mut debt) = records.debt_now(&debt) else {
+            paid += 1;
+            continue;
+        };
+        let Some(patience) = left() else { break };
         // One that cannot be written does not stop the others.
         errors.push(pay(&mut debt, records, node, patience));
         paid += usize::from(debt.is_paid());
@@ -349,11 +387,12 @@ fn drop_oldest(debts: &mut Vec<DebtFile>, records: &Records) -> Result<()> {
     for mut debt in debts.drain(kept..) {
         log::error!("too many debts: what is owed by {} is forgotten", debt.record.holder());
         // The original state of a device is kept.
-        let mut left = debt.record.owed();
-        left.retain(|owed| owed.what.is_of_device());
-        debt.record.ipam = None;
-        debt.record.debt = Some(Debt { owed: left, ..debt.record.debt.take().unwrap_or_default() });
-        records.update(&debt)?;
+        records.change(&mut debt, |record| {
+            let mut left = record.owed();
+            left.retain(|owed| owed.what.is_of_device());
+            record.ipam = None;
+            record.debt.get_or_insert_default().owed = left;
+        })?;
     }
     Ok(())
 }

@@ -72,8 +72,8 @@ impl Device {
     }
 
     /// Names of its RDMA devices, those that the host sees.
-    pub fn rdma_devices(&self) -> Vec<String> {
-        self.function.as_ref().map(Function::rdma_devices).unwrap_or_default()
+    pub fn rdma_devices(&self) -> Result<Vec<String>> {
+        self.function.as_ref().map_or_else(|| Ok(Vec::new()), Function::list_rdma_devices)
     }
 }
 

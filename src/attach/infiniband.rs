@@ -66,11 +66,14 @@ pub fn prepare(
         }
         log::warn!("{problem}");
     }
-    let mut bind = left.and_then(|left| left.bind.clone()).unwrap_or_else(|| Bind {
-        driver: function.driver().unwrap_or_default(),
-        rdma: function.rdma_devices(),
-        guids: Vec::new(),
-    });
+    let mut bind = match left.and_then(|left| left.bind.clone()) {
+        Some(bind) => bind,
+        None => Bind {
+            driver: function.driver().unwrap_or_default(),
+            rdma: function.list_rdma_devices()?,
+            guids: Vec::new(),
+        },
+    };
     let was_left = !bind.guids.is_empty();
     let is_due = is_due(&now, guid, &bind);
     bind.guids.extend(guid.filter(|_| is_due || was_left));
@@ -86,7 +89,7 @@ fn refuse(device: &Device, function: &Function) -> Result<()> {
     if !function.is_vf() || device.original.siblings {
         fail!(UnsupportedField, "infinibandGUID: {what} has several netdevs, or is no VF");
     }
-    if function.rdma_devices().is_empty() {
+    if function.list_rdma_devices()?.is_empty() {
         fail!(
             TryAgain,
             "infinibandGUID: the RDMA device of {what} is not on the host, and would be taken from where it is: \

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::host_address::HostAddresses;
 use super::settings::Settings;
 use crate::cni::{Attachment, Delegate};
+use crate::error::{self, Code};
 use crate::fail;
 use crate::files::{self, Dir, Lock, name_part};
 use crate::netlink::link::Link;
@@ -532,6 +533,14 @@ impl Records {
         Ok(lock.map(|lock| AttachmentLock { lock, attachment: attachment.clone() }))
     }
 
+    /// The same, or `None` if another call for it is at work for longer than `patience`.
+    pub fn lock_within(&self, attachment: &Attachment, patience: Duration) -> Result<Option<AttachmentLock>> {
+        match self.locks.lock(&lock_name(attachment), patience) {
+            Err(error) if error::code_of(&error) == Code::TryAgain as u32 => Ok(None),
+            lock => Ok(Some(AttachmentLock { lock: lock?, attachment: attachment.clone() })),
+        }
+    }
+
     /// Is a call for it at work now?
     pub fn is_busy(&self, attachment: &Attachment) -> Result<bool> {
         self.locks.is_locked(&lock_name(attachment))
@@ -724,8 +733,27 @@ impl Records {
         Ok(found)
     }
 
-    /// Writes a debt as it is now, and removes it when nothing is left of it.
-    pub fn update(&self, debt: &DebtFile) -> Result<()> {
+    /// The debt as it is on file now; `None` if another call has paid it. Who has the lock of its attachment asks, before it
+    /// tries what another one may have done meanwhile.
+    pub fn debt_now(&self, debt: &DebtFile) -> Option<DebtFile> {
+        let debts = self.debts.get()?;
+        let record = read(debts, &debt.name).unwrap_or_else(|error| {
+            log::warn!("{error:#}: it is replaced");
+            Some(debt.record.clone())
+        });
+        record.map(|record| DebtFile { name: debt.name.clone(), record })
+    }
+
+    /// Changes a debt as it is on file now, and removes it when nothing is left of it: a DEL of the attachment and an ADD of
+    /// the device may both be at work on it. What another call has paid meanwhile stays paid.
+    pub fn change(&self, debt: &mut DebtFile, change: impl FnOnce(&mut Record)) -> Result<()> {
+        let _lock = self.locks.lock(DEBTS_LOCK, PATIENCE)?;
+        let Some(mut now) = self.debt_now(debt) else {
+            debt.record.debt = Some(Debt::default());
+            return Ok(());
+        };
+        change(&mut now.record);
+        *debt = now;
         if debt.is_paid() {
             return self.forget(debt);
         }
@@ -779,6 +807,7 @@ const DEBTS: &str = "debts";
 const LOCKS: &str = "locks";
 const ATTACHMENT_LOCK: &str = "attachment-";
 const NETNS_LOCK: &str = "netns-";
+const DEBTS_LOCK: &str = "debts";
 
 fn lock_name(attachment: &Attachment) -> String {
     format!("{ATTACHMENT_LOCK}{}:{}", name_part(&attachment.container_id), attachment.ifname)
@@ -806,6 +835,11 @@ impl AttachmentLock {
 }
 
 impl DebtFile {
+    /// Whether it is the same file.
+    pub fn is_same(&self, other: &DebtFile) -> bool {
+        self.name == other.name
+    }
+
     /// Whether nothing is left of it.
     pub fn is_paid(&self) -> bool {
         self.record.debt.as_ref().is_some_and(|debt| debt.owed.is_empty())

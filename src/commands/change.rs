@@ -8,14 +8,17 @@ use std::net::IpAddr;
 use anyhow::Result;
 use ipnet::IpNet;
 
+use super::rail_ipam::PROGRAM;
+use crate::error::{self, Code};
 use crate::fail;
 use crate::fault::few;
-use crate::ipam::lease::{self, Entry, Folder};
+use crate::ipam::lease::{self, Entry, Folder, Held};
 use crate::node::Node;
+use crate::output;
 use crate::plan::Pools;
 use crate::pool::allocation::{Allocation, To, bits};
-use crate::pool::is_name;
-use crate::pool::store::{self, Change, Store};
+use crate::pool::store::{self, Change, Store, Writer};
+use crate::pool::{is_name, node_name};
 use crate::progress::Progress;
 
 /// The nodes to write.
@@ -133,6 +136,11 @@ impl Line {
             (Some(before), Some(after)) if before == after => "same",
             (Some(_), Some(_)) => "changed",
         }
+    }
+
+    /// Is there something to write? What is damaged, and removed, was nothing that could be read.
+    fn is_change(&self) -> bool {
+        self.before != self.after || self.after.is_none()
     }
 
     /// The prefix of the plan, if the node did not have it before.
@@ -282,16 +290,23 @@ pub fn changes(node: &Node, pools: &Pools, nodes: &Nodes, terms: &Terms) -> Resu
         }
         for (pool, before) in stored {
             let planned = pools.get(&pool);
-            let before = before.unwrap_or_else(|error| {
-                import.warnings.push(format!("{error:#}"));
-                None
-            });
+            // A file that cannot be read, unlike one that is damaged, may be whole: nobody knows what it holds.
+            let is_damaged = before.is_err();
+            let before = match before {
+                Err(error) if !store::is_damage(&error) => return Err(error),
+                before => before.unwrap_or_else(|error| {
+                    import.warnings.push(format!("{error:#}"));
+                    None
+                }),
+            };
             let mut after = planned.and_then(|allocations| allocations.get(node_name)).cloned();
             let stays = match planned {
                 Some(_) => !is_named(node_name) && !goes,
                 None => !(terms.prune && terms.scope == Scope::WholeStore),
             };
             match (&before, &mut after) {
+                // What it was is not known, and it goes.
+                (None, None) if is_damaged && !stays => (),
                 (None, None) => {
                     if nodes.one() == Some(node_name) {
                         import.warnings.push(format!("pool {pool} has no prefix for node {node_name}"));
@@ -333,7 +348,9 @@ pub fn changes(node: &Node, pools: &Pools, nodes: &Nodes, terms: &Terms) -> Resu
         look_at_others(&store, &wanted, pools, terms, &mut beside)?;
     }
     places(&mut import, &beside, &named);
-    lease::for_each_folder(node, |folder| hurt(folder, &mut import))?;
+    let (outside, mut warnings) = hurt(node, &import.lines)?;
+    import.outside = outside;
+    import.warnings.append(&mut warnings);
     Ok(import)
 }
 
@@ -412,24 +429,34 @@ fn places(import: &mut Import, beside: &Beside, named: &BTreeSet<&str>) {
     import.taken = taken.into_values().collect();
 }
 
-/// Finds pods that keep addresses, gateways or routes which the plan changes.
-fn hurt(folder: &Folder, import: &mut Import) -> Result<()> {
+/// Finds pods that keep addresses, gateways or routes which the plan changes, and warnings about others.
+fn hurt(node: &Node, lines: &[Line]) -> Result<(Vec<Outside>, Vec<String>)> {
+    let (mut outside, mut warnings) = (Vec::new(), Vec::new());
+    lease::for_each_folder(node, |folder| hurt_in(folder, lines, &mut outside, &mut warnings))?;
+    Ok((outside, warnings))
+}
+
+fn hurt_in(
+    folder: &Folder,
+    lines: &[Line],
+    outside: &mut Vec<Outside>,
+    warnings: &mut Vec<String>,
+) -> Result<()> {
     let name = (folder.node_name.as_str(), folder.pool.as_str());
-    let own = import.lines.binary_search_by(|line| (line.node_name.as_str(), line.pool.as_str()).cmp(&name));
-    let own = own.ok().and_then(|at| import.lines.get(at)).filter(|line| line.before != line.after);
+    let own = lines.binary_search_by(|line| (line.node_name.as_str(), line.pool.as_str()).cmp(&name));
+    let own = own.ok().and_then(|at| lines.get(at)).filter(|line| line.is_change());
     let taking = |address: IpAddr| {
-        import.lines.iter().find_map(|line| {
+        lines.iter().find_map(|line| {
             let prefix = line.new_prefix().filter(|prefix| prefix.contains(&address))?;
             let Line { node_name, pool, .. } = line;
             ((node_name, pool) != (&folder.node_name, &folder.pool))
                 .then(|| format!("the plan gives {prefix} to node {node_name} in pool {pool}"))
         })
     };
-    let is_changed = import.lines.iter().any(|line| line.new_prefix().is_some());
+    let is_changed = lines.iter().any(|line| line.new_prefix().is_some());
     if own.is_none() && !is_changed {
         return Ok(());
     }
-    let (mut outside, mut warnings) = (Vec::new(), Vec::new());
     for entry in folder.entries()? {
         let Some(holder) = holder(folder, &entry)? else { continue };
         let address = entry.address;
@@ -457,8 +484,6 @@ fn hurt(folder: &Folder, import: &mut Import) -> Result<()> {
             Ok(()) => (),
         }
     }
-    import.outside.extend(outside);
-    import.warnings.extend(warnings);
     Ok(())
 }
 
@@ -477,15 +502,22 @@ fn told(allocation: &Allocation) -> (u8, Option<IpAddr>, &[To]) {
     (allocation.prefix.prefix_len(), allocation.gateway, &allocation.routes)
 }
 
-/// Writes what [`changes`] found. Fails if a prefix belongs to another node, and without force if a running pod would
-/// lose its address.
-pub fn write(node: &Node, import: &Import, force: Force) -> Result<()> {
+/// Writes what [`changes`] found since `writer` was made. Fails if a prefix belongs to another node, and without force if a
+/// running pod would lose its address.
+pub fn write(node: &Node, writer: Writer, import: &Import, force: Force) -> Result<()> {
     if !import.taken.is_empty() {
         let count: BTreeSet<&str> = import.taken.iter().map(|taken| taken.node_name.as_str()).collect();
         fail!(InvalidConfig, "nothing was written: {} nodes would get prefixes of other nodes", count.len());
     }
-    if force == Force::No && !import.outside.is_empty() {
-        let count = import.outside.len();
+    // A pod that takes an address from now on takes it from the new plan.
+    let _held = hold(node, &import.lines)?;
+    let (outside, _) = hurt(node, &import.lines)?;
+    if force == Force::No && !outside.is_empty() {
+        let is_told = |one: &Outside| import.outside.iter().any(|told| told.address == one.address);
+        for late in outside.iter().filter(|one| !is_told(one)) {
+            output::say(PROGRAM, &late.to_string());
+        }
+        let count = outside.len();
         fail!(
             TryAgain,
             "nothing was written: {count} live leases are outside of the new plan: end those pods first, or add \
@@ -495,10 +527,28 @@ pub fn write(node: &Node, import: &Import, force: Force) -> Result<()> {
     let changes: Vec<Change<'_>> = import
         .lines
         .iter()
-        .filter(|line| line.before != line.after)
+        .filter(|line| line.is_change())
         .map(|Line { node_name, pool, after, .. }| Change { node_name, pool, allocation: after.as_ref() })
         .collect();
-    store::apply(node, &changes)
+    store::apply(writer, &changes)
+}
+
+/// Locks the leases of this node in the pools that change. Without a run directory that can be written there are none.
+fn hold(node: &Node, lines: &[Line]) -> Result<Option<Held>> {
+    let Ok(own) = node_name(node) else { return Ok(None) };
+    let changed = lines.iter().filter(|line| line.is_change() && line.node_name == own);
+    let pools: Vec<&str> = changed.map(|line| line.pool.as_str()).collect();
+    if pools.is_empty() {
+        return Ok(None);
+    }
+    match lease::hold(node, &own, &pools) {
+        Err(error) if error::code_of(&error) == Code::TryAgain as u32 => Err(error),
+        Err(error) => {
+            log::warn!("{error:#}: a pod that starts now may get an address of the old plan");
+            Ok(None)
+        }
+        held => held.map(Some),
+    }
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use super::report::{Run, show_changes, tell};
 use crate::node::Node;
 use crate::output::Output;
 use crate::plan::{Pools, manifest, refused};
+use crate::pool::store::Writer;
 use crate::pool::{is_name, node_name};
 use crate::{document, fail};
 
@@ -49,18 +50,20 @@ pub fn import(node: &Node, args: &ImportArgs, output: Output) -> Result<ExitCode
     };
     let replaces = args.replaces.iter().cloned().collect();
     let terms = Terms { prune: args.prune, scope: Scope::OwnPools, replaces };
-    let import = plan(node, &args.files, &nodes, &terms)?;
-    tell(&import);
+    let plan = read(&args.files)?;
     let run = if args.dry_run { Run::Dry } else { Run::Write };
-    if run == Run::Write {
-        change::write(node, &import, Force::of(args.force))?;
+    let writer = if run == Run::Write { Some(Writer::new(node)?) } else { None };
+    let import = compare(node, plan, &nodes, &terms)?;
+    tell(&import);
+    if let Some(writer) = writer {
+        change::write(node, writer, &import, Force::of(args.force))?;
     }
     show_changes(&import, run, output)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads and checks all files, and compares them with the store, which stays as it is.
-fn plan(node: &Node, files: &[String], nodes: &Nodes, terms: &Terms) -> Result<Import> {
+/// Reads and checks all files. The warnings are about them.
+fn read(files: &[String]) -> Result<(Pools, Vec<String>)> {
     let read = || -> Result<(Pools, Vec<String>)> {
         let documents = document::read_all(files)?;
         let mut plan = manifest::read(&documents)?;
@@ -68,7 +71,16 @@ fn plan(node: &Node, files: &[String], nodes: &Nodes, terms: &Terms) -> Result<I
         plan.warnings.extend(plan.doubts.into_warnings());
         Ok((pools, plan.warnings))
     };
-    let (pools, mut warnings) = read().context("nothing was imported")?;
+    read().context("nothing was imported")
+}
+
+/// Compares a plan with the store, which stays as it is.
+fn compare(
+    node: &Node,
+    (pools, mut warnings): (Pools, Vec<String>),
+    nodes: &Nodes,
+    terms: &Terms,
+) -> Result<Import> {
     let mut import = change::changes(node, &pools, nodes, terms)?;
     warnings.append(&mut import.warnings);
     Ok(Import { warnings, ..import })

@@ -26,6 +26,7 @@ use crate::plan::{
     refused, slurm, topology, volcano,
 };
 use crate::pool;
+use crate::pool::store::Writer;
 
 /// Arguments of `rail-ipam plan`.
 #[derive(Debug, Args)]
@@ -446,12 +447,13 @@ fn show(plan: &Plan, output: Output) -> Result<ExitCode> {
 fn store(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<ExitCode> {
     let node = Node::load()?;
     let nodes = args.nodes(&node)?;
+    let run = if args.diff { Run::Dry } else { Run::Write };
+    let writer = if run == Run::Write { Some(Writer::new(&node)?) } else { None };
     let import = changes(args, &node, plan, pools, &nodes)?;
     args.refuse_warnings(&import.warnings)?;
     tell(&import);
-    let run = if args.diff { Run::Dry } else { Run::Write };
-    if run == Run::Write {
-        change::write(&node, &import, Force::of(args.force))?;
+    if let Some(writer) = writer {
+        change::write(&node, writer, &import, Force::of(args.force))?;
     }
     show_changes(&import, run, output)?;
     Ok(ExitCode::SUCCESS)

@@ -84,12 +84,21 @@ pub fn reap(node: &Node, args: &ReapArgs, output: Output) -> Result<ExitCode> {
                 reaped.left.push((record, Some(format!("{error:#}"))));
             }
         }
+        // Those that an ADD has just made, for it does not wait for them.
+        let is_untried =
+            |debt: &DebtFile| debt.record.debt.as_ref().is_none_or(|debt| debt.tries == 0) && !args.dry_run;
+        for debt in records.debts()?.into_iter().filter(|debt| is_untried(debt) && args.means(&debt.record)) {
+            reap_debt(&records, debt, node, &mut reaped).unwrap_or_else(|error| log::warn!("{error:#}"));
+        }
         for debt in records.debts()?.into_iter().filter(|debt| args.means(&debt.record)) {
             if args.forget && !args.dry_run {
                 records.forget(&debt)?;
                 reaped.forgotten.push(debt);
+            } else if records.is_busy(&debt.record.attachment())? {
+                reaped.in_use += 1;
             } else {
-                reaped.owed.push(debt);
+                // Whoever was busy may have paid it since the listing.
+                reaped.owed.extend(records.debt_now(&debt));
             }
         }
         for name in unreadable {
@@ -179,8 +188,9 @@ fn rebuild(args: &ReapArgs, node: &Node, reaped: &mut Reaped) -> Result<()> {
     Ok(())
 }
 
-fn reap_debt(records: &Records, mut debt: DebtFile, node: &Node, reaped: &mut Reaped) -> Result<()> {
+fn reap_debt(records: &Records, debt: DebtFile, node: &Node, reaped: &mut Reaped) -> Result<()> {
     let Some(_lock) = records.try_lock(&debt.record.attachment())? else { return Ok(()) };
+    let Some(mut debt) = records.debt_now(&debt) else { return Ok(()) };
     debt::pay(&mut debt, records, node, debt::WHOLE)?;
     if debt.is_paid() {
         reaped.paid.push(debt);

@@ -40,7 +40,7 @@ pub struct ReleaseArgs {
 /// `rail-ipam release`.
 pub fn release(node: &Node, args: &ReleaseArgs, output: Output) -> Result<ExitCode> {
     node.check_place(None)?;
-    let (mut released, mut refused) = (Vec::new(), Vec::new());
+    let (mut released, mut refused, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
     let mut tidy = Tidy::default();
     lease::for_each_folder(node, |folder| {
         if args.pool.as_ref().is_some_and(|pool| *pool != folder.pool) {
@@ -52,6 +52,8 @@ pub fn release(node: &Node, args: &ReleaseArgs, output: Output) -> Result<ExitCo
         for entry in entries {
             let Some((lease, state)) = look(folder, &entry)? else { continue };
             if !args.selects(&entry, lease.as_ref().ok(), &state) {
+                // It may be one of that container.
+                unknown.extend(lease.err().filter(|_| args.container.is_some()));
                 continue;
             }
             let mut json = lease_json(&entry, &lease, &state);
@@ -91,6 +93,10 @@ pub fn release(node: &Node, args: &ReleaseArgs, output: Output) -> Result<ExitCo
     for (text, _) in &refused {
         let how = if args.dead { "`release --address` with --force" } else { "--force" };
         output::say(PROGRAM, &format!("refused {text}; {how} releases it all the same"));
+    }
+    unknown.iter().for_each(|why| output::say(PROGRAM, why));
+    if !unknown.is_empty() {
+        return Ok(ExitCode::FAILURE);
     }
     if released.is_empty() && refused.is_empty() {
         output::say(PROGRAM, "no such lease: `rail-ipam show --all-nodes` prints all leases");

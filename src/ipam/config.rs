@@ -129,6 +129,11 @@ impl Config {
 }
 
 impl Config {
+    /// Whether the store still has these allocations. Those of an inline pool do not change.
+    pub fn is_current(&self, node: &Node, node_name: &str, allocations: &[Allocation]) -> Result<bool> {
+        Ok(self.inline.is_some() || store::load(node, node_name, &self.pools)? == allocations)
+    }
+
     /// An address of another rail would be taken by the pod and by no leaf.
     fn refuse_other_rail(&self, pool: &str, planned: Option<u8>) -> Result<()> {
         match (self.rail, planned) {

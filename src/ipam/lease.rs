@@ -196,11 +196,22 @@ fn parts(name: &str) -> Option<(IpAddr, &str)> {
     Some((address.parse().ok()?, key))
 }
 
-/// Takes leases for all of `asks`, or none. Returns the addresses in the order of the asks.
-pub fn take(node: &Node, node_name: &str, asks: &[Ask], holder: &Holder) -> Result<Vec<IpAddr>> {
+/// Takes leases for all of `asks`, or none. Returns the addresses in the order of the asks; `None` if `is_current` says
+/// that their allocations are those of an old plan by now: whoever writes a plan has the locks meanwhile.
+pub fn take(
+    node: &Node,
+    node_name: &str,
+    asks: &[Ask],
+    holder: &Holder,
+    is_current: impl FnOnce() -> Result<bool>,
+) -> Result<Option<Vec<IpAddr>>> {
     let prefixes: Vec<_> = asks.iter().map(|ask| ask.allocation.prefix).collect();
     let living = living::within(node, &prefixes)?;
-    let (folders, _locks) = lock_all(node, node_name, asks)?;
+    let pools: Vec<_> = asks.iter().map(|ask| ask.pool.as_str()).collect();
+    let (folders, _locks) = lock_all(node, node_name, &pools)?;
+    if !is_current()? {
+        return Ok(None);
+    }
     let mut choices = Vec::new();
     for (folder, ask) in folders.iter().zip(asks) {
         choices.push(folder.choose(ask, holder, &living)?);
@@ -227,16 +238,39 @@ pub fn take(node: &Node, node_name: &str, asks: &[Ask], holder: &Holder) -> Resu
         }
         taken.push((folder, lease));
     }
-    Ok(taken.into_iter().map(|(_, lease)| lease.address).collect())
+    Ok(Some(taken.into_iter().map(|(_, lease)| lease.address).collect()))
 }
 
-/// Locks the directories of all pools. Another process may remove a directory with its last lease before its lock is
+/// The pools of a node in which nobody takes a lease while this is kept.
+#[derive(Debug)]
+pub struct Held(Vec<(Folder, Lock)>);
+
+/// Locks the directories of these pools, which must be as many as ADD can wait for.
+pub fn hold(node: &Node, node_name: &str, pools: &[&str]) -> Result<Held> {
+    let (mut folders, locks) = lock_all(node, node_name, pools)?;
+    // As the locks are.
+    folders.sort_by(|one, other| one.pool.cmp(&other.pool));
+    Ok(Held(folders.into_iter().zip(locks).collect()))
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut tidy = Tidy::default();
+        for (folder, lock) in self.0.drain(..) {
+            if folder.entries().is_ok_and(|entries| entries.is_empty()) {
+                tidy.remove_empty(&folder, lock);
+            }
+        }
+    }
+}
+
+/// Locks the directories of all pools; the locks are in the order of their names. Another process may remove a directory with its last lease before its lock is
 /// ours; then all are created again.
-fn lock_all(node: &Node, node_name: &str, asks: &[Ask]) -> Result<(Vec<Folder>, Vec<Lock>)> {
+fn lock_all(node: &Node, node_name: &str, pools: &[&str]) -> Result<(Vec<Folder>, Vec<Lock>)> {
     const TURNS: usize = 100;
     let root = Rc::new(node.run(FOLDER)?);
     for _ in 0..TURNS {
-        let made = asks.iter().map(|ask| Folder::create(&root, node_name, &ask.pool)).collect();
+        let made = pools.iter().map(|pool| Folder::create(&root, node_name, pool)).collect();
         let folders: Vec<Folder> = match made {
             Err(error) if files::is_not_found(&error) => continue,
             made => made?,

@@ -35,12 +35,18 @@ impl Plugin for Ipam {
         node.check_place(Some(netns))?;
         let config = Config::parse(network)?;
         let node_name = node_name(&node)?;
-        let allocations = config.allocations(&node, &node_name)?;
-        one_address_per_family_in_old_versions(network.version, &allocations)?;
-        let asks = Ask::all(config.pools, allocations, &config::requested(network)?)?;
-
+        let requested = config::requested(network)?;
         let holder = Holder::new(network, attachment, netns_id(netns)?)?;
-        let addresses = lease::take(&node, &node_name, &asks, &holder)?;
+        let (asks, addresses) = loop {
+            let allocations = config.allocations(&node, &node_name)?;
+            one_address_per_family_in_old_versions(network.version, &allocations)?;
+            let asks = Ask::all(config.pools.clone(), allocations.clone(), &requested)?;
+            let is_current = || config.is_current(&node, &node_name, &allocations);
+            // Each further turn means that another plan was written just now.
+            if let Some(addresses) = lease::take(&node, &node_name, &asks, &holder, is_current)? {
+                break (asks, addresses);
+            }
+        };
         crate::log::addresses(addresses.iter().copied());
 
         let mut result = AddResult::default();

@@ -14,8 +14,9 @@ use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::allocation::{self, Allocation, LeafPort};
+use crate::error::{self, Code};
 use crate::failure;
-use crate::files::{self, Dir};
+use crate::files::{self, Dir, Lock};
 use crate::nearest::by_distance;
 use crate::node::Node;
 use crate::progress::Progress;
@@ -58,6 +59,11 @@ pub fn allocations(node: &Node) -> Vec<(String, Allocation)> {
         Ok(all.into_iter().filter_map(|(pool, found)| Some((pool, found.ok()??))).collect())
     };
     all().unwrap_or_default()
+}
+
+/// Whether `error` says that a file of the store is damaged, and not that it cannot be read.
+pub fn is_damage(error: &anyhow::Error) -> bool {
+    error::code_of(error) == Code::Decode as u32
 }
 
 /// The content of a file, if it exists.
@@ -128,7 +134,7 @@ impl Store {
         let Some(folder) = self.folder(node_name)? else { return Ok(BTreeMap::new()) };
         let names = folder.names()?;
         let has_leaf_ports = names.iter().any(|name| name == LEAF_PORTS);
-        let mut leaf_ports = if has_leaf_ports { read_leaf_ports(&folder) } else { BTreeMap::new() };
+        let mut leaf_ports = if has_leaf_ports { read_leaf_ports(&folder)? } else { BTreeMap::new() };
         let mut all = BTreeMap::new();
         for pool in names.iter().filter_map(|name| name.strip_suffix(".json")) {
             let mut found = read(&folder, pool);
@@ -200,18 +206,41 @@ pub struct Change<'a> {
     pub allocation: Option<&'a Allocation>,
 }
 
+/// The right to write the store. Whoever has it compares a plan with the store, and writes what is different: between the
+/// two nobody else writes.
+#[derive(Debug)]
+pub struct Writer {
+    /// The directory, and its lock. It is no error that there is none as long as there is nothing to write.
+    root: Result<(Dir, Lock)>,
+    path: PathBuf,
+}
+
+impl Writer {
+    /// Waits for other writers. Makes the directory if it is missing.
+    pub fn new(node: &Node) -> Result<Writer> {
+        let open = || -> Result<(Dir, Lock)> {
+            let root = Dir::create(&node.store_dir)?;
+            let lock = root.lock(LOCK, PATIENCE)?;
+            Ok((root, lock))
+        };
+        match open() {
+            Err(error) if error::code_of(&error) == Code::TryAgain as u32 => Err(error),
+            root => Ok(Writer { root, path: node.store_dir.clone() }),
+        }
+    }
+}
+
 /// Makes all changes durable, or none. The changes of one node are next to each other.
 ///
 /// The new directory of a node is complete before it replaces the old one in one step, so a reader has the old or the
 /// new one. All nodes share two waits for the disk: one for each file would take minutes for a large fabric.
-pub fn apply(node: &Node, changes: &[Change<'_>]) -> Result<()> {
-    let is_unfinished = || node.store_dir.join(UNFINISHED).exists();
-    if changes.is_empty() && !is_unfinished() {
+pub fn apply(writer: Writer, changes: &[Change<'_>]) -> Result<()> {
+    let is_unfinished = writer.path.join(UNFINISHED).exists();
+    if changes.is_empty() && !is_unfinished {
         return Ok(());
     }
-    let root = Dir::create(&node.store_dir)?;
-    let _lock = root.lock(LOCK, PATIENCE)?;
-    if is_unfinished() {
+    let (root, _lock) = writer.root?;
+    if is_unfinished {
         let names = root.all_names()?;
         let names: Vec<_> = names.iter().filter_map(|name| name.strip_prefix(NEW)).collect();
         clear(&root, &names)?;
@@ -296,7 +325,7 @@ fn prepare(root: &Dir, changes: &[Change<'_>]) -> Result<Step> {
         _ => None,
     };
     kept.retain(|name| name != LEAF_PORTS && !files.contains(name));
-    let mut leaf_ports = old.as_ref().map(read_leaf_ports).unwrap_or_default();
+    let mut leaf_ports = old.as_ref().map(read_leaf_ports).transpose()?.unwrap_or_default();
     leaf_ports.retain(|pool, _| kept.contains(&file_name(pool)));
     let mut put = Vec::new();
     for (file, change) in files.into_iter().zip(changes) {
@@ -369,9 +398,9 @@ struct OfPool {
 
 /// The leaf ports of a node, by pool. Empty if the file is damaged: only messages use it, and the next plan writes it
 /// again.
-fn read_leaf_ports(folder: &Dir) -> BTreeMap<String, OfPool> {
-    let content = folder.read(LEAF_PORTS).ok().flatten().unwrap_or_default();
-    serde_json::from_slice(&content).unwrap_or_default()
+fn read_leaf_ports(folder: &Dir) -> Result<BTreeMap<String, OfPool>> {
+    let content = folder.read(LEAF_PORTS)?.unwrap_or_default();
+    Ok(serde_json::from_slice(&content).unwrap_or_default())
 }
 
 impl Step {

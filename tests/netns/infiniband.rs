@@ -283,7 +283,7 @@ fn put(kind: u16, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn message(kind: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
+pub fn message(kind: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(16 + payload.len()).unwrap();
     let flags_and_port = ([0_u8; 2], [0_u8; 4]);
     [

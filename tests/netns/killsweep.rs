@@ -14,20 +14,22 @@ use crate::host_address;
 use crate::trace::{self, Traced};
 
 /// A host with one VF and two pods, and everything that there was before the first call.
-struct Bench {
-    host: Host,
+pub struct Bench {
+    pub host: Host,
     /// Whether the addresses are the host's.
     is_of_host: bool,
-    pods: [PathBuf; 2],
-    config: Value,
+    /// The namespaces of c1 and c2.
+    pub pods: [PathBuf; 2],
+    pub config: Value,
     /// Files with the ToS and with the traffic class.
     qos: [PathBuf; 2],
-    before: Value,
+    /// What there was before the first call.
+    pub before: Value,
 }
 
 impl Bench {
     /// The device has an altname that the pod has no room for, and nothing is left at its default.
-    fn new(test: &str, is_of_host: bool) -> Option<Bench> {
+    pub fn new(test: &str, is_of_host: bool) -> Option<Bench> {
         let host = Host::new(test)?;
         host.add_rail(0);
         host.plan("rail-0-v6", "fd00:10::/127", "fd00:10::1", &["fd00::/16"]);
@@ -70,7 +72,7 @@ impl Bench {
         Some(bench)
     }
 
-    fn call(&self, verb: &str, pod: usize) -> crate::harness::Ran {
+    pub fn call(&self, verb: &str, pod: usize) -> crate::harness::Ran {
         self.host.cni(verb, ["c1", "c2"][pod], &self.pods[pod], &self.config)
     }
 
@@ -81,7 +83,7 @@ impl Bench {
     }
 
     /// Of the host, of the pods, and of the folders.
-    fn state(&self) -> Value {
+    pub fn state(&self) -> Value {
         let pods = self.pods.iter().map(|pod| {
             let show = |what| self.host.ip_in(pod, what);
             // Without IPv6's own, which come and go with its duplicate detection.

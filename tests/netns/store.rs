@@ -13,14 +13,14 @@ use crate::trace;
 
 /// A node with the pools `rail-0` and `rail-0-v6`, and manifests of more than one plan. All of it is on a tmpfs,
 /// where nobody waits for a disk.
-struct Store {
-    host: Host,
+pub struct Store {
+    pub host: Host,
     pod: PathBuf,
     dir: tempfile::TempDir,
 }
 
 impl Store {
-    fn new(test: &str) -> Option<Store> {
+    pub fn new(test: &str) -> Option<Store> {
         let host = Host::new(test)?;
         let pod = host.add_netns("pod");
         let store = Store { host, pod, dir: tempfile::tempdir_in("/run").unwrap() };
@@ -34,7 +34,7 @@ impl Store {
 
     /// Writes the manifests of plan `number`, 0 to 99: node-1 has 172.16.NUMBER.0 and fd00:0:NUMBER::, node-2 has an
     /// IPv4 prefix only. In odd plans there is a node-3, in even ones a node-4.
-    fn manifests(&self, number: u8) -> PathBuf {
+    pub fn manifests(&self, number: u8) -> PathBuf {
         let third = if number % 2 == 1 { "node-3" } else { "node-4" };
         let pool = |name: &str, cidr: &str, length: u8, base: &str| {
             let rows: Vec<_> = ["node-1", "node-2", third]
@@ -57,19 +57,19 @@ impl Store {
     }
 
     /// `rail-ipam import` of plan `number`.
-    fn importer(&self, number: u8, args: &[&str]) -> Call {
+    pub fn importer(&self, number: u8, args: &[&str]) -> Call {
         let file = self.manifests(number).display().to_string();
         let args: Vec<&str> =
             ["import", "--all-nodes", "--prune", &file].into_iter().chain(args.iter().copied()).collect();
         self.call("", "").args(&args)
     }
 
-    fn import(&self, number: u8, args: &[&str]) -> Ran {
+    pub fn import(&self, number: u8, args: &[&str]) -> Ran {
         self.importer(number, args).run(&json!(null))
     }
 
     /// What is in the store, hidden files and empty folders too.
-    fn files(&self) -> BTreeMap<String, String> {
+    pub fn files(&self) -> BTreeMap<String, String> {
         let mut found = BTreeMap::new();
         let mut folders = vec![self.path("")];
         while let Some(folder) = folders.pop() {
@@ -88,13 +88,13 @@ impl Store {
         found
     }
 
-    fn call(&self, verb: &str, container: &str) -> Call {
+    pub fn call(&self, verb: &str, container: &str) -> Call {
         self.host.call(verb, container, &self.pod).ipam()
     }
 }
 
 /// A network with both pools.
-fn network() -> Value {
+pub fn network() -> Value {
     json!({"cniVersion": "1.1.0", "name": "net", "type": "any",
         "ipam": {"type": "rail-ipam", "pool": "rail-0,rail-0-v6"}})
 }
@@ -166,7 +166,7 @@ fn pair(number: u8) -> [String; 2] {
 }
 
 /// The entries of `files` in the folder of `node`.
-fn of<'a>(files: &'a BTreeMap<String, String>, node: &str) -> Vec<(&'a String, &'a String)> {
+pub fn of<'a>(files: &'a BTreeMap<String, String>, node: &str) -> Vec<(&'a String, &'a String)> {
     files.iter().filter(|(name, _)| name.starts_with(&format!("{node}/"))).collect()
 }
 

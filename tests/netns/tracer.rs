@@ -52,7 +52,7 @@ const HARMLESS: [i64; 33] = [
 ];
 
 /// Threads of this name only look, at as many namespaces as other tests have made: their calls are not swept.
-const LOOKER: &str = "looker";
+pub const LOOKER: &str = "looker";
 
 /// A system call that is about to be made.
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +76,8 @@ pub enum Fate {
     Deadly,
     /// It is not made, and fails so.
     Fails(Errno),
+    /// It reads or writes half of what it asks for.
+    Halved,
     /// What it sends does not leave, and the next `recvfrom` of the thread gets these bytes.
     Answered(Vec<u8>),
     /// Another call is made in its place: SYS_*, with these first arguments.
@@ -139,19 +141,15 @@ pub const WAITING: [&str; 3] = ["sh", "-c", "kill -STOP $$; exec \"$0\" \"$@\""]
 /// Lets a process go on that was started with [`WAITING`], and decides before each of its system calls what becomes of
 /// it. Returns when it and everything that it started have ended: orphans are waited for. So the calling thread must
 /// have no other children.
-pub fn follow(first: Pid, mut fate: impl FnMut(Point) -> Fate) -> Ended {
-    waitpid(first, Some(WaitPidFlag::WUNTRACED)).unwrap();
-    let options = Options::PTRACE_O_TRACESYSGOOD
-        | Options::PTRACE_O_TRACECLONE
-        | Options::PTRACE_O_TRACEFORK
-        | Options::PTRACE_O_TRACEVFORK
-        | Options::PTRACE_O_TRACEEXEC
-        | Options::PTRACE_O_EXITKILL;
-    ptrace::seize(first, options).unwrap();
-    kill(first, Signal::SIGCONT).unwrap();
+pub fn follow(first: Pid, fate: impl FnMut(Point) -> Fate) -> Ended {
+    follow_but(&HARMLESS, first, fate)
+}
 
+/// The same, with other calls that are not swept.
+pub fn follow_but(harmless: &[i64], first: Pid, mut fate: impl FnMut(Point) -> Fate) -> Ended {
+    seize(first);
     let (mut calls, mut killed, mut started, mut status) = (0, None, false, 0);
-    let harmless: HashSet<i64> = HARMLESS.into();
+    let harmless: HashSet<i64> = harmless.iter().copied().collect();
     // What calls return that were not made, and what threads receive next.
     let mut returning: HashMap<Pid, i64> = HashMap::new();
     let mut replies: HashMap<Pid, Vec<u8>> = HashMap::new();
@@ -201,6 +199,10 @@ pub fn follow(first: Pid, mut fate: impl FnMut(Point) -> Fate) -> Ended {
                             returning.insert(pid, -i64::from(errno as i32));
                         }
                         Fate::Becomes(number, arguments) => replace_call(pid, number, arguments),
+                        Fate::Halved => {
+                            let [first, second, length] = point.arguments;
+                            replace_call(pid, point.number, [first, second, length.div_ceil(2)]);
+                        }
                         Fate::Answered(reply) => {
                             skip_call(pid);
                             returning.insert(pid, point.arguments[2].cast_signed());
@@ -218,13 +220,26 @@ pub fn follow(first: Pid, mut fate: impl FnMut(Point) -> Fate) -> Ended {
     Ended { status, calls, killed }
 }
 
+/// Takes hold of a process that was started with [`WAITING`], and lets it go on.
+pub fn seize(first: Pid) {
+    waitpid(first, Some(WaitPidFlag::WUNTRACED)).unwrap();
+    let options = Options::PTRACE_O_TRACESYSGOOD
+        | Options::PTRACE_O_TRACECLONE
+        | Options::PTRACE_O_TRACEFORK
+        | Options::PTRACE_O_TRACEVFORK
+        | Options::PTRACE_O_TRACEEXEC
+        | Options::PTRACE_O_EXITKILL;
+    ptrace::seize(first, options).unwrap();
+    kill(first, Signal::SIGCONT).unwrap();
+}
+
 /// The name of a thread.
-fn comm(pid: Pid) -> String {
+pub fn comm(pid: Pid) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
 }
 
 /// The system call that `pid` is about to make, if it is not on its way back from one.
-fn entered(pid: Pid) -> Option<Point> {
+pub fn entered(pid: Pid) -> Option<Point> {
     let info = ptrace::syscall_info(pid).ok()?;
     if info.op != libc::PTRACE_SYSCALL_INFO_ENTRY {
         return None;

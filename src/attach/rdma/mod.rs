@@ -67,7 +67,7 @@ impl Away {
 
 /// Decides what to do with the device's RDMA devices, and refuses what is not possible.
 pub fn prepare(conf: &NetConf, device: &Device, node: &Node) -> Result<Changes> {
-    let names = device.rdma_devices();
+    let names = device.rdma_devices()?;
     let what = device.describe();
     let is_required = conf.rdma == Rdma::Required;
     // Opening the socket makes a kernel without RDMA search for the module.
@@ -166,7 +166,7 @@ pub fn find_away(functions: &[&Function], which: Which, time: SearchTime) -> Res
         if rdma::open()?.as_mut().map(rdma::is_any).transpose()?.unwrap_or(false) {
             let sysfs = Mounted::here()?;
             for function in functions {
-                let names = function.seen_in(&sysfs.path()).rdma_devices();
+                let names = function.seen_in(&sysfs.path()).list_rdma_devices()?;
                 if !names.is_empty() {
                     found.push(Away { id: function.id.clone(), names, netns: netns.to_owned() });
                 }
@@ -183,7 +183,7 @@ pub fn find_away(functions: &[&Function], which: Which, time: SearchTime) -> Res
 
 /// Where RDMA is required: fails while a pod whose netdev is back on the host still has the RDMA devices.
 pub fn refuse_owed(conf: &NetConf, device: &Device, records: &Records) -> Result<()> {
-    if conf.rdma != Rdma::Required || !device.rdma_devices().is_empty() {
+    if conf.rdma != Rdma::Required || !device.rdma_devices()?.is_empty() {
         return Ok(());
     }
     let owes = |record: &Record| record.owed().iter().any(|owed| owed.what == What::Rdma);

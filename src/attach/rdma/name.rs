@@ -94,7 +94,7 @@ pub fn is_listed(name: &str) -> bool {
 pub fn restore_names_made_anew(record: &Record, node: &Node) -> Result<()> {
     let before = record.bind.as_ref().map(|bind| bind.rdma.as_slice()).unwrap_or_default();
     let function = host_function(record, node)?;
-    let now = function.map(|function| function.rdma_devices()).unwrap_or_default();
+    let now = function.map(|function| function.list_rdma_devices()).transpose()?.unwrap_or_default();
     // Which of several is which cannot be told.
     let ([before], [now]) = (before, &now[..]) else { return Ok(()) };
     let Some(mut host) = (if before == now { None } else { rdma::open()? }) else { return Ok(()) };

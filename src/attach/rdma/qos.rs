@@ -68,7 +68,7 @@ pub fn prepare(
         }
     }
     if wanted.tc.is_some() {
-        let files = function.traffic_classes(name);
+        let files = function.traffic_classes(name)?;
         if files.is_empty() {
             wanted.or_warn("tc", "the driver has no tc/1/traffic_class: that of MLNX_OFED has it")?;
         } else {
@@ -81,7 +81,7 @@ pub fn prepare(
 
 /// Notes the default ToS as it is. To read it, a group is made in configfs: so this comes after the record is on file.
 pub fn note(record: &mut Record, conf: &NetConf, node: &Node) -> Result<()> {
-    let Some(name) = only_device(host_function(record, node)?.as_ref()) else { return Ok(()) };
+    let Some(name) = only_device(host_function(record, node)?.as_ref())? else { return Ok(()) };
     let Some(qos) = record.rdma_qos.as_mut().filter(|qos| qos.tos.is_some()) else { return Ok(()) };
     let cm = match Cm::open(node) {
         Ok(cm) => cm,
@@ -103,10 +103,10 @@ pub fn note(record: &mut Record, conf: &NetConf, node: &Node) -> Result<()> {
 pub fn set_tc(record: &Record, node: &Node) -> Result<()> {
     let Some(wanted) = wanted_of(record, |qos| &qos.tc) else { return Ok(()) };
     let function = host_function(record, node)?;
-    let (Some(function), Some(name)) = (&function, only_device(function.as_ref())) else {
+    let (Some(function), Some(name)) = (&function, only_device(function.as_ref())?) else {
         return gone(record);
     };
-    let mut files = function.traffic_classes(&name).into_iter();
+    let mut files = function.traffic_classes(&name)?.into_iter();
     files.try_for_each(|(_, file)| write(&file, wanted.into()))
 }
 
@@ -114,7 +114,7 @@ pub fn set_tc(record: &Record, node: &Node) -> Result<()> {
 pub fn set_tos(record: &Record, netns: &Netns, node: &Node) -> Result<()> {
     let Some(wanted) = wanted_of(record, |qos| &qos.tos) else { return Ok(()) };
     let found = function_of(record, netns, node)?;
-    let Some(name) = only_device(found.as_ref().map(|(function, _)| function)) else { return gone(record) };
+    let Some(name) = only_device(found.as_ref().map(|(function, _)| function))? else { return gone(record) };
     let cm = Cm::open(node).map_err(anyhow::Error::msg)?;
     let set = cm.in_group(&name, &mut |ports| {
         ports_in(ports)?.into_iter().try_for_each(|port| put(&tos_file(ports, port), wanted.into()))
@@ -127,10 +127,10 @@ pub fn restore(record: &Record, node: &Node) -> Result<()> {
     let Some(qos) = &record.rdma_qos else { return Ok(()) };
     let function = host_function(record, node)?;
     // None where it is gone, or in another namespace: then nothing of it is here.
-    let name = only_device(function.as_ref());
+    let name = only_device(function.as_ref())?;
     let mut done = Vec::new();
     if let (Some(function), Some(name), Some(tc)) = (&function, &name, &qos.tc) {
-        for (port, file) in function.traffic_classes(name) {
+        for (port, file) in function.traffic_classes(name)? {
             if let Some((_, before)) = tc.before.iter().find(|(number, _)| *number == port) {
                 let is_it = traffic_class(&file).is_ok_and(|now| now == *before);
                 done.push(if is_it { Ok(()) } else { write(&file, *before) });
@@ -138,7 +138,17 @@ pub fn restore(record: &Record, node: &Node) -> Result<()> {
         }
     }
     let Some(tos) = &qos.tos else { return all_of(done) };
-    let Ok(cm) = Cm::open(node) else { return all_of(done) };
+    let cm = match Cm::find(node) {
+        Ok(Some(cm)) => cm,
+        // With its module, what it was told is gone.
+        Ok(None) => return all_of(done),
+        Err(why) => {
+            // Where nothing was noted, nothing was set.
+            let is_set = !tos.before.is_empty();
+            done.push(if is_set { Err(anyhow::Error::msg(why)) } else { Ok(()) });
+            return all_of(done);
+        }
+    };
     if let Some(name) = name.as_ref().filter(|_| !tos.before.is_empty()) {
         let restored = cm.in_group(name, &mut |ports| {
             for (port, before) in &tos.before {
@@ -166,9 +176,9 @@ pub fn differences(record: &Record, netns: &Netns, node: &Node) -> Result<Vec<St
     }
     let Some((function, _mounted)) = function_of(record, netns, node)? else { return Ok(found) };
     // That the device is missing is told elsewhere.
-    let Some(name) = only_device(Some(&function)) else { return Ok(found) };
+    let Some(name) = only_device(Some(&function))? else { return Ok(found) };
     if let Some(wanted) = wanted_of(record, |qos| &qos.tc) {
-        for (port, file) in function.traffic_classes(&name) {
+        for (port, file) in function.traffic_classes(&name)? {
             let now = traffic_class(&file)?;
             if now != i16::from(wanted) {
                 found.push(format!("port {port} of {name} has the traffic class {now} instead of {wanted}"));
@@ -191,9 +201,10 @@ fn wanted_of(record: &Record, which: impl Fn(&Qos) -> &Option<Class>) -> Option<
 }
 
 /// The name becomes part of a path that root writes to, and a pod can choose it.
-fn only_device(function: Option<&Function>) -> Option<String> {
-    let mut names = function?.rdma_devices().into_iter();
-    names.next().filter(|name| names.next().is_none() && is_listed(name))
+fn only_device(function: Option<&Function>) -> Result<Option<String>> {
+    let Some(function) = function else { return Ok(None) };
+    let mut names = function.list_rdma_devices()?.into_iter();
+    Ok(names.next().filter(|name| names.next().is_none() && is_listed(name)))
 }
 
 fn gone(record: &Record) -> Result<()> {
@@ -250,19 +261,28 @@ struct Cm {
 impl Cm {
     /// Where configfs is mounted, or else in a mount at no path. An error is the reason for people.
     fn open(node: &Node) -> Result<Cm, String> {
+        Cm::find(node)?.ok_or_else(|| {
+            "configfs has no rdma_cm: run `modprobe rdma_cm` (CONFIG_INFINIBAND_ADDR_TRANS_CONFIGFS)"
+                .to_owned()
+        })
+    }
+
+    /// The same; `None` where configfs has no rdma_cm.
+    fn find(node: &Node) -> Result<Option<Cm>, String> {
+        let is_there = |directory: &Path| match directory.metadata() {
+            Ok(found) => Ok(found.is_dir()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(format!("cannot look at {}: {error}", directory.display())),
+        };
         let directory = node.sysfs_root.join("kernel/config/rdma_cm");
-        if directory.is_dir() {
-            return Ok(Cm { directory, _mounted: None });
+        if is_there(&directory)? {
+            return Ok(Some(Cm { directory, _mounted: None }));
         }
         let mounted = Mounted::configfs().map_err(|error| {
             format!("configfs is not mounted on /sys/kernel/config, and cannot be mounted: {error}")
         })?;
         let directory = mounted.path().join("rdma_cm");
-        if directory.is_dir() {
-            return Ok(Cm { directory, _mounted: Some(mounted) });
-        }
-        Err("configfs has no rdma_cm: run `modprobe rdma_cm` (CONFIG_INFINIBAND_ADDR_TRANS_CONFIGFS)"
-            .to_owned())
+        Ok(is_there(&directory)?.then_some(Cm { directory, _mounted: Some(mounted) }))
     }
 
     fn has_group(&self, name: &str) -> bool {

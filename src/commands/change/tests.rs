@@ -11,6 +11,10 @@ fn node(temp: &Path) -> Node {
     serde_json::from_value(dirs).unwrap()
 }
 
+fn written(node: &Node, import: &Import, force: Force) -> Result<()> {
+    write(node, Writer::new(node)?, import, force)
+}
+
 /// `n` has `prefix` in the pool `p`.
 fn plan(prefix: &str, gateway: &str) -> BTreeMap<String, BTreeMap<String, Allocation>> {
     let ours = BTreeMap::from([("n".to_owned(), allocation(prefix, Some(gateway), &[]))]);
@@ -25,13 +29,13 @@ fn nothing() -> BTreeMap<String, BTreeMap<String, Allocation>> {
 fn pod(temp: &Path) -> Node {
     let node = node(temp);
     let pools = plan("10.0.0.0/31", "10.0.0.1");
-    write(&node, &changes(&node, &pools, &Nodes::All, &PRUNE).unwrap(), Force::No).unwrap();
+    written(&node, &changes(&node, &pools, &Nodes::All, &PRUNE).unwrap(), Force::No).unwrap();
     std::fs::write(temp.join("netns"), "").unwrap();
     let holder = serde_json::json!({"network": "net", "containerID": "c1", "ifname": "net1",
         "netns": crate::netns::NetnsId::of(&temp.join("netns")).unwrap(), "pod": "ai/trainer"});
     let holder: Holder = serde_json::from_value(holder).unwrap();
     let ask = Ask::all(vec!["p".into()], vec![pools["p"]["n"].clone()], &[]).unwrap();
-    take(&node, "n", &ask, &holder).unwrap();
+    take(&node, "n", &ask, &holder, || Ok(true)).unwrap();
     node
 }
 
@@ -51,7 +55,7 @@ fn what_a_running_pod_would_lose_is_named_and_not_written() {
             for part in ["10.0.0.0", "pod ai/trainer", "container c1", "since 2", why] {
                 assert!(told.contains(part), "{part}: {told}");
             }
-            let error = write(&node, &import, Force::No).unwrap_err().to_string();
+            let error = written(&node, &import, Force::No).unwrap_err().to_string();
             assert!(error.contains("nothing was written: 1 live"), "{error}");
         }
     }
@@ -59,7 +63,7 @@ fn what_a_running_pod_would_lose_is_named_and_not_written() {
         store::load(&node, "n", &["p".to_owned()]).unwrap(),
         [plan("10.0.0.0/31", "10.0.0.1")["p"]["n"].clone()]
     );
-    write(&node, &changes(&node, &nothing(), &Nodes::All, &PRUNE).unwrap(), Force::Yes).unwrap();
+    written(&node, &changes(&node, &nothing(), &Nodes::All, &PRUNE).unwrap(), Force::Yes).unwrap();
     assert!(store::load(&node, "n", &["p".to_owned()]).is_err());
     // The store says nothing of it any more, but the pod is still there.
     let other = changes(&node, &plan("10.0.0.2/31", "10.0.0.3"), &Nodes::All, &PRUNE).unwrap();
@@ -86,7 +90,7 @@ fn a_pod_that_keeps_its_address_but_not_its_gateway_is_a_warning() {
     let import = changes(&node, &pools, &Nodes::All, &PRUNE).unwrap();
     assert!(import.outside.is_empty());
     assert!(import.warnings[0].contains("10.0.0.0") && import.warnings[0].contains("created again"));
-    write(&node, &import, Force::No).unwrap();
+    written(&node, &import, Force::No).unwrap();
 }
 
 /// Who holds it is unknown, so it counts as alive.
@@ -99,7 +103,7 @@ fn a_lease_that_cannot_be_read_stops_too() {
     std::fs::write(file.unwrap().path(), "x").unwrap();
     let import = changes(&node, &nothing(), &Nodes::All, &PRUNE).unwrap();
     assert!(import.outside[0].to_string().contains("rail-ipam release --address 10.0.0.0"));
-    assert!(write(&node, &import, Force::No).is_err());
+    assert!(written(&node, &import, Force::No).is_err());
 }
 
 /// `a` and `b` have the first two prefixes of `p`, of which `gone` are taken out; `new` have the same ones.
@@ -129,7 +133,7 @@ fn a_node_that_the_plan_no_longer_names_stays_until_it_is_pruned() {
     let node = node(temp.path());
     let put = |pools: &Pools, nodes: &Nodes, terms: &Terms| {
         let import = changes(&node, pools, nodes, terms).unwrap();
-        write(&node, &import, Force::No).unwrap();
+        written(&node, &import, Force::No).unwrap();
         (shown(&import), import.warnings)
     };
     put(&two(&[], &[]), &Nodes::All, &Terms::default());
@@ -158,7 +162,7 @@ fn a_node_takes_the_place_of_another_only_when_that_is_meant() {
     let put = |pools: &Pools, nodes: &Nodes, terms: &Terms| {
         let import = changes(&node, pools, nodes, terms).unwrap();
         let told: Vec<_> = import.taken.iter().map(Taken::to_string).collect();
-        let written = write(&node, &import, Force::No);
+        let written = written(&node, &import, Force::No);
         assert_eq!(written.is_err(), !told.is_empty(), "{written:?}");
         if written.is_ok() { Ok(shown(&import)) } else { Err(told.join("; ")) }
     };
@@ -211,11 +215,11 @@ fn a_pool_with_another_name_waits_for_the_pods_of_the_old_one() {
             told.contains("pool p: node n: 10.0.0.0 is in use, held by net1 of pod ai/trainer"),
             "{told}"
         );
-        assert!(write(&node, &import, Force::No).is_err());
+        assert!(written(&node, &import, Force::No).is_err());
     }
     std::fs::remove_file(temp.path().join("netns")).unwrap();
     let import = changes(&node, &pools, &Nodes::Own("n".into()), &terms(false, &[])).unwrap();
-    write(&node, &import, Force::No).unwrap();
+    written(&node, &import, Force::No).unwrap();
 }
 
 /// A node whose name changed has its pods under the old one.
@@ -230,7 +234,7 @@ fn a_pod_of_the_node_that_is_replaced_stops_the_plan() {
     let replaced = terms(false, &[("new", "n")]);
     let import = changes(&node, &pools, &Nodes::Own("new".into()), &replaced).unwrap();
     assert!(import.outside[0].to_string().contains("pod ai/trainer"), "{:?}", import.outside);
-    assert!(write(&node, &import, Force::No).unwrap_err().to_string().contains("1 live leases"));
+    assert!(written(&node, &import, Force::No).unwrap_err().to_string().contains("1 live leases"));
     // Also where the store has nothing of it any more.
     std::fs::remove_dir_all(temp.path().join("store/n")).unwrap();
     let import = changes(&node, &pools, &Nodes::Own("new".into()), &terms(false, &[])).unwrap();
@@ -239,7 +243,7 @@ fn a_pod_of_the_node_that_is_replaced_stops_the_plan() {
         told.contains("node n: 10.0.0.0 is in use") && told.contains("gives 10.0.0.0/31 to node new"),
         "{told}"
     );
-    write(&node, &import, Force::Yes).unwrap();
+    written(&node, &import, Force::Yes).unwrap();
     let again = changes(&node, &pools, &Nodes::Own("new".into()), &replaced).unwrap();
     assert!(again.outside.is_empty() && shown(&again) == ["new same"]);
 }

@@ -1,4 +1,3 @@
-use super::change::write;
 use super::*;
 use crate::pool::store;
 use std::path::Path;
@@ -8,6 +7,14 @@ const EXAMPLES: [&str; 2] = ["conf/pools/spectrum-x.yaml", "conf/pools/dual-stac
 fn node(temp: &Path) -> Node {
     let dirs = serde_json::json!({"storeDir": temp.join("store"), "runDir": temp.join("run")});
     serde_json::from_value(dirs).unwrap()
+}
+
+fn plan(node: &Node, files: &[String], nodes: &Nodes, terms: &Terms) -> Result<Import> {
+    compare(node, read(files)?, nodes, terms)
+}
+
+fn write(node: &Node, import: &Import, force: Force) -> Result<()> {
+    change::write(node, Writer::new(node)?, import, force)
 }
 
 fn plan_of(text: &str, nodes: &Nodes) -> Result<Import> {

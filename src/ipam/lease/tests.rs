@@ -45,8 +45,8 @@ impl Bench {
         let allocations = pools.iter().map(|(_, prefix)| allocation(prefix, None, &[])).collect();
         let requested: Vec<_> = requested.iter().map(|text| (text.parse().unwrap(), None)).collect();
         let asks = Ask::all(names, allocations, &requested)?;
-        let taken = take(&self.node, "n", &asks, &self.holder(id, netns))?;
-        Ok(taken.iter().map(ToString::to_string).collect())
+        let taken = take(&self.node, "n", &asks, &self.holder(id, netns), || Ok(true))?;
+        Ok(taken.iter().flatten().map(ToString::to_string).collect())
     }
 
     fn release(&self, id: &str) {
@@ -179,7 +179,7 @@ fn gc_keeps_what_is_listed_or_alive_or_not_of_its_network() {
     }
     let other = Holder { network: "other".into(), ..bench.holder("x", "c") };
     let ask = Ask { pool: "p".into(), allocation: allocation(net.1, None, &[]), requested: None };
-    take(&bench.node, "n", &[ask], &other).unwrap();
+    take(&bench.node, "n", &[ask], &other, || Ok(true)).unwrap();
     bench.kill("a");
     bench.kill("c");
     collect(&bench.node, "net", &HashSet::from([key("net", &attachment("listed"))])).unwrap();
@@ -198,8 +198,8 @@ fn without_the_name_of_the_network_all_of_the_attachment_is_given_back() {
     let other = Holder { network: "other".into(), ..bench.holder("c1", "a") };
     let two = allocation("10.0.1.0/31", None, &[]);
     let ask = |pool: &str| Ask { pool: pool.into(), allocation: two.clone(), requested: None };
-    take(&bench.node, "n", &[ask("two")], &other).unwrap();
-    take(&bench.node, "n", &[ask("two")], &bench.holder("c2", "b")).unwrap();
+    take(&bench.node, "n", &[ask("two")], &other, || Ok(true)).unwrap();
+    take(&bench.node, "n", &[ask("two")], &bench.holder("c2", "b"), || Ok(true)).unwrap();
     let ifname = Attachment { ifname: "net2".into(), ..attachment("c1") };
     assert!(!release(&bench.node, "", &ifname).unwrap());
     assert!(release(&bench.node, "", &attachment("c1")).unwrap());
