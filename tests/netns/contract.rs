@@ -1,8 +1,9 @@
-//! The CNI contract, `docs/cni-contract.md`: each test names the items and traps that it holds to.
+//! The CNI contract, `docs/cni-contract.md`: each test names the items and traps that it holds to. What can be asked of any
+//! plugin, and says nothing of our own words and files, is asked by `conformance/`.
 //!
 //! | items | what | where |
 //! | --- | --- | --- |
-//! | A 1-8, 12-15 | process and I/O | process.rs |
+//! | A 4, 13, 14 | process and I/O | process.rs |
 //! | A 9 | panic | not tested: no input is known that causes one |
 //! | A 10, 11 | closed stdout, surviving children | failures.rs |
 //! | B 16-29 | environment | environment.rs |

@@ -39,16 +39,6 @@ fn every_missing_variable_is_named_in_order() {
     });
 }
 
-/// Item 18: DEL needs no namespace, and no verb needs CNI_ARGS.
-#[test]
-fn del_needs_no_namespace_and_args_are_optional() {
-    for_both("environment::optional", |bench| {
-        bench.call("ADD").without("CNI_ARGS").run(&config()).ok();
-        bench.call("DEL").without("CNI_ARGS").without("CNI_NETNS").run(&config()).ok();
-        assert!(bench.host.leases().is_empty() && bench.host.records().is_empty());
-    });
-}
-
 /// Item 20.
 #[test]
 fn a_container_id_is_an_identifier_of_any_length() {
@@ -111,19 +101,6 @@ fn an_interface_name_is_one_that_the_kernel_takes() {
             bench.call("ADD").ifname(good).run(&config()).ok();
             bench.call("DEL").ifname(good).run(&config()).ok();
             assert!(bench.host.leases().is_empty() && bench.host.records().is_empty(), "{good}");
-        }
-    });
-}
-
-/// Items 19, 23, 98: libcni calls GC and STATUS with empty variables; their values are nobody's business.
-#[test]
-fn gc_and_status_look_at_no_attachment() {
-    for_both("environment::ignored", |bench| {
-        for verb in ["GC", "STATUS"] {
-            let names = ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS"];
-            names.iter().fold(bench.call(verb), |call, name| call.var(name, "")).run(&config()).ok();
-            names.iter().fold(bench.call(verb), |call, name| call.var(name, "///")).run(&config()).ok();
-            names.iter().fold(bench.call(verb), |call, name| call.without(name)).run(&config()).ok();
         }
     });
 }

@@ -1,0 +1,298 @@
+//! A call of a plugin, as a runtime makes it, and how it ended.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write as _};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+/// What the plugin reads.
+#[derive(Clone, Debug)]
+pub enum Stdin {
+    /// These bytes, from a pipe.
+    Bytes(Vec<u8>),
+    /// A pipe into which nobody writes, and which nobody closes.
+    Silent,
+    /// There is none.
+    Closed,
+    /// A file.
+    File(PathBuf),
+}
+
+/// A call that has not been made yet.
+#[derive(Clone, Debug)]
+pub struct Call {
+    program: PathBuf,
+    arguments: Vec<String>,
+    vars: BTreeMap<String, String>,
+    stdin: Stdin,
+    is_stdout_broken: bool,
+    is_stderr_null: bool,
+}
+
+/// How a call ended.
+#[derive(Clone, Debug)]
+pub struct Ran {
+    /// Exit status; 128 + the signal if one ended it.
+    pub status: i32,
+    /// What it printed.
+    pub stdout: String,
+    /// What it logged.
+    pub stderr: String,
+    /// Does a process that it started still have its stdout or stderr?
+    pub is_held: bool,
+}
+
+/// A call that does not end.
+#[derive(Debug)]
+pub struct Hung;
+
+impl Call {
+    /// A call of `program` with nothing but PATH in its environment.
+    pub fn new(program: PathBuf) -> Call {
+        let path = std::env::var("PATH").unwrap_or_default();
+        Call {
+            program,
+            arguments: Vec::new(),
+            vars: BTreeMap::from([("PATH".to_owned(), path)]),
+            stdin: Stdin::Bytes(Vec::new()),
+            is_stdout_broken: false,
+            is_stderr_null: false,
+        }
+    }
+
+    /// Sets a variable.
+    #[must_use]
+    pub fn var(mut self, name: &str, value: impl Into<String>) -> Call {
+        self.vars.insert(name.to_owned(), value.into());
+        self
+    }
+
+    /// Leaves a variable unset.
+    #[must_use]
+    pub fn without(mut self, name: &str) -> Call {
+        self.vars.remove(name);
+        self
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn argument(mut self, argument: &str) -> Call {
+        self.arguments.push(argument.to_owned());
+        self
+    }
+
+    /// Sets the configuration.
+    #[must_use]
+    pub fn conf(self, conf: &Value) -> Call {
+        self.text(conf.to_string())
+    }
+
+    /// Sets what is on stdin.
+    #[must_use]
+    pub fn text(self, text: impl Into<Vec<u8>>) -> Call {
+        self.stdin(Stdin::Bytes(text.into()))
+    }
+
+    /// Sets what stdin is.
+    #[must_use]
+    pub fn stdin(mut self, stdin: Stdin) -> Call {
+        self.stdin = stdin;
+        self
+    }
+
+    /// Nobody reads stdout any more.
+    #[must_use]
+    pub fn broken_stdout(mut self) -> Call {
+        self.is_stdout_broken = true;
+        self
+    }
+
+    /// stderr is /dev/null.
+    #[must_use]
+    pub fn null_stderr(mut self) -> Call {
+        self.is_stderr_null = true;
+        self
+    }
+
+    /// Its variables.
+    pub fn vars(&self) -> &BTreeMap<String, String> {
+        &self.vars
+    }
+
+    /// What is on stdin, if it is bytes.
+    pub fn bytes(&self) -> Option<Vec<u8>> {
+        match &self.stdin {
+            Stdin::Bytes(bytes) => Some(bytes.clone()),
+            _ => None,
+        }
+    }
+
+    /// What a person types to make this call.
+    pub fn shell(&self) -> String {
+        let vars = self.vars.iter().filter(|(name, _)| *name != "PATH");
+        let vars: Vec<_> = vars.map(|(name, value)| format!("{name}={}", quoted(value))).collect();
+        let mut text = format!("{} {}", vars.join(" "), quoted(&self.program.to_string_lossy()));
+        for argument in &self.arguments {
+            text.push_str(&format!(" {}", quoted(argument)));
+        }
+        match &self.stdin {
+            Stdin::Bytes(bytes) if bytes.is_empty() => text.push_str(" </dev/null"),
+            Stdin::Bytes(bytes) if bytes.len() > 4000 => {
+                text.push_str(&format!(" # {} bytes on stdin", bytes.len()));
+            }
+            Stdin::Bytes(bytes) => text.push_str(&format!(" <<<{}", quoted(&String::from_utf8_lossy(bytes)))),
+            Stdin::Silent => text = format!("sleep 9 | {text}"),
+            Stdin::Closed => text.push_str(" <&-"),
+            Stdin::File(path) => text.push_str(&format!(" <{}", path.display())),
+        }
+        if self.is_stdout_broken {
+            text.push_str(" | true");
+        }
+        if self.is_stderr_null {
+            text.push_str(" 2>/dev/null");
+        }
+        text
+    }
+
+    /// The command with its pipes, in a process group of its own; `wrapper` comes before it.
+    pub fn command(&self, wrapper: &[&str]) -> std::io::Result<Command> {
+        let mut words: Vec<PathBuf> = wrapper.iter().map(PathBuf::from).collect();
+        words.push(self.program.clone());
+        if matches!(self.stdin, Stdin::Closed) {
+            words.splice(0..0, ["sh", "-c", "exec \"$0\" \"$@\" <&-"].map(PathBuf::from));
+        }
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).args(&self.arguments).env_clear().envs(&self.vars).process_group(0);
+        command.stdin(match &self.stdin {
+            Stdin::File(path) => Stdio::from(std::fs::File::open(path)?),
+            _ => Stdio::piped(),
+        });
+        command.stdout(if self.is_stdout_broken {
+            let (read, write) = std::io::pipe()?;
+            drop(read);
+            Stdio::from(write)
+        } else {
+            Stdio::piped()
+        });
+        command.stderr(if self.is_stderr_null { Stdio::null() } else { Stdio::piped() });
+        Ok(command)
+    }
+
+    /// Starts it. It has its configuration, but not the end of it.
+    pub fn start(&self) -> std::io::Result<Running> {
+        // The text of a script is busy while another thread's child still has the file that wrote it open.
+        let mut tries = 0;
+        let mut child = loop {
+            match self.command(&[])?.spawn() {
+                Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy && tries < 100 => {
+                    tries += 1;
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                other => break other?,
+            }
+        };
+        let stdin = child.stdin.take();
+        let writer = match (&self.stdin, stdin) {
+            (Stdin::Bytes(bytes), Some(mut stdin)) if bytes.len() <= 1 << 15 => {
+                // A plugin that refuses its environment does not read.
+                let _ = stdin.write_all(bytes);
+                Some(stdin)
+            }
+            (Stdin::Bytes(bytes), Some(mut stdin)) => {
+                let bytes = bytes.clone();
+                std::thread::spawn(move || stdin.write_all(&bytes));
+                None
+            }
+            (_, stdin) => stdin,
+        };
+        let [stdout, stderr] = [child.stdout.take().map(collect), child.stderr.take().map(collect)];
+        Ok(Running {
+            child,
+            writer,
+            is_silent: matches!(self.stdin, Stdin::Silent),
+            streams: [stdout, stderr],
+        })
+    }
+}
+
+/// A call that was started.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    writer: Option<std::process::ChildStdin>,
+    is_silent: bool,
+    streams: [Option<Receiver<Vec<u8>>>; 2],
+}
+
+impl Running {
+    /// Ends the configuration, and waits.
+    pub fn wait(mut self, limit: Duration) -> Result<Ran, Hung> {
+        if !self.is_silent {
+            self.writer = None;
+        }
+        let group = Pid::from_raw(self.child.id().cast_signed());
+        let status = match ended(&mut self.child, limit) {
+            Some(status) => status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
+            None => {
+                let _ = killpg(group, Signal::SIGKILL);
+                let _ = self.child.wait();
+                return Err(Hung);
+            }
+        };
+        let mut is_held = false;
+        let mut texts = self.streams.into_iter().map(|stream| {
+            let Some(stream) = stream else { return String::new() };
+            let bytes = stream.recv_timeout(Duration::from_secs(2)).or_else(|error| {
+                is_held |= error == RecvTimeoutError::Timeout;
+                let _ = killpg(group, Signal::SIGKILL);
+                stream.recv_timeout(Duration::from_secs(2))
+            });
+            String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
+        });
+        let [stdout, stderr] = [texts.next().unwrap_or_default(), texts.next().unwrap_or_default()];
+        drop(texts);
+        Ok(Ran { status, stdout, stderr, is_held })
+    }
+}
+
+/// Reads a stream to its end, in a thread.
+fn collect(mut stream: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = stream.read_to_end(&mut bytes);
+        let _ = sender.send(bytes);
+    });
+    receiver
+}
+
+fn ended(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    let begun = Instant::now();
+    let mut pause = Duration::from_micros(300);
+    loop {
+        if let Ok(Some(status)) = child.try_wait() {
+            return Some(status);
+        }
+        if begun.elapsed() > limit {
+            return None;
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(4));
+    }
+}
+
+/// A word of a shell.
+pub fn quoted(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,;".contains(c);
+    if !text.is_empty() && text.chars().all(|c| is_plain(c) && c != ';') {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', "'\\''"))
+}

@@ -1,0 +1,272 @@
+//! Items 45 to 59: ADD.
+
+use serde_json::{Value, json};
+
+use super::{Check, Must, Quality, Should, check};
+use crate::description::Kind;
+use crate::ensure;
+use crate::world::{Attachment, Stop, World, difference, ip, with};
+
+pub const CHECKS: &[Check] = &[
+    check(
+        "interface_has_its_name",
+        &[45],
+        Must,
+        "after ADD the pod has an interface with exactly the name CNI_IFNAME",
+        interface_has_its_name,
+    ),
+    check(
+        "taken_name_is_refused",
+        &[46],
+        Must,
+        "if the pod has an interface of that name, ADD fails and does not change it",
+        taken_name_is_refused,
+    ),
+    check(
+        "taken_name_changes_nothing",
+        &[46, 50],
+        Should,
+        "after an ADD that a taken name refused, the host is as before, also after DEL",
+        taken_name_changes_nothing,
+    ),
+    check(
+        "second_add_is_refused",
+        &[47],
+        Must,
+        "a second ADD without a DEL fails and does not change the first attachment",
+        second_add_is_refused,
+    ),
+    check(
+        "second_lease_is_refused",
+        &[120],
+        Quality,
+        "a second ADD with the same container and interface gets no second address",
+        second_lease_is_refused,
+    ),
+    check(
+        "previous_result_is_kept",
+        &[48],
+        Must,
+        "the result has all of prevResult, with unchanged indexes",
+        previous_result_is_kept,
+    ),
+    check(
+        "host_is_not_changed",
+        &[49],
+        Must,
+        "ADD changes no link of the host but its device, and no rule",
+        host_is_not_changed,
+    ),
+    check(
+        "life_leaves_nothing",
+        &[49, 85],
+        Must,
+        "after ADD and DEL the host is as before the ADD",
+        life_leaves_nothing,
+    ),
+    check(
+        "pod_is_as_before",
+        &[75, 85],
+        Should,
+        "after ADD and DEL the pod is as before the ADD",
+        pod_is_as_before,
+    ),
+    check(
+        "requested_mac_is_set",
+        &[55, 64],
+        Must,
+        "runtimeConfig.mac is applied or refused",
+        requested_mac_is_set,
+    ),
+    check(
+        "dns_of_configuration_is_returned",
+        &[57],
+        Should,
+        "dns of the configuration is in the result",
+        dns_of_configuration_is_returned,
+    ),
+    check(
+        "no_default_route_is_added",
+        &[59],
+        Quality,
+        "there is no default route unless somebody asked for it",
+        no_default_route_is_added,
+    ),
+];
+
+fn interface_has_its_name(world: &World<'_>) -> Result<(), Stop> {
+    world.only(&[Kind::Main])?;
+    for (n, name) in ["eth0", "a", "fifteen-bytes-x"].into_iter().enumerate() {
+        let own = world.attachment(n)?;
+        let one = Attachment { ifname: name.to_owned(), ..own };
+        let result = world.add(&one)?;
+        let links = ip(&format!("-json -n {} link show", one.container)).map_err(Stop::LeftOut)?;
+        ensure!(links.contains(&format!("\"ifname\":\"{name}\"")), "the pod has no {name}: {links}");
+        ensure!(result["interfaces"].to_string().contains(name), "the result has no {name}: {result}");
+        world.del(&one, &result)?;
+    }
+    Ok(())
+}
+
+/// An interface that somebody else made has the name. The plugin itself works here.
+fn taken(world: &World<'_>) -> Result<(Attachment, Value, Value), Stop> {
+    world.only(&[Kind::Main])?;
+    let one = world.attachment(0)?;
+    world.in_pod(&one, "link add net1 type veth peer name other")?;
+    let before = world.baseline()?;
+    let pod = world.pod_state(&one)?;
+    world.refused(&world.call("ADD", &one), "ADD beside an interface net1")?;
+    Ok((one, before, pod))
+}
+
+fn taken_name_is_refused(world: &World<'_>) -> Result<(), Stop> {
+    let (one, _, pod) = taken(world)?;
+    world.pod_is_as(&one, &pod, "after ADD")
+}
+
+fn taken_name_changes_nothing(world: &World<'_>) -> Result<(), Stop> {
+    let (one, before, _) = taken(world)?;
+    world.is_as(&before, "after ADD")?;
+    // Multus sends a DEL for what failed.
+    world.run(&world.call("DEL", &one))?;
+    world.is_as(&before, "after DEL")
+}
+
+fn second_add_is_refused(world: &World<'_>) -> Result<(), Stop> {
+    world.only(&[Kind::Main])?;
+    let one = world.attachment(0)?;
+    let result = world.add(&one)?;
+    let (host, pod) = (world.state()?, world.pod_state(&one)?);
+    world.refused(&world.call("ADD", &one), "the second ADD")?;
+    world.is_as(&host, "after the second ADD")?;
+    world.pod_is_as(&one, &pod, "after the second ADD")?;
+    world.del(&one, &result)
+}
+
+fn second_lease_is_refused(world: &World<'_>) -> Result<(), Stop> {
+    world.only(&[Kind::Ipam])?;
+    let one = world.attachment(0)?;
+    let first = world.add(&one)?;
+    let before = world.state()?;
+    let ran = world.run(&world.call("ADD", &one))?;
+    if ran.status == 0 {
+        let second = ran.result().map_err(Stop::Fails)?;
+        ensure!(second["ips"] == first["ips"], "it got {} beside {}", second["ips"], first["ips"]);
+    }
+    world.is_as(&before, "after the second ADD")
+}
+
+fn previous_result_is_kept(world: &World<'_>) -> Result<(), Stop> {
+    let one = world.attachment(0)?;
+    let Some(mut previous) = world.previous(&one) else {
+        return Err(Stop::LeftOut("it is the first of its chain".to_owned()));
+    };
+    if !world.description().newest().starts_with('1') {
+        return Err(Stop::LeftOut("it claims no version 1".to_owned()));
+    }
+    // Before the interface of the pod, so that an index that is made anew is seen.
+    let at = |list: &Value| list.as_array().cloned().unwrap_or_default();
+    let mut interfaces = vec![json!({"name": "conformance0", "mac": "02:00:00:00:00:0a"})];
+    interfaces.extend(at(&previous["interfaces"]));
+    let ips: Vec<_> = at(&previous["ips"]).iter().map(|one| with(one, "interface", json!(1))).collect();
+    previous["interfaces"] = json!(interfaces);
+    previous["ips"] = json!(ips);
+    previous["dns"] = json!({"nameservers": ["10.9.0.53"]});
+    let result = world.ok(&world.call("ADD", &one).conf(&with(&one.conf, "prevResult", previous.clone())))?;
+    let result = result.result().map_err(Stop::Fails)?;
+    for key in ["interfaces", "ips"] {
+        for (at, old) in at(&previous[key]).iter().enumerate() {
+            let new = &result[key][at];
+            for (name, value) in old.as_object().into_iter().flatten() {
+                // tuning sets a MAC and says so.
+                ensure!(
+                    new[name] == *value || name == "mac",
+                    "{key}[{at}].{name} is {}, and was {value}",
+                    new[name]
+                );
+            }
+        }
+    }
+    ensure!(result["dns"] == previous["dns"], "dns is {}", result["dns"]);
+    Ok(())
+}
+
+fn host_is_not_changed(world: &World<'_>) -> Result<(), Stop> {
+    let one = world.attachment(0)?;
+    let bystanders = world.host("link add bystander type veth peer name bystander1");
+    bystanders.and_then(|_| world.host("addr add 10.200.0.1/24 dev bystander"))?;
+    let before = world.baseline()?;
+    let result = world.add(&one)?;
+    let after = world.state()?;
+    for (name, link) in before["links"].as_object().into_iter().flatten() {
+        if let Some(now) = after["links"].get(name) {
+            // A bridge has the MAC of a port.
+            let same = ["mtu", "up", "altnames", "kind"].iter().all(|key| link[key] == now[key]);
+            ensure!(same, "the link {name}: {}", difference(link, now).unwrap_or_default());
+        }
+        ensure!(
+            !name.starts_with("bystander") || after["links"].get(name) == Some(link),
+            "the link {name} was changed"
+        );
+    }
+    ensure!(before["rules"] == after["rules"], "the rules of the host were changed");
+    world.del(&one, &result)
+}
+
+fn life_leaves_nothing(world: &World<'_>) -> Result<(), Stop> {
+    let one = world.attachment(0)?;
+    let before = world.baseline()?;
+    let result = world.add(&one)?;
+    world.del(&one, &result)?;
+    world.is_as(&before, "after ADD and DEL")
+}
+
+fn pod_is_as_before(world: &World<'_>) -> Result<(), Stop> {
+    let one = world.attachment(0)?;
+    let before = world.pod_state(&one)?;
+    let result = world.add(&one)?;
+    world.del(&one, &result)?;
+    world.pod_is_as(&one, &before, "after ADD and DEL")
+}
+
+fn requested_mac_is_set(world: &World<'_>) -> Result<(), Stop> {
+    let one = world.attachment(0)?;
+    if world.description().kind == Kind::Ipam || one.conf["capabilities"]["mac"] != json!(true) {
+        return Err(Stop::LeftOut("its configuration does not have the capability mac".to_owned()));
+    }
+    let mac = "02:00:00:00:00:77";
+    let ran =
+        world.run(&world.call("ADD", &one).conf(&with(&one.conf, "runtimeConfig", json!({"mac": mac}))))?;
+    if ran.status != 0 {
+        return ran.error().map(drop).map_err(Stop::Fails);
+    }
+    let shown = ip(&format!("-n {} link show {}", one.container, one.ifname)).map_err(Stop::LeftOut)?;
+    ensure!(shown.contains(mac), "the interface has another MAC: {shown}");
+    let result = ran.result().map_err(Stop::Fails)?;
+    ensure!(result["interfaces"].to_string().contains(mac), "the result has another MAC: {result}");
+    Ok(())
+}
+
+fn dns_of_configuration_is_returned(world: &World<'_>) -> Result<(), Stop> {
+    world.only(&[Kind::Main])?;
+    let one = world.attachment(0)?;
+    let dns = json!({"nameservers": ["10.9.0.53"], "search": ["example.net"]});
+    let ran = world.run(&world.call("ADD", &one).conf(&with(&one.conf, "dns", dns.clone())))?;
+    ensure!(ran.status == 0, "ADD with dns: {}", ran.told());
+    let result = ran.result().map_err(Stop::Fails)?;
+    ensure!(result["dns"] == dns, "dns of the result is {}", result["dns"]);
+    Ok(())
+}
+
+fn no_default_route_is_added(world: &World<'_>) -> Result<(), Stop> {
+    world.only(&[Kind::Main])?;
+    let one = world.attachment(0)?;
+    world.add(&one)?;
+    for family in ["-4", "-6"] {
+        let routes = ip(&format!("{family} -n {} route show table all default proto static", one.container));
+        let boot = ip(&format!("{family} -n {} route show table all default proto boot", one.container));
+        let text = format!("{}{}", routes.map_err(Stop::LeftOut)?, boot.map_err(Stop::LeftOut)?);
+        ensure!(text.trim().is_empty(), "the pod has {text}");
+    }
+    Ok(())
+}

@@ -1,0 +1,358 @@
+//! Items 30 to 41: the configuration on stdin.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::{Check, Must, Quality, check};
+use crate::description::VERBS;
+use crate::ensure;
+use crate::sandbox::DIR;
+use crate::world::{Stop, World, with};
+
+pub const CHECKS: &[Check] = &[
+    check(
+        "garbage_is_error_6",
+        &[30],
+        Quality,
+        "what is not one JSON object is error 6, in every verb but VERSION",
+        garbage_is_error_6,
+    ),
+    check(
+        "garbage_changes_nothing",
+        &[30],
+        Must,
+        "calls with garbage on stdin end, fail, and change nothing",
+        garbage_changes_nothing,
+    ),
+    check(
+        "wrong_types_are_refused",
+        &[30, 38],
+        Must,
+        "values of another type end in an error object, or are ignored; never in a crash",
+        wrong_types_are_refused,
+    ),
+    check(
+        "network_has_a_name",
+        &[31],
+        Must,
+        "a network without a name, or with one that is no identifier, is error 7",
+        network_has_a_name,
+    ),
+    check(
+        "unknown_version_is_error_1",
+        &[32],
+        Must,
+        "a cniVersion that it does not support is error 1",
+        unknown_version_is_error_1,
+    ),
+    check(
+        "error_1_names_versions",
+        &[32],
+        Quality,
+        "error 1 names the version that was asked and those that are supported",
+        error_1_names_versions,
+    ),
+    check(
+        "no_version_is_the_first",
+        &[32],
+        Quality,
+        "without cniVersion, the result is one of 0.1.0",
+        no_version_is_the_first,
+    ),
+    check(
+        "versions_are_served",
+        &[33, 60],
+        Must,
+        "each version that it claims is served with a result of this version",
+        versions_are_served,
+    ),
+    check(
+        "verbs_need_their_version",
+        &[34],
+        Quality,
+        "CHECK below 0.4.0, GC and STATUS below 1.1.0 are error 1",
+        verbs_need_their_version,
+    ),
+    check(
+        "foreign_keys_are_accepted",
+        &[35, 40],
+        Must,
+        "keys of the specification, of runtimes and of lists are accepted",
+        foreign_keys_are_accepted,
+    ),
+    check(
+        "letter_case_has_no_meaning",
+        &[36],
+        Quality,
+        "top-level keys are accepted in capital letters, as go-cni writes some",
+        letter_case_has_no_meaning,
+    ),
+    check("null_is_absent", &[36], Quality, "null counts as absent", null_is_absent),
+    check(
+        "numbers_may_be_floats_of_go",
+        &[37],
+        Quality,
+        "numbers as Go writes them after it read them as float64 are accepted",
+        numbers_may_be_floats_of_go,
+    ),
+    check(
+        "ipam_type_is_no_path",
+        &[39],
+        Must,
+        "a path as ipam.type is an error and executes nothing",
+        ipam_type_is_no_path,
+    ),
+    check(
+        "del_takes_another_configuration",
+        &[41, 78],
+        Quality,
+        "DEL succeeds with the cniVersion, arguments and capabilities of another configuration",
+        del_takes_another_configuration,
+    ),
+];
+
+fn verbs<'v>(world: &'v World<'_>) -> impl Iterator<Item = &'static str> + 'v {
+    VERBS.into_iter().filter(|verb| *verb != "VERSION" && world.description().claims(verb))
+}
+
+fn garbage_is_error_6(world: &World<'_>) -> Result<(), Stop> {
+    let one = world.attachment(0)?;
+    for verb in verbs(world) {
+        for text in ["", " ", "{", "[]", "7", "\"x\""] {
+            let error =
+                world.refused(&world.call(verb, &one).text(text), &format!("{verb} with {text:?}"))?;
+            ensure!(error["code"] == 6, "{verb} with {text:?}: the code is {}", error["code"]);
+        }
+    }
+    Ok(())
+}
+
+fn garbage_changes_nothing(world: &World<'_>) -> Result<(), Stop> {
+    let one = world.attachment(0)?;
+    let before = world.state()?;
+    let whole = one.conf.to_string();
+    let cut = &whole[..whole.len() - 1];
+    let deep = format!("{}{}", "[".repeat(20_000), "]".repeat(20_000));
+    for verb in verbs(world).filter(|verb| *verb != "DEL") {
+        for text in [cut, "{", "nonsense", "[]", &deep, &"x".repeat(1 << 20)] {
+            let begin: String = text.chars().take(20).collect();
+            world.refused(&world.call(verb, &one).text(text), &format!("{verb} with {begin:?}..."))?;
+        }
+        let ran = world.run(&world.call(verb, &one).text(b"{\"name\":\"\xff\xfe".as_slice()))?;
+        ensure!(ran.status != 0, "{verb} with bytes that are no text succeeded");
+    }
+    world.is_as(&before, "after garbage")
+}
+
+fn wrong_types_are_refused(world: &World<'_>) -> Result<(), Stop> {
+    let one = world.attachment(0)?;
+    let keys: Vec<String> = one.conf.as_object().into_iter().flat_map(|map| map.keys().cloned()).collect();
+    for key in keys.iter().map(String::as_str).chain(["runtimeConfig", "args", "capabilities", "dns"]) {
+        for wrong in [json!(7), json!(["x"]), json!({"x": [{}]}), json!(true), json!(-1.5e300)] {
+            if one.conf[key].is_object() == wrong.is_object() && one.conf[key].is_object() {
+                continue;
+            }
+            for verb in ["ADD", "DEL"] {
+                let ran = world.run(&world.call(verb, &one).conf(&with(&one.conf, key, wrong.clone())))?;
+                let what = format!("{verb} with {key}: {wrong}");
+                ensure!(
+                    ran.status < 128 && !ran.stderr.contains("goroutine"),
+                    "{what}: it crashed: {}",
+                    ran.told()
+                );
+                if ran.status != 0 {
+                    ran.error().map_err(|why| Stop::Fails(format!("{what}: {why}")))?;
+                } else if verb == "ADD" {
+                    world.run(&world.call("DEL", &one))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn network_has_a_name(world: &World<'_>) -> Result<(), Stop> {
+    let one = world.attachment(0)?;
+    for verb in verbs(world) {
+        for name in [json!(null), json!(""), json!("-a"), json!("a b"), json!("a/b"), json!("../a")] {
+            let conf = with(&one.conf, "name", name.clone());
+            let error =
+                world.refused(&world.call(verb, &one).conf(&conf), &format!("{verb} with name {name}"))?;
+            ensure!(error["code"] == 7, "{verb} with name {name}: the code is {}", error["code"]);
+        }
+    }
+    Ok(())
+}
+
+fn unknown_version_is_error_1(world: &World<'_>) -> Result<(), Stop> {
+    let one = world.attachment(0)?;
+    for verb in verbs(world).filter(|verb| *verb != "DEL") {
+        for version in ["9.9.9", "0.0.1"] {
+            let conf = with(&one.conf, "cniVersion", json!(version));
+            let what = format!("{verb} with cniVersion {version}");
+            let error = world.refused(&world.call(verb, &one).conf(&conf), &what)?;
+            ensure!(error["code"] == 1, "{what}: the code is {}", error["code"]);
+        }
+    }
+    Ok(())
+}
+
+fn error_1_names_versions(world: &World<'_>) -> Result<(), Stop> {
+    let one = world.attachment(0)?;
+    let call = world.call("ADD", &one).conf(&with(&one.conf, "cniVersion", json!("9.9.9")));
+    let error = world.refused(&call, "ADD with cniVersion 9.9.9")?;
+    let text = format!("{} {}", error["msg"], error["details"]);
+    for version in ["9.9.9", world.description().newest()] {
+        ensure!(text.contains(version), "the error does not name {version}: {text}");
+    }
+    Ok(())
+}
+
+fn no_version_is_the_first(world: &World<'_>) -> Result<(), Stop> {
+    if !world.description().claims_version("0.1.0") {
+        return Err(Stop::LeftOut("it does not claim 0.1.0".to_owned()));
+    }
+    let one = world.of_version(world.working()?, "0.1.0");
+    let mut conf = one.conf.clone();
+    if let Some(map) = conf.as_object_mut() {
+        map.remove("cniVersion");
+    }
+    let result = world.ok(&world.call("ADD", &one).conf(&conf))?.result().map_err(Stop::Fails)?;
+    ensure!(
+        ["", "0.1.0"].contains(&result["cniVersion"].as_str().unwrap_or_default()),
+        "the result is {result}"
+    );
+    Ok(())
+}
+
+fn versions_are_served(world: &World<'_>) -> Result<(), Stop> {
+    let mut next = world.attachment(0)?;
+    for version in &world.description().cni_versions {
+        let one = world.of_version(next.clone(), version);
+        let ran = world.run(&world.call("ADD", &one))?;
+        ensure!(ran.status == 0, "ADD with {version}: {}", ran.told());
+        let result = ran.result().map_err(|why| Stop::Fails(format!("ADD with {version}: {why}")))?;
+        ensure!(
+            result["cniVersion"] == json!(version),
+            "the result for {version} is of {}",
+            result["cniVersion"]
+        );
+        world.del(&one, &result)?;
+        next = world.renewed(next)?;
+    }
+    Ok(())
+}
+
+fn verbs_need_their_version(world: &World<'_>) -> Result<(), Stop> {
+    let one = world.attachment(0)?;
+    let mut asked = 0;
+    for (verb, since) in [("CHECK", "0.4.0"), ("STATUS", "1.1.0"), ("GC", "1.1.0")] {
+        for version in world.description().cni_versions.iter().filter(|version| version.as_str() < since) {
+            if !world.description().claims(verb) {
+                continue;
+            }
+            asked += 1;
+            let call = world.call(verb, &world.of_version(one.clone(), version));
+            let error = world.refused(&call, &format!("{verb} with {version}"))?;
+            ensure!(error["code"] == 1, "{verb} with {version}: the code is {}", error["code"]);
+        }
+    }
+    if asked == 0 { Err(Stop::LeftOut("it claims no verb of a later version".to_owned())) } else { Ok(()) }
+}
+
+fn foreign_keys_are_accepted(world: &World<'_>) -> Result<(), Stop> {
+    let one = world.working()?;
+    let mut conf = one.conf.clone();
+    let more = json!({
+        "cniVersions": ["1.0.0", "1.1.0"], "disableCheck": true, "disableGC": true, "loadOnlyInlinedPlugins": true,
+        "args": {"cni": {"conformance": [1]}, "other": null}, "dns": {},
+        "cni.dev/unheard-of": {}, "plugins": [],
+        "runtimeConfig": {"io.kubernetes.cri.pod-annotations": {"a": "b"}},
+    });
+    for (key, value) in more.as_object().into_iter().flatten() {
+        if conf[key].is_null() {
+            conf[key] = value.clone();
+        }
+    }
+    conf["capabilities"]["io.kubernetes.cri.pod-annotations"] = json!(true);
+    let result = world.ok(&world.call("ADD", &one).conf(&conf))?.result().map_err(Stop::Fails)?;
+    world.ok(&world.call("DEL", &one).conf(&with(&conf, "prevResult", result))).map(drop)
+}
+
+fn letter_case_has_no_meaning(world: &World<'_>) -> Result<(), Stop> {
+    let one = world.working()?;
+    let in_capitals = |conf: &Value| -> Value {
+        let map = conf.as_object().into_iter().flatten();
+        map.map(|(key, value)| (key.to_uppercase(), value.clone())).collect()
+    };
+    let added =
+        world.ok(&world.call("ADD", &one).conf(&in_capitals(&one.conf)))?.result().map_err(Stop::Fails)?;
+    ensure!(added["cniVersion"] == one.conf["cniVersion"], "the result is of {}", added["cniVersion"]);
+    let conf = with(&one.conf, "prevResult", added);
+    world.ok(&world.call("DEL", &one).conf(&in_capitals(&conf))).map(drop)
+}
+
+fn null_is_absent(world: &World<'_>) -> Result<(), Stop> {
+    let one = world.working()?;
+    let mut conf = one.conf.clone();
+    for key in ["runtimeConfig", "args", "capabilities", "dns", "prevResult"] {
+        if conf[key].is_null() {
+            conf[key] = Value::Null;
+        }
+    }
+    let result = world.ok(&world.call("ADD", &one).conf(&conf))?.result().map_err(Stop::Fails)?;
+    world.ok(&world.call("DEL", &one).conf(&with(&conf, "prevResult", result))).map(drop)
+}
+
+/// Go's encoder writes a float64 of 1e21 and above with an exponent, and of smaller ones all digits.
+fn numbers_may_be_floats_of_go(world: &World<'_>) -> Result<(), Stop> {
+    let one = world.working()?;
+    let conf = with(
+        &one.conf,
+        "args",
+        json!({"conformance": {"big": 1e21, "small": 1e-7, "half": 0.5, "most": 1_u64 << 53}}),
+    );
+    let result = world.ok(&world.call("ADD", &one).conf(&conf))?.result().map_err(Stop::Fails)?;
+    world.ok(&world.call("DEL", &one).conf(&with(&conf, "prevResult", result))).map(drop)
+}
+
+fn ipam_type_is_no_path(world: &World<'_>) -> Result<(), Stop> {
+    world.delegates()?;
+    let one = world.attachment(0)?;
+    let called = Path::new(DIR).join("bin/called");
+    world.stand_in("never", &format!("touch {}; exit 1", called.display()))?;
+    world.write(&Path::new(DIR).join("bin/sub/.made"), "")?;
+    for path in ["../bin/never", "./never", "/dev/shm/conformance/bin/never", "sub/../never"] {
+        let conf = with(&one.conf, "ipam", json!({"type": path}));
+        world.refused(&world.call("ADD", &one).conf(&conf), &format!("ipam.type {path}"))?;
+        ensure!(!called.exists(), "ipam.type {path} was executed");
+    }
+    Ok(())
+}
+
+fn del_takes_another_configuration(world: &World<'_>) -> Result<(), Stop> {
+    let mut one = world.working()?;
+    let mut others = vec![
+        ("without args", "args", json!(null)),
+        ("with other capabilities", "capabilities", json!({"x": true})),
+    ];
+    if world.description().claims_version("0.4.0") {
+        others.push(("of 0.4.0", "cniVersion", json!("0.4.0")));
+    }
+    for (what, key, value) in others {
+        let before = world.state()?;
+        let result = world.add(&one)?;
+        let conf = with(&with(&one.conf, "prevResult", result.clone()), key, value.clone());
+        let conf = if key == "cniVersion" {
+            with(&conf, "prevResult", crate::world::result_of(&result, "0.4.0"))
+        } else {
+            conf
+        };
+        let ran = world.run(&world.call("DEL", &one).conf(&conf))?;
+        ensure!(ran.status == 0, "DEL {what}: {}", ran.told());
+        world.is_as(&before, &format!("after DEL {what}"))?;
+        one = world.renewed(one)?;
+    }
+    Ok(())
+}

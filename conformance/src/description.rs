@@ -1,0 +1,163 @@
+//! What the suite has to know of a plugin.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// All versions of the specification.
+pub const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+
+/// All verbs.
+pub const VERBS: [&str; 6] = ["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"];
+
+/// What kind of plugin it is.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// It makes an interface in the pod, or moves one there.
+    Main,
+    /// It changes what the plugin before it in the chain made.
+    Meta,
+    /// It assigns addresses.
+    Ipam,
+}
+
+/// A plugin. In all texts `{N}` is the number of the attachment, which begins at 0, `{CONTAINER}` the name of its pod's
+/// namespace and `{NETNS}` the path of it, `{IFNAME}` the interface, and `{DIR}` a directory that exists for one check.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Description {
+    /// What the report calls it; by default the type of the configuration.
+    #[serde(default)]
+    pub name: String,
+    /// What kind of plugin it is.
+    pub kind: Kind,
+    /// The name of the executable, or its path; by default the type of the configuration.
+    #[serde(default)]
+    pub program: String,
+    /// The network configuration. The suite adds `name` and `cniVersion`.
+    pub conf: Value,
+    /// Arguments of ip(8) that make what the plugin needs on the host: once, or for each attachment if they have `{N}`.
+    #[serde(default)]
+    pub host: Vec<String>,
+    /// Arguments of ip(8) that make what the plugin needs in the pod, before ADD.
+    #[serde(default)]
+    pub pod: Vec<String>,
+    /// For a plugin that is not the first of its chain: the result of the one before it.
+    #[serde(default)]
+    pub prev_result: Option<Value>,
+    /// Can a plugin of kind `main` also be behind another one?
+    #[serde(default)]
+    pub chained: bool,
+    /// Files that the plugin reads, by path: a text, or JSON.
+    #[serde(default)]
+    pub files: BTreeMap<String, Value>,
+    /// Variables of its environment, beside those of CNI.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// The verbs that it claims.
+    #[serde(default = "all_verbs")]
+    pub verbs: Vec<String>,
+    /// The versions that it claims.
+    #[serde(default = "all_versions")]
+    pub cni_versions: Vec<String>,
+    /// Files and links that may stay after a DEL: names, or beginnings of paths that end in `*`.
+    #[serde(default)]
+    pub stays: Vec<String>,
+    /// Arguments of ip(8) that succeed where the plugin can run at all: a kind of device that a kernel may lack.
+    #[serde(default)]
+    pub needs: Vec<String>,
+    /// Arguments of ip(8) that take the device of an attachment away from the host for good.
+    #[serde(default)]
+    pub unplug: Option<String>,
+    /// Does it keep no state, as an IPAM plugin that gives what its configuration says?
+    #[serde(default)]
+    pub stateless: bool,
+    /// Checks that it is known to fail, because its maintainers chose it or an issue of theirs says it: with the reason, or the
+    /// address of the issue.
+    #[serde(default)]
+    pub known: BTreeMap<String, String>,
+}
+
+fn all_verbs() -> Vec<String> {
+    VERBS.map(str::to_owned).into()
+}
+
+fn all_versions() -> Vec<String> {
+    VERSIONS.map(str::to_owned).into()
+}
+
+impl Description {
+    /// Reads a description; the error says what is wrong.
+    pub fn read(path: &Path) -> Result<Description, String> {
+        let told = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+        let text = fs::read(path).map_err(|error| told(&error))?;
+        let mut read: Description = serde_json::from_slice(&text).map_err(|error| told(&error))?;
+        read.complete().map_err(|error| told(&error))?;
+        Ok(read)
+    }
+
+    /// What can be said of a plugin of which there is only a configuration.
+    pub fn of_conf(conf: Value, kind: Kind) -> Result<Description, String> {
+        let mut description: Description = serde_json::from_value(json!({"kind": "main", "conf": conf}))
+            .map_err(|error| format!("the configuration: {error}"))?;
+        description.kind = kind;
+        description.complete()?;
+        Ok(description)
+    }
+
+    fn complete(&mut self) -> Result<(), String> {
+        let section = if self.kind == Kind::Ipam { &self.conf["ipam"] } else { &self.conf };
+        let known = section["type"].as_str().unwrap_or_default().to_owned();
+        if known.is_empty() {
+            let key = if self.kind == Kind::Ipam { "conf.ipam.type" } else { "conf.type" };
+            return Err(format!("{key} must be the name of the plugin"));
+        }
+        for text in [&mut self.name, &mut self.program] {
+            if text.is_empty() {
+                text.clone_from(&known);
+            }
+        }
+        if self.kind == Kind::Ipam && self.conf["type"].is_null() {
+            self.conf["type"] = json!("conformance");
+        }
+        for (claimed, known) in [(&self.verbs, &VERBS[..]), (&self.cni_versions, &VERSIONS)] {
+            if let Some(wrong) = claimed.iter().find(|one| !known.contains(&one.as_str())) {
+                return Err(format!("{wrong}: expected some of {}", known.join(", ")));
+            }
+        }
+        if self.cni_versions.is_empty() {
+            return Err("cniVersions must name a version".to_owned());
+        }
+        Ok(())
+    }
+
+    /// The newest version that it claims.
+    pub fn newest(&self) -> &str {
+        VERSIONS.into_iter().rfind(|known| self.claims_version(known)).unwrap_or("1.1.0")
+    }
+
+    /// Does it claim this version?
+    pub fn claims_version(&self, version: &str) -> bool {
+        self.cni_versions.iter().any(|one| one == version)
+    }
+
+    /// Does it claim this verb, in the newest version that it claims?
+    pub fn claims(&self, verb: &str) -> bool {
+        let since = match verb {
+            "CHECK" => 4,
+            "GC" | "STATUS" => 6,
+            _ => 0,
+        };
+        self.verbs.iter().any(|one| one == verb)
+            && VERSIONS.iter().position(|version| *version == self.newest()).is_some_and(|at| at >= since)
+    }
+
+    /// Does it call an IPAM plugin?
+    pub fn delegates(&self) -> bool {
+        self.kind == Kind::Main && self.conf["ipam"]["type"].is_string()
+    }
+}

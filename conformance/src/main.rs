@@ -1,0 +1,201 @@
+//! cni-conformance: judges any CNI plugin by the CNI specification, in namespaces of its own.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use cni_conformance::checks::{self, Check, Level};
+use cni_conformance::description::{Description, Kind};
+use cni_conformance::report::{self, Format};
+use cni_conformance::run::{Outcome, judge};
+use cni_conformance::sandbox;
+use cni_conformance::world::Settings;
+
+const AFTER: &str = "\
+Exit status: 0 no MUST failed, 1 some did, 2 wrong usage, 3 this machine does not allow it: no namespaces, no iproute2, \
+or no device of the kind that the plugin needs. A failure that the description names as known does not count.
+
+It runs as root, or as any user who may create user namespaces, and changes nothing of the host.";
+
+/// Judges CNI plugins by the CNI specification, each check in namespaces of its own.
+#[derive(Debug, Parser)]
+#[command(version, after_help = AFTER)]
+struct Arguments {
+    /// Descriptions of plugins: docs/conformance.md has the keys
+    #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present_any = ["conf", "list"])]
+    describe: Vec<PathBuf>,
+    /// Instead of a description, a network configuration of a plugin that needs no device
+    #[arg(long, value_name = "FILE", conflicts_with = "describe", requires = "plugin")]
+    conf: Option<PathBuf>,
+    /// The kind of the plugin of --conf
+    #[arg(long, default_value = "main", value_parser = ["main", "ipam"])]
+    kind: String,
+    /// The executable, if it is not the one that CNI_PATH has
+    #[arg(long, value_name = "PATH")]
+    plugin: Option<PathBuf>,
+    /// CNI_PATH: where the plugins are that the configuration names
+    #[arg(long, value_name = "DIRECTORIES")]
+    path: Option<String>,
+    /// Only checks whose name contains this, or that judge this item of the contract
+    #[arg(long, value_name = "PATTERN")]
+    only: Vec<String>,
+    /// No checks whose name contains this, or that judge this item
+    #[arg(long, value_name = "PATTERN")]
+    except: Vec<String>,
+    /// What is written on standard output
+    #[arg(long, value_enum, default_value = "table")]
+    format: Format,
+    /// Kill at every system call, not at a sample
+    #[arg(long)]
+    full: bool,
+    /// How many system calls of a verb the sample has
+    #[arg(long, value_name = "COUNT", default_value_t = 12)]
+    sample: usize,
+    /// Seconds that a call may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    limit: u64,
+    /// How many checks run at a time; by default four for each processor, for most of the time the kernel waits
+    #[arg(long, value_name = "COUNT")]
+    jobs: Option<usize>,
+    /// List the checks
+    #[arg(long)]
+    list: bool,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let checks: Vec<Check> = checks::all()
+        .into_iter()
+        .filter(|check| {
+            arguments.only.is_empty() || arguments.only.iter().any(|pattern| is_meant(check, pattern))
+        })
+        .filter(|check| !arguments.except.iter().any(|pattern| is_meant(check, pattern)))
+        .collect();
+    let ended = if checks.is_empty() {
+        Err((2, "no check is left: --list names them".to_owned()))
+    } else if arguments.list {
+        print(&list(&checks)).map(|()| 0)
+    } else {
+        run(&arguments, &checks)
+    };
+    match ended {
+        Ok(status) => ExitCode::from(status),
+        Err((status, reason)) => {
+            let _ = writeln!(std::io::stderr(), "cni-conformance: {reason}");
+            ExitCode::from(status)
+        }
+    }
+}
+
+fn is_meant(check: &Check, pattern: &str) -> bool {
+    match pattern.parse::<u32>() {
+        Ok(item) => check.items.contains(&item),
+        Err(_) => check.name.contains(pattern),
+    }
+}
+
+fn print(text: &str) -> Result<(), (u8, String)> {
+    let mut stdout = std::io::stdout().lock();
+    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    written.map_err(|error| (3, format!("cannot write the report: {error}")))
+}
+
+fn list(checks: &[Check]) -> String {
+    let line = |check: &Check| {
+        let items = check.items.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
+        format!("{:7}  {:40}  {items:9}  {}\n", check.level, check.name, check.asks)
+    };
+    checks.iter().map(line).collect()
+}
+
+fn run(arguments: &Arguments, checks: &[Check]) -> Result<u8, (u8, String)> {
+    let all = settings(arguments).map_err(|reason| (2, reason))?;
+    sandbox::enter().map_err(|reason| (3, reason))?;
+    let jobs =
+        arguments.jobs.unwrap_or_else(|| 4 * std::thread::available_parallelism().map_or(2, usize::from));
+    let reports: Vec<_> = all.iter().map(|settings| judge(settings, checks, jobs)).collect();
+    print(&report::write(&reports, arguments.format))?;
+    let has = |level: Option<Level>, outcome| reports.iter().any(|report| report.count(level, outcome) > 0);
+    if has(Some(Level::Must), Outcome::Fail) {
+        return Ok(1);
+    }
+    let is_asked =
+        [Outcome::Pass, Outcome::Fail, Outcome::Known].into_iter().any(|outcome| has(None, outcome));
+    if is_asked {
+        return Ok(0);
+    }
+    let reason = reports.iter().flat_map(|report| &report.checks).map(|one| one.seen.as_str()).next();
+    Err((3, format!("nothing could be asked: {}", reason.unwrap_or("no check"))))
+}
+
+fn settings(arguments: &Arguments) -> Result<Vec<Settings>, String> {
+    let mut descriptions = Vec::new();
+    for path in &arguments.describe {
+        descriptions.push(Description::read(path)?);
+    }
+    if let Some(path) = &arguments.conf {
+        let told = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+        let text = std::fs::read(path).map_err(|error| told(&error))?;
+        let conf = serde_json::from_slice(&text).map_err(|error| told(&error))?;
+        let kind = if arguments.kind == "ipam" { Kind::Ipam } else { Kind::Main };
+        descriptions.push(Description::of_conf(conf, kind).map_err(|error| told(&error))?);
+    }
+    if descriptions.len() > 1 && arguments.plugin.is_some() {
+        return Err("--plugin goes with one description".to_owned());
+    }
+    let mut path: Vec<PathBuf> = Vec::new();
+    if let Some(own) = arguments.plugin.as_deref().and_then(Path::parent) {
+        path.push(absolute(own)?);
+    }
+    let given = arguments.path.clone().or_else(|| std::env::var("CNI_PATH").ok());
+    for directory in
+        given.unwrap_or("/opt/cni/bin:/usr/lib/cni".to_owned()).split(':').filter(|one| !one.is_empty())
+    {
+        path.push(absolute(Path::new(directory))?);
+    }
+    let mut all = Vec::new();
+    for description in descriptions {
+        let program = match &arguments.plugin {
+            Some(plugin) => absolute(plugin)?,
+            None => found(&description.program, &path)?,
+        };
+        if !program.is_file() {
+            return Err(format!("{}: no such executable", program.display()));
+        }
+        if let Some(hidden) =
+            ["/run", "/dev/shm", "/var/lib/cni"].iter().find(|hidden| program.starts_with(hidden))
+        {
+            return Err(format!(
+                "{}: {hidden} is empty for each check; copy the plugin elsewhere",
+                program.display()
+            ));
+        }
+        all.push(Settings {
+            description,
+            program,
+            path: path.clone(),
+            limit: Duration::from_secs(arguments.limit),
+            sample: (!arguments.full).then_some(arguments.sample),
+        });
+    }
+    Ok(all)
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, String> {
+    // `--plugin x` has an empty parent.
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn found(program: &str, path: &[PathBuf]) -> Result<PathBuf, String> {
+    if program.contains('/') {
+        return absolute(Path::new(program));
+    }
+    let candidates = path.iter().map(|directory| directory.join(program));
+    candidates.into_iter().find(|candidate| candidate.is_file()).ok_or_else(|| {
+        let path: Vec<_> = path.iter().map(|one| one.display().to_string()).collect();
+        format!("{program} is in none of {}: name the directory with --path", path.join(", "))
+    })
+}

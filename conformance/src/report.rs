@@ -1,0 +1,273 @@
+//! What was found out, in the forms that people and CI read.
+
+use std::fmt::Write as _;
+
+use serde_json::json;
+
+use crate::checks::Level;
+use crate::run::{Judged, Outcome, Report};
+
+/// The forms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// Lines for people.
+    Table,
+    /// One line for each plugin, in Markdown.
+    Scores,
+    /// Test Anything Protocol.
+    Tap,
+    /// As CI systems read it.
+    Junit,
+    /// All that is known.
+    Json,
+    /// A page for a browser.
+    Html,
+}
+
+const LEVELS: [Level; 3] = [Level::Must, Level::Should, Level::Quality];
+
+/// Writes the reports in this form.
+pub fn write(reports: &[Report], format: Format) -> String {
+    match format {
+        Format::Table => reports.iter().map(table).collect::<Vec<_>>().join("\n"),
+        Format::Scores => scores(reports),
+        Format::Tap => tap(reports),
+        Format::Junit => junit(reports),
+        Format::Json => {
+            format!("{:#}\n", json!({"plugins": reports.iter().map(json_of).collect::<Vec<_>>()}))
+        }
+        Format::Html => html(reports),
+    }
+}
+
+fn word(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Pass => "pass",
+        Outcome::Fail => "FAIL",
+        Outcome::Known => "known",
+        Outcome::LeftOut => "left out",
+    }
+}
+
+fn numbers(items: &[u32]) -> String {
+    items.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
+}
+
+/// `passed/asked`.
+fn score(report: &Report, level: Level) -> String {
+    let passed = report.count(Some(level), Outcome::Pass);
+    let failed = report.count(Some(level), Outcome::Fail) + report.count(Some(level), Outcome::Known);
+    format!("{passed}/{}", passed + failed)
+}
+
+fn table(report: &Report) -> String {
+    let mut text = format!("{}: {}\n", report.plugin, report.program);
+    for one in &report.checks {
+        let _ = writeln!(
+            text,
+            "{:8}  {:7}  {:40}  {:9}  {}",
+            word(one.outcome),
+            one.level,
+            one.name,
+            numbers(one.items),
+            one.asks
+        );
+        let key = if one.outcome == Outcome::LeftOut { "why" } else { "seen" };
+        for (key, value) in
+            [(key, &one.seen), ("known", &one.known), ("show", one.steps.last().unwrap_or(&String::new()))]
+        {
+            if !value.is_empty() {
+                let _ = writeln!(text, "          {key}: {value}");
+            }
+        }
+    }
+    let of_level = LEVELS.map(|level| format!("{level} {}", score(report, level))).join(", ");
+    let _ =
+        writeln!(text, "{}: {of_level}, left out {}", report.plugin, report.count(None, Outcome::LeftOut));
+    text
+}
+
+fn scores(reports: &[Report]) -> String {
+    let mut text = "| plugin | MUST | SHOULD | quality | left out | what does not hold |\n| --- | --- | --- | --- | --- | --- |\n".to_owned();
+    for report in reports {
+        let of = |level: Level, outcome: Outcome| {
+            let names = report.checks.iter().filter(|one| one.level == level && one.outcome == outcome);
+            names.map(|one| format!("`{}`", one.name)).collect::<Vec<_>>().join(", ")
+        };
+        let mut parts = Vec::new();
+        for level in LEVELS {
+            for (outcome, mark) in [(Outcome::Fail, ""), (Outcome::Known, ", known")] {
+                let names = of(level, outcome);
+                if !names.is_empty() {
+                    parts.push(format!("{level}{mark}: {names}"));
+                }
+            }
+        }
+        let asked = report.checks.iter().any(|one| one.outcome != Outcome::LeftOut);
+        if !asked {
+            parts = report.checks.iter().take(1).map(|one| one.seen.clone()).collect();
+        }
+        let of_level = LEVELS.map(|level| score(report, level)).join(" | ");
+        let _ = writeln!(
+            text,
+            "| {} | {of_level} | {} | {} |",
+            report.plugin,
+            report.count(None, Outcome::LeftOut),
+            parts.join(". ")
+        );
+    }
+    text
+}
+
+fn tap(reports: &[Report]) -> String {
+    let all: Vec<(&Report, &Judged)> =
+        reports.iter().flat_map(|report| report.checks.iter().map(move |one| (report, one))).collect();
+    let mut text = format!("TAP version 14\n1..{}\n", all.len());
+    for (at, (report, one)) in all.iter().enumerate() {
+        let (ok, directive) = match one.outcome {
+            Outcome::Pass => ("ok", String::new()),
+            Outcome::LeftOut => ("ok", format!(" # SKIP {}", in_a_line(&one.seen))),
+            Outcome::Known => ("not ok", format!(" # TODO {}", in_a_line(&one.known))),
+            Outcome::Fail => ("not ok", String::new()),
+        };
+        let _ = writeln!(text, "{ok} {} - {} {} {}{directive}", at + 1, report.plugin, one.level, one.name);
+        if !one.steps.is_empty() {
+            let _ = writeln!(
+                text,
+                "  ---\n  seen: {}\n  show: {}\n  ...",
+                json!(one.seen),
+                json!(one.steps.last())
+            );
+        }
+    }
+    text
+}
+
+/// TAP has one line for a test, and `#` begins its end.
+fn in_a_line(text: &str) -> String {
+    text.replace(['\n', '#'], " ")
+}
+
+fn junit(reports: &[Report]) -> String {
+    let mut text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n".to_owned();
+    for report in reports {
+        let failed = report.count(None, Outcome::Fail);
+        let skipped = report.count(None, Outcome::LeftOut) + report.count(None, Outcome::Known);
+        let name = escaped(&report.plugin);
+        let _ = writeln!(
+            text,
+            "<testsuite name=\"{name}\" tests=\"{}\" failures=\"{failed}\" skipped=\"{skipped}\">",
+            report.checks.len()
+        );
+        for one in &report.checks {
+            let _ = write!(text, "<testcase classname=\"{name}.{}\" name=\"{}\">", one.level, one.name);
+            let seen = escaped(&one.seen);
+            let _ = match one.outcome {
+                Outcome::Pass => Ok(()),
+                Outcome::Fail => {
+                    write!(text, "<failure message=\"{seen}\">{}</failure>", escaped(&one.steps.join("\n")))
+                }
+                Outcome::Known => {
+                    write!(text, "<skipped message=\"known: {}; {seen}\"/>", escaped(&one.known))
+                }
+                Outcome::LeftOut => write!(text, "<skipped message=\"{seen}\"/>"),
+            };
+            text.push_str("</testcase>\n");
+        }
+        text.push_str("</testsuite>\n");
+    }
+    text.push_str("</testsuites>\n");
+    text
+}
+
+fn json_of(report: &Report) -> serde_json::Value {
+    let mut value = json!(report);
+    value["score"] = LEVELS
+        .into_iter()
+        .map(|level| {
+            let count = |outcome| report.count(Some(level), outcome);
+            let of_level = json!({
+                "pass": count(Outcome::Pass), "fail": count(Outcome::Fail),
+                "known": count(Outcome::Known), "left-out": count(Outcome::LeftOut),
+            });
+            (level.to_string(), of_level)
+        })
+        .collect();
+    value["items"] =
+        report.items().into_iter().map(|(item, outcome)| (item.to_string(), json!(outcome))).collect();
+    value
+}
+
+/// In HTML and XML. Of control characters XML has none but these.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::new();
+    for c in text.chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\n' | '\t' => escaped.push(c),
+            c if c.is_control() || c == '\u{fffe}' || c == '\u{ffff}' => escaped.push('\u{fffd}'),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+const STYLE: &str = "body{font:15px/1.4 sans-serif;margin:2em;max-width:80em}table{border-collapse:collapse}\
+td,th{padding:.2em .6em;border-bottom:1px solid #ccc;text-align:left;vertical-align:top}\
+.fail{color:#a00;font-weight:bold}.known{color:#960}.left-out{color:#777}.pass{color:#070}\
+pre{white-space:pre-wrap;background:#f4f4f4;padding:.6em}";
+
+fn html(reports: &[Report]) -> String {
+    let mut text = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>CNI conformance</title><style>{STYLE}</style></head><body>\n<h1>CNI conformance</h1>\n"
+    );
+    text.push_str("<table><tr><th>plugin<th>MUST<th>SHOULD<th>quality<th>left out</tr>\n");
+    for report in reports {
+        let name = escaped(&report.plugin);
+        let of_level = LEVELS.map(|level| score(report, level)).join("<td>");
+        let _ = writeln!(
+            text,
+            "<tr><td><a href=\"#{name}\">{name}</a><td>{of_level}<td>{}</tr>",
+            report.count(None, Outcome::LeftOut)
+        );
+    }
+    text.push_str("</table>\n");
+    for report in reports {
+        let name = escaped(&report.plugin);
+        let _ = writeln!(
+            text,
+            "<h2 id=\"{name}\">{name}</h2>\n<table><tr><th>outcome<th>level<th>check<th>items<th>what is asked</tr>"
+        );
+        for one in &report.checks {
+            let class = word(one.outcome).to_lowercase().replace(' ', "-");
+            let _ = write!(
+                text,
+                "<tr><td class=\"{class}\">{}<td>{}<td><code>{}</code><td>{}<td>{}",
+                word(one.outcome),
+                one.level,
+                one.name,
+                numbers(one.items),
+                escaped(one.asks)
+            );
+            for value in [&one.seen, &one.known] {
+                if !value.is_empty() {
+                    let _ = write!(text, "<br>{}", escaped(value));
+                }
+            }
+            if !one.steps.is_empty() {
+                let _ = write!(
+                    text,
+                    "<details><summary>how to see it</summary><pre>{}</pre></details>",
+                    escaped(&one.steps.join("\n"))
+                );
+            }
+            text.push_str("</tr>\n");
+        }
+        text.push_str("</table>\n");
+    }
+    text.push_str("</body></html>\n");
+    text
+}

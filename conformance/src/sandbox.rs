@@ -1,0 +1,113 @@
+//! Namespaces in which nothing of the host can be changed.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+
+/// The directory that exists for one check. Not below /run: plugins refuse state below a /run that is not the host's.
+pub const DIR: &str = "/dev/shm/conformance";
+
+/// Moves this process, which must have one thread, into namespaces of its own: mount and network, and a user namespace
+/// unless it is root's.
+pub fn enter() -> Result<(), String> {
+    let (user, group) = (nix::unistd::geteuid(), nix::unistd::getegid());
+    let mut kinds = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET;
+    if !user.is_root() {
+        kinds |= CloneFlags::CLONE_NEWUSER;
+    }
+    unshare(kinds).map_err(|errno| {
+        format!("cannot make namespaces ({errno}): run it as root, or allow user namespaces")
+    })?;
+    if !user.is_root() {
+        let write = |file: &str, text: String| {
+            fs::write(file, text).map_err(|error| format!("cannot write {file}: {error}"))
+        };
+        write("/proc/self/setgroups", "deny".to_owned())?;
+        write("/proc/self/uid_map", format!("0 {user} 1"))?;
+        write("/proc/self/gid_map", format!("0 {group} 1"))?;
+    }
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    mount(None::<&str>, "/", None::<&str>, private, None::<&str>)
+        .map_err(|errno| format!("cannot make mounts private: {errno}"))?;
+    match Command::new("ip").arg("-V").output() {
+        Ok(output) if output.status.success() => Ok(()),
+        _ => Err("ip (iproute2) is not installed".to_owned()),
+    }
+}
+
+/// Moves this thread, and what it starts from now on, into a network and a mount namespace of its own, with an empty
+/// /run, /var/lib/cni and [`DIR`].
+pub fn enter_world() -> Result<(), String> {
+    unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
+        .map_err(|errno| format!("cannot make namespaces: {errno}"))?;
+    empty(Path::new("/run"))?;
+    empty(Path::new("/dev/shm"))?;
+    // What is not there cannot be covered, and making it would change the host.
+    let state = ["/var/lib/cni", "/var/lib"].map(Path::new).into_iter().find(|path| path.exists());
+    empty(state.ok_or("there is no /var/lib here")?)?;
+    if Path::new("/etc/cni").exists() {
+        empty(Path::new("/etc/cni"))?;
+    }
+    for directory in ["/run/netns", "/var/lib/cni", DIR] {
+        fs::create_dir_all(directory).map_err(|error| format!("cannot create {directory}: {error}"))?;
+    }
+    // Only where the machine allows it: plugins that look for a device by its address need it.
+    let _ = mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), None::<&str>);
+    Ok(())
+}
+
+/// An empty file system of 8 MiB over `path`.
+pub fn empty(path: &Path) -> Result<(), String> {
+    mount(Some("tmpfs"), path, Some("tmpfs"), MsFlags::empty(), Some("mode=755,size=8m"))
+        .map_err(|errno| format!("cannot mount an empty file system on {}: {errno}", path.display()))
+}
+
+/// Makes a network namespace and binds it to `path`, as a runtime does.
+pub fn make_netns(path: &Path) -> Result<(), String> {
+    let told =
+        |what: &str, error: &dyn std::fmt::Display| format!("cannot {what} {}: {error}", path.display());
+    fs::write(path, "").map_err(|error| told("create", &error))?;
+    let path = path.to_owned();
+    let bind = {
+        let path = path.clone();
+        move || {
+            unshare(CloneFlags::CLONE_NEWNET)?;
+            mount(Some("/proc/thread-self/ns/net"), &path, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        }
+    };
+    match std::thread::spawn(bind).join() {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(errno)) => Err(told("bind a namespace to", &errno)),
+        Err(_) => Err(told("bind a namespace to", &"its thread ended")),
+    }
+}
+
+/// Deletes the namespace at `path`, as a runtime does.
+pub fn delete_netns(path: &Path) -> Result<(), String> {
+    nix::mount::umount2(path, nix::mount::MntFlags::MNT_DETACH)
+        .map_err(|errno| format!("cannot unmount {}: {errno}", path.display()))?;
+    fs::remove_file(path).map_err(|error| format!("cannot remove {}: {error}", path.display()))
+}
+
+/// Fills the file systems on which plugins keep their state, and returns the files that do so.
+pub fn fill() -> Result<Vec<PathBuf>, String> {
+    let mut filled = Vec::new();
+    let mut devices = Vec::new();
+    for directory in ["/run", "/var/lib/cni", DIR] {
+        let device = fs::metadata(directory).map_err(|error| format!("{directory}: {error}"))?.dev();
+        if devices.contains(&device) {
+            continue;
+        }
+        devices.push(device);
+        let path = Path::new(directory).join("conformance-fills-this");
+        filled.push(path.clone());
+        // It ends when no page is left. No inode is made after it, so an empty file can still be.
+        let mut file = fs::File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        while std::io::Write::write_all(&mut file, &[0; 4096]).is_ok() {}
+    }
+    Ok(filled)
+}

@@ -1,0 +1,734 @@
+//! Where one check runs: a host with the devices of the description, pods, and the plugin.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use crate::call::{Call, Ran, quoted};
+use crate::description::{Description, Kind};
+use crate::sandbox::{self, DIR};
+use crate::tracer::{self, Fate, WAITING};
+
+/// Why a check ended before its end.
+#[derive(Clone, Debug)]
+pub enum Stop {
+    /// The plugin does not do what is asked; what was seen.
+    Fails(String),
+    /// It cannot be asked; why.
+    LeftOut(String),
+}
+
+/// Ends a check: what is asked does not hold.
+#[macro_export]
+macro_rules! ensure {
+    ($holds:expr, $($seen:tt)+) => {
+        if !$holds {
+            return Err($crate::world::Stop::Fails(format!($($seen)+)));
+        }
+    };
+}
+
+/// What is the same for all checks of a plugin.
+#[derive(Debug)]
+pub struct Settings {
+    /// The plugin.
+    pub description: Description,
+    /// Its executable.
+    pub program: PathBuf,
+    /// CNI_PATH.
+    pub path: Vec<PathBuf>,
+    /// How long a call may take.
+    pub limit: Duration,
+    /// How many system calls of a sweep are tried; all of them without a number.
+    pub sample: Option<usize>,
+}
+
+/// An attachment of a pod to the network, which need not have been made.
+#[derive(Clone, Debug)]
+pub struct Attachment {
+    /// The container's ID.
+    pub container: String,
+    /// The path of its namespace.
+    pub netns: PathBuf,
+    /// The interface.
+    pub ifname: String,
+    /// Which device and address it has.
+    pub n: usize,
+    /// The configuration.
+    pub conf: Value,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct World<'s> {
+    /// The plugin.
+    pub settings: &'s Settings,
+    steps: RefCell<Vec<String>>,
+    is_furnished: Cell<bool>,
+    path: RefCell<Vec<PathBuf>>,
+    attachments: RefCell<BTreeMap<usize, Attachment>>,
+    baseline: RefCell<Value>,
+}
+
+/// How a traced call ended.
+#[derive(Debug)]
+pub struct Traced {
+    /// Exit status; 128 + the signal if one ended it.
+    pub status: i32,
+    /// How many system calls there were that can be swept.
+    pub calls: usize,
+    /// Who was killed before what.
+    pub killed: Option<String>,
+    /// What it printed.
+    pub stdout: String,
+}
+
+fn left_out(reason: String) -> Stop {
+    Stop::LeftOut(reason)
+}
+
+impl<'s> World<'s> {
+    /// Runs `check` in a new world, in a thread of its own, and returns what it says, with the steps as shell commands.
+    pub fn with<T: Send>(
+        settings: &'s Settings,
+        check: impl FnOnce(&World<'s>) -> Result<T, Stop> + Send,
+    ) -> (Result<T, Stop>, Vec<String>) {
+        let inside = move || {
+            if let Err(reason) = sandbox::enter_world() {
+                return (Err(Stop::LeftOut(reason)), Vec::new());
+            }
+            let world = World {
+                settings,
+                steps: RefCell::default(),
+                is_furnished: Cell::new(false),
+                path: RefCell::new(settings.path.clone()),
+                attachments: RefCell::default(),
+                baseline: RefCell::default(),
+            };
+            let verdict = world.host("link set lo up").and_then(|_| check(&world));
+            (verdict, world.steps.take())
+        };
+        std::thread::scope(|scope| {
+            let ended = scope.spawn(inside).join();
+            ended.unwrap_or_else(|_| (Err(left_out("the suite itself failed".to_owned())), Vec::new()))
+        })
+    }
+
+    /// The plugin's description.
+    pub fn description(&self) -> &'s Description {
+        &self.settings.description
+    }
+
+    /// Leaves the check out unless the plugin claims `verb`.
+    pub fn claims(&self, verb: &str) -> Result<(), Stop> {
+        match self.description().claims(verb) {
+            true => Ok(()),
+            false => Err(left_out(format!("it does not claim {verb}"))),
+        }
+    }
+
+    /// Leaves the check out for other kinds.
+    pub fn only(&self, kinds: &[Kind]) -> Result<(), Stop> {
+        match kinds.contains(&self.description().kind) {
+            true => Ok(()),
+            false => Err(left_out("another kind of plugin is asked this".to_owned())),
+        }
+    }
+
+    /// Leaves the check out unless the plugin calls an IPAM plugin.
+    pub fn delegates(&self) -> Result<(), Stop> {
+        match self.description().delegates() {
+            true => Ok(()),
+            false => Err(left_out("it calls no IPAM plugin".to_owned())),
+        }
+    }
+
+    /// Leaves the check out for an IPAM plugin that has no leases.
+    pub fn keeps_leases(&self) -> Result<(), Stop> {
+        match self.description().stateless {
+            false => Ok(()),
+            true => Err(left_out("it keeps no state".to_owned())),
+        }
+    }
+
+    /// The steps are those of another world.
+    pub fn take_over(&self, steps: Vec<String>) {
+        self.steps.replace(steps);
+    }
+
+    fn step(&self, text: String) {
+        self.steps.borrow_mut().push(text);
+    }
+
+    // --- the host and the pods ----------------------------------------------------------------------------------
+
+    /// `ip` on the host; it must succeed.
+    pub fn host(&self, arguments: &str) -> Result<String, Stop> {
+        self.step(format!("ip {arguments}"));
+        ip(arguments).map_err(left_out)
+    }
+
+    /// `ip` in the namespace of a pod; it must succeed.
+    pub fn in_pod(&self, attachment: &Attachment, arguments: &str) -> Result<String, Stop> {
+        self.host(&format!("-n {} {arguments}", attachment.container))
+    }
+
+    /// Files that the plugin reads, and what it needs of the host once.
+    fn furnish(&self) -> Result<(), Stop> {
+        if self.is_furnished.replace(true) {
+            return Ok(());
+        }
+        for (path, content) in &self.description().files {
+            let path = PathBuf::from(path.replace("{DIR}", DIR));
+            let text = match content {
+                Value::String(text) => text.clone(),
+                other => other.to_string(),
+            };
+            self.write(&path, &text.replace("{DIR}", DIR))?;
+        }
+        for line in self.description().host.iter().filter(|line| !line.contains("{N}")) {
+            self.host(line)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a file in the world.
+    pub fn write(&self, path: &Path, text: &str) -> Result<(), Stop> {
+        let told = |error: std::io::Error| left_out(format!("{}: {error}", path.display()));
+        fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).map_err(told)?;
+        self.step(format!("printf %s {} >{}", quoted(text), path.display()));
+        fs::write(path, text).map_err(told)
+    }
+
+    /// Attachment `n` to a pod of its own.
+    pub fn attachment(&self, n: usize) -> Result<Attachment, Stop> {
+        let container = format!("c{n}");
+        let netns = Path::new("/run/netns").join(&container);
+        self.step(format!("ip netns add {container}"));
+        sandbox::make_netns(&netns).map_err(left_out)?;
+        self.host(&format!("-n {container} link set lo up"))?;
+        self.attachment_in(n, &container, "net1")
+    }
+
+    /// Attachment `n` to a pod that there is.
+    pub fn attachment_in(&self, n: usize, container: &str, ifname: &str) -> Result<Attachment, Stop> {
+        self.furnish()?;
+        let netns = Path::new("/run/netns").join(container);
+        let filled = |text: &str| {
+            text.replace("{N}", &n.to_string())
+                .replace("{IFNAME}", ifname)
+                .replace("{NETNS}", &netns.to_string_lossy())
+                .replace("{CONTAINER}", container)
+                .replace("{DIR}", DIR)
+        };
+        for line in self.description().host.iter().filter(|line| line.contains("{N}")) {
+            self.host(&filled(line))?;
+        }
+        for line in &self.description().pod {
+            self.host(&format!("-n {container} {}", filled(line)))?;
+        }
+        let mut conf = self.description().conf.clone();
+        if conf["name"].is_null() {
+            conf["name"] = json!("conformance");
+        }
+        if self.description().kind == Kind::Meta {
+            let default = json!({
+                "interfaces": [{"name": "{IFNAME}", "mac": "{MAC}", "sandbox": "{NETNS}"}],
+                "ips": [{"address": "10.9.{N}.2/24", "gateway": "10.9.{N}.1", "interface": 0}],
+            });
+            conf["prevResult"] = self.description().prev_result.clone().unwrap_or(default);
+        }
+        // The device is the one of the description's commands.
+        let shown = ip(&format!("-json -n {container} link show {ifname}")).unwrap_or_default();
+        let shown: Value = serde_json::from_str(&shown).unwrap_or_default();
+        let mac = shown[0]["address"].as_str().unwrap_or("02:00:00:00:00:01").to_owned();
+        conf = map_texts(&conf, &|text| filled(text).replace("{MAC}", &mac));
+        let attachment =
+            Attachment { container: container.to_owned(), netns, ifname: ifname.to_owned(), n, conf };
+        let attachment = self.of_version(attachment, self.description().newest());
+        self.attachments.borrow_mut().insert(n, attachment.clone());
+        Ok(attachment)
+    }
+
+    /// Attachment `n`, which was made before.
+    pub fn again(&self, n: usize) -> Result<Attachment, Stop> {
+        self.attachments.borrow().get(&n).cloned().ok_or_else(|| left_out(format!("no attachment {n}")))
+    }
+
+    /// The same, in another version.
+    pub fn of_version(&self, mut attachment: Attachment, version: &str) -> Attachment {
+        attachment.conf["cniVersion"] = json!(version);
+        if !attachment.conf["prevResult"].is_null() {
+            attachment.conf["prevResult"] = result_of(&attachment.conf["prevResult"], version);
+        }
+        attachment
+    }
+
+    /// A result as the plugin before this one would give it, if there is one.
+    pub fn previous(&self, attachment: &Attachment) -> Option<Value> {
+        let eth0 = json!({
+            "cniVersion": self.description().newest(),
+            "interfaces": [{"name": "eth0", "mac": "02:00:00:00:00:0b", "sandbox": attachment.netns}],
+            "ips": [{"address": "10.99.0.2/24", "gateway": "10.99.0.1", "interface": 0}],
+        });
+        let own = Some(attachment.conf["prevResult"].clone()).filter(Value::is_object);
+        own.or_else(|| self.description().chained.then_some(eth0))
+    }
+
+    /// Deletes the namespace of a pod as a runtime does.
+    pub fn delete_netns(&self, attachment: &Attachment) -> Result<(), Stop> {
+        self.step(format!("ip netns del {}", attachment.container));
+        sandbox::delete_netns(&attachment.netns).map_err(left_out)
+    }
+
+    /// Installs a program in a directory that is first in CNI_PATH.
+    pub fn stand_in(&self, name: &str, script: &str) -> Result<(), Stop> {
+        let bin = Path::new(DIR).join("bin");
+        let path = bin.join(name);
+        self.write(&path, &format!("#!/bin/sh\n{script}\n"))?;
+        self.step(format!("chmod +x {}", path.display()));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
+            .map_err(|error| left_out(format!("{}: {error}", path.display())))?;
+        if self.path.borrow().first() != Some(&bin) {
+            self.path.borrow_mut().insert(0, bin);
+        }
+        Ok(())
+    }
+
+    /// Runs a plugin once and lets it go, then returns the [`World::state`]. What a plugin makes once and keeps, as a
+    /// bridge or a directory, is in it. The devices of the check must be there before.
+    pub fn baseline(&self) -> Result<Value, Stop> {
+        self.baseline_of(99)
+    }
+
+    /// The same with the attachment `n`.
+    pub fn baseline_of(&self, n: usize) -> Result<Value, Stop> {
+        let warm = self.attachment(n)?;
+        let result = self.add(&warm)?;
+        let ran = self.run(&self.del_call(&warm, &result))?;
+        if ran.status != 0 {
+            return Err(left_out(format!("its DEL fails: {}", ran.told())));
+        }
+        // Its pod stays: the kernel removes what is in it whenever it comes to it.
+        let state = self.state()?;
+        self.baseline.replace(state.clone());
+        Ok(state)
+    }
+
+    /// Attachment 0 of a plugin whose ADD and DEL work at all: left out if not.
+    pub fn working(&self) -> Result<Attachment, Stop> {
+        let one = self.attachment(0)?;
+        self.baseline()?;
+        Ok(one)
+    }
+
+    /// `one` to be added once more: what a meta plugin changed in a pod it may leave to the end of the pod, so that gets a
+    /// new one.
+    pub fn renewed(&self, one: Attachment) -> Result<Attachment, Stop> {
+        if self.description().kind != Kind::Meta {
+            return Ok(one);
+        }
+        let number = 20 + self.attachments.borrow().len();
+        self.attachment(number)
+    }
+
+    /// What [`World::baseline`] returned.
+    pub fn kept_baseline(&self) -> Value {
+        self.baseline.borrow().clone()
+    }
+
+    /// What must be as it was when everything was given back: links, addresses, routes and rules of the host, and files.
+    /// Two looks in succession see the same: the kernel does some of its work later.
+    pub fn state(&self) -> Result<Value, Stop> {
+        settled(|| self.look())
+    }
+
+    fn look(&self) -> Result<Value, Stop> {
+        let mut state = of_namespace("", &self.description().stays)?;
+        let mut files = BTreeMap::new();
+        for directory in ["/run", "/var/lib/cni", DIR] {
+            self.list(Path::new(directory), &mut files);
+        }
+        state["files"] = json!(files);
+        Ok(state)
+    }
+
+    /// The same of a pod, without files.
+    pub fn pod_state(&self, attachment: &Attachment) -> Result<Value, Stop> {
+        settled(|| self.look_into(attachment))
+    }
+
+    fn look_into(&self, attachment: &Attachment) -> Result<Value, Stop> {
+        of_namespace(&format!("-n {}", attachment.container), &[])
+    }
+
+    fn list(&self, directory: &Path, files: &mut BTreeMap<String, bool>) {
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let text = path.to_string_lossy().into_owned();
+            let is_ours = ["/run/netns", "/dev/shm/conformance/bin"].contains(&text.as_str())
+                || self.description().files.keys().any(|file| file.replace("{DIR}", DIR) == text);
+            if is_ours || self.description().stays.iter().any(|pattern| matches(pattern, &text)) {
+                continue;
+            }
+            if path.is_dir() {
+                self.list(&path, files);
+            } else {
+                files.insert(text, true);
+            }
+        }
+    }
+
+    /// Fails if the host is not as it was.
+    pub fn is_as(&self, before: &Value, when: &str) -> Result<(), Stop> {
+        is_soon(before, when, || self.look())
+    }
+
+    /// Fails if the pod is not as it was.
+    pub fn pod_is_as(&self, attachment: &Attachment, before: &Value, when: &str) -> Result<(), Stop> {
+        is_soon(before, &format!("{when}, in the pod"), || self.look_into(attachment))
+    }
+
+    // --- the plugin ---------------------------------------------------------------------------------------------
+
+    /// A call for an attachment.
+    pub fn call(&self, verb: &str, attachment: &Attachment) -> Call {
+        let path: Vec<_> =
+            self.path.borrow().iter().map(|path| path.to_string_lossy().into_owned()).collect();
+        let mut call = Call::new(self.settings.program.clone())
+            .var("CNI_COMMAND", verb)
+            .var("CNI_CONTAINERID", &attachment.container)
+            .var("CNI_NETNS", attachment.netns.to_string_lossy())
+            .var("CNI_IFNAME", &attachment.ifname)
+            .var("CNI_PATH", path.join(":"))
+            .var(
+                "CNI_ARGS",
+                format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod-{}", attachment.n),
+            )
+            .conf(&attachment.conf);
+        for (name, value) in &self.description().env {
+            call = call.var(name, value.replace("{DIR}", DIR));
+        }
+        call
+    }
+
+    /// Makes a call. One that does not end is a failure.
+    pub fn run(&self, call: &Call) -> Result<Ran, Stop> {
+        self.at_once(std::slice::from_ref(call))?.pop().ok_or_else(|| left_out("no call".to_owned()))
+    }
+
+    /// Makes calls at the same time: none has all of its configuration before all were started.
+    pub fn at_once(&self, calls: &[Call]) -> Result<Vec<Ran>, Stop> {
+        let mut running = Vec::new();
+        for call in calls {
+            self.step(if calls.len() > 1 { format!("{} &", call.shell()) } else { call.shell() });
+            running.push(call.start().map_err(|error| left_out(format!("{}: {error}", call.shell())))?);
+        }
+        let limit = self.settings.limit;
+        let hung = |_| Stop::Fails(format!("the call did not end within {} s", limit.as_secs()));
+        running.into_iter().map(|one| one.wait(limit).map_err(hung)).collect()
+    }
+
+    /// Makes a call that has to succeed.
+    pub fn ok(&self, call: &Call) -> Result<Ran, Stop> {
+        let ran = self.run(call)?;
+        ensure!(ran.status == 0, "the call failed: {}", ran.told());
+        Ok(ran)
+    }
+
+    /// Makes a call that has to fail, and returns its error object.
+    pub fn refused(&self, call: &Call, what: &str) -> Result<Value, Stop> {
+        let ran = self.run(call)?;
+        ensure!(ran.status != 0, "{what}: the call succeeded with {:?}", ran.stdout);
+        ran.error().map_err(|why| Stop::Fails(format!("{what}: {why}")))
+    }
+
+    /// ADD, for a check that is about something else: left out if it fails.
+    pub fn add(&self, attachment: &Attachment) -> Result<Value, Stop> {
+        let ran = self.run(&self.call("ADD", attachment))?;
+        if ran.status != 0 {
+            return Err(left_out(format!("its ADD fails: {}", ran.told())));
+        }
+        ran.result().map_err(left_out)
+    }
+
+    /// The call of DEL, with the result as a runtime has it.
+    pub fn del_call(&self, attachment: &Attachment, result: &Value) -> Call {
+        self.call("DEL", attachment).conf(&with(&attachment.conf, "prevResult", result.clone()))
+    }
+
+    /// DEL, which has to succeed.
+    pub fn del(&self, attachment: &Attachment, result: &Value) -> Result<(), Stop> {
+        let ran = self.run(&self.del_call(attachment, result))?;
+        ensure!(ran.status == 0, "DEL fails: {}", ran.told());
+        Ok(())
+    }
+
+    /// Makes a call and kills whoever makes its system call number `victim`.
+    pub fn traced(&self, call: &Call, victim: Option<usize>) -> Result<Traced, Stop> {
+        let failed = |error: std::io::Error| left_out(format!("cannot trace: {error}"));
+        let conf = call.bytes().unwrap_or_default();
+        self.step(match victim {
+            Some(victim) => format!("# SIGKILL before system call {victim} of: {}", call.shell()),
+            None => call.shell(),
+        });
+        let mut child = call
+            .command(&WAITING)
+            .and_then(|mut command| command.stdin(Stdio::piped()).spawn())
+            .map_err(failed)?;
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(&conf).map_err(failed)?;
+        }
+        let first = Pid::from_raw(child.id().cast_signed());
+        // One that hangs is ended, with all that it started.
+        let is_over = Arc::new(AtomicBool::new(false));
+        let watched = Arc::clone(&is_over);
+        let limit = self.settings.limit;
+        std::thread::spawn(move || {
+            std::thread::park_timeout(limit);
+            if !watched.load(Ordering::Relaxed) {
+                let _ = killpg(first, Signal::SIGKILL);
+            }
+        });
+        let ended = tracer::follow(first, |point| match Some(point.count) == victim {
+            true => Fate::Deadly,
+            false => Fate::Made,
+        });
+        is_over.store(true, Ordering::Relaxed);
+        let mut stdout = String::new();
+        if let Some(mut stream) = child.stdout.take() {
+            let _ = stream.read_to_string(&mut stdout);
+        }
+        Ok(Traced { status: ended.status, calls: ended.calls, killed: ended.killed, stdout })
+    }
+}
+
+/// Runs ip(8).
+pub fn ip(arguments: &str) -> Result<String, String> {
+    ip_with(arguments, "")
+}
+
+/// Runs ip(8) with a text on stdin.
+fn ip_with(arguments: &str, text: &str) -> Result<String, String> {
+    let told = |error: std::io::Error| format!("ip {arguments}: {error}");
+    let mut command = Command::new("ip");
+    command.args(arguments.split_whitespace());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(told)?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // One that does not read has ended, and says why.
+        let _ = stdin.write_all(text.as_bytes());
+    }
+    let output = child.wait_with_output().map_err(told)?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr).trim().replace('\n', " ");
+        return Err(format!("this machine refuses ip {arguments}: {text}"));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// What a namespace has: links with their addresses, routes, rules.
+fn of_namespace(select: &str, stays: &[String]) -> Result<Value, Stop> {
+    // Each process costs more than what it finds out.
+    let see = |family: &str, what: &str| -> Result<Vec<Value>, Stop> {
+        let arguments = format!("{family} -json -details {select} -batch -");
+        let text = ip_with(&arguments, what).map_err(left_out)?;
+        let values = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
+        let values: Vec<_> = values.filter_map(Result::ok).collect();
+        match values.len() {
+            3 => Ok(values),
+            count => Err(left_out(format!("ip {arguments} printed {count} lists for 3 commands"))),
+        }
+    };
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let four = see("", "addr show\nroute show table all\nrule show\n")?;
+    let six = see("-6", "route show table all proto static\nroute show table all proto boot\nrule show\n")?;
+    let mut links = BTreeMap::new();
+    for link in list(&four[0]) {
+        let name = link["ifname"].as_str().unwrap_or_default().to_owned();
+        if stays.iter().any(|pattern| matches(pattern, &name)) {
+            continue;
+        }
+        let mut altnames: Vec<_> = list(&link["altnames"]).iter().map(Value::to_string).collect();
+        altnames.sort();
+        // The kernel gives and takes IPv6's link-local address by itself.
+        let addresses = list(&link["addr_info"])
+            .into_iter()
+            .filter(|one| one["scope"] != "link" || one["family"] == "inet");
+        let addresses: Vec<_> = addresses
+            .map(|one| format!("{}/{}", one["local"].as_str().unwrap_or_default(), one["prefixlen"]))
+            .collect();
+        let is_up = list(&link["flags"]).iter().any(|flag| flag == "UP");
+        let what = json!({
+            "mtu": link["mtu"], "mac": link["address"], "altnames": altnames, "up": is_up, "addresses": addresses,
+            "kind": link["linkinfo"]["info_kind"], "promisc": link["promiscuity"], "allmulti": link["allmulti"],
+        });
+        links.insert(name, what);
+    }
+    let mut routes = Vec::new();
+    for routes_of in [&four[1], &six[0], &six[1]] {
+        for route in list(routes_of) {
+            let of = |key: &str| route[key].as_str().map_or_else(|| route[key].to_string(), str::to_owned);
+            // With the addresses, the kernel makes those of IPv6 when it comes to it.
+            let is_of_kernel = of("dst").contains(':') && of("protocol") == "kernel";
+            if !is_of_kernel && !stays.iter().any(|pattern| matches(pattern, &of("dev"))) {
+                let keys = ["dst", "gateway", "dev", "table", "type", "metric", "prefsrc"];
+                routes.push(
+                    keys.map(of).iter().filter(|text| *text != "null").cloned().collect::<Vec<_>>().join(" "),
+                );
+            }
+        }
+    }
+    routes.sort();
+    let rules = |value: &Value| list(value).iter().map(Value::to_string).collect::<Vec<_>>();
+    Ok(json!({"links": links, "routes": routes, "rules": [rules(&four[2]), rules(&six[2])]}))
+}
+
+/// What two looks in succession see.
+fn settled(look: impl Fn() -> Result<Value, Stop>) -> Result<Value, Stop> {
+    let mut seen = look()?;
+    for _ in 0..100 {
+        let again = look()?;
+        if again == seen {
+            return Ok(seen);
+        }
+        seen = again;
+    }
+    Err(left_out("the links of this machine do not come to rest".to_owned()))
+}
+
+/// Fails if what `look` sees is not as before within two seconds.
+fn is_soon(before: &Value, when: &str, look: impl Fn() -> Result<Value, Stop>) -> Result<(), Stop> {
+    let begun = Instant::now();
+    loop {
+        let Some(text) = difference(before, &look()?) else { return Ok(()) };
+        ensure!(begun.elapsed() < Duration::from_secs(2), "{when}: {text}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Is `text` what the pattern says: a name, or a beginning and `*`? A name is also that of a file in any directory.
+fn matches(pattern: &str, text: &str) -> bool {
+    let pattern = pattern.replace("{DIR}", DIR);
+    match pattern.strip_suffix('*') {
+        Some(begin) => text.starts_with(begin),
+        None => text == pattern || text.rsplit('/').next() == Some(&pattern),
+    }
+}
+
+/// The first difference, in words.
+pub fn difference(before: &Value, after: &Value) -> Option<String> {
+    if before == after {
+        return None;
+    }
+    let (Some(old), Some(new)) = (before.as_object(), after.as_object()) else {
+        if let (Some(old), Some(new)) = (before.as_array(), after.as_array()) {
+            let gone = old.iter().find(|one| !new.contains(one)).map(|one| format!("{one} is gone"));
+            return gone
+                .or_else(|| new.iter().find(|one| !old.contains(one)).map(|one| format!("{one} is new")));
+        }
+        return Some(format!("is {after}, and was {before}"));
+    };
+    for key in old.keys().chain(new.keys()) {
+        let text = match (old.get(key), new.get(key)) {
+            (Some(_), None) => Some("is gone".to_owned()),
+            (None, Some(_)) => Some("is new".to_owned()),
+            (Some(old), Some(new)) => difference(old, new),
+            (None, None) => None,
+        };
+        if let Some(text) = text {
+            return Some(format!("{key} {text}"));
+        }
+    }
+    None
+}
+
+/// `value` with `text` made of each of its texts.
+fn map_texts(value: &Value, text: &dyn Fn(&str) -> String) -> Value {
+    match value {
+        Value::String(one) => Value::String(text(one)),
+        Value::Array(list) => list.iter().map(|one| map_texts(one, text)).collect(),
+        Value::Object(map) => map.iter().map(|(key, one)| (text(key), map_texts(one, text))).collect(),
+        other => other.clone(),
+    }
+}
+
+/// `conf` with a key set.
+pub fn with(conf: &Value, key: &str, value: Value) -> Value {
+    let mut conf = conf.clone();
+    conf[key] = value;
+    conf
+}
+
+/// A result of interfaces, addresses and routes in the form of `version`.
+pub fn result_of(result: &Value, version: &str) -> Value {
+    let empty = Vec::new();
+    let list = |key: &str| result[key].as_array().unwrap_or(&empty);
+    let family = |one: &Value, key: &str| {
+        if one[key].as_str().is_some_and(|text| text.contains(':')) { "6" } else { "4" }
+    };
+    let mut made = json!({"cniVersion": version});
+    if ["0.1.0", "0.2.0"].contains(&version) {
+        for (key, wanted) in [("ip4", "4"), ("ip6", "6")] {
+            let first = list("ips").iter().find(|one| family(one, "address") == wanted);
+            if let Some(first) = first {
+                let routes: Vec<_> =
+                    list("routes").iter().filter(|route| family(route, "dst") == wanted).collect();
+                made[key] = json!({"ip": first["address"], "gateway": first["gateway"], "routes": routes});
+            }
+        }
+        return made;
+    }
+    for key in ["interfaces", "routes", "dns"] {
+        if !result[key].is_null() {
+            made[key] = result[key].clone();
+        }
+    }
+    let is_old = version < "1";
+    made["ips"] = list("ips")
+        .iter()
+        .map(|one| if is_old { with(one, "version", json!(family(one, "address"))) } else { one.clone() })
+        .collect();
+    made
+}
+
+impl Ran {
+    /// How it ended, in words.
+    pub fn told(&self) -> String {
+        let text = if self.stdout.trim().is_empty() { &self.stderr } else { &self.stdout };
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        format!("exit status {}, {}", self.status, text.chars().take(400).collect::<String>())
+    }
+
+    /// The one JSON object on stdout.
+    pub fn result(&self) -> Result<Value, String> {
+        match serde_json::from_str::<Value>(&self.stdout) {
+            Ok(value) if value.is_object() => Ok(value),
+            _ => Err(format!("stdout is not one JSON object: {:?}", self.stdout)),
+        }
+    }
+
+    /// The error object.
+    pub fn error(&self) -> Result<Value, String> {
+        let error = self.result()?;
+        let is_text = |key: &str| error[key].is_string();
+        if !error["code"].is_u64()
+            || !is_text("msg")
+            || !(is_text("details") || error.get("details").is_none())
+        {
+            return Err(format!("not an error object (code, msg, details): {error}"));
+        }
+        Ok(error)
+    }
+}

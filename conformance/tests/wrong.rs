@@ -1,0 +1,319 @@
+//! No check is one that cannot fail: for each of them there is a plugin that does one thing wrong, and fails it. It is a
+//! shell script before rail-cni or rail-ipam, which fail none.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::{Value, json};
+
+/// What comes before each wrong thing. `take` reads stdin, and `real` is the plugin with what was read.
+const HEAD: &str = r#"#!/bin/sh
+is() { [ "$CNI_COMMAND" = "$1" ]; }
+take() { input=$(cat); }
+has() { case $input in *"$1"*) return 0 ;; esac; return 1; }
+real() { printf '%s' "$input" | "$REAL"; }
+ok() { exit 0; }
+bad() { echo '{"cniVersion":"1.1.0","code":'$1',"msg":"wrong"}'; exit 1; }
+stray() { ip link add stray type veth peer name stray2; }
+full() { ! echo x >/run/probe-$$; s=$?; rm -f /run/probe-$$; return $s; }
+alone() { mkdir /run/busy 2>/dev/null || bad 11; sleep 0.5; rmdir /run/busy; }
+changed() { real | sed "$1"; exit 0; }
+in_pod() { ip -n "${CNI_NETNS##*/}" "$@" >/dev/null 2>&1; }
+"#;
+
+const TAIL: &str = r#"
+[ "${input+x}" ] && { real; exit; }
+exec "$REAL" "$@"
+"#;
+
+/// A check, and what a plugin does that fails it. Before `ipam:` it is rail-ipam, and else rail-cni.
+const WRONG: &[(&str, &str)] = &[
+    ("add_succeeds", "is ADD && echo hello"),
+    ("success_is_silent", "is DEL && echo '{}'"),
+    ("failure_is_one_error", r#"take; is ADD && [ "$input" = "{" ] && exit 1"#),
+    ("error_has_version", r#"take; is ADD && has '"a b"' && bad 7"#),
+    ("stderr_is_not_needed", "is ADD && [ \"$(readlink /proc/$$/fd/2)\" = /dev/null ] && exit 3"),
+    ("lost_result_is_undone", "take; is ADD && { r=$(real); s=$?; echo \"$r\"; exit $s; }"),
+    ("no_child_is_left", "is ADD && { sleep 20 & }"),
+    ("stdin_may_be_a_file", "is ADD && case $(readlink /proc/$$/fd/0) in */conf.json) bad 6 ;; esac"),
+    ("stdin_may_be_large", "take; [ ${#input} -gt 500000 ] && bad 6"),
+    ("environment_may_be_empty", "is ADD && [ \"$HOME\" = /nonexistent ] && bad 999"),
+    ("no_verb_tells_versions", "[ -z \"$CNI_COMMAND\" ] && bad 4"),
+    ("arguments_have_no_effect", "[ \"$1\" ] && bad 4"),
+    ("missing_variables_are_named", "is ADD && [ -z \"$CNI_IFNAME\" ] && bad 4"),
+    ("empty_variables_are_missing", "is DEL && [ \"${CNI_IFNAME+x}\" ] && [ -z \"$CNI_IFNAME\" ] && bad 999"),
+    ("all_missing_variables_are_named", "is ADD && [ -z \"$CNI_NETNS\" ] && bad 4"),
+    ("cni_path_is_required", "is DEL && [ -z \"$CNI_PATH\" ] && ok"),
+    ("container_id_has_its_form", "[ \"$CNI_CONTAINERID\" = é ] && bad 7"),
+    ("any_container_id_is_served", "case $CNI_CONTAINERID in *..*) bad 4 ;; esac"),
+    ("container_id_is_judged_first", "[ \"$CNI_CONTAINERID\" = 'a b' ] && [ -z \"$CNI_NETNS\" ] && bad 4"),
+    ("ifname_has_its_form", "[ \"$CNI_IFNAME\" = a:b ] && bad 7"),
+    ("gc_and_status_need_no_container", "is GC && [ -z \"$CNI_CONTAINERID\" ] && bad 4"),
+    ("unknown_verb_is_refused", "is add && ok"),
+    ("netns_may_be_any_path", "case $CNI_NETNS in */link) bad 3 ;; esac"),
+    ("own_netns_is_refused", "case $CNI_NETNS in /proc/self*) bad 7 ;; esac"),
+    ("own_netns_is_refused_first", "case $CNI_NETNS in /proc/self*) is ADD && stray ;; esac"),
+    ("what_is_no_netns_is_refused", "[ \"$CNI_NETNS\" = /dev/null ] && stray"),
+    ("cni_args_are_read_leniently", "case $CNI_ARGS in *';;'*) bad 7 ;; esac"),
+    ("garbage_is_error_6", "take; [ \"$input\" = '[]' ] && bad 7"),
+    ("garbage_changes_nothing", "take; is ADD && [ \"$input\" = nonsense ] && stray"),
+    ("wrong_types_are_refused", "take; has '\"args\":true' && kill -SEGV $$"),
+    ("network_has_a_name", "take; has '\"a/b\"' && bad 6"),
+    ("unknown_version_is_error_1", "take; has 9.9.9 && bad 7"),
+    ("error_1_names_versions", "take; has 9.9.9 && bad 1"),
+    ("no_version_is_the_first", "take; is ADD && ! has cniVersion && bad 1"),
+    ("versions_are_served", "take; is ADD && has '\"0.3.1\"' && bad 1"),
+    ("verbs_need_their_version", "take; is GC && has '\"1.0.0\"' && ok"),
+    ("foreign_keys_are_accepted", "take; has disableGC && bad 2"),
+    ("letter_case_has_no_meaning", "take; has '\"CNIVERSION\"' && bad 7"),
+    ("null_is_absent", "take; has '\"args\":null' && bad 7"),
+    ("numbers_may_be_floats_of_go", "take; has 1e-7 && bad 6"),
+    ("ipam_type_is_no_path", "take; is ADD && has '\"type\":\"./never\"' && ok"),
+    ("del_takes_another_configuration", "take; is DEL && has '\"cniVersion\":\"0.4.0\"' && bad 1"),
+    (
+        "version_lists_versions",
+        "is VERSION && echo '{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"1.1.0\"]}' && ok",
+    ),
+    ("version_answers_in_the_version_asked", "is VERSION && echo '{\"cniVersion\":\"1.1.0\"}' && ok"),
+    ("version_takes_any_stdin", "is VERSION && { take; [ \"$input\" = x ] && bad 6; }"),
+    ("version_does_not_wait", "is VERSION && take"),
+    ("version_needs_no_variable", "is VERSION && [ -z \"$CNI_PATH\" ] && bad 4"),
+    ("version_changes_nothing", "is VERSION && stray"),
+    ("interface_has_its_name", "is ADD && [ \"$CNI_IFNAME\" = a ] && export CNI_IFNAME=b"),
+    ("taken_name_is_refused", "is ADD && in_pod link set net1 mtu 1400"),
+    ("taken_name_changes_nothing", "is ADD && in_pod link show net1 && stray"),
+    ("second_add_is_refused", "is ADD && in_pod link show net1 && ok"),
+    ("ipam:second_lease_is_refused", "is ADD && export CNI_CONTAINERID=$CNI_CONTAINERID.$$"),
+    ("previous_result_is_kept", "take; is ADD && changed s/conformance0/other/"),
+    ("host_is_not_changed", "is ADD && [ $CNI_CONTAINERID = c0 ] && ip link set bystander mtu 1400"),
+    ("life_leaves_nothing", "is DEL && [ $CNI_CONTAINERID = c0 ] && stray"),
+    ("pod_is_as_before", "is DEL && in_pod link add stray type veth peer name stray2"),
+    ("requested_mac_is_set", "take; is ADD && input=$(printf %s \"$input\" | sed s/00:77/00:78/)"),
+    ("dns_of_configuration_is_returned", "take; is ADD && changed s/10.9.0.53/10.9.0.54/"),
+    ("no_default_route_is_added", "take; is ADD && { real; in_pod route add default dev net1; ok; }"),
+    ("interface_is_of_the_pod", "take; is ADD && changed s/sandbox/sandbax/"),
+    ("addresses_are_whole", "take; is ADD && changed 's/\"interface\": *0/\"interface\":1/'"),
+    ("numbers_are_integers", "take; is ADD && changed 's/\"interface\": *0/\"interface\":0.5/'"),
+    (
+        "mac_is_that_of_the_kernel",
+        "take; is ADD && changed 's/\"mac\": *\"[^\"]*\"/\"mac\":\"02-00-00-00-00-01\"/'",
+    ),
+    (
+        "result_matches_the_pod",
+        "take; is ADD && changed 's#\"address\": *\"[^\"]*\"#\"address\":\"10.250.0.2/24\"#'",
+    ),
+    ("mtu_is_told", "take; is ADD && changed 's/\"mtu\": *[0-9]*/\"mtu\":9/'"),
+    ("result_of_1_0_has_no_later_keys", "take; is ADD && changed 's/\"mac\"/\"mtu\":9,\"mac\"/'"),
+    ("result_of_0_4_has_families", "take; is ADD && changed 's/\"version\": *\"4\"/\"version\":\"5\"/'"),
+    ("result_of_0_2_is_by_family", "take; is ADD && changed s/ip4/ip5/"),
+    ("previous_result_of_another_version", "take; is ADD && has '\"version\":\"4\"' && bad 6"),
+    (
+        "ipam:ipam_result_has_no_interface",
+        "take; is ADD && changed 's/\"ips\"/\"interfaces\":[{\"name\":\"x\"}],\"ips\"/'",
+    ),
+    ("del_without_netns", "is DEL && [ -z \"$CNI_NETNS\" ] && bad 4"),
+    ("del_without_netns_releases", "is DEL && [ -z \"$CNI_NETNS\" ] && ok"),
+    ("del_after_netns_is_gone", "is DEL && [ ! -e \"$CNI_NETNS\" ] && bad 999"),
+    ("del_after_netns_is_gone_releases", "is DEL && [ ! -e \"$CNI_NETNS\" ] && ok"),
+    ("del_of_no_netns", "is DEL && ! in_pod link && bad 999"),
+    ("del_after_interface_is_gone", "is DEL && ! in_pod link show net1 && bad 999"),
+    ("del_after_device_is_gone", "is DEL && ! in_pod link show net1 && bad 999"),
+    ("del_before_add", "is DEL && ! in_pod link show net1 && bad 999"),
+    ("del_twice", "is DEL && ! in_pod link show net1 && bad 999"),
+    ("del_twice_after_netns_is_gone", "is DEL && ! in_pod link && bad 999"),
+    ("del_needs_no_previous_result", "take; is DEL && ! has prevResult && bad 7"),
+    ("del_takes_any_previous_result", "take; is DEL && has 9.9.9 && bad 7"),
+    ("del_needs_no_arguments", "is DEL && [ -z \"$CNI_ARGS\" ] && bad 7"),
+    ("del_errors_are_no_success", "is DEL && echo '{\"code\":999,\"msg\":\"link not found\"}' && exit 1"),
+    ("del_keeps_other_attachments", "is DEL && [ $CNI_CONTAINERID = c0 ] && in_pod link del net2"),
+    (
+        "del_of_another_container_takes_nothing",
+        "is DEL && [ $CNI_CONTAINERID = other ] && ip -n c0 link set net1 mtu 1300",
+    ),
+    ("add_after_del_is_as_the_first", "is ADD && [ -e /run/once ] && bad 999; is DEL && touch /run/once"),
+    ("check_after_add", "is CHECK && bad 999"),
+    ("check_needs_a_previous_result", "is CHECK && ok"),
+    ("check_misses_the_interface", "is CHECK && ok"),
+    ("check_misses_the_address", "is CHECK && ok"),
+    ("check_misses_a_route", "is CHECK && ok"),
+    ("check_sees_another_mac", "is CHECK && ok"),
+    ("check_sees_another_mtu", "is CHECK && ok"),
+    ("check_sees_that_it_is_down", "is CHECK && ok"),
+    ("check_after_del", "is CHECK && ok"),
+    ("check_allows_more", "is CHECK && ip -n c0 addr show net1 | grep -q 10.222 && bad 100"),
+    ("check_changes_nothing", "is CHECK && in_pod link add s$$ type veth peer name t$$"),
+    ("check_takes_another_path", "is CHECK && case $CNI_NETNS in */link) bad 100 ;; esac"),
+    ("status_of_a_node_that_is_ready", "is STATUS && bad 50"),
+    ("status_asks_the_ipam", "is STATUS && ok"),
+    ("status_stops_no_add", "is STATUS && touch /run/drained; is ADD && [ -e /run/drained ] && bad 50"),
+    ("status_changes_nothing", "is STATUS && stray"),
+    ("status_waits_for_no_add", "is STATUS && bad 50"),
+    ("gc_keeps_what_is_listed", "is GC && rm -rf /dev/shm/conformance/run/leases"),
+    ("gc_releases_what_is_not_listed", "is GC && ok"),
+    ("gc_reads_the_key_of_libcni", "is GC && ok"),
+    ("gc_keeps_other_networks", "is GC && rm -rf /dev/shm/conformance/run/leases"),
+    ("gc_of_nothing_succeeds", "take; is GC && has attachments\\\":null && bad 7"),
+    ("gc_asks_the_ipam", "is GC && ok"),
+    ("gc_tells_errors_of_the_ipam", "is GC && ok"),
+    ("gc_then_del", "is GC && touch /run/gone; is DEL && [ -e /run/gone ] && bad 999"),
+    ("failed_ipam_is_told", "take; is ADD && has stand-in && bad 7"),
+    ("failed_ipam_is_undone", "take; is ADD && has stand-in && stray"),
+    ("failed_ipam_is_released", "take; is ADD && has stand-in && bad 120"),
+    ("garbage_of_the_ipam_is_an_error", "take; is ADD && has stand-in && echo '{}' && ok"),
+    ("garbage_of_the_ipam_is_undone", "take; is ADD && has stand-in && stray"),
+    ("late_failure_is_undone", "take; is ADD && has stand-in && stray"),
+    ("late_failure_releases_the_address", "take; is ADD && has stand-in && bad 999"),
+    ("absent_ipam_is_an_error", "take; is ADD && has '\"absent\"' && echo '{}' && ok"),
+    ("absent_ipam_is_undone", "take; is ADD && has '\"absent\"' && stray"),
+    ("ipam_is_taken_from_cni_path", "is ADD && export CNI_PATH=${PATH%%:*}:$CNI_PATH"),
+    ("ipam_gets_the_same", "is ADD && export CNI_ARGS=other=1"),
+    ("stderr_of_the_ipam_is_passed_on", "is ADD && exec 2>/dev/null"),
+    ("del_calls_the_ipam", "take; is DEL && has stand-in && ok"),
+    ("del_without_netns_calls_the_ipam", "take; is DEL && has stand-in && ok"),
+    ("check_calls_the_ipam", "is CHECK && ok"),
+    (
+        "del_removes_the_interface_first",
+        "take; is DEL && has stand-in && printf %s \"$input\" | /dev/shm/conformance/bin/stand-in",
+    ),
+    ("del_continues_after_the_ipam_failed", "take; is DEL && has stand-in && bad 122"),
+    ("del_tells_errors_of_the_ipam", "take; is DEL && has stand-in && ok"),
+    ("results_of_older_ipams_are_read", "is ADD && [ $CNI_CONTAINERID = c1 ] && bad 999"),
+    ("indexes_of_the_ipam_are_replaced", "take; is ADD && changed 's/\"interface\": *0/\"interface\":7/'"),
+    (
+        "two_addresses_fit_or_are_refused",
+        "take; is ADD && has '\"0.2.0\"' && echo '{\"ip4\":{\"ip\":\"10.77.0.2/24\"}}' && ok",
+    ),
+    (
+        "ipam:requested_address_is_leased",
+        "take; is ADD && has runtimeConfig && changed 's#\"address\": *\"[^\"]*\"#\"address\":\"10.9.0.200/24\"#'",
+    ),
+    ("adds_at_the_same_time", "is ADD && alone"),
+    (
+        "ipam:addresses_are_had_by_one",
+        "take; is ADD && changed 's#\"address\": *\"[^\"]*\"#\"address\":\"10.9.0.200/24\"#'",
+    ),
+    ("adds_of_one_pod_at_the_same_time", "is ADD && alone"),
+    ("dels_at_the_same_time", "is DEL && alone"),
+    ("add_and_del_at_the_same_time", "is DEL && [ $CNI_CONTAINERID = c0 ] && stray"),
+    ("add_on_a_full_disk", "is ADD && full && kill -KILL $$"),
+    ("del_on_a_full_disk", "is DEL && full && bad 999"),
+    ("killed_add_is_put_right", "is ADD && [ $CNI_CONTAINERID = c0 ] && stray"),
+    ("killed_del_is_put_right", "is DEL && [ $CNI_CONTAINERID = c0 ] && stray"),
+    (
+        "killed_add_is_added_again",
+        "take; is ADD && { mkdir /run/busy || bad 11; real && rmdir /run/busy; exit; }",
+    ),
+];
+
+/// The suite.
+fn suite() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_cni-conformance"))
+}
+
+/// Where rail-cni and rail-ipam are: the step `conformance` of scripts/test says it. A skip if not, or if this machine
+/// makes no namespaces.
+fn plugins(test: &str) -> Option<PathBuf> {
+    let skip = |reason: &str| {
+        eprintln!("skipped {test}: {reason}");
+        if let Some(path) = std::env::var_os("RAIL_TEST_SKIPS") {
+            let mut file = fs::File::options().append(true).create(true).open(path).unwrap();
+            std::io::Write::write_all(&mut file, format!("{test}: {reason}\n").as_bytes()).unwrap();
+        }
+        None
+    };
+    let Some(plugins) = std::env::var_os("RAIL_PLUGINS") else {
+        return skip("RAIL_PLUGINS does not say where rail-cni is: run scripts/test conformance");
+    };
+    let mut tried = suite();
+    tried.args(["--only", "add_succeeds", "--describe"]).arg(described("rail-ipam"));
+    let tried = tried.arg("--path").arg(&plugins).output().unwrap();
+    match tried.status.code() {
+        Some(3) => skip(&String::from_utf8_lossy(&tried.stderr)),
+        _ => Some(plugins.into()),
+    }
+}
+
+fn described(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("plugins/{name}.json"))
+}
+
+/// What the suite says of `check` where the plugin does `wrong`.
+fn verdict(directory: &Path, plugins: &Path, name: &str, check: &str, wrong: &str) -> Value {
+    let mut description: Value = serde_json::from_slice(&fs::read(described(name)).unwrap()).unwrap();
+    description["known"] = json!({});
+    description["env"]["REAL"] = json!(plugins.join(name));
+    let script = directory.join(check);
+    fs::write(&script, format!("{HEAD}{wrong}{TAIL}")).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let file = directory.join(format!("{check}.json"));
+    fs::write(&file, description.to_string()).unwrap();
+    let mut command = suite();
+    command.args(["--format", "json", "--jobs", "2", "--sample", "6", "--limit", "10", "--only", check]);
+    command.arg("--describe").arg(file).arg("--plugin").arg(script).arg("--path").arg(plugins);
+    let output = command.output().unwrap();
+    let report: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{check}: {output:?}"));
+    let checks = report["plugins"][0]["checks"].as_array().unwrap();
+    checks.iter().find(|one| one["name"] == check).unwrap().clone()
+}
+
+#[test]
+fn each_check_fails_a_plugin_that_does_it_wrong() {
+    let Some(plugins) = plugins("each_check_fails") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (next, faults) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let worker = || {
+        while let Some((name, wrong)) = WRONG.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let (plugin, check) = match name.strip_prefix("ipam:") {
+                Some(check) => ("rail-ipam", check),
+                None => ("rail-cni", *name),
+            };
+            let found = verdict(directory.path(), &plugins, plugin, check, wrong);
+            println!("{check}: {} {}", found["outcome"], found["seen"]);
+            if found["outcome"] != "fail" {
+                faults.lock().unwrap().push(format!("{check}: {}, {}", found["outcome"], found["seen"]));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(worker);
+        }
+    });
+    let faults = faults.into_inner().unwrap();
+    assert!(faults.is_empty(), "{faults:#?}");
+}
+
+#[test]
+fn each_check_has_a_plugin_that_does_it_wrong() {
+    let wrong: BTreeSet<&str> = WRONG.iter().map(|(name, _)| name.trim_start_matches("ipam:")).collect();
+    let checks: BTreeSet<&str> = cni_conformance::checks::all().iter().map(|check| check.name).collect();
+    assert_eq!(wrong, checks);
+}
+
+#[test]
+fn every_description_is_read() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("plugins");
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let description = cni_conformance::description::Description::read(&path).unwrap();
+        let checks: BTreeSet<_> = cni_conformance::checks::all().iter().map(|check| check.name).collect();
+        assert!(description.known.keys().all(|name| checks.contains(name.as_str())), "{}", path.display());
+        assert_eq!(path.file_stem().unwrap().to_str(), Some(description.name.as_str()));
+    }
+}
+
+#[test]
+fn wrong_usage_is_told() {
+    for arguments in [&["--only", "no such check"][..], &["--describe", "/nonexistent"], &["--nonsense"], &[]]
+    {
+        let output = suite().args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
+        assert!(!output.stderr.is_empty());
+    }
+}
