@@ -17,7 +17,8 @@ const AFTER: &str = "\
 Exit status: 0 no MUST failed, 1 some did, 2 wrong usage, 3 this machine does not allow it: no namespaces, no iproute2, \
 or no device of the kind that the plugin needs. A failure that the description names as known does not count.
 
-It runs as root, or as any user who may create user namespaces, and changes nothing of the host.";
+It runs as root, or as any user who may create user namespaces, and changes no link, route or state of the host: \
+/run, /dev/shm, /etc/cni and /var/lib/cni are empty for each check.";
 
 /// Judges CNI plugins by the CNI specification, each check in namespaces of its own.
 #[derive(Debug, Parser)]
@@ -165,7 +166,7 @@ fn settings(arguments: &Arguments) -> Result<Vec<Settings>, String> {
             return Err(format!("{}: no such executable", program.display()));
         }
         if let Some(hidden) =
-            ["/run", "/dev/shm", "/var/lib/cni"].iter().find(|hidden| program.starts_with(hidden))
+            ["/run", "/dev/shm", "/etc/cni", "/var/lib/cni"].iter().find(|hidden| program.starts_with(hidden))
         {
             return Err(format!(
                 "{}: {hidden} is empty for each check; copy the plugin elsewhere",

@@ -271,3 +271,59 @@ fn html(reports: &[Report]) -> String {
     text.push_str("</body></html>\n");
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        let judged = |name, level, outcome, seen: &str| Judged {
+            name,
+            items: &[1, 2],
+            level,
+            asks: "what is asked",
+            outcome,
+            seen: seen.to_owned(),
+            known: if outcome == Outcome::Known { "an issue # 7".to_owned() } else { String::new() },
+            steps: if outcome == Outcome::Fail {
+                vec!["first".to_owned(), "show <it>".to_owned()]
+            } else {
+                Vec::new()
+            },
+        };
+        let checks = vec![
+            judged("one", Level::Must, Outcome::Pass, ""),
+            judged("two", Level::Must, Outcome::Fail, "<\"&\u{1}\n# x"),
+            judged("three", Level::Should, Outcome::Known, "as ever"),
+            judged("four", Level::Quality, Outcome::LeftOut, "no device"),
+        ];
+        Report { plugin: "a<b".to_owned(), program: "/x".to_owned(), checks }
+    }
+
+    #[test]
+    fn scores_count_what_was_asked() {
+        let line = scores(&[report()]).lines().nth(2).unwrap().to_owned();
+        assert_eq!(line, "| a<b | 1/2 | 0/1 | 0/0 | 1 | MUST: `two`. SHOULD, known: `three` |");
+        assert_eq!(report().items()[&1], Outcome::Fail);
+    }
+
+    #[test]
+    fn what_a_plugin_prints_is_no_markup() {
+        for format in [Format::Junit, Format::Html] {
+            let text = write(&[report()], format);
+            assert!(text.contains("&lt;&quot;&amp;\u{fffd}") && text.contains("show &lt;it&gt;"), "{text}");
+            assert!(!text.contains('\u{1}') && !text.contains("a<b"), "{text}");
+        }
+    }
+
+    #[test]
+    fn tap_has_a_line_for_each_check() {
+        let text = tap(&[report()]);
+        assert!(text.starts_with("TAP version 14\n1..4\nok 1 - "), "{text}");
+        assert!(
+            text.contains("\nnot ok 2 - a<b MUST two\n") && text.contains("# TODO an issue   7\n"),
+            "{text}"
+        );
+        assert!(text.contains("# SKIP no device\n"), "{text}");
+    }
+}
