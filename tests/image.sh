@@ -13,12 +13,12 @@ main() {
     case ${1:-} in
         -h | --help) usage && exit ;;
     esac
-    "$root/scripts/image" "$work/one.tar"
-    "$root/scripts/image" "$work/two.tar"
+    (umask 022 && "$root/scripts/image" "$work/one.tar")
+    (umask 077 && "$root/scripts/image" "$work/two.tar")
     mkdir "$work/image" "$work/layer"
     tar -C "$work/image" -xf "$work/one.tar"
     local test
-    for test in two_images_are_the_same every_blob_has_its_digest the_layer_has_three_executables_and_nothing_else \
+    for test in two_images_are_the_same plugins_that_are_stale_are_built_anew a_folder_without_a_plugin_is_refused every_blob_has_its_digest the_layer_has_three_executables_and_nothing_else \
         the_executables_are_static_and_run; do
         if ("$test") >"$work/log" 2>&1; then
             passed=$((passed + 1))
@@ -33,6 +33,25 @@ main() {
 }
 
 two_images_are_the_same() { cmp "$work/one.tar" "$work/two.tar"; }
+
+# Another target folder, with what a commit before left there. The plugins are not compiled again, but taken from ours.
+plugins_that_are_stale_are_built_anew() {
+    local triple
+    triple=$(rustc -vV | sed -n 's/^host: //p')
+    mkdir -p "$work/target/static"
+    ln -s "$target/$triple" "$target/agent" "$work/target/"
+    printf '#!/bin/sh\necho stale\n' | tee "$work/target/static/rail-cni" >"$work/target/static/rail-ipam"
+    chmod 755 "$work/target/static"/rail-*
+    CARGO_TARGET_DIR=$work/target RAIL_CNI_FROM=$target/static "$root/scripts/image" "$work/three.tar"
+    cmp "$work/one.tar" "$work/three.tar"
+}
+
+a_folder_without_a_plugin_is_refused() {
+    local said
+    mkdir "$work/half" && cp "$target/static/rail-cni" "$work/half/"
+    ! said=$("$root/scripts/image" --plugins "$work/half" "$work/four.tar" 2>&1) || return
+    [[ $said == *"$work/half has no executable rail-ipam"* && ! -e $work/four.tar ]]
+}
 
 every_blob_has_its_digest() {
     cd "$work/image/blobs/sha256"
