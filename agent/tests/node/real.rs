@@ -110,8 +110,10 @@ fn with_the_roles_of_deploy_a_node_gets_ready_and_the_agent_can_change_no_other(
             "--timeout=60s",
         ]);
         for name in [NAME, "another"] {
-            apply(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
-                "spec": {"taints": [{"key": "rail-cni/not-ready", "effect": "NoSchedule"}]}}));
+            apply(&json!({"apiVersion": "v1", "kind": "Node",
+                "metadata": {"name": name, "labels": {"node-restriction.kubernetes.io/tenant": "a"}},
+                "spec": {"taints": [{"key": "rail-cni/not-ready", "effect": "NoSchedule"},
+                    {"key": "tenant", "value": "a", "effect": "NoSchedule"}]}}));
         }
         // The command of README.md.
         kubectl_ok(&["apply", "-k", &format!("{ROOT}/deploy/")]);
@@ -172,6 +174,40 @@ fn with_the_roles_of_deploy_a_node_gets_ready_and_the_agent_can_change_no_other(
             text_of(&output)
         );
         assert!(label(NAME).status.success());
+        // And of its own Node it changes nothing that draws or keeps away pods of others.
+        let labels = "may change no label of the domains kubernetes.io and k8s.io";
+        let taints = "may change the taint rail-cni/not-ready, and no other";
+        for (verb, change, told) in [
+            ("label", "node-restriction.kubernetes.io/other=b", labels),
+            ("label", "sub.node-restriction.kubernetes.io/other=b", labels),
+            ("label", "node-role.kubernetes.io/control-plane=", labels),
+            ("label", "x.k8s.io/y=b", labels),
+            ("label", "node-restriction.kubernetes.io/tenant=b", labels),
+            ("label", "node-restriction.kubernetes.io/tenant-", labels),
+            ("taint", "tenant-", taints),
+            ("taint", "tenant=b:NoSchedule", taints),
+            ("taint", "other=:NoExecute", taints),
+        ] {
+            let output = kubectl(&["--token", token, verb, "--overwrite", "node", NAME, change]);
+            assert!(
+                !output.status.success() && text_of(&output).contains(told),
+                "{change}: {}",
+                text_of(&output)
+            );
+        }
+        let patch = r#"{"metadata":{"labels":{"node-restriction.kubernetes.io/tenant":"b"}}}"#;
+        // kubectl would have to read nodes/status before, which is no right of the agent.
+        let by_status = sh(&format!(
+            "curl -sS --cacert /run/pki/ca.crt -X PATCH -H 'authorization: Bearer {token}' -d '{patch}' \
+             -H 'content-type: application/merge-patch+json' https://127.0.0.1:6443/api/v1/nodes/{NAME}/status"
+        ));
+        assert!(by_status.contains(labels), "{by_status}");
+        for (verb, change) in [("label", "mykubernetes.io/a=b"), ("taint", "rail-cni/not-ready=:NoSchedule")]
+        {
+            let output = kubectl(&["--token", token, verb, "--overwrite", "node", NAME, change]);
+            assert!(output.status.success(), "{change}: {}", text_of(&output));
+        }
+        agent.until("the taint away again", || !node()["spec"].to_string().contains("rail-cni/not-ready"));
         for asked in [["list", "pods"], ["get", "secrets"], ["delete", "nodes"], ["create", "pods"]] {
             let output = kubectl(&["--token", token, "auth", "can-i", asked[0], asked[1], "-A"]);
             assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "no", "{asked:?}");
