@@ -133,10 +133,11 @@ fn read_lines(open: &mut Open, calls: &mut Vec<Call>) -> Result<()> {
     let mut new = Vec::new();
     (&open.file).take(2 * LARGE).read_to_end(&mut new).context("cannot read the calls of the plugins")?;
     open.partial.append(&mut new);
-    while let Some(end) = open.partial.iter().position(|byte| *byte == b'\n') {
-        let line: Vec<u8> = open.partial.drain(..=end).collect();
+    let end = open.partial.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
+    let whole: Vec<u8> = open.partial.drain(..end).collect();
+    for line in whole.split(|byte| *byte == b'\n') {
         // A line that cannot be read is of another version, and is not worth an error each second.
-        calls.extend(serde_json::from_slice::<Call>(&line).ok().filter(|call| !call.plugin.is_empty()));
+        calls.extend(serde_json::from_slice::<Call>(line).ok().filter(|call| !call.plugin.is_empty()));
     }
     if open.partial.len() > LONGEST_LINE {
         open.partial.clear();
@@ -158,6 +159,78 @@ mod tests {
         let mut calls = Vec::new();
         read_lines(&mut open, &mut calls).unwrap();
         calls
+    }
+
+    /// A run directory, its reader, and a way to write a line to the file that has the name now.
+    fn begun() -> (tempfile::TempDir, Tail) {
+        let dir = tempfile::tempdir().unwrap();
+        let tail = Tail::new(HostDir::here(dir.path())).unwrap();
+        (dir, tail)
+    }
+
+    /// As a plugin opens it, which never makes it.
+    fn opened(dir: &tempfile::TempDir) -> File {
+        File::options().append(true).open(dir.path().join(NAME)).unwrap()
+    }
+
+    fn append(file: &mut File, micros: u64) {
+        writeln!(file, r#"{{"plugin":"rail-cni","verb":"ADD","micros":{micros}}}"#).unwrap();
+    }
+
+    fn read(tail: &mut Tail) -> Vec<u64> {
+        tail.read().unwrap().iter().map(|call| call.micros).collect()
+    }
+
+    #[test]
+    fn a_large_file_is_replaced_and_a_late_line_of_the_old_one_counts() {
+        let (dir, mut tail) = begun();
+        let mut old = opened(&dir);
+        append(&mut old, 1);
+        assert_eq!(read(&mut tail), [1]);
+        let before = tail.current.inode;
+        // Just below the limit, and just above.
+        let fill = usize::try_from(LARGE - old.metadata().unwrap().len()).unwrap() - 1;
+        old.write_all(&[b'\n'].repeat(fill)).unwrap();
+        assert_eq!((read(&mut tail), tail.current.inode), (vec![], before));
+        append(&mut old, 2);
+        assert_eq!(read(&mut tail), [2]);
+        assert_ne!(tail.current.inode, before);
+        let mut new = opened(&dir);
+        assert_eq!(new.metadata().unwrap().len(), 0);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left");
+        append(&mut new, 3);
+        append(&mut old, 4);
+        assert_eq!(read(&mut tail), [4, 3]);
+        // The time of late lines is over: those that are there already count.
+        append(&mut old, 5);
+        tail.old.as_mut().unwrap().1 = Instant::now();
+        assert_eq!(read(&mut tail), [5]);
+        append(&mut old, 6);
+        append(&mut new, 7);
+        assert_eq!(read(&mut tail), [7]);
+        assert!(tail.old.is_none());
+    }
+
+    #[test]
+    fn the_file_is_made_again_when_somebody_emptied_the_run_directory() {
+        let (dir, mut tail) = begun();
+        let mut old = opened(&dir);
+        std::fs::remove_file(dir.path().join(NAME)).unwrap();
+        append(&mut old, 1);
+        assert_eq!(read(&mut tail), [1]);
+        append(&mut opened(&dir), 2);
+        append(&mut old, 3);
+        assert_eq!(read(&mut tail), [3, 2]);
+    }
+
+    #[test]
+    fn an_agent_begins_with_the_calls_from_now_on() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(NAME), "").unwrap();
+        append(&mut opened(&dir), 1);
+        let mut tail = Tail::new(HostDir::here(dir.path())).unwrap();
+        append(&mut opened(&dir), 2);
+        assert_eq!(read(&mut tail), [2]);
     }
 
     #[test]

@@ -80,13 +80,13 @@ impl Host {
     }
 
     /// Opens a directory of the host, and makes it with its parents where it is missing.
-    pub fn make_dir(&self, path: &Path) -> Result<HostDir> {
+    pub fn make_dir(&self, path: &Path, mode: u32) -> Result<HostDir> {
         let missing: Vec<&Path> =
             path.ancestors().take_while(|path| matches!(self.dir(path), Ok(None))).collect();
         for new in missing.into_iter().rev() {
             let (Some(parent), Some(name)) = (new.parent(), new.file_name()) else { continue };
             let Some(parent) = self.dir(parent)? else { continue };
-            match rustix::fs::mkdirat(&parent.fd, name, Mode::from_raw_mode(0o755)) {
+            match rustix::fs::mkdirat(&parent.fd, name, Mode::from_raw_mode(mode)) {
                 Ok(()) | Err(rustix::io::Errno::EXIST) => (),
                 Err(error) => {
                     return Err(error).with_context(|| format!("cannot make {} on the host", new.display()));
@@ -220,6 +220,18 @@ pub struct HostDir {
 }
 
 impl HostDir {
+    /// A directory of this machine.
+    #[cfg(test)]
+    pub fn here(path: &Path) -> HostDir {
+        HostDir { fd: File::open(path).unwrap().into(), path: path.to_owned() }
+    }
+
+    /// Whether both are one directory.
+    pub fn is_same(&self, other: &HostDir) -> bool {
+        let of = |dir: &HostDir| rustix::fs::fstat(&dir.fd).map(|stat| (stat.st_dev, stat.st_ino));
+        of(self).is_ok_and(|one| of(other) == Ok(one))
+    }
+
     /// A path by which this process reaches an entry of the directory.
     pub fn at(&self, name: impl AsRef<Path>) -> PathBuf {
         Path::new("/proc/self/fd").join(self.fd.as_raw_fd().to_string()).join(name)

@@ -14,7 +14,9 @@ use serde_json::Value;
 
 use crate::api;
 use crate::host::{Host, HostDir};
-use crate::node_json;
+use crate::node_json::{self, Paths};
+use crate::report::Attachment;
+use crate::run;
 use crate::text::say;
 
 /// rail-ipam first, so that a new rail-cni never calls an old rail-ipam.
@@ -68,7 +70,7 @@ pub fn install(args: &InstallArgs) -> Result<ExitCode> {
         roll_back(&dir)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let dir = host.make_dir(&args.plugins_dir)?;
+    let dir = host.make_dir(&args.plugins_dir, 0o755)?;
     for name in put_all(&dir, &args.from)? {
         say("info", &format!("installed {}", dir.shown(name)));
     }
@@ -198,17 +200,27 @@ fn roll_back(dir: &HostDir) -> Result<()> {
 /// `rail-agent uninstall`.
 pub fn uninstall(args: &UninstallArgs) -> Result<ExitCode> {
     let host = Host::open()?;
+    let (begun, patience) = (Instant::now(), Duration::from_secs(args.wait));
+    let is_over = || begun.elapsed() >= patience;
+    let program = args.plugins_dir.join("rail-cni");
     if !args.force {
-        until_free(&host, &args.plugins_dir.join("rail-cni"), Duration::from_secs(args.wait))?;
+        until_free(&host, &program, is_over)?;
     }
-    let paths = node_json::Paths::of(&host)?;
+    // A living agent would write again what is removed here.
+    let lock = until_alone(&host, is_over)?;
+    if !args.force {
+        // Pods may have come meanwhile.
+        until_free(&host, &program, is_over)?;
+    }
+    let paths = Paths::of(&host)?;
     let mut removed = remove(&host, &args.plugins_dir, &PLUGINS.map(str::to_owned))?;
-    let hidden: Vec<_> = PLUGINS.iter().flat_map(|name| [previous(name), temporary(name)]).collect();
-    removed += remove(&host, &args.plugins_dir, &hidden)?;
-    let own = [node_json::NAME, "node.json.previous"].map(str::to_owned);
-    removed += remove(&host, Path::new(node_json::DIRECTORY), &own)?;
-    removed += remove(&host, &paths.run_dir, &["calls", "agent.lock"].map(str::to_owned))?;
-    removed += remove_tree(&host, &paths.store_dir)?;
+    let of_plugin = |name: &&str| [previous(name), temporary(name), format!(".{name}.kept")];
+    removed += remove(&host, &args.plugins_dir, &PLUGINS.iter().flat_map(of_plugin).collect::<Vec<_>>())?;
+    let own = [node_json::NAME, "node.json.previous", ".node.json.new", ".node.json.kept"];
+    removed += remove(&host, Path::new(node_json::DIRECTORY), &own.map(str::to_owned))?;
+    removed += remove(&host, &paths.run_dir, &["calls", ".calls.new", run::LOCK].map(str::to_owned))?;
+    removed += remove_allocations(&host, &paths)?;
+    drop(lock);
     say("info", &format!("{removed} files and directories of rail-cni were removed from the host"));
     if let Some(node) = &args.node {
         api::forget(node, &args.names)?;
@@ -220,57 +232,104 @@ pub fn uninstall(args: &UninstallArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Waits until no pod has a rail. Fails after `patience`.
-fn until_free(host: &Host, program: &Path, patience: Duration) -> Result<()> {
-    let begun = Instant::now();
+/// Waits until this is the only rail-agent on the node, and locks out others; `None` if there is no run directory.
+fn until_alone(host: &Host, is_over: impl Fn() -> bool) -> Result<Option<File>> {
+    let Some(dir) = host.dir(&Paths::of(host)?.run_dir)? else { return Ok(None) };
+    let mut is_told = false;
+    loop {
+        let holder = match run::lock(&dir, None)? {
+            Ok(lock) => return Ok(Some(lock)),
+            Err(holder) => holder,
+        };
+        let which = format!("rail-agent still runs on this node ({holder})");
+        if is_over() {
+            bail!(
+                "{which}; nothing was removed: delete its DaemonSet first, or wait for its end with --wait"
+            );
+        }
+        if !is_told {
+            say("info", &format!("waiting: {which}"));
+            is_told = true;
+        }
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}
+
+/// Waits until no pod has a rail, and nothing is owed.
+fn until_free(host: &Host, program: &Path, is_over: impl Fn() -> bool) -> Result<()> {
     let mut told = String::new();
     loop {
-        let list = holders(host, program)?.join(", ");
-        if list.is_empty() {
-            return Ok(());
+        let Some(which) = holders(host, program)?.shown() else { return Ok(()) };
+        if is_over() {
+            bail!("nothing was removed: {which}");
         }
-        let which =
-            format!("rails of this node are still with pods, and only the plugins can restore them: {list}");
-        if begun.elapsed() >= patience {
-            bail!("{which}; nothing was removed: end these pods, or wait for them with --wait");
-        }
-        if told != list {
+        if told != which {
             say("info", &format!("waiting: {which}"));
-            told = list;
+            told = which;
         }
         std::thread::sleep(Duration::from_secs(2));
     }
 }
 
-/// The pods that have rails, and what is owed of pods that are gone. Empty if the plugins are not installed and no
-/// record is left.
-fn holders(host: &Host, program: &Path) -> Result<Vec<String>> {
+/// What only the plugins can restore.
+#[derive(Debug, Default)]
+struct Holders {
+    /// Pods that have rails.
+    pods: Vec<String>,
+    /// What is owed of pods that are gone, and what nobody can read.
+    owed: Vec<String>,
+}
+
+impl Holders {
+    /// What there is, and what to do about it; `None` if there is nothing.
+    fn shown(&self) -> Option<String> {
+        let mut shown = Vec::new();
+        if !self.pods.is_empty() {
+            let list = self.pods.join(", ");
+            shown.push(format!("rails are with pods: {list}: end these pods, or wait for them with --wait"));
+        }
+        if !self.owed.is_empty() {
+            let list = self.owed.join(", ");
+            shown.push(format!(
+                "not restored yet: {list}: run `rail-cni reap` on the node, which says what hinders each, and \
+                 `rail-cni reap --forget` for what cannot be restored"
+            ));
+        }
+        (!shown.is_empty()).then(|| shown.join("; "))
+    }
+}
+
+/// Empty if the plugins are not installed and no record is left.
+fn holders(host: &Host, program: &Path) -> Result<Holders> {
+    let mut holders = Holders::default();
     let Some(dir) = program.parent().map(|dir| host.dir(dir)).transpose()?.flatten() else {
-        return Ok(Vec::new());
+        return Ok(holders);
     };
     if !dir.at("rail-cni").exists() {
-        let paths = node_json::Paths::of(host)?;
-        let records = host.dir(&paths.run_dir.join("attachments"))?;
+        let records = host.dir(&Paths::of(host)?.run_dir.join("attachments"))?;
         let records = records.map(|dir| std::fs::read_dir(dir.at("."))).transpose()?;
         let names = records.into_iter().flatten().flatten().map(|entry| entry.file_name());
-        return Ok(names.map(|name| name.to_string_lossy().into_owned()).collect());
+        holders.pods = names.map(|name| name.to_string_lossy().into_owned()).collect();
+        return Ok(holders);
     }
     // What can be restored without a pod is restored now. What it says is in the status.
     let _ = host.run_alone(program, &["reap"])?;
     let said = host.run_alone(program, &["status", "--output", "json"])?;
     let status: Value = serde_json::from_str(&said.stdout)
         .with_context(|| format!("`rail-cni status` says: {}", said.stderr.trim()))?;
-    let mut holders = Vec::new();
     for (list, what) in [("attachments", "has"), ("debts", "owes for"), ("lost", "has, without a record,")] {
         for one in status[list].as_array().into_iter().flatten() {
             let text = |key: &str| one[key].as_str().map(str::to_owned);
             let who =
                 text("pod").or_else(|| text("containerID")).or_else(|| text("netns")).unwrap_or_default();
-            holders.push(format!("{who} {what} {}", text("device").unwrap_or_default()));
+            let is_alive =
+                Attachment { state: text("state").unwrap_or_default(), ..Attachment::default() }.is_alive();
+            let found = format!("{who} {what} {}", text("device").unwrap_or_default());
+            if list == "attachments" && is_alive { &mut holders.pods } else { &mut holders.owed }.push(found);
         }
     }
     let unreadable = status["unreadable"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    holders.extend(unreadable.map(|name| format!("the record {name} cannot be read")));
+    holders.owed.extend(unreadable.map(|name| format!("the record {name} cannot be read")));
     Ok(holders)
 }
 
@@ -284,17 +343,44 @@ fn remove(host: &Host, dir: &Path, names: &[String]) -> Result<usize> {
     Ok(removed)
 }
 
-fn remove_tree(host: &Host, dir: &Path) -> Result<usize> {
-    let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else { return Ok(0) };
-    let Some(open) = host.dir(parent)? else { return Ok(0) };
-    match std::fs::remove_dir_all(open.at(name)) {
-        Ok(()) => {
+/// Removes what the store has of this node, and the store itself if no other node is in it: nodes may share its file
+/// system.
+fn remove_allocations(host: &Host, paths: &Paths) -> Result<usize> {
+    let dir = &paths.store_dir;
+    let Some(open) = host.dir(dir)? else { return Ok(0) };
+    let names = || -> Result<Vec<String>> {
+        let entries =
+            std::fs::read_dir(open.at(".")).with_context(|| format!("cannot list {}", dir.display()))?;
+        Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
+    };
+    let remove = |name: &str| -> Result<usize> {
+        let path = open.at(name);
+        let done = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+        done.with_context(|| format!("cannot remove {} of the host", open.shown(name))).map(|()| 1)
+    };
+    let is_of_a_node = |name: &String| rail_cni::pool::is_name(name);
+    let own = names()?.into_iter().find(|name| paths.node.as_ref() == Some(name));
+    let mut removed = own.map_or(Ok(0), |name| remove(&name))?;
+    let left = names()?;
+    match left.iter().filter(|name| is_of_a_node(name)).count() {
+        0 => {
+            // The lock, and what a process that was killed had begun.
+            let is_ours = |name: &&String| {
+                name.starts_with(".new.") || [".lock", ".unfinished"].contains(&name.as_str())
+            };
+            for name in left.iter().filter(is_ours) {
+                removed += remove(name)?;
+            }
+            let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else { return Ok(removed) };
+            if let Some(open) = host.dir(parent)? {
+                // What is left is somebody else's.
+                removed += usize::from(std::fs::remove_dir(open.at(name)).is_ok());
+            }
             remove_empty(host, parent);
-            Ok(1)
         }
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(0),
-        Err(error) => Err(error).with_context(|| format!("cannot remove {} of the host", dir.display())),
+        others => say("info", &format!("{} stays, with what {others} other nodes have there", dir.display())),
     }
+    Ok(removed)
 }
 
 /// Removes one of our directories if nothing is left in it. /opt/cni/bin is everybody's.

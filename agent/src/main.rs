@@ -51,7 +51,7 @@ the same directory. An executable that is installed already is not written."
     Install(install::InstallArgs),
     /// Remove from the host all that rail-cni and the agent wrote, once no pod has a rail
     #[command(
-        after_help = "Removed are the plugins, /etc/rail-cni/node.json, the store, and the agent's files in the \
+        after_help = "Removed are the plugins, /etc/rail-cni/node.json, the allocations of this node, and the agent's files in the \
 run directory. While a pod has a rail nothing is removed, because only the plugins can restore its device."
     )]
     Uninstall(install::UninstallArgs),

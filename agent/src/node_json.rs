@@ -26,15 +26,31 @@ pub struct Paths {
     pub run_dir: PathBuf,
     /// Allocations.
     pub store_dir: PathBuf,
+    /// The name of the node in the store.
+    pub node: Option<String>,
 }
 
 impl Paths {
     /// The paths of the host's node.json; those of a node without one if it cannot be parsed.
     pub fn of(host: &Host) -> Result<Paths> {
+        Ok(Paths::known(host)?.unwrap_or_else(|| Paths::from(Node::default())))
+    }
+
+    /// The paths of the host's node.json, if there is one that can be parsed.
+    pub fn known(host: &Host) -> Result<Option<Paths>> {
         let text = host.read(&Path::new(DIRECTORY).join(NAME))?;
-        let node =
-            text.and_then(|text| Node::parse(Path::new(NAME), text.as_bytes()).ok()).unwrap_or_default();
-        Ok(Paths { run_dir: node.run_dir, store_dir: node.store_dir })
+        let node = text.and_then(|text| Node::parse(Path::new(NAME), text.as_bytes()).ok());
+        Ok(node.map(Paths::from))
+    }
+}
+
+impl From<Node> for Paths {
+    fn from(node: Node) -> Paths {
+        Paths {
+            node: rail_cni::pool::node_name(&node).ok(),
+            run_dir: node.run_dir,
+            store_dir: node.store_dir,
+        }
     }
 }
 
@@ -89,7 +105,7 @@ pub fn write(host: &Host, text: &str) -> Result<bool> {
     if host.read(&dir.join(NAME))?.as_deref() == Some(text) {
         return Ok(false);
     }
-    host.make_dir(dir)?.replace(NAME, text.as_bytes())?;
+    host.make_dir(dir, 0o755)?.replace(NAME, text.as_bytes())?;
     Ok(true)
 }
 

@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 use tokio::sync::watch::Receiver;
 
 use crate::api::{self, Events, News};
-use crate::calls::{Call, Tail};
+use crate::calls::{self, Call, Tail};
 use crate::host::{Host, HostDir};
 use crate::node_json::{self, Paths};
 use crate::place;
@@ -116,11 +116,15 @@ fn socket_address(text: &str) -> Result<SocketAddr, String> {
 pub fn run(args: RunArgs) -> Result<ExitCode> {
     let host = Host::open()?;
     let paths = Paths::of(&host)?;
-    let run_dir = host.make_dir(&paths.run_dir)?;
-    let _lock = lock(&run_dir, args.pod.as_deref())?;
-    let tail = Tail::new(host.make_dir(&paths.run_dir)?)?;
+    // As the plugins make it.
+    let run_dir = host.make_dir(&paths.run_dir, 0o700)?;
+    let _lock = match lock(&run_dir, args.pod.as_deref())? {
+        Ok(lock) => lock,
+        Err(holder) => bail!("another rail-agent runs on this node: {holder}; end it first"),
+    };
+    let tail = Tail::new(host.make_dir(&paths.run_dir, 0o700)?)?;
     api::runtime()?.block_on(async {
-        let agent = Agent::new(args, host, tail).await?;
+        let agent = Agent::new(args, host, run_dir, tail).await?;
         tokio::select! {
             never = agent.run() => never,
             stopped = api::stopped() => {
@@ -132,22 +136,24 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
     })
 }
 
-/// One agent on a node: two of them would write each other's files.
-fn lock(dir: &HostDir, pod: Option<&str>) -> Result<File> {
-    const NAME: &str = "agent.lock";
-    let path = dir.at(NAME);
+/// The name of the lock in the run directory.
+pub const LOCK: &str = "agent.lock";
+
+/// One agent on a node: two of them would write each other's files. `rail-agent uninstall` counts as one.
+/// Returns what the other one wrote if it is not the only one.
+pub fn lock(dir: &HostDir, pod: Option<&str>) -> Result<Result<File, String>> {
+    let path = dir.at(LOCK);
     let open = File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
-    let mut file = open.with_context(|| format!("cannot open {} on the host", dir.shown(NAME)))?;
+    let mut file = open.with_context(|| format!("cannot open {} on the host", dir.shown(LOCK)))?;
     if let Err(error) = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         if error != rustix::io::Errno::WOULDBLOCK {
-            return Err(error).with_context(|| format!("cannot lock {} on the host", dir.shown(NAME)));
+            return Err(error).with_context(|| format!("cannot lock {} on the host", dir.shown(LOCK)));
         }
-        let holder = std::fs::read_to_string(&path).unwrap_or_default();
-        bail!("another rail-agent runs on this node: {}; end it first", clean(&holder));
+        return Ok(Err(clean(&std::fs::read_to_string(&path).unwrap_or_default())));
     }
     file.set_len(0)?;
     write!(file, "process {} of pod {}", std::process::id(), pod.unwrap_or("-"))?;
-    Ok(file)
+    Ok(Ok(file))
 }
 
 /// An interval that differs from node to node and from time to time, by a tenth: a thousand nodes that start at once
@@ -170,6 +176,8 @@ type Carriers = HashMap<(String, String), bool>;
 struct Agent {
     args: RunArgs,
     host: Host,
+    /// Where the lock and the calls are.
+    run_dir: HostDir,
     client: Client,
     shared: Shared,
     news: mpsc::Sender<News>,
@@ -201,7 +209,7 @@ fn uid_of(uids: &Uids, pod: &str) -> Option<String> {
 }
 
 impl Agent {
-    async fn new(args: RunArgs, host: Host, tail: Tail) -> Result<Agent> {
+    async fn new(args: RunArgs, host: Host, run_dir: HostDir, tail: Tail) -> Result<Agent> {
         let client = api::client().await?;
         let shared = Shared::new();
         serve::serve(args.listen, shared.clone()).await?;
@@ -219,6 +227,7 @@ impl Agent {
             reap_due: (!reap.is_zero()).then(|| now + jittered(reap)),
             args,
             host,
+            run_dir,
             client,
             shared,
             news,
@@ -243,6 +252,7 @@ impl Agent {
         loop {
             self.look().await;
             self.shared.alive();
+            self.check_run_dir()?;
             let interval = jittered(Duration::from_secs(self.args.interval));
             let changed = async {
                 match &mut self.pools {
@@ -279,6 +289,21 @@ impl Agent {
         }
         self.judge().await;
         self.show().await;
+    }
+
+    /// Fails if the plugins have another run directory than this process: they would find no file for their calls, and
+    /// another agent no lock. The kubelet starts the container anew.
+    fn check_run_dir(&self) -> Result<()> {
+        let Ok(Some(paths)) = Paths::known(&self.host) else { return Ok(()) };
+        let Ok(dir) = self.host.dir(&paths.run_dir) else { return Ok(()) };
+        if dir.is_some_and(|dir| dir.is_same(&self.run_dir)) {
+            return Ok(());
+        }
+        for name in [calls::NAME, LOCK] {
+            self.run_dir.remove(name)?;
+        }
+        let path = paths.run_dir.display();
+        bail!("{path} is the run directory of this node now, or was made anew: rail-agent must start again")
     }
 
     /// Logs an error when it comes, when it changes and when it goes.

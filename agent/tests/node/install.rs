@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::node::{
-    CONFIG_MAP, NODE, PLUGINS, Running, agent, built, call, cluster, end_pod, install, on_a_node, sh,
-    start_pod, text_of,
+    CONFIG_MAP, NODE, PLUGINS, Running, agent, built, cluster, end_pod, install, on_a_node, sh, start_pod,
+    text_of,
 };
 
 fn names() -> Vec<String> {
@@ -182,27 +182,86 @@ fn uninstall_refuses_while_a_pod_has_a_rail_and_then_leaves_nothing() {
         start_pod("pod-a", 0);
         api.delete(CONFIG_MAP);
         assert!(running.stop());
-        assert!(call("CHECK", "pod-a", 0).status.code() != Some(101), "the pod's rail is as before");
+        let addresses = sh("ip -n pod-a -o addr show dev net1");
+        assert!(addresses.contains("172.16.0.0/31"), "the pod's rail is as before: {addresses}");
         let output = agent(&["uninstall"]);
         assert_eq!(output.status.code(), Some(1));
         let text = text_of(&output);
         assert!(text.contains("ai/pod-a has 0000:1a:00.2") && text.contains("nothing was removed"), "{text}");
         assert!(Path::new("/opt/cni/bin/rail-cni").is_file());
         end_pod("pod-a", 0);
+        // What a killed agent, install or import left, and another node whose store is on the same file system.
+        sh("cd /run/rail-cni; touch .calls.new agent.lock; cd /opt/cni/bin; touch .rail-cni.new .rail-ipam.kept
+            cd /etc/rail-cni; touch .node.json.new .node.json.kept
+            cd /var/lib/rail-cni/store; mkdir .new.1 worker-gpu-1; touch .unfinished worker-gpu-1/rail-0.json");
         let kubeconfig = crate::node::kubeconfig(&format!("http://{}", api.address));
         let mut inside =
             crate::node::in_container(&[crate::node::AGENT, "uninstall", "--node", crate::node::NAME]);
         let output = inside.env("KUBECONFIG", kubeconfig).output().unwrap();
         assert!(output.status.success(), "{}", text_of(&output));
         assert!(names().is_empty(), "{:?}", names());
-        for path in ["/etc/rail-cni", "/var/lib/rail-cni", "/run/rail-cni/calls", "/run/rail-cni/agent.lock"]
+        for path in
+            ["/etc/rail-cni", "/run/rail-cni/calls", "/run/rail-cni/.calls.new", "/run/rail-cni/agent.lock"]
         {
             assert!(!Path::new(path).exists(), "{path}");
         }
+        assert!(Path::new("/var/lib/rail-cni/store/worker-gpu-1/rail-0.json").exists());
+        assert!(!Path::new("/var/lib/rail-cni/store").join(crate::node::NAME).exists());
+        sh("rm -r /var/lib/rail-cni/store/worker-gpu-1");
         let node = api.get(NODE);
         assert!(node["metadata"]["labels"]["rail-cni/ready"].is_null(), "{node}");
         assert_eq!(node["status"]["conditions"], serde_json::json!([]));
-        // Once more changes nothing.
-        assert!(agent(&["uninstall"]).status.success());
+        // Once more takes what the other node left, and then changes nothing.
+        for _ in 0..2 {
+            assert!(agent(&["uninstall"]).status.success());
+            assert!(!Path::new("/var/lib/rail-cni").exists());
+        }
+    });
+}
+
+#[test]
+fn uninstall_removes_nothing_under_a_living_agent() {
+    on_a_node("install::uninstall_removes_nothing_under_a_living_agent", || {
+        let api = cluster();
+        install();
+        let running = Running::start(&api, &[]);
+        running.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        for arguments in [&["uninstall"][..], &["uninstall", "--force"], &["uninstall", "--wait", "1"]] {
+            let output = agent(arguments);
+            let text = text_of(&output);
+            assert_eq!(output.status.code(), Some(1), "{text}");
+            assert!(text.contains("rail-agent still runs on this node (process "), "{text}");
+            assert!(
+                text.contains("of pod rail-agent-x); nothing was removed: delete its DaemonSet"),
+                "{text}"
+            );
+        }
+        for path in ["/opt/cni/bin/rail-cni", "/etc/rail-cni/node.json", "/run/rail-cni/agent.lock"] {
+            assert!(Path::new(path).exists(), "{path}");
+        }
+        // It waits for the agent's end.
+        let mut waiting = crate::node::in_container(&[crate::node::AGENT, "uninstall", "--wait", "60"]);
+        let waiting = waiting.stderr(std::process::Stdio::piped()).spawn().unwrap();
+        assert!(running.stop());
+        let output = waiting.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", text_of(&output));
+        assert!(names().is_empty() && !Path::new("/run/rail-cni/agent.lock").exists());
+    });
+}
+
+#[test]
+fn uninstall_says_what_to_do_about_what_no_pods_end_restores() {
+    on_a_node("install::uninstall_says_what_to_do_about_what_no_pods_end_restores", || {
+        let api = cluster();
+        install();
+        let running = Running::start(&api, &[]);
+        running.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        start_pod("pod-a", 0);
+        end_pod("pod-a", 0);
+        assert!(running.stop());
+        crate::node::write("/run/rail-cni/attachments/x.json", "{");
+        let text = text_of(&agent(&["uninstall"]));
+        assert!(text.contains("x.json cannot be read") && text.contains("`rail-cni reap`"), "{text}");
+        assert!(!text.contains("end these pods"), "{text}");
     });
 }

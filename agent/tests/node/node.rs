@@ -291,6 +291,11 @@ impl Running {
     /// Waits until it has ended by itself, and returns its log.
     #[track_caller]
     pub fn ended(mut self) -> String {
+        let begun = Instant::now();
+        while self.child.get_mut().try_wait().unwrap().is_none() {
+            assert!(begun.elapsed() < PATIENCE, "it does not end:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
         assert!(!self.child.get_mut().wait().unwrap().success());
         self.log()
     }

@@ -233,6 +233,31 @@ fn what_lost_dels_left_is_restored_on_a_schedule() {
 }
 
 #[test]
+fn an_agent_whose_run_directory_is_not_the_plugins_ends_and_begins_there() {
+    on_a_node("run::an_agent_whose_run_directory_is_not_the_plugins_ends_and_begins_there", || {
+        let api = cluster();
+        let mut node = node_json();
+        node["runDir"] = json!("/run/elsewhere");
+        api.put(CONFIG_MAP, config_map(&json!({"node.dgx.json": node.to_string()})));
+        install();
+        // A new node, which has no node.json yet.
+        let log = Running::start(&api, &[]).ended();
+        assert!(log.contains("/run/elsewhere is the run directory of this node now"), "{log}");
+        assert_eq!(fs::read_dir("/run/rail-cni").unwrap().count(), 0);
+        let agent = Running::start(&api, &[]);
+        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        start_pod("pod-a", 0);
+        let added = r#"rail_cni_calls_total{plugin="rail-cni",verb="ADD",code="0"} 1"#;
+        agent.until("counted", || served("/metrics").contains(added));
+        // Somebody removes the directory with all that is in it.
+        end_pod("pod-a", 0);
+        sh("rm -r /run/elsewhere");
+        let log = agent.ended();
+        assert!(log.contains("or was made anew"), "{log}");
+    });
+}
+
+#[test]
 fn a_second_agent_on_a_node_refuses_and_names_the_first() {
     on_a_node("run::a_second_agent_on_a_node_refuses_and_names_the_first", || {
         let api = cluster();
