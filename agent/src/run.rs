@@ -37,8 +37,10 @@ use crate::watch::{self, Seen};
 
 /// A plan is written again after this time even if nothing changed: somebody may have edited the store.
 const RESYNC: Duration = Duration::from_secs(600);
-/// A plan that was held back is tried again after this time: the pods may have ended.
-const HELD_BACK: Duration = Duration::from_secs(60);
+/// A plan that was not written is tried again after so many looks, and after this time at most: the pods may have
+/// ended, and a disk may have room again.
+const AGAIN: u32 = 4;
+const AGAIN_AT_MOST: Duration = Duration::from_secs(60);
 /// Conditions are written after this time though they are the same.
 const HEARTBEAT: Duration = Duration::from_secs(300);
 /// How often the calls of the plugins are read.
@@ -186,6 +188,9 @@ struct Agent {
     pools: Option<Receiver<Seen<DynamicObject>>>,
     cluster: Option<String>,
     node: Option<Node>,
+    /// The ConfigMap of this look: node.json and the plan come from the same one. Empty if there is none, or if it is
+    /// another cluster's; `None` while it is not known.
+    config: Option<BTreeMap<String, String>>,
     /// What is wrong with the ConfigMap.
     config_error: Option<String>,
     plan: Plan,
@@ -236,6 +241,7 @@ impl Agent {
             pools,
             cluster: None,
             node: None,
+            config: None,
             config_error: None,
             plan: Plan::Unknown,
             planned: None,
@@ -359,7 +365,9 @@ impl Agent {
     /// Writes node.json as the ConfigMap has it.
     async fn configure(&mut self) {
         let Seen::All(maps) = self.config_map.borrow_and_update().clone() else { return };
+        self.config = None;
         let Some(data) = maps.into_values().next().and_then(|map| map.data) else {
+            self.config = Some(BTreeMap::new());
             self.config_error = None;
             let name = format!("{}/{}", self.args.namespace, self.args.config_map);
             let text = format!("there is no ConfigMap {name}: node.json of this node stays as it is");
@@ -396,7 +404,9 @@ impl Agent {
         if self.cluster.is_none() && data.contains_key("cluster") {
             self.cluster = Some(api::cluster_uid(&self.client).await?);
         }
+        self.config = Some(BTreeMap::new());
         node_json::check_cluster(data, self.cluster.as_deref())?;
+        self.config = Some(data.clone());
         let Some(node) = &self.node else { bail!("the class of this node is not known yet") };
         let class = api::label(node, &self.args.class_label);
         let text = node_json::render(data, class, &self.args.node)?;
@@ -408,14 +418,16 @@ impl Agent {
         match self.args.plan_from {
             PlanFrom::None => None,
             PlanFrom::ConfigMap => {
-                let Seen::All(maps) = &*self.config_map.borrow() else { return None };
-                let data = maps.values().next().and_then(|map| map.data.as_ref());
-                Some(match data.and_then(|data| data.get("fabric.yaml")) {
+                let text = self.config.as_ref()?.get("fabric.yaml");
+                Some(match text {
                     Some(text) => Ok(Source {
                         text: text.clone().into_bytes(),
                         arguments: &["plan", "-", "--from", "fabric", "--to", "store"],
                     }),
-                    None => Err(format!("the ConfigMap {} has no key fabric.yaml", self.args.config_map)),
+                    None => Err(format!(
+                        "there is no ConfigMap {} for this cluster that has a key fabric.yaml",
+                        self.args.config_map
+                    )),
                 })
             }
             PlanFrom::Cidrpools => match &*self.pools.as_mut()?.borrow_and_update() {
@@ -435,16 +447,23 @@ impl Agent {
     /// Writes the plan to the store, unless it is there already.
     async fn load_plan(&mut self) {
         let plan = match self.source() {
+            None if self.args.plan_from == PlanFrom::None => {
+                Plan::Current("somebody else writes the store (--plan-from=none)".to_owned())
+            }
             None => return,
-            Some(Err(why)) => Plan::Refused(format!("{why}; the store stays as it is")),
+            Some(Err(why)) => {
+                // The plan from before is judged anew when it is back.
+                self.planned = None;
+                Plan::Refused(format!("{why}; the store stays as it is"))
+            }
             Some(Ok(Source { text, arguments })) => {
                 if self.planned.as_ref().is_some_and(|(old, due)| *old == text && Instant::now() < *due) {
                     return;
                 }
                 let plan = self.write_plan(&text, arguments).await;
                 let again = match plan {
-                    Plan::HeldBack(_) => HELD_BACK,
-                    _ => jittered(RESYNC),
+                    Plan::Current(_) => jittered(RESYNC),
+                    _ => AGAIN_AT_MOST.min(Duration::from_secs(self.args.interval) * AGAIN),
                 };
                 self.planned = Some((text, Instant::now() + again));
                 plan
@@ -678,7 +697,11 @@ fn manifests<'a>(pools: impl Iterator<Item = &'a DynamicObject>) -> Vec<u8> {
             let mut item = pool.data.clone();
             item["apiVersion"] = json!("nv-ipam.nvidia.com/v1alpha1");
             item["kind"] = json!("CIDRPool");
-            item["metadata"] = json!({"name": pool.metadata.name, "namespace": pool.metadata.namespace});
+            // Ours say the rail and the leaf ports. That of kubectl is a second copy of the pool.
+            let mut annotations = pool.metadata.annotations.clone().unwrap_or_default();
+            annotations.retain(|key, _| key.starts_with("rail-cni/"));
+            item["metadata"] = json!({"name": pool.metadata.name, "namespace": pool.metadata.namespace,
+                "annotations": annotations});
             item
         })
         .collect();

@@ -152,7 +152,9 @@ pub fn pool(rail: u8, prefix: Option<&str>) -> Value {
         |prefix| (prefix.to_owned(), prefix.replace(".0/31", ".1")),
     );
     json!({
-        "metadata": {"name": format!("rail-{rail}"), "namespace": "nvidia-network-operator"},
+        "metadata": {"name": format!("rail-{rail}"), "namespace": "nvidia-network-operator", "annotations": {
+            "rail-cni/rail": rail.to_string(), "rail-cni/leaf-ports": format!("{NAME}: leaf-su01-r{} swp1\n", rail + 1),
+            "kubectl.kubernetes.io/last-applied-configuration": "{}"}},
         "spec": {
             "cidr": format!("172.{net}.0.0/15"), "gatewayIndex": 0, "perNodeNetworkPrefix": 31,
             "routes": [{"dst": format!("172.{net}.0.0/15")}],

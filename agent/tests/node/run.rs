@@ -1,6 +1,7 @@
 //! `rail-agent run`.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 
 use serde_json::{Value, json};
 
@@ -32,6 +33,12 @@ fn a_new_node_gets_its_plan_and_is_ready() {
             (&json!("worker-gpu-0"), &node_json()["rails"])
         );
         assert!(allocation(1).contains("172.18.0.0/31"), "{}", allocation(1));
+        // What the annotations of the pools say: the rail, and the leaf.
+        assert!(allocation(1).replace(' ', "").contains(r#""rail":1"#), "{}", allocation(1));
+        let tier = || api.get(NODE)["metadata"]["labels"]["fabric.topograph.run/tier-1"].clone();
+        agent.until("the leaf", || tier() == "leaf-su01-r1");
+        let mode = fs::metadata("/run/rail-cni").unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o700, "the run directory is as the plugins make it");
         start_pod("pod-a", 0);
         agent.until("counted", || {
             let text = served("/metrics");
@@ -229,6 +236,68 @@ fn what_lost_dels_left_is_restored_on_a_schedule() {
         sh("ip netns del pod-a");
         agent.until("reaped", || served("/metrics").contains("rail_cni_reaped_total 1"));
         assert!(sh("/opt/cni/bin/rail-cni status --output json").contains("\"attachments\": []"));
+    });
+}
+
+#[test]
+fn a_plan_that_the_host_could_not_take_is_tried_again_soon() {
+    on_a_node("run::a_plan_that_the_host_could_not_take_is_tried_again_soon", || {
+        let api = cluster();
+        install();
+        sh("mkdir -p /var/lib/rail-cni; mount -t tmpfs -o ro tmpfs /var/lib/rail-cni");
+        let agent = Running::start(&api, &[]);
+        let message = agent.until_condition(&api, "RailsPlanCurrent", "False", "Refused");
+        assert!(message.contains("Read-only file system"), "{message}");
+        sh("mount -o remount,rw /var/lib/rail-cni");
+        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+    });
+}
+
+#[test]
+fn the_condition_of_the_plan_is_true_again_when_the_store_is_somebody_elses() {
+    on_a_node("run::the_condition_of_the_plan_is_true_again_when_the_store_is_somebody_elses", || {
+        let api = cluster();
+        install();
+        let data = |cluster: &str| {
+            config_map(&json!({"node.dgx.json": node_json().to_string(), "cluster": cluster}))
+        };
+        api.put(CONFIG_MAP, data("cluster-2"));
+        let agent = Running::start(&api, &["--plan-from", "none"]);
+        agent.until_condition(&api, "RailsPlanCurrent", "False", "Refused");
+        api.put(CONFIG_MAP, data("cluster-1"));
+        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+    });
+}
+
+#[test]
+fn the_fabric_of_another_cluster_is_not_written() {
+    on_a_node("run::the_fabric_of_another_cluster_is_not_written", || {
+        let api = cluster();
+        install();
+        let data = |cluster: &str, leaf: &str| {
+            let fabric = format!(
+                "fabric: spectrum-x\ntiers: 2\nmode: none\nfamily: ipv4\nfirstOctet: 172\npolarity: {leaf}\n\
+                rails: 2\nsus: 2\nhostsPerSU: 2\nnodeName: worker-gpu-{{node}}\n"
+            );
+            config_map(
+                &json!({"node.dgx.json": node_json().to_string(), "cluster": cluster, "fabric.yaml": fabric}),
+            )
+        };
+        api.put(CONFIG_MAP, data("cluster-2", "leaf-odd"));
+        let agent = Running::start(&api, &["--plan-from", "config-map"]);
+        agent.until_condition(&api, "RailsPlanCurrent", "False", "Refused");
+        assert_eq!(allocation(0), "", "nothing of another cluster");
+        api.put(CONFIG_MAP, data("cluster-1", "leaf-odd"));
+        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        let ours = allocation(0);
+        assert!(ours.contains("172.16.0.0/31"), "{ours}");
+        // The ConfigMap of another cluster comes later.
+        api.put(CONFIG_MAP, data("cluster-2", "leaf-even"));
+        agent.until_condition(&api, "RailsPlanCurrent", "False", "Refused");
+        assert_eq!(allocation(0), ours);
+        // And the one before is back: it is current at once.
+        api.put(CONFIG_MAP, data("cluster-1", "leaf-odd"));
+        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
     });
 }
 
