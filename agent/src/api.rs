@@ -13,7 +13,6 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Config};
 use serde_json::{Value, json};
 
-use crate::place;
 use crate::ready::{self, Condition};
 use crate::text::{clean, say};
 
@@ -90,13 +89,29 @@ pub fn label<'a>(node: &'a Node, key: &str) -> Option<&'a str> {
     node.metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
-/// The annotation of a Node whose taint the agent removed. The taint returns to no other: a node that never had it,
-/// such as one without rails, is not closed.
+/// The annotation of a Node whose taint the agent removed. The taint returns to no other.
 const HAD_TAINT: &str = "rail-cni/had-taint";
+/// The annotation with the labels that the agent wrote, as JSON. Others, too, write labels for the place of a node: the
+/// agent removes and replaces only what it wrote itself.
+const LABELS: &str = "rail-cni/labels";
 
 /// Whether the Node had the taint when the agent came.
 pub fn had_taint(node: &Node, key: &str) -> bool {
     node.metadata.annotations.as_ref().and_then(|all| all.get(HAD_TAINT)).is_some_and(|had| had == key)
+}
+
+/// The labels that the agent wrote, and that are there as it wrote them.
+pub fn own_labels(node: &Node) -> BTreeMap<String, String> {
+    let text = node.metadata.annotations.as_ref().and_then(|all| all.get(LABELS));
+    let mut own: BTreeMap<String, String> =
+        text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    own.retain(|key, value| label(node, key) == Some(value));
+    own
+}
+
+/// Whether somebody else wrote this label.
+pub fn is_foreign(node: &Node, key: &str) -> bool {
+    label(node, key).is_some() && !own_labels(node).contains_key(key)
 }
 
 /// Whether the Node has a taint with this key.
@@ -108,21 +123,28 @@ fn taints(node: &Node) -> &[Taint] {
     node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default()
 }
 
-/// The change of labels and taints that makes the Node as it should be; `None` if it is so already. A label without a
-/// value is removed.
+/// The change of labels and taints that makes the Node as it should be; `None` if it is so already. Of the labels that
+/// the agent wrote before, those that are not in `labels` are removed.
 ///
 /// The resource version is in it, because a list such as that of the taints is replaced as a whole.
 pub fn change(
     node: &Node,
-    labels: &BTreeMap<String, Option<String>>,
+    labels: &BTreeMap<String, String>,
     taint: ready::Taint,
     key: &str,
 ) -> Option<Value> {
     let mut change = json!({});
     for (label, value) in labels {
-        if self::label(node, label) != value.as_deref() {
+        if self::label(node, label) != Some(value) {
             change["metadata"]["labels"][label] = json!(value);
         }
+    }
+    for label in own_labels(node).keys().filter(|label| !labels.contains_key(*label)) {
+        change["metadata"]["labels"][label] = Value::Null;
+    }
+    let written = (!labels.is_empty()).then(|| json!(labels).to_string());
+    if node.metadata.annotations.as_ref().and_then(|all| all.get(LABELS)) != written.as_ref() {
+        change["metadata"]["annotations"][LABELS] = json!(written);
     }
     let mut new: Vec<Value> =
         taints(node).iter().filter(|taint| taint.key != key).map(|taint| json!(taint)).collect();
@@ -192,14 +214,12 @@ pub fn forget(name: &str, names: &Names) -> Result<()> {
     runtime()?.block_on(async {
         let client = client().await?;
         let node = node(&client, name).await?;
-        let mut labels: BTreeMap<String, Option<String>> =
-            place::keys(&names.tier_label).into_iter().map(|key| (key, None)).collect();
-        if !names.ready_label.is_empty() {
-            labels.insert(names.ready_label.clone(), None);
-        }
         // The taint stays: without the plugins no pod with rails can start.
         let mut change =
-            change(&node, &labels, ready::Taint::Keep, &names.taint).unwrap_or_else(|| json!({}));
+            change(&node, &BTreeMap::new(), ready::Taint::Keep, &names.taint).unwrap_or_else(|| json!({}));
+        if !names.ready_label.is_empty() {
+            change["metadata"]["labels"][&names.ready_label] = Value::Null;
+        }
         change["metadata"]["annotations"][HAD_TAINT] = Value::Null;
         patch(&client, name, &change).await?;
         let gone = [ready::READY, ready::CURRENT].map(|kind| json!({"type": kind, "$patch": "delete"}));
@@ -347,20 +367,20 @@ mod tests {
     #[test]
     fn only_what_differs_is_changed_and_foreign_taints_stay() {
         let node = node(json!({
-            "metadata": {"name": "n", "resourceVersion": "7", "labels": {"rail-cni/ready": "true", "t/1": "leaf-0"}},
+            "metadata": {"name": "n", "resourceVersion": "7", "labels": {"rail-cni/ready": "true", "t/1": "leaf-0"},
+                "annotations": {"rail-cni/labels": r#"{"rail-cni/ready":"true","t/1":"leaf-0"}"#}},
             "spec": {"taints": [{"key": "other", "effect": "NoExecute"}, {"key": "k", "effect": "NoSchedule"}]}
         }));
         let labels = |ready: &str, tier: Option<&str>| {
-            BTreeMap::from([
-                ("rail-cni/ready".to_owned(), Some(ready.to_owned())),
-                ("t/1".to_owned(), tier.map(str::to_owned)),
-            ])
+            let tier = tier.map(|leaf| ("t/1".to_owned(), leaf.to_owned()));
+            BTreeMap::from_iter([("rail-cni/ready".to_owned(), ready.to_owned())].into_iter().chain(tier))
         };
         let of = |labels, taint| change(&node, &labels, taint, "k");
         assert_eq!(of(labels("true", Some("leaf-0")), ready::Taint::Keep), None);
         assert_eq!(
             of(labels("false", None), ready::Taint::Keep),
-            Some(json!({"metadata": {"labels": {"rail-cni/ready": "false", "t/1": null}}}))
+            Some(json!({"metadata": {"labels": {"rail-cni/ready": "false", "t/1": null},
+                "annotations": {"rail-cni/labels": r#"{"rail-cni/ready":"false"}"#}}}))
         );
         assert_eq!(
             of(labels("true", Some("leaf-0")), ready::Taint::Remove),
@@ -369,6 +389,24 @@ mod tests {
         );
         let added = of(labels("true", Some("leaf-0")), ready::Taint::Add).unwrap();
         assert_eq!(added["spec"]["taints"].as_array().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_label_that_the_agent_did_not_write_is_neither_removed_nor_called_its_own() {
+        let with = |written: &str| {
+            node(
+                json!({"metadata": {"labels": {"t/1": "of-another"}, "annotations": {"rail-cni/labels": written}}}),
+            )
+        };
+        for written in ["", "{}", "null", r#"{"t/1":"leaf-0"}"#] {
+            assert!(own_labels(&with(written)).is_empty() && is_foreign(&with(written), "t/1"), "{written}");
+            let change = change(&with(written), &BTreeMap::new(), ready::Taint::Keep, "k");
+            assert_eq!(change, Some(json!({"metadata": {"annotations": {"rail-cni/labels": null}}})));
+        }
+        let own = with(r#"{"t/1":"of-another"}"#);
+        assert!(!is_foreign(&own, "t/1") && !is_foreign(&own, "t/2"));
+        let change = change(&own, &BTreeMap::new(), ready::Taint::Keep, "k").unwrap();
+        assert_eq!(change["metadata"]["labels"], json!({"t/1": null}));
     }
 
     #[test]

@@ -28,11 +28,6 @@ pub fn labels(show: &Show, pattern: &str) -> BTreeMap<String, String> {
     BTreeMap::from([(key(pattern, 1), value(leaf))])
 }
 
-/// The keys that [`labels`] may have given, so that they can be taken away.
-pub fn keys(pattern: &str) -> Vec<String> {
-    if pattern.is_empty() { Vec::new() } else { vec![key(pattern, 1)] }
-}
-
 fn key(pattern: &str, tier: u8) -> String {
     pattern.replace(TIER, &tier.to_string())
 }

@@ -105,11 +105,18 @@ pub enum Taint {
 }
 
 /// Whether the taint goes or comes. It goes as soon as the rails are there. It comes back when they were away for
-/// [`PATIENCE`] and no pod has a rail, as after a reboot; while pods run, the condition alone says it.
-pub fn taint(has_taint: bool, is_ready: bool, away_for: Duration, status: Option<&Status>) -> Taint {
+/// [`PATIENCE`] and no pod has a rail, as after a reboot; while pods run, the condition alone says it. A node that never
+/// had it, such as one without rails, is not closed.
+pub fn taint(
+    has_taint: bool,
+    had_taint: bool,
+    is_ready: bool,
+    away_for: Duration,
+    status: Option<&Status>,
+) -> Taint {
     match (has_taint, is_ready) {
         (true, true) => Taint::Remove,
-        (false, false) if away_for >= PATIENCE => {
+        (false, false) if had_taint && away_for >= PATIENCE => {
             // Without a status nobody knows whether pods have rails.
             let is_idle = status.is_some_and(|status| !status.attachments.iter().any(|one| one.is_alive()));
             if is_idle { Taint::Add } else { Taint::Keep }
@@ -158,10 +165,12 @@ mod tests {
         };
         let (now, long) = (Duration::ZERO, PATIENCE);
         let idle = Status::default();
+        let taint = |has, ready, away, status: Option<&Status>| super::taint(has, true, ready, away, status);
         assert_eq!(taint(true, true, now, None), Taint::Remove);
         assert_eq!(taint(true, false, long, Some(&idle)), Taint::Keep);
         assert_eq!(taint(false, true, now, Some(&idle)), Taint::Keep);
         assert_eq!(taint(false, false, long, Some(&idle)), Taint::Add);
+        assert_eq!(super::taint(false, false, false, long, Some(&idle)), Taint::Keep, "it never had one");
         assert_eq!(taint(false, false, long, Some(&with("dead"))), Taint::Add);
         // A flap; running pods; nobody knows.
         assert_eq!(taint(false, false, now, Some(&idle)), Taint::Keep);

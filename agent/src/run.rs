@@ -647,23 +647,22 @@ impl Agent {
         let names = &self.args.names;
         let is_ready = self.doctor.as_ref().is_ok_and(|doctor| doctor.ready);
         let (status, show) = self.shared.with(|metrics| (metrics.status.clone(), metrics.show.clone()));
-        let mut labels: BTreeMap<String, Option<String>> = BTreeMap::new();
-        if let Some(show) = &show {
-            let there = place::labels(show, &names.tier_label);
-            labels.extend(
-                place::keys(&names.tier_label).into_iter().map(|key| (key.clone(), there.get(&key).cloned())),
-            );
-        }
+        let mut labels = match &show {
+            Some(show) => place::labels(show, &names.tier_label),
+            // Nobody knows the plan just now.
+            None => api::own_labels(node),
+        };
+        labels.retain(|key, _| !api::is_foreign(node, key));
         if !names.ready_label.is_empty() {
-            labels.insert(names.ready_label.clone(), Some(is_ready.to_string()));
+            labels.insert(names.ready_label.clone(), is_ready.to_string());
         }
         let away_for = self.not_ready_since.map_or(Duration::ZERO, |since| since.elapsed());
         let taint = match names.taint.as_str() {
             "" => ready::Taint::Keep,
-            key => match ready::taint(api::has_taint(node, key), is_ready, away_for, status.as_ref()) {
-                ready::Taint::Add if !api::had_taint(node, key) => ready::Taint::Keep,
-                taint => taint,
-            },
+            key => {
+                let (has, had) = (api::has_taint(node, key), api::had_taint(node, key));
+                ready::taint(has, had, is_ready, away_for, status.as_ref())
+            }
         };
         // First the condition, so that whoever sees the label finds the reason.
         let missing = api::missing(node, conditions, Timestamp::now(), HEARTBEAT);

@@ -240,6 +240,44 @@ fn what_lost_dels_left_is_restored_on_a_schedule() {
 }
 
 #[test]
+fn a_label_of_somebody_else_stays() {
+    on_a_node("run::a_label_of_somebody_else_stays", || {
+        const TIER: &str = "fabric.topograph.run/tier-1";
+        let api = cluster();
+        let mut node = api.get(NODE);
+        node["metadata"]["labels"][TIER] = json!("of-topograph");
+        api.put(NODE, node);
+        install();
+        let agent = Running::start(&api, &["--plan-from", "none"]);
+        agent.until("the label", || api.get(NODE)["metadata"]["labels"]["rail-cni/ready"] == "false");
+        assert_eq!(api.get(NODE)["metadata"]["labels"][TIER], "of-topograph", "without a plan");
+        assert!(agent.stop());
+        let agent = Running::start(&api, &[]);
+        agent.until("the label", || api.get(NODE)["metadata"]["labels"]["rail-cni/ready"] == "true");
+        assert_eq!(api.get(NODE)["metadata"]["labels"][TIER], "of-topograph", "with a plan");
+        // Its own goes with the name.
+        assert!(agent.stop());
+        let agent = Running::start(&api, &["--tier-label", "ours/{tier}"]);
+        agent.until("the leaf", || api.get(NODE)["metadata"]["labels"]["ours/1"] == "leaf-su01-r1");
+        assert!(agent.stop());
+        let agent = Running::start(&api, &["--tier-label", ""]);
+        agent.until("no leaf", || api.get(NODE)["metadata"]["labels"]["ours/1"].is_null());
+        assert!(agent.stop());
+        let kubeconfig = crate::node::kubeconfig(&format!("http://{}", api.address));
+        let mut inside = in_container(&[crate::node::AGENT, "uninstall", "--node", crate::node::NAME]);
+        let output = inside.env("KUBECONFIG", kubeconfig).output().unwrap();
+        assert!(output.status.success(), "{}", text_of(&output));
+        let node = api.get(NODE);
+        assert_eq!(
+            node["metadata"]["labels"],
+            json!({"rail-cni/node-class": "dgx", TIER: "of-topograph"}),
+            "{node}"
+        );
+        assert_eq!(node["metadata"]["annotations"], json!({}), "{node}");
+    });
+}
+
+#[test]
 fn a_plan_that_the_host_could_not_take_is_tried_again_soon() {
     on_a_node("run::a_plan_that_the_host_could_not_take_is_tried_again_soon", || {
         let api = cluster();
