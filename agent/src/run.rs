@@ -91,9 +91,12 @@ pub struct RunArgs {
     /// Directory of the plugins on the host
     #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
     plugins_dir: PathBuf,
-    /// Address of /metrics and /healthz
+    /// Address of /metrics
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9810", value_parser = socket_address)]
     listen: SocketAddr,
+    /// Address of /healthz, for the kubelet: pods should not reach it
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9811", value_parser = socket_address)]
+    health: SocketAddr,
     /// Seconds between two looks at the node
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
     interval: u64,
@@ -217,7 +220,8 @@ impl Agent {
     async fn new(args: RunArgs, host: Host, run_dir: HostDir, tail: Tail) -> Result<Agent> {
         let client = api::client().await?;
         let shared = Shared::new();
-        serve::serve(args.listen, shared.clone()).await?;
+        serve::serve(args.listen, shared.clone(), Shared::metrics).await?;
+        serve::serve(args.health, shared.clone(), Shared::health).await?;
         let (news, waiting) = mpsc::channel(WAITING);
         let events = Events::new(client.clone(), &args.node, args.pod.as_deref());
         tokio::spawn(send_events(events, waiting, shared.clone()));
@@ -226,10 +230,10 @@ impl Agent {
         let config_map = watch::config_map(&client, &args.namespace, &args.config_map, &shared);
         let pools = (args.plan_from == PlanFrom::Cidrpools).then(|| watch::cidr_pools(&client, &shared));
         let now = Instant::now();
-        let reap = Duration::from_secs(args.reap_interval);
         say("info", &format!("rail-agent {} looks after {}", env!("CARGO_PKG_VERSION"), args.node));
         Ok(Agent {
-            reap_due: (!reap.is_zero()).then(|| now + jittered(reap)),
+            // At once: an agent that starts anew before the interval has passed would otherwise never reap.
+            reap_due: (args.reap_interval != 0).then_some(now),
             args,
             host,
             run_dir,

@@ -1,4 +1,5 @@
-//! `/metrics` and `/healthz`.
+//! `/metrics`, and `/healthz` at an address of its own: whoever keeps all places of the one busy must not make the
+//! kubelet end the agent.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -27,9 +28,9 @@ const SILENT: Duration = Duration::from_secs(600);
 #[derive(Clone, Debug)]
 pub struct Shared {
     /// The metrics.
-    pub metrics: Arc<Mutex<Metrics>>,
+    metrics: Arc<Mutex<Metrics>>,
     /// When the agent last looked at the node.
-    pub looked: Arc<Mutex<Instant>>,
+    looked: Arc<Mutex<Instant>>,
 }
 
 impl Shared {
@@ -48,25 +49,34 @@ impl Shared {
         *self.looked.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    fn answer(&self, path: &str) -> (StatusCode, String) {
+    /// `/metrics`.
+    pub fn metrics(&self, path: &str) -> (StatusCode, String) {
         match path {
             "/metrics" => (StatusCode::OK, self.with(|metrics| metrics.text())),
-            "/healthz" => match self.looked.lock().unwrap_or_else(PoisonError::into_inner).elapsed() {
-                silent if silent > SILENT => (
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    format!("nothing was looked at for {} s\n", silent.as_secs()),
-                ),
-                _ => (StatusCode::OK, "ok\n".to_owned()),
-            },
-            _ => (StatusCode::NOT_FOUND, "there are /metrics and /healthz\n".to_owned()),
+            _ => (StatusCode::NOT_FOUND, "there is /metrics\n".to_owned()),
+        }
+    }
+
+    /// `/healthz`.
+    pub fn health(&self, path: &str) -> (StatusCode, String) {
+        let silent = self.looked.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
+        match path {
+            "/healthz" if silent > SILENT => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("nothing was looked at for {} s\n", silent.as_secs()),
+            ),
+            "/healthz" => (StatusCode::OK, "ok\n".to_owned()),
+            _ => (StatusCode::NOT_FOUND, "there is /healthz\n".to_owned()),
         }
     }
 }
 
+/// What is answered about a path.
+type Answer = fn(&Shared, &str) -> (StatusCode, String);
+
 /// Binds the address, and serves until the process ends.
-pub async fn serve(address: SocketAddr, shared: Shared) -> Result<()> {
-    let listener =
-        TcpListener::bind(address).await.with_context(|| format!("cannot serve metrics at {address}"))?;
+pub async fn serve(address: SocketAddr, shared: Shared, answer: Answer) -> Result<()> {
+    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen at {address}"))?;
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     tokio::spawn(async move {
         loop {
@@ -79,7 +89,7 @@ pub async fn serve(address: SocketAddr, shared: Shared) -> Result<()> {
             let shared = shared.clone();
             tokio::spawn(async move {
                 let service = service_fn(move |request: Request<Incoming>| {
-                    let (status, text) = shared.answer(request.uri().path());
+                    let (status, text) = answer(&shared, request.uri().path());
                     let mut response = Response::new(Full::new(Bytes::from(text)));
                     *response.status_mut() = status;
                     let kind = hyper::header::HeaderValue::from_static("text/plain; version=0.0.4");

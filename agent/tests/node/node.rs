@@ -318,7 +318,8 @@ pub fn condition(api: &Api, kind: &str) -> Value {
 /// What the agent serves.
 pub fn served(path: &str) -> String {
     use std::io::Read as _;
-    let Ok(mut stream) = std::net::TcpStream::connect("127.0.0.1:9810") else { return String::new() };
+    let port = if path == "/healthz" { 9811 } else { 9810 };
+    let Ok(mut stream) = std::net::TcpStream::connect(("127.0.0.1", port)) else { return String::new() };
     stream
         .write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes())
         .unwrap();

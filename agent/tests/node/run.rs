@@ -1,6 +1,7 @@
 //! `rail-agent run`.
 
 use std::fs;
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 
 use serde_json::{Value, json};
@@ -236,6 +237,38 @@ fn what_lost_dels_left_is_restored_on_a_schedule() {
         sh("ip netns del pod-a");
         agent.until("reaped", || served("/metrics").contains("rail_cni_reaped_total 1"));
         assert!(sh("/opt/cni/bin/rail-cni status --output json").contains("\"attachments\": []"));
+    });
+}
+
+#[test]
+fn what_was_left_before_the_agent_began_is_restored_at_once() {
+    on_a_node("run::what_was_left_before_the_agent_began_is_restored_at_once", || {
+        let api = cluster();
+        install();
+        let agent = Running::start(&api, &[]);
+        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        start_pod("pod-a", 0);
+        assert!(agent.stop());
+        sh("ip netns del pod-a");
+        let agent = Running::start(&api, &[]);
+        agent.until("reaped", || served("/metrics").contains("rail_cni_reaped_total 1"));
+    });
+}
+
+#[test]
+fn whoever_keeps_all_places_of_the_metrics_does_not_hide_that_the_agent_is_well() {
+    on_a_node("run::whoever_keeps_all_places_of_the_metrics_does_not_hide_that_the_agent_is_well", || {
+        let api = cluster();
+        install();
+        let agent = Running::start(&api, &[]);
+        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        let silent: Vec<_> = (0..64).map(|_| TcpStream::connect("127.0.0.1:9810").unwrap()).collect();
+        for _ in 0..20 {
+            assert!(served("/healthz").ends_with("ok\n"));
+        }
+        drop(silent);
+        agent.until("metrics", || served("/metrics").contains("rail_cni_ready 1"));
+        assert!(served("/nothing").starts_with("HTTP/1.1 404"));
     });
 }
 
