@@ -20,6 +20,8 @@ use crate::text::{clean, say};
 pub const NAME: &str = "rail-agent";
 /// A request that takes longer has failed. A watch has no such limit.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// A connection on which nothing comes for so long is dead. The API server ends a watch after 290 s.
+const SILENCE: Duration = Duration::from_secs(330);
 
 /// The names of labels and taints of the Node.
 #[derive(Clone, Debug, Args)]
@@ -40,6 +42,13 @@ pub struct Names {
 pub async fn client() -> Result<Client> {
     let config =
         Config::infer().await.context("this pod has no service account, and KUBECONFIG names no file")?;
+    connect(config, SILENCE)
+}
+
+/// A list, and the start of a watch, have no limit of their own: an API server that takes the connection and says
+/// nothing would be waited for as long as the agent runs.
+pub fn connect(mut config: Config, silence: Duration) -> Result<Client> {
+    config.read_timeout = Some(silence);
     Client::try_from(config).context("the API server's address or certificate is wrong")
 }
 

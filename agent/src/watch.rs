@@ -155,6 +155,26 @@ mod tests {
     use watcher::Event;
 
     #[test]
+    fn an_api_server_that_takes_the_connection_and_is_silent_is_away() {
+        // The kernel takes the connection, and nobody answers.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = silent.local_addr().unwrap();
+        crate::api::runtime().unwrap().block_on(async {
+            let config = kube::Config::new(format!("http://{address}").parse().unwrap());
+            let client = crate::api::connect(config, Duration::from_millis(100)).unwrap();
+            let shared = Shared::new();
+            let receiver = config_map(&client, "kube-system", "rail-cni", &shared);
+            let is_seen = async {
+                while shared.with(|metrics| metrics.api_up) != Some(false) {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(60), is_seen).await.unwrap();
+            assert!(matches!(*receiver.borrow(), Seen::Nothing));
+        });
+    }
+
+    #[test]
     fn a_list_that_is_not_complete_replaces_nothing() {
         let object = |name: &str| ConfigMap {
             metadata: kube::api::ObjectMeta { name: Some(name.to_owned()), ..Default::default() },

@@ -25,6 +25,8 @@ struct State {
     log: Vec<(String, &'static str, Value)>,
     events: Vec<Value>,
     is_away: bool,
+    /// Parts of the targets of requests that get an error, each once, and the error.
+    refused: Vec<(String, u16)>,
     /// What was asked, as `VERB PATH`.
     requests: Vec<String>,
 }
@@ -81,6 +83,15 @@ impl Api {
         self.inner.1.notify_all();
     }
 
+    /// The next requests whose target has `part` get these errors.
+    pub fn refuse(&self, part: &str, codes: &[u16]) {
+        self.lock().refused.extend(codes.iter().map(|code| (part.to_owned(), *code)));
+    }
+
+    pub fn left_to_refuse(&self) -> usize {
+        self.lock().refused.len()
+    }
+
     /// What was asked so far, each once.
     pub fn requests(&self) -> Vec<String> {
         let mut all = self.lock().requests.clone();
@@ -118,11 +129,19 @@ impl Api {
             let (verb, target) = (words.next().unwrap(), words.next().unwrap());
             let (path, query) = target.split_once('?').unwrap_or((target, ""));
             self.lock().requests.push(format!("{verb} {path}"));
-            if query.contains("watch=true") {
+            let error = {
+                let mut state = self.lock();
+                let one = state.refused.iter().position(|(part, _)| target.contains(part));
+                one.map(|index| state.refused.remove(index).1)
+            };
+            if query.contains("watch=true") && error.is_none() {
                 self.watch(&mut stream, path, query);
                 return;
             }
-            let (status, answer) = self.answer(verb, path, query, body);
+            let (status, answer) = match error {
+                Some(code) => (code, failure(code, "not now")),
+                None => self.answer(verb, path, query, body),
+            };
             let text = answer.to_string();
             let head = format!(
                 "HTTP/1.1 {status} x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
@@ -136,13 +155,7 @@ impl Api {
 
     fn answer(&self, verb: &str, path: &str, query: &str, body: Value) -> (u16, Value) {
         let mut state = self.lock();
-        let missing = |path: &str| {
-            (
-                404,
-                json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404,
-                "message": format!("{path} not found")}),
-            )
-        };
+        let missing = |path: &str| (404, failure(404, &format!("{path} not found")));
         match verb {
             "GET" if is_list(path) => {
                 let items: Vec<_> = state
@@ -175,11 +188,7 @@ impl Api {
                 let Some(mut object) = state.objects.get(of).cloned() else { return missing(path) };
                 let wanted = &body["metadata"]["resourceVersion"];
                 if !wanted.is_null() && *wanted != object["metadata"]["resourceVersion"] {
-                    let text = "the object has been modified";
-                    return (
-                        409,
-                        json!({"kind": "Status", "status": "Failure", "reason": "Conflict", "code": 409, "message": text}),
-                    );
+                    return (409, failure(409, "the object has been modified"));
                 }
                 if path.ends_with("/status") {
                     merge_conditions(&mut object, &body);
@@ -233,6 +242,18 @@ impl State {
         self.log.push((path.to_owned(), kind, object.clone()));
         self.objects.insert(path.to_owned(), object);
     }
+}
+
+fn failure(code: u16, message: &str) -> Value {
+    let reason = match code {
+        403 => "Forbidden",
+        404 => "NotFound",
+        409 => "Conflict",
+        410 => "Expired",
+        429 => "TooManyRequests",
+        _ => panic!("no reason for {code}"),
+    };
+    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code, "message": message})
 }
 
 fn is_list(path: &str) -> bool {

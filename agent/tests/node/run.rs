@@ -398,6 +398,24 @@ fn an_agent_whose_run_directory_is_not_the_plugins_ends_and_begins_there() {
 }
 
 #[test]
+fn what_the_api_server_refuses_for_a_while_comes_later() {
+    on_a_node("run::what_the_api_server_refuses_for_a_while_comes_later", || {
+        let api = cluster();
+        install();
+        let agent = Running::start(&api, &[]);
+        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        api.go_away(true);
+        agent.until("seen", || served("/metrics").contains("rail_cni_api_up 0"));
+        // What it watched from is too old, and the list is refused.
+        api.refuse("/cidrpools?", &[410, 429, 403]);
+        api.go_away(false);
+        agent.until("refused", || api.left_to_refuse() == 0);
+        api.put(&format!("{POOLS}/rail-0"), pool(0, Some("172.16.9.0/31")));
+        agent.until("the new plan", || allocation(0).contains("172.16.9.0/31"));
+    });
+}
+
+#[test]
 fn a_second_agent_on_a_node_refuses_and_names_the_first() {
     on_a_node("run::a_second_agent_on_a_node_refuses_and_names_the_first", || {
         let api = cluster();
