@@ -14,41 +14,116 @@ readonly callers=(kubernetes-1.34.2 containerd-2.4.2 runc-1.5.2 multus-4.3.0 cri
 # Names that conf/fabric.yaml has.
 readonly nodes=(worker-gpu-0 worker-gpu-1)
 readonly group=rail-cluster
+# Of version 2 of control groups: what a kubelet needs.
+readonly controllers=(cpu cpuset memory pids)
+# Of version 2: where the processes of a container are meanwhile.
+readonly aside=/sys/fs/cgroup/$group-aside
 readonly cluster=/run/cluster
 # Only the plugins' own sysfs is made of files.
 readonly sysfs=/run/sys
 # Where a node has containerd, kubelet and the like.
 readonly programs=/opt/kubernetes/bin
+# How many times the usual a machine takes for everything, and so how much longer is waited.
+readonly patience=${RAIL_CLUSTER_PATIENCE:-1}
 readonly pause_image=rail-cni/pause:1
 # The image that conf/pod.yaml names. Ours has no PyTorch.
 readonly pod_image=docker.io/pytorch/pytorch:latest
 
 # --- control groups ----------------------------------------------------------------------------------------------
+#
+# On version 1 the processes of a node are in its group of each hierarchy. On version 2 a group hands controllers to the
+# groups below it only while it has no process itself. So they are in the group `host` of the node's group, beside which
+# the kubelet makes its own.
 
-# Prints NAME and FOLDER of each hierarchy of version 1, at the group of this process.
+inner=$(grep -qv '^0::' /proc/self/cgroup || printf '/host')
+
+# Prints the folder of each hierarchy in which the cluster makes its groups: on version 1 the group of this process, on
+# version 2 the root, for no group of a systemd may be handed on.
 hierarchies() {
     local names path
+    [[ ! $inner ]] || { printf '/sys/fs/cgroup\n' && return; }
     while IFS=: read -r _ names path; do
-        [[ ! $names ]] || printf '%s %s\n' "${names#name=}" "/sys/fs/cgroup/${names#name=}${path%/}"
+        [[ ! $names ]] || printf '%s\n' "/sys/fs/cgroup/${names#name=}${path%/}"
     done </proc/self/cgroup
 }
 
-# make_groups NAME: one for the cluster in each hierarchy, and one below it for each node. Prints their folders.
+# make_groups NAME: the cluster's own in each hierarchy. Prints their folders.
 make_groups() {
-    local folder node file
-    hierarchies | while read -r _ folder; do
-        for node in "" "${nodes[@]/#//}"; do
-            mkdir "$folder/$1$node"
-            # A new group of cpuset is empty, and takes no process.
-            for file in cpuset.cpus cpuset.mems; do
-                [[ ! -e $folder/$file ]] || cat "$folder/$file" >"$folder/$1$node/$file"
-            done
-        done
+    local folder
+    hierarchies | while read -r folder; do
+        make_group "$folder/$1"
+        [[ ! $inner ]] || hand_on "$folder/$1" >/dev/null
         printf '%s\n' "$folder/$1"
     done
 }
 
-# join_group NODE: this shell and what it starts.
+make_group() {
+    local file
+    mkdir "$1"
+    # On version 1, a new group of cpuset is empty, and takes no process.
+    for file in cpuset.cpus cpuset.mems; do
+        [[ ! -e ${1%/*}/$file ]] || cat "${1%/*}/$file" >"$1/$file"
+    done
+}
+
+# hand_on FOLDER: groups below it may have all its controllers. Prints those that they could not have before.
+hand_on() {
+    local controller had
+    had=" $(<"$1/cgroup.subtree_control") "
+    for controller in $(<"$1/cgroup.controllers"); do
+        [[ $had != *" $controller "* ]] || continue
+        { printf '+%s' "$controller" >"$1/cgroup.subtree_control"; } 2>/dev/null && printf '%s\n' "$controller"
+    done
+    for controller in "${controllers[@]}"; do
+        [[ " $(<"$1/cgroup.subtree_control") " == *" $controller "* ]] ||
+            die "the control group $1 cannot hand on its controller $controller" 3
+    done
+}
+
+# prepare_root: on version 2, the root hands on what the cluster needs. Sets `lent` to what it did not before.
+prepare_root() {
+    [[ $inner ]] || return 0
+    # In a container, the root that is seen is another's group, and may have processes.
+    if [[ -e /sys/fs/cgroup/cgroup.type && $(</sys/fs/cgroup/cgroup.procs) ]]; then
+        mkdir -p "$aside"
+        move_processes /sys/fs/cgroup "$aside"
+    fi
+    lent=$(hand_on /sys/fs/cgroup) || exit
+}
+
+# restore_root: it is as it was, unless another cluster runs.
+restore_root() {
+    local controller
+    for controller in ${lent:-}; do
+        { printf -- '-%s' "$controller" >/sys/fs/cgroup/cgroup.subtree_control; } 2>/dev/null || true
+    done
+    [[ ! -d $aside ]] || { move_processes "$aside" /sys/fs/cgroup && rmdir "$aside" 2>/dev/null; } || true
+}
+
+# move_processes FROM TO: they start others meanwhile.
+move_processes() {
+    local tries process processes
+    for ((tries = 0; tries < 20; tries++)); do
+        processes=$(<"$1/cgroup.procs")
+        [[ $processes ]] || return 0
+        for process in $processes; do
+            { printf '%s\n' "$process" >"$2/cgroup.procs"; } 2>/dev/null || true
+        done
+    done
+}
+
+# make_node_groups NODE: what a node before its last reboot had in them is gone.
+make_node_groups() {
+    local folder
+    while read -r folder; do
+        remove_groups "$folder/$1"
+        make_group "$folder/$1"
+        [[ ! $inner ]] || mkdir "$folder/$1$inner"
+    done <"$cluster/groups"
+}
+
+# join_group NODE: this shell and what it starts. A node's first process is in the group that is the node's root, until
+# it has namespaces.
 join_group() {
     local folder
     while read -r folder; do
@@ -70,7 +145,7 @@ remove_groups() {
 # Of a cluster that was killed.
 remove_dead_groups() {
     local folder
-    while read -r _ folder; do
+    while read -r folder; do
         for folder in "$folder/$group".*; do
             [[ ! -d $folder || -d /proc/${folder##*.} ]] || remove_groups "$folder"
         done
@@ -80,6 +155,11 @@ remove_dead_groups() {
 # What a node sees of them: its own group is the root.
 mount_groups() {
     local names name
+    if [[ $inner ]]; then
+        mount -t cgroup2 cgroup2 /sys/fs/cgroup
+        hand_on /sys/fs/cgroup >/dev/null
+        return
+    fi
     mount -t tmpfs -o mode=755 tmpfs /sys/fs/cgroup
     while IFS=: read -r _ names _; do
         [[ $names ]] || continue
@@ -118,9 +198,19 @@ furnish() {
     ip netns exec leaf "$BASH" -c 'echo 1 >/proc/sys/net/ipv4/ip_forward'
 }
 
+# kubectl, which waits in proportion, too.
+kubectl() {
+    local -a arguments=("$@")
+    local i
+    for ((i = 1; i < $#; i++)); do
+        [[ ${arguments[i - 1]} != --timeout ]] || arguments[i]=$((${arguments[i]%s} * patience))s
+    done
+    command kubectl "${arguments[@]}"
+}
+
 # await WHAT SECONDS COMMAND...: until it succeeds.
 await() {
-    local what=$1 until=$((SECONDS + $2))
+    local what=$1 until=$((SECONDS + $2 * patience))
     shift 2
     until "$@" >"$cluster/awaited" 2>&1; do
         ((SECONDS < until)) || { printf '%s: not within the time\n' "$what" >&2 && tail -n 5 "$cluster/awaited" >&2 && return 1; }
@@ -267,7 +357,7 @@ make_images() {
 become() {
     local keeper
     keeper=$(<"$cluster/nodes/$1/keeper")
-    join_group "$1"
+    join_group "$1$inner"
     export PATH=$programs:$PATH
     exec nsenter -t "$keeper" -m -n -u -i -C "--pid=/proc/$keeper/ns/pid_for_children" "${@:2}"
 }
@@ -283,9 +373,10 @@ boot() {
     local disk=$cluster/nodes/$1 number keeper
     number=$(number_of "$1")
     mkdir -p "$disk"
+    make_node_groups "$1"
     (
         join_group "$1"
-        exec unshare -nmpuifC --mount-proc --kill-child "$BASH" "$root/scripts/cluster.d/node" "$1" "$disk"
+        exec unshare -C "$BASH" "$root/scripts/cluster.d/node" "$1" "$disk"
     ) </dev/null >>"$cluster/log/$1.log" 2>&1 &
     keeper=$!
     printf '%s\n' "$keeper" >"$disk/keeper"
@@ -511,6 +602,7 @@ start_trainers() {
 pings() {
     local -a targets
     mapfile -t targets < <(addresses "$2")
+    ((${#targets[@]})) || return
     # shellcheck disable=SC2016
     kubectl exec "$1" -- sh -c 'lost=0
         for interface in 1 2 3 4 5 6 7 8; do

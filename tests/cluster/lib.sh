@@ -29,9 +29,9 @@ check() {
 
 # within SECONDS COMMAND...: until it succeeds.
 within() {
-    local until=$((SECONDS + $1)) output
+    local until=$((SECONDS + $1 * patience)) output
     until output=$("${@:2}" 2>&1); do
-        ((SECONDS < until)) || { printf '%s: not within %d s\n%s\n' "${*:2}" "$1" "$output" && return 1; }
+        ((SECONDS < until)) || { printf '%s: not within %d s\n%s\n' "${*:2}" $(($1 * patience)) "$output" && return 1; }
         sleep 0.1
     done
 }
