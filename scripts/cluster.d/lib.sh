@@ -10,14 +10,14 @@
 #               leaf                     a namespace that routes: the gateway of every rail
 
 # What scripts/callers builds for it.
-readonly callers=(kubernetes-1.34.2 containerd-2.4.2 runc-1.5.2 multus-4.3.0 cri busybox)
+readonly callers=(kubernetes-1.34.2 containerd-2.4.2 runc-1.5.2 multus-4.3.0 multus-thick-4.3.0 cri busybox)
 # Names that conf/fabric.yaml has.
 readonly nodes=(worker-gpu-0 worker-gpu-1)
-readonly group=rail-cluster
+readonly own_group=rail-cluster
 # Of version 2 of control groups: what a kubelet needs.
 readonly controllers=(cpu cpuset memory pids)
 # Of version 2: where the processes of a container are meanwhile.
-readonly aside=/sys/fs/cgroup/$group-aside
+readonly aside=/sys/fs/cgroup/$own_group-aside
 readonly cluster=/run/cluster
 # Only the plugins' own sysfs is made of files.
 readonly sysfs=/run/sys
@@ -146,7 +146,7 @@ remove_groups() {
 remove_dead_groups() {
     local folder
     while read -r folder; do
-        for folder in "$folder/$group".*; do
+        for folder in "$folder/$own_group".*; do
             [[ ! -d $folder || -d /proc/${folder##*.} ]] || remove_groups "$folder"
         done
     done < <(hierarchies)
