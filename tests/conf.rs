@@ -215,6 +215,24 @@ fn the_driver_for_claims_sees_the_directories_of_rail_cni() {
     assert_eq!(volumes.len(), 3);
 }
 
+/// DRANET mounts the directory of the socket, which is where rail-agent makes it.
+#[test]
+fn dranet_finds_the_socket_of_the_agent() {
+    let [patch] = &yaml_documents(&read("conf/dranet.yaml")).unwrap()[..] else { panic!("one patch") };
+    let values: Vec<_> = patch.as_array().unwrap().iter().map(|one| &one["value"]).collect();
+    let [profile, url, mount, volume] = &values[..] else { panic!("{values:?}") };
+    assert_eq!(*profile, "--profile-provider=webhook");
+    let source = read("agent/src/dranet.rs");
+    let constant = |name: &str| source.split(name).nth(1).unwrap().split('"').nth(1).unwrap().to_owned();
+    let run_dir = rail_cni::node::Node::default().run_dir;
+    let directory = run_dir.join(constant("const DIRECTORY"));
+    assert_eq!(mount["mountPath"], volume["hostPath"]["path"]);
+    assert_eq!(mount["name"], volume["name"]);
+    assert_eq!(mount["mountPath"], directory.to_str().unwrap());
+    let socket = directory.join(constant("const SOCKET"));
+    assert_eq!(*url, &format!("--webhook-url=unix://{}", socket.display()));
+}
+
 /// Also without node.json, and the networks that a plan makes.
 #[test]
 fn lint_finds_nothing_in_the_networks() {

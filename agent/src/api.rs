@@ -33,7 +33,7 @@ pub struct Names {
     /// pod has one; empty: none
     #[arg(long, value_name = "KEY", default_value = "rail-cni/not-ready")]
     pub taint: String,
-    /// Label for the node's place in the fabric: {tier} is 1 for its leaf switches; empty: none
+    /// Label for the node's place in the fabric: {tier} is 1 for its leaf switches, 2 for its SU, 3 for its pod; empty: none
     #[arg(long, value_name = "PATTERN", default_value = "fabric.topograph.run/tier-{tier}")]
     pub tier_label: String,
 }

@@ -251,6 +251,17 @@ impl HostDir {
         Ok(file)
     }
 
+    /// Sets who may use an entry.
+    pub fn restrict(&self, name: &str, mode: u32) -> Result<()> {
+        rustix::fs::chmod(self.at(name), Mode::from_raw_mode(mode))
+            .with_context(|| format!("cannot change the mode of {} on the host", self.shown(name)))
+    }
+
+    /// Whether the directory was not removed.
+    pub fn is_linked(&self) -> bool {
+        rustix::fs::fstat(&self.fd).is_ok_and(|found| found.st_nlink > 0)
+    }
+
     /// Makes renames in the directory durable.
     pub fn sync(&self) -> Result<()> {
         let sync = || File::open(self.at("."))?.sync_all();

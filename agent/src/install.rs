@@ -13,6 +13,7 @@ use rustix::fs::{Mode, XattrFlags};
 use serde_json::Value;
 
 use crate::api;
+use crate::dranet;
 use crate::host::{Host, HostDir};
 use crate::node_json::{self, Paths};
 use crate::report::Attachment;
@@ -219,6 +220,7 @@ pub fn uninstall(args: &UninstallArgs) -> Result<ExitCode> {
     let own = [node_json::NAME, "node.json.previous", ".node.json.new", ".node.json.kept"];
     removed += remove(&host, Path::new(node_json::DIRECTORY), &own.map(str::to_owned))?;
     removed += remove(&host, &paths.run_dir, &["calls", ".calls.new", run::LOCK].map(str::to_owned))?;
+    removed += remove(&host, &paths.run_dir.join(dranet::DIRECTORY), &[dranet::SOCKET.to_owned()])?;
     removed += remove_allocations(&host, &paths)?;
     drop(lock);
     say("info", &format!("{removed} files and directories of rail-cni were removed from the host"));

@@ -4,6 +4,8 @@
 
 mod api;
 mod calls;
+mod claims;
+mod dranet;
 mod host;
 mod install;
 mod metrics;

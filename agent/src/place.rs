@@ -1,19 +1,40 @@
-//! Where the node is in the fabric, as labels: the leaf switches of its rails, by which a scheduler keeps a job below
-//! one leaf. They come from the node's store, so they are those of the plan that pods use.
+//! Where the node is in the fabric, as labels, by which a scheduler keeps a job below one leaf, or in one SU or pod of the
+//! fabric. The leaf comes from the node's store, so it is that of the plan that pods use. SU and pod are not in the store:
+//! rail-ipam says them when it writes the plan.
 
 use std::collections::BTreeMap;
+
+use serde::Deserialize;
 
 use crate::report::{Pool, Show};
 
 /// The part of a label's pattern that stands for the number of the tier.
 const TIER: &str = "{tier}";
 
-/// The labels of this node. `pattern` is the key, in which `{tier}` is 1 for the leaf; with an empty pattern there are
-/// none.
+/// What the plan says of the node besides its leaves.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Place {
+    /// The SU. No other SU of the fabric has this name.
+    pub su_name: Option<String>,
+    /// The pod of the fabric, if it has pods.
+    pub pod_name: Option<String>,
+}
+
+/// The labels of this node. `pattern` is the key, in which `{tier}` is 1 for the leaf, 2 for the SU and 3 for the pod; with
+/// an empty pattern there are none. While the place is not known, the upper ones are as they were among `own`.
 ///
 /// In a rail-optimised fabric each rail has a leaf of its own, and nodes that share one share all of them: the leaf of
-/// the lowest rail names the group. A fabric whose plan names no leaves has no labels.
-pub fn labels(show: &Show, pattern: &str) -> BTreeMap<String, String> {
+/// the lowest rail names the group. A fabric whose plan names no leaves has no label for them.
+pub fn labels(
+    show: &Show,
+    place: Option<&Place>,
+    own: &BTreeMap<String, String>,
+    pattern: &str,
+) -> BTreeMap<String, String> {
+    if pattern.is_empty() {
+        return BTreeMap::new();
+    }
     let mut leaves: Vec<(u8, &str, &str)> = show
         .pools
         .iter()
@@ -24,8 +45,14 @@ pub fn labels(show: &Show, pattern: &str) -> BTreeMap<String, String> {
         })
         .collect();
     leaves.sort_unstable();
-    let Some((_, _, leaf)) = leaves.first().filter(|_| !pattern.is_empty()) else { return BTreeMap::new() };
-    BTreeMap::from([(key(pattern, 1), value(leaf))])
+    let leaf = leaves.first().map(|(_, _, leaf)| value(leaf));
+    let upper = |tier: u8, name: fn(&Place) -> Option<&str>| match place {
+        Some(place) => name(place).map(value),
+        None => own.get(&key(pattern, tier)).cloned(),
+    };
+    let values = [leaf, upper(2, |place| place.su_name.as_deref()), upper(3, |place| place.pod_name.as_deref())];
+    let all = (1..).zip(values).filter_map(|(tier, value)| Some((key(pattern, tier), value?)));
+    all.collect()
 }
 
 fn key(pattern: &str, tier: u8) -> String {
@@ -51,22 +78,37 @@ mod tests {
         Pool { pool: name.to_owned(), rail, leaf_ports, ..Pool::default() }
     }
 
+    const PATTERN: &str = "fabric.topograph.run/tier-{tier}";
+
+    fn shown(labels: &BTreeMap<String, String>) -> String {
+        let pairs =
+            labels.iter().map(|(key, value)| format!("{}={value}", key.trim_start_matches("fabric.topograph.run/")));
+        pairs.collect::<Vec<_>>().join(" ")
+    }
+
     #[test]
-    fn the_leaf_of_the_lowest_rail_names_the_group() {
+    fn the_leaf_of_the_lowest_rail_names_the_group_and_su_and_pod_are_above_it() {
         let pools =
             vec![pool("rail-10", Some(10), "leaf-9"), pool("rail-2", None, "leaf-su01-r3"), Pool::default()];
-        let labels = labels(&Show { pools }, "fabric.topograph.run/tier-{tier}");
-        assert_eq!(
-            labels,
-            BTreeMap::from([("fabric.topograph.run/tier-1".to_owned(), "leaf-su01-r3".to_owned())])
-        );
+        let show = Show { pools };
+        let own = BTreeMap::from(["tier-1", "tier-2"].map(|tier| (format!("fabric.topograph.run/{tier}"), "old".into())));
+        let unknown = shown(&labels(&show, None, &own, PATTERN));
+        assert_eq!(unknown, "tier-1=leaf-su01-r3 tier-2=old", "the place is not known");
+        let place = |text: &str| serde_json::from_str::<Place>(text).unwrap();
+        let of = |place| shown(&labels(&show, Some(&place), &own, PATTERN));
+        let two_tiers = place(r#"{"su": 1, "pod": 0, "suName": "su1", "podName": null, "leaves": []}"#);
+        assert_eq!(of(two_tiers), "tier-1=leaf-su01-r3 tier-2=su1");
+        let three_tiers = place(r#"{"suName": "pod2-su1", "podName": "pod2"}"#);
+        assert_eq!(of(three_tiers), "tier-1=leaf-su01-r3 tier-2=pod2-su1 tier-3=pod2");
+        assert_eq!(of(Place::default()), "tier-1=leaf-su01-r3");
     }
 
     #[test]
     fn without_a_leaf_or_a_pattern_there_is_no_label() {
         let show = Show { pools: vec![Pool::default()] };
-        assert!(labels(&show, "a/tier-{tier}").is_empty());
-        assert!(labels(&Show { pools: vec![pool("rail-0", None, "leaf")] }, "").is_empty());
+        let none = BTreeMap::new();
+        assert!(labels(&show, None, &none, PATTERN).is_empty());
+        assert!(labels(&Show { pools: vec![pool("rail-0", None, "leaf")] }, None, &none, "").is_empty());
     }
 
     #[test]

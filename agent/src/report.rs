@@ -146,4 +146,18 @@ pub struct LeafPort {
 pub struct Lease {
     /// `live`, `dead`, `unknown` or `unreadable`.
     pub state: String,
+    /// The resource claim that holds it, if it is not an interface of a pod.
+    pub claim: Option<Claim>,
+}
+
+/// A resource claim with an address.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(default)]
+pub struct Claim {
+    /// The UID.
+    pub uid: String,
+    /// `namespace/name`, if it is known.
+    pub name: Option<String>,
+    /// The device, as its driver names it.
+    pub device: String,
 }

@@ -28,12 +28,13 @@ use crate::api::{self, Events, News};
 use crate::calls::{self, Call, Tail};
 use crate::host::{Host, HostDir};
 use crate::node_json::{self, Paths};
-use crate::place;
+use crate::place::{self, Place};
 use crate::ready::{self, Condition, Plan};
 use crate::report::{Attachment, Doctor, Show, Status};
 use crate::serve::{self, Shared};
 use crate::text::{clean, of, say};
 use crate::watch::{self, Seen};
+use crate::{claims, dranet};
 
 /// A plan is written again after this time even if nothing changed: somebody may have edited the store.
 const RESYNC: Duration = Duration::from_secs(600);
@@ -106,6 +107,12 @@ pub struct RunArgs {
     /// Seconds between two runs of `rail-cni reap`; 0: never
     #[arg(long, value_name = "SECONDS", default_value_t = 900, value_parser = clap::value_parser!(u64).range(0..=86400))]
     reap_interval: u64,
+    /// Serve DRANET as its profile provider, at the socket dranet/provider.sock of the run directory
+    #[arg(long)]
+    dranet: bool,
+    /// Seconds between two questions about the resource claims that hold addresses
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    claim_interval: u64,
 }
 
 /// An address and a port. An IPv6 address needs no brackets: Kubernetes gives that of the host without.
@@ -129,6 +136,9 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
     };
     let tail = Tail::new(host.make_dir(&paths.run_dir, 0o700)?)?;
     api::runtime()?.block_on(async {
+        if args.dranet {
+            dranet::serve(Host::open()?, paths.run_dir, &args.plugins_dir)?;
+        }
         let agent = Agent::new(args, host, run_dir, tail).await?;
         tokio::select! {
             never = agent.run() => never,
@@ -199,9 +209,12 @@ struct Agent {
     plan: Plan,
     /// The input of the last plan, and when it is tried again.
     planned: Option<(Vec<u8>, Instant)>,
+    /// Where the last plan that was written has this node.
+    place: Option<Place>,
     doctor: Result<Doctor, String>,
     doctor_due: Instant,
     reap_due: Option<Instant>,
+    claims_due: Instant,
     not_ready_since: Option<Instant>,
     /// What of the rails must bring the doctor at once.
     outline: Vec<(String, String, u64)>,
@@ -249,8 +262,10 @@ impl Agent {
             config_error: None,
             plan: Plan::Unknown,
             planned: None,
+            place: None,
             doctor: Err("`rail-cni doctor` was not run yet".to_owned()),
             doctor_due: now,
+            claims_due: now,
             not_ready_since: None,
             outline: Vec::new(),
             links: HashMap::new(),
@@ -296,6 +311,13 @@ impl Agent {
         self.inspect().await;
         if self.reap_due.is_some_and(|due| Instant::now() >= due) {
             self.reap().await;
+        }
+        if self.args.dranet && Instant::now() >= self.claims_due {
+            let told = self.collect_claims().await.err();
+            self.tell(
+                "claims",
+                told.map(|error| format!("addresses of resource claims are kept: {}", of(&error))),
+            );
         }
         self.judge().await;
         self.show().await;
@@ -505,9 +527,11 @@ impl Agent {
         if !said.is_success {
             return refusal(&said.stderr);
         }
-        let counts = serde_json::from_str::<Value>(&said.stdout).map(|report| report["counts"].clone());
+        let mut report: Value = serde_json::from_str(&said.stdout).unwrap_or_default();
         let counts: BTreeMap<String, u64> =
-            counts.ok().and_then(|counts| serde_json::from_value(counts).ok()).unwrap_or_default();
+            serde_json::from_value(report["counts"].take()).unwrap_or_default();
+        let place = report["places"][self.args.node.as_str()].take();
+        self.place = Some(serde_json::from_value(place).unwrap_or_default());
         if counts.keys().any(|change| change != "same") {
             let shown: Vec<_> = counts.iter().map(|(change, count)| format!("{count} {change}")).collect();
             say("info", &format!("wrote the plan to the store: {}", shown.join(", ")));
@@ -597,6 +621,32 @@ impl Agent {
         }
     }
 
+    /// Releases the addresses of resource claims that have ended, which DRANET did not release.
+    async fn collect_claims(&mut self) -> Result<()> {
+        self.claims_due = Instant::now() + jittered(Duration::from_secs(self.args.claim_interval));
+        let show = self.shared.with(|metrics| metrics.show.clone());
+        let holding = show.as_ref().map(claims::holding).unwrap_or_default();
+        let mut away = Vec::new();
+        for (claim, why) in claims::ended(&self.client, &self.args.node, &holding).await? {
+            let arguments = dranet::release(&claim.uid, &claim.device);
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            let done = self.ask::<Value>("rail-ipam", &arguments).await?;
+            let name = claim.name.as_deref().unwrap_or(&claim.uid);
+            if done["refused"].as_array().is_some_and(|refused| !refused.is_empty()) {
+                away.push(format!("{} of {name}", claim.device));
+            } else {
+                say(
+                    "info",
+                    &format!("the resource claim {name} has ended ({why}): its address is free again"),
+                );
+            }
+        }
+        if !away.is_empty() {
+            bail!("these claims have ended, and pods still have their devices: {}", away.join(", "));
+        }
+        Ok(())
+    }
+
     /// Asks the doctor, if it is time.
     async fn judge(&mut self) {
         if Instant::now() < self.doctor_due {
@@ -652,7 +702,9 @@ impl Agent {
         let is_ready = self.doctor.as_ref().is_ok_and(|doctor| doctor.ready);
         let (status, show) = self.shared.with(|metrics| (metrics.status.clone(), metrics.show.clone()));
         let mut labels = match &show {
-            Some(show) => place::labels(show, &names.tier_label),
+            Some(show) => {
+                place::labels(show, self.place.as_ref(), &api::own_labels(node), &names.tier_label)
+            }
             // Nobody knows the plan just now.
             None => api::own_labels(node),
         };

@@ -9,7 +9,7 @@ use super::change::{self, Force, Import, Nodes, Scope, Terms};
 use super::report::{Run, show_changes, tell};
 use crate::node::Node;
 use crate::output::Output;
-use crate::plan::{Pools, manifest, refused};
+use crate::plan::{Plan, Pools, manifest, refused};
 use crate::pool::store::Writer;
 use crate::pool::{is_name, node_name};
 use crate::{document, fail};
@@ -50,40 +50,36 @@ pub fn import(node: &Node, args: &ImportArgs, output: Output) -> Result<ExitCode
     };
     let replaces = args.replaces.iter().cloned().collect();
     let terms = Terms { prune: args.prune, scope: Scope::OwnPools, replaces };
-    let plan = read(&args.files)?;
+    let (pools, plan) = read(&args.files)?;
     let run = if args.dry_run { Run::Dry } else { Run::Write };
     let writer = if run == Run::Write { Some(Writer::new(node)?) } else { None };
-    let import = compare(node, plan, &nodes, &terms)?;
+    let import = compare(node, &pools, &plan, &nodes, &terms)?;
     tell(&import);
     if let Some(writer) = writer {
         change::write(node, writer, &import, Force::of(args.force))?;
     }
-    show_changes(&import, run, output)?;
+    show_changes(&import, &plan, run, output)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads and checks all files. The warnings are about them.
-fn read(files: &[String]) -> Result<(Pools, Vec<String>)> {
-    let read = || -> Result<(Pools, Vec<String>)> {
+/// Reads and checks all files. The warnings of the plan are about them.
+fn read(files: &[String]) -> Result<(Pools, Plan)> {
+    let read = || -> Result<(Pools, Plan)> {
         let documents = document::read_all(files)?;
         let mut plan = manifest::read(&documents)?;
         let pools = plan.check().map_err(refused)?;
-        plan.warnings.extend(plan.doubts.into_warnings());
-        Ok((pools, plan.warnings))
+        let doubts = std::mem::take(&mut plan.doubts);
+        plan.warnings.extend(doubts.into_warnings());
+        Ok((pools, plan))
     };
     read().context("nothing was imported")
 }
 
 /// Compares a plan with the store, which stays as it is.
-fn compare(
-    node: &Node,
-    (pools, mut warnings): (Pools, Vec<String>),
-    nodes: &Nodes,
-    terms: &Terms,
-) -> Result<Import> {
-    let mut import = change::changes(node, &pools, nodes, terms)?;
-    warnings.append(&mut import.warnings);
-    Ok(Import { warnings, ..import })
+fn compare(node: &Node, pools: &Pools, plan: &Plan, nodes: &Nodes, terms: &Terms) -> Result<Import> {
+    let mut import = change::changes(node, pools, nodes, terms)?;
+    import.warnings.splice(0..0, plan.warnings.iter().cloned());
+    Ok(import)
 }
 
 #[cfg(test)]

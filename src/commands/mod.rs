@@ -6,6 +6,7 @@ mod check;
 mod doctor;
 mod import;
 mod inventory;
+mod lease;
 mod lint;
 mod out;
 mod plan;

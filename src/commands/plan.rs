@@ -455,7 +455,7 @@ fn store(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<
     if let Some(writer) = writer {
         change::write(&node, writer, &import, Force::of(args.force))?;
     }
-    show_changes(&import, run, output)?;
+    show_changes(&import, plan, run, output)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -483,7 +483,7 @@ fn check(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<
         print(&format!("no difference in {all} allocations\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
-    show_changes(&import, Run::Dry, output)?;
+    show_changes(&import, plan, Run::Dry, output)?;
     Ok(if import.lines.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -6,6 +6,7 @@ use anyhow::Result;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use super::import::{ImportArgs, import};
+use super::lease::{LeaseArgs, lease};
 use super::plan::{PlanArgs, plan};
 use super::release::{ReleaseArgs, release};
 use super::show::{ShowArgs, show};
@@ -67,15 +68,23 @@ ADD takes the address over), unknown (nothing proves either), free (no pod holds
 lease's file is damaged) or damaged (the file in the store is damaged)."
     )]
     Show(ShowArgs),
+    /// Lease the address of a rail to a device of a resource claim, as rail-agent does for DRANET
+    #[command(
+        after_help = "A device that has a lease keeps it: the same call prints the same address. The lease ends with \
+`rail-ipam release --claim UID`, or with the boot. With --output json, a refusal is printed as `refused`, whose `reason` \
+is held, invalid, no-pool or failed."
+    )]
+    Lease(LeaseArgs),
     /// Release leases of pods that are gone
     #[command(after_help = "Examples:
   rail-ipam release --address 172.16.1.60
   rail-ipam release --container 0a1b2c3d --ifname net1
   rail-ipam release --pool rail-3 --dead
+  rail-ipam release --claim 1df9fd4b-53c7-4cab-b6d4-bf0be5ee6526
 
 A lease is kept if its network namespace exists or if nothing proves that it is gone, because a second
-pod would get an address that the first one uses. --force releases it all the same. The exit status
-is 1 if a lease was kept.")]
+pod would get an address that the first one uses. That of a resource claim is kept if its device is
+in a pod. --force releases it all the same. The exit status is 1 if a lease was kept.")]
     Release(ReleaseArgs),
 }
 
@@ -97,6 +106,7 @@ pub fn run() -> ExitCode {
             plan(&args, output)
         }
         Command::Show(args) => start("show").and_then(|node| show(&node, &args, output)),
+        Command::Lease(args) => start("lease").and_then(|node| lease(&node, &args, output)),
         Command::Release(args) => start("release").and_then(|node| release(&node, &args, output)),
     };
     output::end(PROGRAM, done)
@@ -117,7 +127,17 @@ mod tests {
         let parse = |args: &str| Cli::try_parse_from(args.split(' '));
         assert!(parse("rail-ipam release --address 10.0.0.1 --force --output json").is_ok());
         assert!(parse("rail-ipam release --pool p --dead").is_ok());
-        for bad in ["release", "release --pool p", "release --dead --force", "release --ifname a", "import"] {
+        assert!(parse("rail-ipam release --claim u --device d").is_ok());
+        assert!(parse("rail-ipam lease --claim u --device d --function 0000:1a:00.2").is_ok());
+        for bad in [
+            "release",
+            "release --pool p",
+            "release --dead --force",
+            "release --ifname a",
+            "release --device d",
+            "lease --claim u",
+            "import",
+        ] {
             assert!(parse(&format!("rail-ipam {bad}")).is_err(), "{bad}");
         }
     }

@@ -15,7 +15,7 @@ use crate::output::{self, Output, pretty, print};
 
 /// Arguments of `rail-ipam release`.
 #[derive(Debug, Args)]
-#[command(group(clap::ArgGroup::new("which").required(true).multiple(true).args(["container", "address", "dead"])))]
+#[command(group(clap::ArgGroup::new("which").required(true).multiple(true).args(["container", "claim", "address", "dead"])))]
 pub struct ReleaseArgs {
     /// Release the leases of this container
     #[arg(long, value_name = "ID")]
@@ -23,6 +23,12 @@ pub struct ReleaseArgs {
     /// Only the lease of this interface of the container
     #[arg(long, value_name = "NAME", requires = "container")]
     ifname: Option<String>,
+    /// Release the leases of this resource claim
+    #[arg(long, value_name = "UID")]
+    claim: Option<String>,
+    /// Only the lease of this device of the claim
+    #[arg(long, value_name = "NAME", requires = "claim")]
+    device: Option<String>,
     /// Release the lease of this address
     #[arg(long, value_name = "IP")]
     address: Option<IpAddr>,
@@ -59,9 +65,14 @@ pub fn release(node: &Node, args: &ReleaseArgs, output: Output) -> Result<ExitCo
             let mut json = lease_json(&entry, &lease, &state);
             json["node"] = folder.node_name.as_str().into();
             json["pool"] = folder.pool.as_str().into();
+            let claim = lease.as_ref().ok().and_then(|lease| lease.holder.claim.clone());
             let who = lease.map_or_else(|_| "unknown".to_owned(), |lease| lease.holder.to_string());
             let text = format!("{} of pool {} from {who} ({})", entry.address, folder.pool, state.word());
             let kept = match state {
+                State::Live if args.claim.is_some() => {
+                    claim.map(|claim| claim.is_away(node)).transpose()?.flatten()
+                }
+                State::Live if claim.is_some() => Some("its claim has not ended".to_owned()),
                 State::Live => Some("its network namespace exists".to_owned()),
                 State::Unknown(why) => Some(format!("it is not known whether it is alive: {why}")),
                 State::Dead | State::Unreadable => None,
@@ -100,8 +111,10 @@ pub fn release(node: &Node, args: &ReleaseArgs, output: Output) -> Result<ExitCo
     }
     if released.is_empty() && refused.is_empty() {
         output::say(PROGRAM, "no such lease: `rail-ipam show --all-nodes` prints all leases");
-        // A clean-up usually has nothing to do, but a lease that was named should exist.
-        return Ok(if args.dead { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        // A clean-up usually has nothing to do, and who releases a claim again should succeed. Else a lease that was named
+        // should exist.
+        let is_done = args.dead || args.claim.is_some();
+        return Ok(if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     Ok(if refused.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -112,8 +125,12 @@ impl ReleaseArgs {
         let is = |wanted: &Option<String>, value: Option<&String>| {
             wanted.as_ref().is_none_or(|wanted| value == Some(wanted))
         };
-        is(&self.container, holder.map(|holder| &holder.container_id))
-            && is(&self.ifname, holder.map(|holder| &holder.ifname))
+        let claimed = holder.filter(|holder| holder.claim.is_some());
+        let attached = holder.filter(|holder| holder.claim.is_none());
+        is(&self.container, attached.map(|holder| &holder.container_id))
+            && is(&self.ifname, attached.map(|holder| &holder.ifname))
+            && is(&self.claim, claimed.map(|holder| &holder.container_id))
+            && is(&self.device, claimed.map(|holder| &holder.ifname))
             && self.address.is_none_or(|address| address == entry.address)
             // Leases in the state unknown are selected so that they are refused by name.
             && (!self.dead || matches!(state, State::Dead | State::Unknown(_)))

@@ -1,6 +1,6 @@
 //! Prints what a plan changes in the store, for people and for programs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::change::{Import, Line};
 use crate::fault::few;
 use crate::output::{self, Output, pretty, print, table};
+use crate::plan::{Plan, groups};
 use crate::pool::allocation::Allocation;
 
 /// Nobody reads more lines than this.
@@ -31,8 +32,8 @@ pub enum Run {
     Dry,
 }
 
-/// Prints what a plan changes in the store.
-pub fn show_changes(import: &Import, run: Run, output: Output) -> Result<()> {
+/// Prints what a plan changes in the store. For programs, also the places of these nodes in the fabric.
+pub fn show_changes(import: &Import, plan: &Plan, run: Run, output: Output) -> Result<()> {
     let mut counts = BTreeMap::new();
     for line in &import.lines {
         *counts.entry(line.change()).or_insert(0) += 1;
@@ -64,8 +65,13 @@ pub fn show_changes(import: &Import, run: Run, output: Output) -> Result<()> {
                         "prefix": taken.prefix, "count": taken.count})
                 })
                 .collect();
+            let mut places = groups::json(plan);
+            if let Some(places) = places.as_object_mut() {
+                let nodes: BTreeSet<_> = import.lines.iter().map(|line| &line.node_name).collect();
+                places.retain(|node_name, _| nodes.contains(node_name));
+            }
             print(&pretty(&json!({"dryRun": run == Run::Dry, "allocations": lines, "counts": counts,
-                "outside": outside, "taken": taken})))
+                "outside": outside, "taken": taken, "places": places})))
         }
         Output::Table => {
             let table =

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::rail_ipam::PROGRAM;
 use super::report::columns;
 use crate::fail;
+use crate::ipam::claim::Claim;
 use crate::ipam::lease::{self, Entry, Folder, Lease};
 use crate::netns::Life;
 use crate::node::Node;
@@ -211,7 +212,14 @@ pub fn lease_json(entry: &Entry, lease: &Result<Lease, String>, state: &State) -
         (Ok(lease), _) => (Some(lease), None),
         (Err(why), _) => (None, Some(why)),
     };
-    json!({"address": entry.address, "state": state.word(), "network": holder.map(|l| &l.holder.network),
-        "containerID": holder.map(|l| &l.holder.container_id), "ifname": holder.map(|l| &l.holder.ifname),
+    let claimed = holder.filter(|lease| lease.holder.claim.is_some()).map(|lease| &lease.holder);
+    let claim = claimed.map(|holder| {
+        let of = |read: fn(&Claim) -> Option<&String>| holder.claim.as_ref().and_then(read);
+        json!({"uid": holder.container_id, "name": of(|claim| claim.name.as_ref()), "device": holder.ifname,
+            "function": of(|claim| Some(&claim.function))})
+    });
+    let attached = holder.filter(|lease| lease.holder.claim.is_none()).map(|lease| &lease.holder);
+    json!({"address": entry.address, "state": state.word(), "network": attached.map(|of| &of.network),
+        "containerID": attached.map(|of| &of.container_id), "ifname": attached.map(|of| &of.ifname), "claim": claim,
         "pod": holder.and_then(|l| l.holder.pod.as_ref()), "since": holder.map(|l| &l.since), "error": error})
 }

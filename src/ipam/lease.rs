@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
+use super::claim::{self, Claim};
 use super::living::{self, Living};
 use crate::cni::{Attachment, Network};
 use crate::files::{self, Dir, Lock};
@@ -92,6 +93,9 @@ pub struct Holder {
     netns: Option<NetnsId>,
     /// The pod as `namespace/name`, for messages.
     pub pod: Option<String>,
+    /// What a lease of a resource claim has besides; see [`Claim`] for the meaning of the other fields then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<Claim>,
 }
 
 impl Holder {
@@ -103,7 +107,20 @@ impl Holder {
             ifname: attachment.ifname.clone(),
             netns,
             pod: network.args.pod(),
+            claim: None,
         })
+    }
+
+    /// A device of a resource claim.
+    pub fn of_claim(device: &Attachment, claim: Claim, pod: Option<String>) -> Holder {
+        Holder {
+            network: claim::NETWORK.to_owned(),
+            container_id: device.container_id.clone(),
+            ifname: device.ifname.clone(),
+            netns: None,
+            pod,
+            claim: Some(claim),
+        }
     }
 
     fn key(&self) -> String {
@@ -122,10 +139,15 @@ impl Holder {
 
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Holder { container_id, ifname, pod, .. } = self;
-        match pod {
-            Some(pod) => write!(f, "{ifname} of pod {pod} (container {container_id})"),
-            None => write!(f, "{ifname} of container {container_id}"),
+        let Holder { container_id, ifname, pod, claim, .. } = self;
+        match (claim, pod) {
+            (Some(claim), pod) => {
+                let name = claim.name.as_ref().map_or_else(String::new, |name| format!("{name}, "));
+                let pod = pod.as_ref().map_or_else(String::new, |pod| format!(" of pod {pod}"));
+                write!(f, "device {ifname}{pod} (resource claim {name}UID {container_id})")
+            }
+            (None, Some(pod)) => write!(f, "{ifname} of pod {pod} (container {container_id})"),
+            (None, None) => write!(f, "{ifname} of container {container_id}"),
         }
     }
 }
@@ -151,10 +173,14 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Whether the holder lives. A reboot ends every namespace.
+    /// Whether the holder lives. A reboot ends every namespace, and the kubelet prepares each claim again. Until then the
+    /// lease of a claim ends with the claim, which has no namespace when it is made.
     pub fn life(&self) -> Result<Life> {
         if self.boot_id != files::boot_id()? {
             return Ok(Life::Dead);
+        }
+        if self.holder.claim.is_some() {
+            return Ok(Life::Alive);
         }
         let nothing = || Life::Unknown("it had no namespace at ADD".to_owned());
         Ok(self.holder.netns.as_ref().map_or_else(nothing, NetnsId::life))
@@ -197,7 +223,8 @@ fn parts(name: &str) -> Option<(IpAddr, &str)> {
 }
 
 /// Takes leases for all of `asks`, or none. Returns the addresses in the order of the asks; `None` if `is_current` says
-/// that their allocations are those of an old plan by now: whoever writes a plan has the locks meanwhile.
+/// that their allocations are those of an old plan by now: whoever writes a plan has the locks meanwhile. What
+/// a device of a claim holds already, it keeps: the kubelet prepares a claim as often as it likes.
 pub fn take(
     node: &Node,
     node_name: &str,
@@ -219,7 +246,11 @@ pub fn take(
 
     let boot_id = files::boot_id()?.to_owned();
     let mut taken: Vec<(&Folder, Lease)> = Vec::new();
-    for (folder, Choice { address, dead }) in folders.iter().zip(choices) {
+    let addresses = choices.iter().map(|choice| choice.address).collect();
+    for (folder, Choice { address, dead, is_held }) in folders.iter().zip(choices) {
+        if is_held {
+            continue;
+        }
         let lease = Lease {
             version: VERSION,
             boot_id: boot_id.clone(),
@@ -238,7 +269,7 @@ pub fn take(
         }
         taken.push((folder, lease));
     }
-    Ok(Some(taken.into_iter().map(|(_, lease)| lease.address).collect()))
+    Ok(Some(addresses))
 }
 
 /// The pools of a node in which nobody takes a lease while this is kept.
@@ -337,7 +368,9 @@ pub fn release(node: &Node, network: &str, attachment: &Attachment) -> Result<bo
 fn is_to_be_given_back(folder: &Folder, entry: &Entry, network: &str, attachment: &Attachment) -> bool {
     match folder.read(entry) {
         Ok(None) => true,
-        Ok(Some(lease)) if network.is_empty() => lease.holder.is_of(attachment),
+        Ok(Some(lease)) if network.is_empty() => {
+            lease.holder.claim.is_none() && lease.holder.is_of(attachment)
+        }
         Ok(Some(lease)) => lease.holder.is(network, attachment),
         Err(why) if network.is_empty() => {
             log::warn!("pool {}: {} is kept: {why}", folder.pool, entry.address);
@@ -466,6 +499,8 @@ fn sorted(mut names: Vec<String>) -> Vec<String> {
 struct Choice {
     address: IpAddr,
     dead: Vec<(Entry, Lease)>,
+    /// Whether the holder, a claim, has the lease already.
+    is_held: bool,
 }
 
 /// The leases of one pool on one node.
@@ -589,6 +624,10 @@ impl Folder {
                 Ok(Some(lease)) if lease.is_dead()? || lease.is_of_another_sandbox(holder) => {
                     stale.push((entry, lease));
                 }
+                Ok(Some(lease)) if lease.holder.claim.is_some() => {
+                    lease.is_as_asked(ask).map_err(|why| failure!(TryAgain, "pool {pool}: {why}"))?;
+                    return Ok(Choice { address: lease.address, dead: Vec::new(), is_held: true });
+                }
                 Ok(Some(lease)) => fail!(
                     TryAgain,
                     "pool {pool}: {} already holds {} since {}: DEL comes before the next ADD",
@@ -601,7 +640,7 @@ impl Folder {
         let mut choice = match ask.requested {
             None => self.any_address(&ask.allocation, held, others, living)?,
             Some(address) => match self.dead_holders(address, &others()?, living)? {
-                Ok(dead) => Choice { address, dead },
+                Ok(dead) => Choice { address, dead, is_held: false },
                 Err(alive) => fail!(TryAgain, "pool {pool}: requested address {alive}"),
             },
         };
@@ -621,7 +660,7 @@ impl Folder {
         held.extend(living.iter().map(|living| living.address));
         held.sort_unstable();
         if let Some(address) = allocation.first_free(|address| held.binary_search(&address).is_ok()) {
-            return Ok(Choice { address, dead: Vec::new() });
+            return Ok(Choice { address, dead: Vec::new(), is_held: false });
         }
         let entries = others()?;
         held.dedup();
@@ -629,7 +668,7 @@ impl Folder {
         let mut first = None;
         for address in &held {
             match self.dead_holders(*address, &entries, living)? {
-                Ok(dead) => return Ok(Choice { address: *address, dead }),
+                Ok(dead) => return Ok(Choice { address: *address, dead, is_held: false }),
                 Err(alive) => first = first.or(Some(alive)),
             }
         }
@@ -694,6 +733,18 @@ impl Folder {
 }
 
 impl Lease {
+    /// Whether a claim that asks again may keep the lease.
+    fn is_as_asked(&self, ask: &Ask) -> Result<(), String> {
+        let Lease { holder, address, since, .. } = self;
+        let held = format!("{holder} holds {address} since {since}");
+        if let Some(other) = ask.requested.filter(|other| other != address) {
+            return Err(format!("{held}, and now requests {other}: delete its pod"));
+        }
+        ask.allocation.check_host(*address).map_err(|why| {
+            format!("{held}, which {why}: the plan was changed under the claim, so delete its pod")
+        })
+    }
+
     /// The same attachment in a new namespace: the old sandbox was thrown away without a DEL.
     fn is_of_another_sandbox(&self, holder: &Holder) -> bool {
         match (&self.holder.netns, &holder.netns) {

@@ -2,6 +2,7 @@
 //! fabric. An attachment holds one address of it, its lease. rail-ipam never invents an address, because the switch is
 //! already configured.
 
+pub mod claim;
 pub mod config;
 pub mod lease;
 pub mod living;

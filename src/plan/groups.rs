@@ -89,6 +89,10 @@ fn su_name(Position { pod, su }: Position, has_pods: bool) -> String {
     if has_pods { format!("pod{pod}-su{su}") } else { format!("su{su}") }
 }
 
+fn pod_name(pod: u64) -> String {
+    format!("pod{pod}")
+}
+
 /// Divides the nodes of an SU into those that have leaves in common, directly or through other nodes. Those without
 /// leaves are together.
 fn connected<'a>(
@@ -183,7 +187,7 @@ pub fn switches(plan: &Plan) -> Result<Vec<Switch<'_>>> {
         }
         if next.map(|next| next.pod) != Some(position.pod) {
             if has_pods {
-                top.push(above(&mut pods, 3, format!("pod{}", position.pod), &mut in_pod));
+                top.push(above(&mut pods, 3, pod_name(position.pod), &mut in_pod));
             } else {
                 top.append(&mut in_pod);
             }
@@ -234,7 +238,9 @@ fn above<'a>(switches: &mut Vec<Switch<'a>>, tier: usize, name: String, below: &
 pub fn json(plan: &Plan) -> Value {
     let Ok(switches) = switches(plan) else { return json!({}) };
     let mut places = Map::new();
-    for Group { name, position, leaves, nodes } in groups(plan) {
+    let groups = groups(plan);
+    let has_pods = has_pods(groups.iter().map(|group| group.position));
+    for Group { name, position, leaves, nodes } in groups {
         let mut path = vec![name];
         // What contains a switch comes after it.
         for Switch { name, below, .. } in &switches {
@@ -244,8 +250,9 @@ pub fn json(plan: &Plan) -> Value {
                 }
             }
         }
-        let place = json!({"pod": position.map(|at| at.pod), "su": position.map(|at| at.su), "leaves": leaves,
-            "switches": path});
+        let pod_name = position.filter(|_| has_pods).map(|at| pod_name(at.pod));
+        let place = json!({"pod": position.map(|at| at.pod), "su": position.map(|at| at.su), "podName": pod_name,
+            "suName": position.map(|at| su_name(at, has_pods)), "leaves": leaves, "switches": path});
         places.extend(nodes.into_iter().map(|node| (node.to_owned(), place.clone())));
     }
     places.into()

@@ -137,6 +137,11 @@ impl Allocation {
         }
     }
 
+    /// Whether one of the routes has this destination.
+    pub fn leads_to(&self, dst: IpNet) -> bool {
+        self.routes.iter().any(|route| route.dst == dst)
+    }
+
     /// Whether the prefix is of IPv4.
     pub fn is_ipv4(&self) -> bool {
         self.prefix.addr().is_ipv4()

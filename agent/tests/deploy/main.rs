@@ -58,7 +58,7 @@ fn by_name(objects: Vec<Value>) -> BTreeMap<String, Value> {
 }
 
 fn manifests() -> Vec<Value> {
-    let files = ["config", "rbac", "own-node", "agent", "uninstall/uninstall"];
+    let files = ["config", "rbac", "own-node", "agent", "dranet/rbac", "uninstall/uninstall"];
     files.iter().flat_map(|file| documents(&read(&format!("deploy/{file}.yaml")))).collect()
 }
 
@@ -150,6 +150,44 @@ fn the_chart_renders_the_same_objects_as_the_kustomization() {
     }
 }
 
+/// A kustomization that has ours in `resources`, as an operator writes one.
+fn with_dranet() -> Option<Vec<Value>> {
+    let own = tempfile::tempdir().unwrap();
+    // Kustomize wants relative paths.
+    let depth = own.path().canonicalize().unwrap().components().count() - 1;
+    let deploy = format!(
+        "{}{}",
+        "../".repeat(depth),
+        Path::new(ROOT).canonicalize().unwrap().join("deploy").display()
+    );
+    let deploy = deploy.replace("//", "/");
+    let text = format!("resources: [{deploy}]\ncomponents: [{deploy}/dranet]\n");
+    fs::write(own.path().join("kustomization.yaml"), text).unwrap();
+    kustomized(own.path().to_str().unwrap())
+}
+
+#[test]
+fn dranet_is_an_option_of_chart_and_kustomization_and_off_by_default() {
+    const TEST: &str = "dranet_is_an_option_of_chart_and_kustomization_and_off_by_default";
+    let Some(chart) = helm(&["--set", "dranet=true"]) else { return skip(TEST, "helm is not here") };
+    let Some(component) = with_dranet() else { return skip(TEST, "kustomize is not here") };
+    let (chart, component) = (by_name(chart), by_name(component));
+    assert_eq!(chart.keys().collect::<Vec<_>>(), component.keys().collect::<Vec<_>>());
+    for (name, object) in &component {
+        assert_eq!(&chart[name], object, "{name}");
+    }
+    let args = |objects: &BTreeMap<String, Value>| {
+        let set = &objects["\"DaemonSet\" \"rail-agent\""];
+        set["spec"]["template"]["spec"]["containers"][0]["args"].to_string()
+    };
+    assert!(
+        args(&component).contains("--dranet")
+            && component.contains_key("\"ClusterRole\" \"rail-agent-claims\"")
+    );
+    let without = by_name(helm(&[]).unwrap());
+    assert!(!args(&without).contains("--dranet") && without.len() + 2 == component.len());
+}
+
 #[test]
 fn the_values_of_the_chart_take_effect() {
     const TEST: &str = "the_values_of_the_chart_take_effect";
@@ -212,6 +250,7 @@ fn the_roles_are_as_small_as_what_the_agent_asks() {
         "ClusterRole /nodes[] get,patch",
         "ClusterRole events.k8s.io/events[] create,patch",
         "ClusterRole nv-ipam.nvidia.com/cidrpools[] list,watch",
+        "ClusterRole resource.k8s.io/resourceclaims[] get,list",
         "Role /configmaps[rail-cni] list,watch",
     ];
     assert_eq!(rights.iter().map(String::as_str).collect::<Vec<_>>(), expected);

@@ -27,6 +27,7 @@ struct State {
     is_away: bool,
     /// Parts of the targets of requests that get an error, each once, and the error.
     refused: Vec<(String, u16)>,
+    forgotten: Option<&'static str>,
     /// What was asked, as `VERB PATH`.
     requests: Vec<String>,
 }
@@ -100,6 +101,16 @@ impl Api {
         all
     }
 
+    /// How often a request was made.
+    pub fn count(&self, request: &str) -> usize {
+        self.lock().requests.iter().filter(|one| *one == request).count()
+    }
+
+    /// From now on there is no such kind of objects.
+    pub fn forget(&self, kind: &'static str) {
+        self.lock().forgotten = Some(kind);
+    }
+
     fn serve(&self, stream: TcpStream) {
         stream.set_nodelay(true).unwrap();
         let mut reader = BufReader::new(stream.try_clone().unwrap());
@@ -155,7 +166,10 @@ impl Api {
 
     fn answer(&self, verb: &str, path: &str, query: &str, body: Value) -> (u16, Value) {
         let mut state = self.lock();
-        let missing = |path: &str| (404, failure(404, &format!("{path} not found")));
+        let missing = |path: &str| (404, not_found(path));
+        if state.forgotten.is_some_and(|kind| path.contains(kind)) {
+            return (404, json!("404 page not found"));
+        }
         match verb {
             "GET" if is_list(path) => {
                 let items: Vec<_> = state
@@ -168,11 +182,12 @@ impl Api {
                 if !is_known {
                     return missing(path);
                 }
-                let version = state.log.len().to_string();
-                (
-                    200,
-                    json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": version}, "items": items}),
-                )
+                let mut metadata = json!({"resourceVersion": state.log.len().to_string()});
+                let (items, next) = page(items, query);
+                if let Some(next) = next {
+                    metadata["continue"] = json!(next);
+                }
+                (200, json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items}))
             }
             "GET" => state.objects.get(path).map_or_else(|| missing(path), |object| (200, object.clone())),
             "POST" => {
@@ -256,14 +271,39 @@ fn failure(code: u16, message: &str) -> Value {
     json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code, "message": message})
 }
 
+fn not_found(path: &str) -> Value {
+    let mut answer = failure(404, &format!("{path} not found"));
+    answer["details"] = details(path);
+    answer
+}
+
+/// Of an object that is missing: its kind and name. Of a kind that is missing there is nothing.
+fn details(path: &str) -> Value {
+    match path.rsplit('/').collect::<Vec<_>>()[..] {
+        [name, kind, _, "namespaces", ..] if kind != "namespaces" => json!({"name": name, "kind": kind}),
+        _ => json!({}),
+    }
+}
+
 fn is_list(path: &str) -> bool {
-    path.ends_with("/configmaps") || path.ends_with("/cidrpools")
+    ["/configmaps", "/cidrpools", "/resourceclaims"].iter().any(|list| path.ends_with(list))
 }
 
 /// Whether an object is in a list: `/apis/G/V/namespaces/N/cidrpools/X` is in `/apis/G/V/cidrpools`.
 fn is_in(of: &str, list: &str) -> bool {
     let (group, kind) = list.rsplit_once('/').unwrap();
     of.starts_with(group) && of.rsplit('/').nth(1) == Some(kind)
+}
+
+/// A page of a list that is asked for with a limit has one object, whatever the limit: an API server may give less.
+fn page(items: Vec<Value>, query: &str) -> (Vec<Value>, Option<String>) {
+    let of = |key: &str| query.split('&').find_map(|pair| pair.strip_prefix(key));
+    if of("limit=").is_none() || query.contains("resourceVersion=") {
+        return (items, None);
+    }
+    let from: usize = of("continue=").map_or(0, |token| token.parse().unwrap());
+    let next = (from + 1 < items.len()).then(|| (from + 1).to_string());
+    (items.into_iter().skip(from).take(1).collect(), next)
 }
 
 fn is_selected(object: &Value, query: &str) -> bool {

@@ -460,8 +460,8 @@ fn a_wrong_certificate_is_named_and_changes_nothing() {
 }
 
 #[test]
-fn the_labels_say_the_leaf_of_a_fabric_file_and_names_are_configurable() {
-    on_a_node("run::the_labels_say_the_leaf_of_a_fabric_file_and_names_are_configurable", || {
+fn the_labels_say_leaf_and_su_of_a_fabric_file_and_names_are_configurable() {
+    on_a_node("run::the_labels_say_leaf_and_su_of_a_fabric_file_and_names_are_configurable", || {
         let api = cluster();
         let fabric = "fabric: spectrum-x\ntiers: 2\nmode: none\nfamily: ipv4\nfirstOctet: 172\npolarity: leaf-odd\n\
             rails: 2\nsus: 2\nhostsPerSU: 2\nnodeName: worker-gpu-{node}\n\
@@ -484,8 +484,24 @@ fn the_labels_say_the_leaf_of_a_fabric_file_and_names_are_configurable() {
         let agent = Running::start(&api, &[&["--plan-from", "config-map"], &names[..]].concat());
         agent.until("the labels", || {
             let labels = api.get(NODE)["metadata"]["labels"].clone();
-            labels["ours/tier1"] == "leaf-su01-r1" && labels["ours/ready"] == "true"
+            labels["ours/tier1"] == "leaf-su01-r1"
+                && labels["ours/tier2"] == "su0"
+                && labels["ours/tier3"].is_null()
+                && labels["ours/ready"] == "true"
         });
+        // A plan that has this node elsewhere takes its labels along.
+        let moved = fabric.replace("nodeName: worker-gpu-{node}", "nodeName: other-{node}")
+            + "nodes:\n- {name: worker-gpu-0, su: 1, host: 0}\n";
+        api.put(CONFIG_MAP, config_map(&json!({"node.json": node_json().to_string(), "fabric.yaml": moved})));
+        agent.until("the other SU", || {
+            let labels = api.get(NODE)["metadata"]["labels"].clone();
+            labels["ours/tier1"] == "leaf-su02-r1" && labels["ours/tier2"] == "su1"
+        });
+        api.put(
+            CONFIG_MAP,
+            config_map(&json!({"node.json": node_json().to_string(), "fabric.yaml": fabric})),
+        );
+        agent.until("back again", || api.get(NODE)["metadata"]["labels"]["ours/tier2"] == "su0");
         assert!(allocation(1).contains("172.18.0.0/31"), "{}", allocation(1));
         assert_eq!(taints(&api.get(NODE)), ["other", "rail-cni/not-ready"]);
     });

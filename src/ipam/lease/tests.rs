@@ -27,6 +27,7 @@ impl Bench {
             ifname: "net1".into(),
             netns: NetnsId::of(&self.temp.path().join(netns)).unwrap(),
             pod: Some(format!("default/{id}")),
+            claim: None,
         }
     }
 

@@ -48,7 +48,7 @@ fn nodes_of_an_su_that_share_no_leaf_are_groups_of_their_own() {
          SwitchName=fabric Switches=su[0-1]\n"
     );
     let place = &json(&plan)["n6"];
-    let expected = json!({"pod": 0, "su": 1, "leaves": ["leaf-1-1-0", "leaf-1-1-1"],
+    let expected = json!({"pod": 0, "su": 1, "podName": null, "suName": "su1", "leaves": ["leaf-1-1-0", "leaf-1-1-1"],
         "switches": ["su1-leaf-1-1-0", "su1", "fabric"]});
     assert_eq!(*place, expected);
 }
@@ -83,6 +83,10 @@ fn pods_are_between_sus_and_the_fabric() {
             "fabric 3 {\"HyperNode\"} pod0 pod1-su0",
         ]
     );
+    // The names for labels are there, too, where one of them stands for both.
+    let place = &json(&plan)["n4"];
+    assert_eq!((&place["podName"], &place["suName"]), (&json!("pod1"), &json!("pod1-su0")));
+    assert_eq!(place["switches"], json!(["pod1-su0", "fabric"]));
 }
 
 /// Manifests have no SUs.

@@ -1,0 +1,465 @@
+//! The profile provider of DRANET: a web server at a Unix socket, which DRANET asks for the addresses of a device before the
+//! pod has a sandbox.
+//!
+//! The agent only translates: `rail-ipam lease` and `rail-ipam release` decide, in the host's namespaces. What a request
+//! says comes in part from a tenant, so nothing of it becomes a path, or an argument that could be an option.
+
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+
+use crate::host::{Host, HostDir, Said};
+use crate::text::{clean, of, say};
+
+/// The directory in the run directory, which DRANET mounts, and the socket in it.
+pub const DIRECTORY: &str = "dranet";
+/// The name of the socket.
+pub const SOCKET: &str = "provider.sock";
+/// The name of the profile that means the rail of the device.
+const RAIL: &str = "rail";
+/// A ResourceClaim is smaller: etcd holds no larger object.
+const LARGEST: usize = 2 << 20;
+/// The most requests at a time, and the longest one. DRANET waits 10 s.
+const REQUESTS: usize = 16;
+const LONGEST: Duration = Duration::from_secs(15);
+/// How often the socket is looked at: somebody may have emptied the run directory.
+const LOOK: Duration = Duration::from_secs(5);
+/// The table and the rule of rail 0, as rail-cni has them.
+const FIRST_TABLE: u32 = 100;
+const FIRST_PRIORITY: u32 = 1000;
+/// The scope of a route to a neighbour (RT_SCOPE_LINK).
+const LINK: u8 = 253;
+
+/// How requests reach rail-ipam.
+#[derive(Debug)]
+pub struct Provider {
+    host: Host,
+    rail_ipam: PathBuf,
+}
+
+/// Serves at the socket for as long as the agent runs.
+pub fn serve(host: Host, run_dir: PathBuf, plugins_dir: &Path) -> Result<()> {
+    let provider = Arc::new(Provider { host, rail_ipam: plugins_dir.join("rail-ipam") });
+    let mut socket = Socket::bind(&provider.host, &run_dir)?;
+    say("info", &format!("DRANET finds its profile provider at {}", socket.dir.shown(SOCKET)));
+    let places = Arc::new(Semaphore::new(REQUESTS));
+    tokio::spawn(async move {
+        loop {
+            let Ok(place) = places.clone().acquire_owned().await else { return };
+            match tokio::time::timeout(LOOK, socket.listener.accept()).await {
+                Ok(Ok((stream, _))) => {
+                    let provider = provider.clone();
+                    tokio::spawn(async move {
+                        provider.converse(stream).await;
+                        drop(place);
+                    });
+                }
+                // No file descriptor is free, for example.
+                Ok(Err(_)) => tokio::time::sleep(Duration::from_millis(100)).await,
+                Err(_) if socket.is_there() => (),
+                Err(_) => match Socket::bind(&provider.host, &run_dir) {
+                    Ok(new) => socket = new,
+                    Err(error) => say("warn", &of(&error)),
+                },
+            }
+        }
+    });
+    Ok(())
+}
+
+/// The socket of the host. Only root can enter its directory.
+struct Socket {
+    dir: HostDir,
+    listener: UnixListener,
+}
+
+impl Socket {
+    /// Replaces the socket of an earlier agent, which has ended: this one has the lock.
+    fn bind(host: &Host, run_dir: &Path) -> Result<Socket> {
+        let dir = host.make_dir(&run_dir.join(DIRECTORY))?;
+        dir.restrict(".", 0o700)?;
+        dir.remove(SOCKET)?;
+        let listener = UnixListener::bind(dir.at(SOCKET))
+            .with_context(|| format!("cannot make the socket {} on the host", dir.shown(SOCKET)))?;
+        dir.restrict(SOCKET, 0o600)?;
+        Ok(Socket { dir, listener })
+    }
+
+    /// Whether a client still finds it: the directory may have been removed and made anew.
+    fn is_there(&self) -> bool {
+        self.dir.is_linked() && self.dir.at(SOCKET).exists()
+    }
+}
+
+/// A request that is refused: the status by which DRANET knows why, and what to tell.
+type Refusal = (StatusCode, String);
+
+fn malformed(why: impl Into<String>) -> Refusal {
+    (StatusCode::BAD_REQUEST, why.into())
+}
+
+fn failed(why: impl Into<String>) -> Refusal {
+    (StatusCode::INTERNAL_SERVER_ERROR, why.into())
+}
+
+impl Provider {
+    async fn converse(self: Arc<Provider>, stream: UnixStream) {
+        let service = service_fn(move |request: Request<Incoming>| {
+            let provider = self.clone();
+            async move {
+                let (status, body) = match provider.answer(request).await {
+                    Ok(body) => (StatusCode::OK, body.to_string()),
+                    Err((status, why)) => {
+                        let why = clean(&why);
+                        say("warn", &format!("a request of DRANET is refused ({}): {why}", status.as_u16()));
+                        (status, json!({"error": why}).to_string())
+                    }
+                };
+                let mut response = Response::new(Full::new(Bytes::from(body)));
+                *response.status_mut() = status;
+                let kind = HeaderValue::from_static("application/json");
+                response.headers_mut().insert(CONTENT_TYPE, kind);
+                Ok::<_, Infallible>(response)
+            }
+        });
+        let mut http = http1::Builder::new();
+        http.keep_alive(false).timer(TokioTimer::new()).header_read_timeout(LONGEST);
+        let _ = tokio::time::timeout(LONGEST, http.serve_connection(TokioIo::new(stream), service)).await;
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Result<Value, Refusal> {
+        let path = request.uri().path().to_owned();
+        let is_post = request.method() == Method::POST;
+        match (path.as_str(), is_post) {
+            ("/health", false) => Ok(json!({"cloudProvider": false, "profileProvider": true,
+                "deviceLifecycleProvider": false})),
+            ("/GetProfileConfig", true) => self.give(&read(request).await?).await,
+            ("/ReleaseProfileConfig", true) => self.take_back(&read(request).await?).await,
+            _ => {
+                let known = "there are GET /health, POST /GetProfileConfig and POST /ReleaseProfileConfig";
+                Err((StatusCode::NOT_FOUND, format!("{} {path}: {known}", request.method())))
+            }
+        }
+    }
+
+    async fn give(&self, asked: &Asked) -> Result<Value, Refusal> {
+        let claim = asked.claim()?;
+        let config = asked.config.as_ref();
+        let profile = config.map_or("", |config| config.profile.as_str());
+        let Some(function) = asked.device.pci_address.as_deref().filter(|id| !id.is_empty()) else {
+            return Err(malformed(format!(
+                "device {}: it has no PCI address, by which its rail is known",
+                asked.device.name
+            )));
+        };
+        let mut arguments = vec![
+            "lease".to_owned(),
+            format!("--claim={claim}"),
+            format!("--device={}", asked.device.name),
+            format!("--function={function}"),
+        ];
+        if profile != RAIL {
+            if !profile.split(',').all(rail_cni::pool::is_name) {
+                let text = format!("there is no profile {profile:?}: it is {RAIL:?}, or the name of a pool");
+                return Err((StatusCode::NOT_FOUND, text));
+            }
+            arguments.push(format!("--pool={profile}"));
+        }
+        for address in config.map(Config::requested).transpose()?.unwrap_or_default() {
+            arguments.push(format!("--ip={address}"));
+        }
+        arguments.extend(asked.names().map(|(option, name)| format!("--{option}={name}")));
+        let said = self.rail_ipam(&arguments).await?;
+        let answer: Value = serde_json::from_str(&said.stdout).unwrap_or_default();
+        if said.is_success {
+            return network_config(&answer, config.is_some_and(Config::has_vrf)).map_err(failed);
+        }
+        let why = answer["refused"]["message"].as_str().unwrap_or_else(|| said.stderr.trim()).to_owned();
+        Err(match answer["refused"]["reason"].as_str() {
+            Some("held") => (StatusCode::CONFLICT, why),
+            Some("invalid") => malformed(why),
+            Some("no-pool") => (StatusCode::NOT_FOUND, why),
+            _ => failed(why),
+        })
+    }
+
+    /// DRANET does not ask again if this fails, so the agent looks for claims that have ended.
+    async fn take_back(&self, asked: &Asked) -> Result<Value, Refusal> {
+        let arguments = release(asked.claim()?, &asked.device.name);
+        let said = self.rail_ipam(&arguments).await?;
+        if said.is_success { Ok(json!({})) } else { Err(failed(said.stderr.trim())) }
+    }
+
+    async fn rail_ipam(&self, arguments: &[String]) -> Result<Said, Refusal> {
+        let arguments: Vec<_> = arguments.iter().map(String::as_str).chain(["--output", "json"]).collect();
+        self.host.run(&self.rail_ipam, &arguments, b"").await.map_err(|error| failed(of(&error)))
+    }
+}
+
+/// The arguments of rail-ipam that release what a device of a claim has.
+pub fn release(claim: &str, device: &str) -> Vec<String> {
+    vec!["release".to_owned(), format!("--claim={claim}"), format!("--device={device}")]
+}
+
+async fn read(request: Request<Incoming>) -> Result<Asked, Refusal> {
+    let body = Limited::new(request.into_body(), LARGEST).collect().await;
+    let body = body.map_err(|error| malformed(format!("the request cannot be read: {error}")))?;
+    let asked: Asked = serde_json::from_slice(&body.to_bytes())
+        .map_err(|error| malformed(format!("the request is not what DRANET sends: {error}")))?;
+    if !is_word(&asked.device.name) {
+        return Err(malformed(format!("{:?} is not the name of a device", asked.device.name)));
+    }
+    Ok(asked)
+}
+
+/// Whether the text is a UID, the name of a device or that of an object: nothing else of a request becomes an argument
+/// unchecked.
+fn is_word(text: &str) -> bool {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
+    !text.is_empty() && text.len() <= 253 && text.chars().all(is_allowed)
+}
+
+/// The body of a request. DRANET sent the UID of the claim alone until 2026, and sends the whole claim since.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Asked {
+    device: Device,
+    claim_uid: Option<String>,
+    claim: Option<ResourceClaim>,
+    config: Option<Config>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Device {
+    name: String,
+    pci_address: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ResourceClaim {
+    metadata: Metadata,
+    status: ClaimStatus,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Metadata {
+    uid: String,
+    namespace: String,
+    name: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct ClaimStatus {
+    reserved_for: Vec<Consumer>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Consumer {
+    name: String,
+}
+
+/// The NetworkConfig of the claim: what of it matters here.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Config {
+    profile: String,
+    interface: Interface,
+    sub_interface: Option<Value>,
+    routes: Vec<RouteTo>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Interface {
+    addresses: Vec<String>,
+    dhcp: Option<bool>,
+    vrf: Option<Value>,
+    ipvlan: Option<Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RouteTo {
+    destination: String,
+}
+
+impl Asked {
+    /// The UID of the claim.
+    fn claim(&self) -> Result<&str, Refusal> {
+        let uid = self.claim_uid.as_deref().or_else(|| Some(&self.claim.as_ref()?.metadata.uid));
+        uid.filter(|uid| is_word(uid)).ok_or_else(|| malformed("the request names no resource claim"))
+    }
+
+    /// The names of the claim and of its pod, with the options that take them.
+    fn names(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let claim = self.claim.as_ref();
+        let namespace = claim.map_or("", |claim| claim.metadata.namespace.as_str());
+        let name = claim.map(|claim| claim.metadata.name.as_str());
+        let pod = claim.and_then(|claim| match claim.status.reserved_for.as_slice() {
+            [pod] => Some(pod.name.as_str()),
+            _ => None,
+        });
+        [("name", name), ("pod", pod)].into_iter().filter_map(move |(option, name)| {
+            let name = name.filter(|name| is_word(name) && is_word(namespace))?;
+            Some((option, format!("{namespace}/{name}")))
+        })
+    }
+}
+
+impl Config {
+    /// The addresses that the claim requests, each of which the rail must have free. DRANET adds them to those of the
+    /// answer, so an address that is not leased would be one that the leaf has for another node.
+    fn requested(&self) -> Result<&[String], Refusal> {
+        let refused = |what: &str| Err(malformed(format!("a rail has no {what}: leave it out of the claim")));
+        let is_default = |route: &RouteTo| route.destination.ends_with("/0");
+        match self {
+            _ if self.sub_interface.is_some() || self.interface.ipvlan.is_some() => refused("sub-interface"),
+            _ if self.interface.dhcp == Some(true) => refused("DHCP"),
+            _ if self.routes.iter().any(is_default) => refused("default route"),
+            Config { interface, .. } => Ok(&interface.addresses),
+        }
+    }
+
+    fn has_vrf(&self) -> bool {
+        self.interface.vrf.is_some()
+    }
+}
+
+/// DRANET's NetworkConfig for what rail-ipam leased.
+///
+/// DRANET keeps one route to each destination of a device, adds it without a metric, and takes it for done if there is one
+/// already. So a route that other rails have, too, is only in the table of this rail, which the rule selects by the
+/// source address. A route that no other rail has is in the main table, for sockets that have no address yet. In a VRF
+/// there are no rules, and DRANET chooses the table.
+fn network_config(leased: &Value, has_vrf: bool) -> Result<Value, String> {
+    let rail = leased["rail"].as_u64().and_then(|rail| u32::try_from(rail).ok());
+    let table = rail.filter(|_| !has_vrf).map(|rail| FIRST_TABLE + rail);
+    let (mut addresses, mut routes, mut rules) = (Vec::new(), Vec::new(), Vec::new());
+    for one in leased["addresses"].as_array().ok_or("rail-ipam says no addresses")? {
+        let net = one["address"].as_str().ok_or("rail-ipam says no address")?;
+        addresses.push(net);
+        let (address, length) = net.split_once('/').ok_or("rail-ipam says no prefix")?;
+        let is_ipv4 = |text: &str| !text.contains(':');
+        let whole = if is_ipv4(address) { 32 } else { 128 };
+        let Some(gateway) = one["gateway"].as_str() else { continue };
+        if is_ipv4(gateway) != is_ipv4(address) {
+            let pool = &one["pool"];
+            return Err(format!("pool {pool}: DRANET cannot set a route by a gateway of the other family"));
+        }
+        // Of a link without a prefix, the gateway is a neighbour all the same.
+        if length == whole.to_string() && !gateway.starts_with("fe80:") {
+            routes.push(json!({"destination": format!("{gateway}/{whole}"), "scope": LINK}));
+        }
+        let mut is_in_table = false;
+        for route in one["routes"].as_array().into_iter().flatten() {
+            let mut new = json!({"destination": route["dst"], "gateway": gateway});
+            if let (Some(table), true) = (table, route["shared"] == true) {
+                new["table"] = json!(table);
+                is_in_table = true;
+            }
+            routes.push(new);
+        }
+        if let (Some(table), true) = (table, is_in_table) {
+            let priority = FIRST_PRIORITY + table - FIRST_TABLE;
+            let source = format!("{address}/{whole}");
+            rules.push(json!({"priority": priority, "source": source, "table": table}));
+        }
+    }
+    Ok(json!({"interface": {"addresses": addresses}, "routes": routes, "rules": rules}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(value: Value) -> Asked {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn both_forms_of_a_request_name_the_claim() {
+        let old = asked(json!({"device": {"name": "pci-0000-1a-00-2"}, "claim_uid": "u-1"}));
+        assert_eq!((old.claim().unwrap(), old.names().count()), ("u-1", 0));
+        let new = asked(json!({"device": {"name": "d"}, "claim": {
+            "metadata": {"uid": "u-2", "namespace": "ai", "name": "c", "managedFields": [{}]},
+            "status": {"reservedFor": [{"resource": "pods", "name": "trainer-0", "uid": "p"}]}}}));
+        assert_eq!(new.claim().unwrap(), "u-2");
+        let names: Vec<_> = new.names().collect();
+        assert_eq!(names, [("name", "ai/c".to_owned()), ("pod", "ai/trainer-0".to_owned())]);
+    }
+
+    #[test]
+    fn what_is_no_word_becomes_no_argument() {
+        for bad in ["", "a b", "../x", "a\nb", "ü", &"x".repeat(254)] {
+            assert!(!is_word(bad), "{bad}");
+            assert!(asked(json!({"claim_uid": bad})).claim().is_err());
+        }
+        let claim = json!({"metadata": {"uid": "u", "namespace": "../..", "name": "--force"}});
+        assert_eq!(asked(json!({"claim": claim})).names().count(), 0);
+    }
+
+    #[test]
+    fn what_a_rail_cannot_have_is_refused() {
+        for (config, told) in [
+            (json!({"interface": {"dhcp": true}}), "DHCP"),
+            (json!({"routes": [{"destination": "0.0.0.0/0"}]}), "default route"),
+            (json!({"routes": [{"destination": "::/0"}]}), "default route"),
+            (json!({"subInterface": {"type": "ipvlan"}}), "sub-interface"),
+            (json!({"interface": {"ipvlan": {}}}), "sub-interface"),
+        ] {
+            let config: Config = serde_json::from_value(config).unwrap();
+            let (status, why) = config.requested().unwrap_err();
+            assert!(status == StatusCode::BAD_REQUEST && why.contains(told), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_shared_route_is_in_the_table_of_the_rail_and_its_own_in_the_main_one() {
+        let leased = json!({"rail": 3, "addresses": [
+            {"pool": "rail-3", "address": "172.22.0.0/31", "gateway": "172.22.0.1",
+                "routes": [{"dst": "172.22.0.0/15", "shared": false}, {"dst": "172.16.0.0/12", "shared": true}]},
+            {"pool": "rail-3-v6", "address": "fd00::/127", "gateway": "fd00::1", "routes": []}]});
+        let expected = json!({
+            "interface": {"addresses": ["172.22.0.0/31", "fd00::/127"]},
+            "routes": [{"destination": "172.22.0.0/15", "gateway": "172.22.0.1"},
+                {"destination": "172.16.0.0/12", "gateway": "172.22.0.1", "table": 103}],
+            "rules": [{"priority": 1003, "source": "172.22.0.0/32", "table": 103}]});
+        assert_eq!(network_config(&leased, false).unwrap(), expected);
+        let in_vrf = network_config(&leased, true).unwrap();
+        assert_eq!((&in_vrf["routes"][1]["table"], &in_vrf["rules"]), (&Value::Null, &json!([])));
+    }
+
+    #[test]
+    fn the_gateway_of_a_link_without_a_prefix_is_a_neighbour() {
+        let of = |address: &str, gateway: &str| {
+            network_config(
+                &json!({"rail": 0, "addresses": [{"pool": "p", "address": address, "gateway": gateway,
+                    "routes": [{"dst": "10.0.0.0/8", "shared": false}]}]}),
+                false,
+            )
+        };
+        let routes = &of("10.1.0.1/32", "10.1.0.0").unwrap()["routes"];
+        assert_eq!(routes[0], json!({"destination": "10.1.0.0/32", "scope": 253}));
+        assert_eq!(of("fd00::1/128", "fe80::1").unwrap()["routes"].as_array().unwrap().len(), 1);
+        assert!(of("10.1.0.1/32", "fe80::1").unwrap_err().contains("gateway of the other family"));
+    }
+}

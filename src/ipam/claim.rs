@@ -1,0 +1,210 @@
+//! Leases of resource claims. A DRA driver such as DRANET prepares the device of a claim before the pod has a sandbox, so
+//! there is no namespace by which to tell whether the holder lives. Such a lease belongs to the claim, and whoever made it
+//! releases it: nothing else takes it over while this boot lasts.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use super::lease::{self, Ask, Folder, Holder};
+use crate::cni::Attachment;
+use crate::node::Node;
+use crate::pool::{Allocation, node_name, rail_in, store::Store};
+use crate::sysfs::{DeviceId, Function};
+use crate::{fail, failure};
+
+/// What a lease of a claim has in place of the network. No network has this name, so no GC means it.
+pub const NETWORK: &str = "@claim";
+
+/// The part of a claim's lease that others do not have. Of the other fields, the container is the UID of the claim, and the
+/// interface is the device as its driver names it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// The claim as `namespace/name`, if the driver told it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The PCI address of the device.
+    pub function: String,
+}
+
+impl Claim {
+    /// Why a pod may still have the device, and with it the address. The kernel removes the addresses of a device that
+    /// changes its namespace, so a device on the host has none of a pod. A pod cannot pretend this, as it could an address.
+    pub fn is_away(&self, node: &Node) -> Result<Option<String>> {
+        let function = DeviceId::parse(&self.function).map(|id| Function::find(&node.sysfs_root, &id));
+        let Some(function) = function.transpose()?.flatten() else { return Ok(None) };
+        let is_here = function.netdev()?.is_some() || function.driver().is_none() || function.is_userspace();
+        Ok((!is_here).then(|| format!("a pod still has {}, which is not on the host", self.function)))
+    }
+}
+
+/// What a driver asks for a device.
+#[derive(Debug)]
+pub struct Request {
+    /// UID of the claim, and name of the device.
+    pub device: Attachment,
+    /// The rest of the lease.
+    pub claim: Claim,
+    /// The pod as `namespace/name`, for messages.
+    pub pod: Option<String>,
+    /// Pools, or none for those of the rail that the device is on.
+    pub pools: Vec<String>,
+    /// The addresses that the claim requests.
+    pub requested: Vec<(IpAddr, Option<u8>)>,
+}
+
+/// The addresses of a device.
+#[derive(Debug)]
+pub struct Given {
+    /// The rail that the device is on, where node.json lists rails.
+    pub rail: Option<u8>,
+    /// In each pool: its name, its allocation, the address, and for each route whether another rail has it, too.
+    pub addresses: Vec<(String, Allocation, IpAddr, Vec<bool>)>,
+}
+
+/// Leases addresses to a device of a claim, or returns those that it has.
+pub fn take(node: &Node, request: Request) -> Result<Given> {
+    let node_name = node_name(node)?;
+    let function = function(node, &request.claim)?;
+    let rail = rail_of(node, &function)?;
+    check_policy(node, &function, rail)?;
+    let holder = Holder::of_claim(&request.device, request.claim.clone(), request.pod);
+    // Each further turn means that another plan was written just now.
+    let (all, pools, asks, addresses) = loop {
+        let all = allocations(node, &node_name)?;
+        let pools = pools(&all, &request.pools, rail, &node_name)?;
+        let planned = pools.iter().filter_map(|pool| all.get(pool).cloned()).collect();
+        let asks = Ask::all(pools.clone(), planned, &request.requested)?;
+        let is_held = |pool: &String| -> Result<bool> {
+            let folder = Folder::existing(node, &node_name, pool)?;
+            Ok(folder.map(|folder| folder.held_by(NETWORK, &request.device)).transpose()?.flatten().is_some())
+        };
+        // A claim that is prepared again may be that of a running pod, which has the device.
+        let is_new = pools.iter().map(is_held).collect::<Result<Vec<_>>>()?.contains(&false);
+        if let (true, Some(why)) = (is_new, request.claim.is_away(node)?) {
+            fail!(TryAgain, "{why}");
+        }
+        let is_current = || Ok(allocations(node, &node_name)? == all);
+        if let Some(addresses) = lease::take(node, &node_name, &asks, &holder, is_current)? {
+            break (all, pools, asks, addresses);
+        }
+    };
+    let given = pools.iter().zip(asks).zip(addresses).map(|((pool, ask), address)| {
+        let is_shared = |dst| all.iter().any(|(other, one)| !pools.contains(other) && one.leads_to(dst));
+        let shared = ask.allocation.routes.iter().map(|route| is_shared(route.dst)).collect();
+        (pool.clone(), ask.allocation, address, shared)
+    });
+    Ok(Given { rail, addresses: given.collect() })
+}
+
+/// What the store has for this node.
+fn allocations(node: &Node, node_name: &str) -> Result<BTreeMap<String, Allocation>> {
+    let mut all = BTreeMap::new();
+    for (pool, found) in Store::open(node)?.everything(node_name)? {
+        if let Some(allocation) = found? {
+            all.insert(pool, allocation);
+        }
+    }
+    Ok(all)
+}
+
+fn function(node: &Node, claim: &Claim) -> Result<Function> {
+    let Some(id @ DeviceId::Pci(_)) = DeviceId::parse(&claim.function) else {
+        fail!(InvalidConfig, "{:?} is not a PCI address", claim.function)
+    };
+    let found = Function::find(&node.sysfs_root, &id)?;
+    found.ok_or_else(|| failure!(InvalidConfig, "this node has no device {}", claim.function))
+}
+
+/// The rail that the device is on; `None` where node.json lists no rails.
+fn rail_of(node: &Node, function: &Function) -> Result<Option<u8>> {
+    if node.rails.is_empty() {
+        return Ok(None);
+    }
+    let what = &function.id;
+    let Some(pf) = function.pf(&node.sysfs_root)? else { fail!(InvalidConfig, "{what} has no PF") };
+    let rails: Vec<_> = node.rails.iter().filter(|one| pf.is(&one.pf)).map(|one| one.rail).collect();
+    match rails[..] {
+        [rail] => Ok(Some(rail)),
+        [] => fail!(InvalidConfig, "{what} ({}) is on no rail of node.json", pf.address),
+        _ => fail!(InvalidConfig, "{what} ({}) is on the rails {rails:?} of node.json", pf.address),
+    }
+}
+
+/// What node.json forbids to networks, it forbids to claims.
+fn check_policy(node: &Node, function: &Function, rail: Option<u8>) -> Result<()> {
+    let (policy, what) = (&node.policy, &function.id);
+    if let Some(allowed) = &policy.rails {
+        if !rail.is_some_and(|rail| allowed.contains(&rail)) {
+            let rail = rail.map_or_else(|| "no known rail".to_owned(), |rail| format!("rail {rail}"));
+            fail!(InvalidConfig, "{what} is on {rail}, and this node's policy allows the rails {allowed:?}");
+        }
+    }
+    if policy.vfs_only && !function.is_vf() {
+        fail!(InvalidConfig, "{what} is no VF: this node's policy allows VFs only");
+    }
+    if let Some(allowed) = &policy.pfs {
+        let pf = function.pf(&node.sysfs_root)?;
+        if !pf.is_some_and(|pf| allowed.iter().any(|text| pf.is(text))) {
+            fail!(InvalidConfig, "{what} is not on one of the PFs {allowed:?} of this node's policy");
+        }
+    }
+    if let Some(allowed) = &policy.drivers {
+        let driver = function.driver().unwrap_or_else(|| "no driver".to_owned());
+        if !allowed.contains(&driver) {
+            fail!(InvalidConfig, "{what} has {driver}: this node's policy allows the drivers {allowed:?}");
+        }
+    }
+    Ok(())
+}
+
+/// The pools that are meant: those that are named, or those of the rail, at most one of each family.
+fn pools(
+    all: &BTreeMap<String, Allocation>,
+    named: &[String],
+    rail: Option<u8>,
+    node_name: &str,
+) -> Result<Vec<String>> {
+    let of = |pool: &String, allocation: &Allocation| allocation.rail.or_else(|| rail_in(pool));
+    let list = |pools: Vec<&String>| pools.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+    let is_doubled = |pools: &[&String]| {
+        let families: Vec<_> =
+            pools.iter().filter_map(|pool| all.get(*pool)).map(Allocation::is_ipv4).collect();
+        families.len() > 2 || families.first().is_some_and(|first| families[1..].contains(first))
+    };
+    if let Some(missing) = named.iter().find(|pool| !all.contains_key(*pool)) {
+        let known = list(all.keys().collect());
+        // The code by which `rail-ipam lease` tells this from other mistakes.
+        fail!(
+            NotAvailable,
+            "node {node_name:?} has no allocation in pool {missing:?}: it has one in {known}"
+        );
+    }
+    for (pool, allocation) in named.iter().filter_map(|pool| all.get_key_value(pool)) {
+        if let (Some(rail), Some(planned)) = (rail, of(pool, allocation)) {
+            if rail != planned {
+                fail!(InvalidConfig, "pool {pool} is for rail {planned}, the device is on rail {rail}");
+            }
+        }
+    }
+    let meant: Vec<&String> = match (named, rail) {
+        ([], Some(rail)) => {
+            all.iter().filter(|(pool, one)| of(pool, one) == Some(rail)).map(|(pool, _)| pool).collect()
+        }
+        ([], None) => fail!(InvalidConfig, "node.json lists no rails, so the pool must be named"),
+        (named, _) => named.iter().collect(),
+    };
+    if meant.is_empty() {
+        let rail = rail.unwrap_or_default();
+        fail!(InvalidConfig, "there is no pool for rail {rail}: run `rail-ipam import` with its plan");
+    }
+    if is_doubled(&meant) {
+        fail!(InvalidConfig, "the pools {} are of one family: name the one that is meant", list(meant));
+    }
+    Ok(meant.into_iter().cloned().collect())
+}
+
+#[cfg(test)]
+mod tests;
