@@ -3,12 +3,14 @@
 #
 # usage: tests/release.sh [CASE...]
 #
-# Packages the executables that scripts/build left. Packages are installed below a temporary directory, as root or in a
+# Packages the executables that scripts/build left, and a rail-agent that was built for the tests. Packages are installed below a temporary directory, as root or in a
 # user namespace. The last line is `N passed, N failed, N skipped`.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/lib.sh"
 
 cases=(two_packagings_are_the_same_bytes a_deb_installs_and_goes a_rpm_installs_and_goes
+    the_packages_of_the_agent_install_beside_those_of_the_plugins the_agent_has_pages_and_completions
+    the_bill_of_the_agent_names_what_its_package_links
     no_call_fails_while_a_deb_is_upgraded an_archive_has_what_install_takes every_command_has_a_page
     bash_completes_commands_and_options completions_of_zsh_and_fish_parse the_bill_names_all_that_is_linked
     what_is_linked_has_an_allowed_licence_and_comes_from_crates_io tag_marks_a_clean_release tag_refuses_changed_files
@@ -28,7 +30,11 @@ main() {
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
     export SOURCE_DATE_EPOCH=1700000000
-    "$root/scripts/release" --no-build --arch x86_64 --out "$work/files" >"$work/output" ||
+    # Without what a debugger needs, which is ten times as large.
+    (cd "$root" && cargo build --locked --quiet --package rail-agent)
+    agent=$work/rail-agent
+    strip -o "$agent" "$target/debug/rail-agent"
+    "$root/scripts/release" --no-build --agent "$agent" --arch x86_64 --out "$work/files" >"$work/output" ||
         { cat "$work/output" && die "nothing could be packaged"; }
     version=$(sed -n '0,/^version = "\(.*\)"/s//\1/p' "$root/Cargo.toml")
     name=rail-cni-$version-linux-x86_64
@@ -64,10 +70,10 @@ main() {
 two_packagings_are_the_same_bytes() {
     # Another umask, another working directory, another temporary directory, another time.
     mkdir temporary
-    (umask 077 && TMPDIR=$PWD/temporary "$root/scripts/release" --no-build --arch x86_64 --out again)
+    (umask 077 && TMPDIR=$PWD/temporary "$root/scripts/release" --no-build --agent "$agent" --arch x86_64 --out again)
     diff -r "$work/files" again
     (cd again && sha256sum --quiet --strict -c SHA256SUMS)
-    (($(wc -l <again/SHA256SUMS) == 4))
+    (($(wc -l <again/SHA256SUMS) == 7))
 }
 
 # --- packages ---------------------------------------------------------------------------------------------------
@@ -115,6 +121,73 @@ a_rpm_installs_and_goes() {
     echo '{}' >root/etc/rail-cni/node.json
     "${rpm[@]}" -e rail-cni
     [[ ! -e root/opt/cni/bin/rail-cni && -e root/etc/rail-cni/node.json ]]
+}
+
+# agent_installed: the files of its package, as they should be.
+agent_installed() {
+    cmp "$agent" root/usr/sbin/rail-agent
+    [[ $(stat -c %a root/usr/sbin/rail-agent) == 755 && -e root/opt/cni/bin/rail-cni ]]
+    [[ -s root/usr/share/man/man8/rail-agent-run.8.gz && -s root/usr/share/bash-completion/completions/rail-agent ]]
+    [[ -s root/usr/share/doc/rail-agent/THIRD-PARTY-LICENSES && -s root/usr/share/doc/rail-agent/rail-agent.cdx.json ]]
+    grep -q '^=== tokio ' root/usr/share/doc/rail-agent/THIRD-PARTY-LICENSES
+}
+
+the_packages_of_the_agent_install_beside_those_of_the_plugins() {
+    make_root
+    install_deb "$deb"
+    install_deb "$work/files/rail-agent_${version}_amd64.deb"
+    agent_installed
+    dpkg --root="$PWD/root" --log=/dev/null --force-not-root -P rail-agent
+    [[ ! -e root/usr/sbin/rail-agent && ! -e root/usr/share/doc/rail-agent && -e root/opt/cni/bin/rail-cni ]]
+    rm -rf root
+    local -a rpm=(rpm --root "$PWD/root" --dbpath /var/lib/rpm)
+    mkdir -p root/var/lib/rpm
+    "${rpm[@]}" --initdb
+    "${rpm[@]}" -i --nodeps "$work/files"/rail-{cni,agent}-"$version"-1.x86_64.rpm
+    agent_installed
+    "${rpm[@]}" -V rail-agent
+    "${rpm[@]}" -e rail-agent
+    [[ ! -e root/usr/sbin/rail-agent && ! -e root/usr/share/doc/rail-agent && -e root/opt/cni/bin/rail-cni ]]
+}
+
+the_agent_has_pages_and_completions() {
+    dpkg-deb -x "$work/files/rail-agent_${version}_amd64.deb" root
+    local share=root/usr/share command
+    "$agent" --help | awk '/^Commands:/ { on = 1; next } /^[^ ]/ { on = 0 } on && /^  [a-z]/ { print $1 }' |
+        grep -vx help >names
+    (($(wc -l <names) == 3))
+    # The subcommand that only the agent itself calls has no page.
+    find "$share/man/man8" -name '*.gz' -printf '%f\n' | sed -n 's/^rail-agent-\(.*\)\.8\.gz$/\1/p' | sort >pages
+    diff <(sort names) pages
+    for command in '' $(sed 's/^/-/' names); do
+        gzip -dc "$share/man/man8/rail-agent$command.8.gz" >page
+        mandoc -T lint -W error page
+        grep -qx '.SH OPTIONS' page
+    done
+    gzip -dc "$share/man/man8/rail-agent-run.8.gz" | grep -q 'dranet'
+    bash -n "$share/bash-completion/completions/rail-agent"
+    zsh -n "$share/zsh/vendor-completions/_rail-agent"
+    HOME=$PWD fish -c "source '$share/fish/vendor_completions.d/rail-agent.fish'; complete -C 'rail-agent run --dra'" >offers
+    grep -q -- --dranet offers
+}
+
+# cargo's tree and cargo's metadata are two looks at the lock file.
+the_bill_of_the_agent_names_what_its_package_links() {
+    local bill=$work/files/rail-agent-$version-linux-x86_64.cdx.json
+    jq -e --arg sum "$(sha256sum <"$agent" | cut -d ' ' -f 1)" '
+        .metadata.component.name == "rail-agent" and .metadata.component.components[0].hashes[0].content == $sum' "$bill"
+    jq -e '[.components[].name] | index("kube") and index("rail-cni") and index("tokio") and index("glibc")
+        and (index("rail-agent") | not)' "$bill"
+    # Only our own crate has no checksum.
+    jq -r '.components[] | select(.purl | startswith("pkg:cargo/")) | select(.hashes | not) | .name' "$bill" >unhashed
+    [[ $(cat unhashed) == rail-cni ]]
+    local allowed
+    allowed=$(sed -n 's/^allow = //p' "$root/deny-agent.toml")
+    jq -r --argjson allowed "$allowed" '
+        .components[] | select(.purl | startswith("pkg:cargo/")) | .licenses[0].expression | gsub("[()]"; "")
+        | select(split(" AND ") | all(split(" OR ") | any(. as $one | $allowed | index([$one]))) | not)' "$bill" >refused
+    cat refused
+    [[ ! -s refused ]]
 }
 
 # Calls go on until dpkg has ended, and the first has ended before it starts: how fast either is does not matter. The

@@ -22,7 +22,7 @@ fn plan_of(text: &str, nodes: &Nodes) -> Result<Import> {
     let temp = tempfile::tempdir().unwrap();
     let file = temp.path().join("pools");
     std::fs::write(&file, text).unwrap();
-    Ok(plan(&node(temp.path()), &[file.display().to_string()], nodes, &Terms::default())?.0)
+    plan(&node(temp.path()), &[file.display().to_string()], nodes, &Terms::default())
 }
 
 fn pool(name: &str, rows: &str) -> String {
@@ -36,7 +36,7 @@ fn pool(name: &str, rows: &str) -> String {
 fn the_examples_give_each_node_its_side_of_every_rail() {
     let temp = tempfile::tempdir().unwrap();
     let node = node(temp.path());
-    let import = plan(&node, &EXAMPLES.map(str::to_owned), &Nodes::All, &Terms::default()).unwrap().0;
+    let import = plan(&node, &EXAMPLES.map(str::to_owned), &Nodes::All, &Terms::default()).unwrap();
     write(&node, &import, Force::No).unwrap();
     let load =
         |name: &str, pool: &str| store::load(&node, name, &[pool.to_owned()]).map(|mut all| all.remove(0));
@@ -54,7 +54,7 @@ fn the_examples_give_each_node_its_side_of_every_rail() {
     }
     let error = load("Worker-GPU-62.example.com", "rail-0").unwrap_err().to_string();
     assert!(error.contains("did you mean worker-gpu-62?"), "{error}");
-    let again = plan(&node, &EXAMPLES.map(str::to_owned), &Nodes::All, &Terms::default()).unwrap().0;
+    let again = plan(&node, &EXAMPLES.map(str::to_owned), &Nodes::All, &Terms::default()).unwrap();
     assert!(again.lines.iter().all(|line| line.change() == "same"));
 }
 
@@ -68,10 +68,10 @@ fn a_row_that_left_the_pool_leaves_the_store_when_it_is_pruned() {
     std::fs::write(&file, pool("r", &format!("{one}, {{nodeName: b, prefix: 172.16.0.2/31}}"))).unwrap();
     write(&node, &plan(&node, &files, &Nodes::All, &Terms::default()).unwrap().0, Force::No).unwrap();
     std::fs::write(&file, pool("r", one)).unwrap();
-    let import = plan(&node, &files, &Nodes::One("b".into()), &Terms::default()).unwrap().0;
+    let import = plan(&node, &files, &Nodes::One("b".into()), &Terms::default()).unwrap();
     assert!(import.lines.is_empty() && import.warnings.len() == 2, "{:?}", import.warnings);
     let prune = Terms { prune: true, ..Terms::default() };
-    let import = plan(&node, &files, &Nodes::One("b".into()), &prune).unwrap().0;
+    let import = plan(&node, &files, &Nodes::One("b".into()), &prune).unwrap();
     assert_eq!(import.lines[0].change(), "removed");
     write(&node, &import, Force::No).unwrap();
     assert!(store::load(&node, "b", &["r".to_owned()]).is_err());

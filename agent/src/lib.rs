@@ -1,0 +1,86 @@
+//! rail-agent: brings rail-cni to the nodes of a Kubernetes cluster. It installs the plugins, keeps node.json and the
+//! plan of each node as the cluster says, and shows the rails to the cluster: labels, conditions, Events and metrics.
+//! No pod's start waits for it.
+
+mod api;
+mod calls;
+mod claims;
+mod dranet;
+mod host;
+mod install;
+mod metrics;
+mod node_json;
+mod place;
+mod ready;
+mod report;
+mod run;
+mod serve;
+mod text;
+mod watch;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+/// Brings rail-cni to the nodes of a Kubernetes cluster, and shows their rails to it.
+#[derive(Debug, Parser)]
+#[command(
+    name = "rail-agent",
+    version,
+    after_help = "All commands work on the host, through its first process: the pod needs hostPID: true and a
+privileged container. The plugins and pods with rails do not need the agent while they run.
+Exit status: 0 success, 1 the command failed or refused, 2 wrong usage."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Keep node.json and the plan of this node as the cluster says, and show its rails: the container of the DaemonSet
+    #[command(
+        after_help = "The API server is found by KUBECONFIG, or by the service account of the pod. While it is \
+away, the last good node.json and store stay, and pods start as before."
+    )]
+    Run(run::RunArgs),
+    /// Install rail-cni and rail-ipam on the host, also while pods start: the init container of the DaemonSet
+    #[command(
+        after_help = "Each executable is replaced by a rename, and the one before it is kept as .NAME.previous in \
+the same directory. An executable that is installed already is not written."
+    )]
+    Install(install::InstallArgs),
+    /// Remove from the host all that rail-cni and the agent wrote, once no pod has a rail
+    #[command(
+        after_help = "Removed are the plugins, /etc/rail-cni/node.json, the allocations of this node, and the \
+agent's files in the run directory. While a pod has a rail nothing is removed, because only the plugins can restore its device."
+    )]
+    Uninstall(install::UninstallArgs),
+    /// Runs a program in the namespaces of process 1
+    #[command(name = host::IN_HOST, hide = true)]
+    InHost {
+        /// The program and its arguments
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<OsString>,
+    },
+}
+
+/// The arguments that rail-agent takes, from which its manual pages and shell completions are made.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
+/// The whole life of the executable.
+pub fn run() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::InHost { command } => return host::enter_and_become(&command),
+        Command::Run(args) => run::run(args),
+        Command::Install(args) => install::install(&args),
+        Command::Uninstall(args) => install::uninstall(&args),
+    };
+    done.unwrap_or_else(|error| {
+        text::say("error", &text::of(&error));
+        ExitCode::FAILURE
+    })
+}
