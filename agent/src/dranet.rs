@@ -90,7 +90,7 @@ struct Socket {
 impl Socket {
     /// Replaces the socket of an earlier agent, which has ended: this one has the lock.
     fn bind(host: &Host, run_dir: &Path) -> Result<Socket> {
-        let dir = host.make_dir(&run_dir.join(DIRECTORY))?;
+        let dir = host.make_dir(&run_dir.join(DIRECTORY), 0o700)?;
         dir.restrict(".", 0o700)?;
         dir.remove(SOCKET)?;
         let listener = UnixListener::bind(dir.at(SOCKET))

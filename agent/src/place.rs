@@ -50,7 +50,8 @@ pub fn labels(
         Some(place) => name(place).map(value),
         None => own.get(&key(pattern, tier)).cloned(),
     };
-    let values = [leaf, upper(2, |place| place.su_name.as_deref()), upper(3, |place| place.pod_name.as_deref())];
+    let values =
+        [leaf, upper(2, |place| place.su_name.as_deref()), upper(3, |place| place.pod_name.as_deref())];
     let all = (1..).zip(values).filter_map(|(tier, value)| Some((key(pattern, tier), value?)));
     all.collect()
 }
@@ -81,8 +82,9 @@ mod tests {
     const PATTERN: &str = "fabric.topograph.run/tier-{tier}";
 
     fn shown(labels: &BTreeMap<String, String>) -> String {
-        let pairs =
-            labels.iter().map(|(key, value)| format!("{}={value}", key.trim_start_matches("fabric.topograph.run/")));
+        let pairs = labels
+            .iter()
+            .map(|(key, value)| format!("{}={value}", key.trim_start_matches("fabric.topograph.run/")));
         pairs.collect::<Vec<_>>().join(" ")
     }
 
@@ -91,7 +93,9 @@ mod tests {
         let pools =
             vec![pool("rail-10", Some(10), "leaf-9"), pool("rail-2", None, "leaf-su01-r3"), Pool::default()];
         let show = Show { pools };
-        let own = BTreeMap::from(["tier-1", "tier-2"].map(|tier| (format!("fabric.topograph.run/{tier}"), "old".into())));
+        let own = BTreeMap::from(
+            ["tier-1", "tier-2"].map(|tier| (format!("fabric.topograph.run/{tier}"), "old".into())),
+        );
         let unknown = shown(&labels(&show, None, &own, PATTERN));
         assert_eq!(unknown, "tier-1=leaf-su01-r3 tier-2=old", "the place is not known");
         let place = |text: &str| serde_json::from_str::<Place>(text).unwrap();

@@ -702,9 +702,7 @@ impl Agent {
         let is_ready = self.doctor.as_ref().is_ok_and(|doctor| doctor.ready);
         let (status, show) = self.shared.with(|metrics| (metrics.status.clone(), metrics.show.clone()));
         let mut labels = match &show {
-            Some(show) => {
-                place::labels(show, self.place.as_ref(), &api::own_labels(node), &names.tier_label)
-            }
+            Some(show) => place::labels(show, self.place.as_ref(), &api::own_labels(node), &names.tier_label),
             // Nobody knows the plan just now.
             None => api::own_labels(node),
         };

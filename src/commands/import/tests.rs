@@ -66,7 +66,7 @@ fn a_row_that_left_the_pool_leaves_the_store_when_it_is_pruned() {
     let files = [file.display().to_string()];
     let one = "{nodeName: a, prefix: 172.16.0.0/31, gateway: 172.16.0.1}";
     std::fs::write(&file, pool("r", &format!("{one}, {{nodeName: b, prefix: 172.16.0.2/31}}"))).unwrap();
-    write(&node, &plan(&node, &files, &Nodes::All, &Terms::default()).unwrap().0, Force::No).unwrap();
+    write(&node, &plan(&node, &files, &Nodes::All, &Terms::default()).unwrap(), Force::No).unwrap();
     std::fs::write(&file, pool("r", one)).unwrap();
     let import = plan(&node, &files, &Nodes::One("b".into()), &Terms::default()).unwrap();
     assert!(import.lines.is_empty() && import.warnings.len() == 2, "{:?}", import.warnings);

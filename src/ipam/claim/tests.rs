@@ -1,7 +1,7 @@
 use super::*;
 use crate::cni::GC_KEYS;
 use crate::pool::allocation::tests::allocation;
-use crate::pool::store::{self, Change};
+use crate::pool::store::{self, Change, Writer};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ impl Bench {
     fn plan(&self, pool: &str, prefix: &str, rail: Option<u8>) {
         let allocation = Allocation { rail, ..allocation(prefix, None, &[]) };
         let change = Change { node_name: "n", pool, allocation: Some(&allocation) };
-        store::apply(&self.node, &[change]).unwrap();
+        store::apply(Writer::new(&self.node).unwrap(), &[change]).unwrap();
     }
 
     fn take(&self, claim: &str, pools: &[&str], ips: &[&str]) -> Result<Vec<String>> {
@@ -190,7 +190,11 @@ fn routes_that_another_rail_has_are_told_from_those_of_one_rail() {
     {
         let mut one = Allocation { rail: Some(rail), ..allocation(prefix, None, &[]) };
         one.routes = [own, "10.0.0.0/8"].map(|dst| crate::pool::To { dst: dst.parse().unwrap() }).to_vec();
-        store::apply(&bench.node, &[Change { node_name: "n", pool, allocation: Some(&one) }]).unwrap();
+        store::apply(
+            Writer::new(&bench.node).unwrap(),
+            &[Change { node_name: "n", pool, allocation: Some(&one) }],
+        )
+        .unwrap();
     }
     let request = Request {
         device: device("c1"),
