@@ -502,6 +502,18 @@ fn told(allocation: &Allocation) -> (u8, Option<IpAddr>, &[To]) {
     (allocation.prefix.prefix_len(), allocation.gateway, &allocation.routes)
 }
 
+/// The right to write the store, where it is going to be written. A store that is not there yet is made only for a plan
+/// that `compare` does not refuse.
+pub fn writer(node: &Node, is_wanted: bool, compare: impl Fn() -> Result<Import>) -> Result<Option<Writer>> {
+    if !is_wanted {
+        return Ok(None);
+    }
+    if !node.store_dir.exists() {
+        compare()?;
+    }
+    Writer::new(node).map(Some)
+}
+
 /// Writes what [`changes`] found since `writer` was made. Fails if a prefix belongs to another node, and without force if a
 /// running pod would lose its address.
 pub fn write(node: &Node, writer: Writer, import: &Import, force: Force) -> Result<()> {

@@ -10,7 +10,6 @@ use super::report::{Run, show_changes, tell};
 use crate::node::Node;
 use crate::output::Output;
 use crate::plan::{Plan, Pools, manifest, refused};
-use crate::pool::store::Writer;
 use crate::pool::{is_name, node_name};
 use crate::{document, fail};
 
@@ -52,8 +51,9 @@ pub fn import(node: &Node, args: &ImportArgs, output: Output) -> Result<ExitCode
     let terms = Terms { prune: args.prune, scope: Scope::OwnPools, replaces };
     let (pools, plan) = read(&args.files)?;
     let run = if args.dry_run { Run::Dry } else { Run::Write };
-    let writer = if run == Run::Write { Some(Writer::new(node)?) } else { None };
-    let import = compare(node, &pools, &plan, &nodes, &terms)?;
+    let compare = || compare(node, &pools, &plan, &nodes, &terms);
+    let writer = change::writer(node, run == Run::Write, compare)?;
+    let import = compare()?;
     tell(&import);
     if let Some(writer) = writer {
         change::write(node, writer, &import, Force::of(args.force))?;

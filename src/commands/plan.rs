@@ -26,7 +26,6 @@ use crate::plan::{
     refused, slurm, topology, volcano,
 };
 use crate::pool;
-use crate::pool::store::Writer;
 
 /// Arguments of `rail-ipam plan`.
 #[derive(Debug, Args)]
@@ -448,8 +447,9 @@ fn store(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<
     let node = Node::load()?;
     let nodes = args.nodes(&node)?;
     let run = if args.diff { Run::Dry } else { Run::Write };
-    let writer = if run == Run::Write { Some(Writer::new(&node)?) } else { None };
-    let import = changes(args, &node, plan, pools, &nodes)?;
+    let compare = || changes(args, &node, plan, pools, &nodes);
+    let writer = change::writer(&node, run == Run::Write, compare)?;
+    let import = compare()?;
     args.refuse_warnings(&import.warnings)?;
     tell(&import);
     if let Some(writer) = writer {

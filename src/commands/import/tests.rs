@@ -1,5 +1,5 @@
 use super::*;
-use crate::pool::store;
+use crate::pool::store::{self, Writer};
 use std::path::Path;
 
 const EXAMPLES: [&str; 2] = ["conf/pools/spectrum-x.yaml", "conf/pools/dual-stack.yaml"];
