@@ -521,8 +521,8 @@ pub fn write(node: &Node, writer: Writer, import: &Import, force: Force) -> Resu
         let count: BTreeSet<&str> = import.taken.iter().map(|taken| taken.node_name.as_str()).collect();
         fail!(InvalidConfig, "nothing was written: {} nodes would get prefixes of other nodes", count.len());
     }
-    // A pod that takes an address from now on takes it from the new plan.
-    let _held = hold(node, &import.lines)?;
+    // A pod that takes an address from now on takes it from the new plan. By force, nobody is waited for.
+    let _held = if force == Force::No { hold(node, &import.lines)? } else { None };
     let (outside, _) = hurt(node, &import.lines)?;
     if force == Force::No && !outside.is_empty() {
         let is_told = |one: &Outside| import.outside.iter().any(|told| told.address == one.address);
