@@ -87,7 +87,13 @@ fn try_claim(
     for _ in 0..MAX_TRIES {
         let found = device::find(&conf.selector, node, host)?;
         let Some(found) = found.filter(|found| !is_what_is_left(found, conf, records)) else {
-            recover_absent(records, conf, node)?;
+            if let Err(refused) = recover_absent(records, conf, node) {
+                // Another call may have given it its name back, and removed its record, between the two looks.
+                let now = device::find(&conf.selector, node, host)?;
+                if now.is_none_or(|now| is_what_is_left(&now, conf, records)) {
+                    return Err(refused);
+                }
+            }
             continue;
         };
         let id = found.original.id.clone();
