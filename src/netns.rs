@@ -152,7 +152,7 @@ impl NetnsId {
     /// The namespace that `path` names now; `None` when the path does not exist.
     pub fn of(path: &Path) -> io::Result<Option<NetnsId>> {
         let Some(meta) = look(path)? else { return Ok(None) };
-        let is_of_process = match path.canonicalize() {
+        let is_of_process = match confine::canonicalize(path) {
             Ok(real) => real.starts_with(PROC),
             // A path that ends in /proc/PID/ns cannot be resolved further: only the kernel follows those links.
             Err(error) if error.kind() == io::ErrorKind::NotFound => true,
@@ -227,7 +227,7 @@ impl NetnsId {
             (Some(_), Ok(_)) if self.created == 0 && directory != Path::new(PROC) => {
                 Life::Unknown(format!("{} leads to a process of another /proc", self.path.display()))
             }
-            (Some(_), Ok(_)) if self.created == 0 && !Path::new("/proc/1").exists() => {
+            (Some(_), Ok(_)) if self.created == 0 && confine::metadata(Path::new("/proc/1")).is_err() => {
                 Life::Unknown(format!("{shown} hides processes from this one"))
             }
             (Some(_), Ok(_)) => Life::Dead,

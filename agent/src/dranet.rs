@@ -105,6 +105,16 @@ impl Socket {
     }
 }
 
+/// Whether a claim's text is an address, perhaps with the length of its prefix.
+fn is_address(text: &str) -> bool {
+    let (address, length) = text.split_once('/').unwrap_or((text, "0"));
+    address.parse::<std::net::IpAddr>().is_ok() && length.parse::<u8>().is_ok()
+}
+
+/// Kept by who gives an address, and alone by who releases that of a claim that has ended: the claim may be reserved for
+/// a new pod meanwhile.
+pub static GIVING: tokio::sync::RwLock<()> = tokio::sync::RwLock::const_new(());
+
 /// A request that is refused: the status by which DRANET knows why, and what to tell.
 type Refusal = (StatusCode, String);
 
@@ -180,9 +190,13 @@ impl Provider {
             arguments.push(format!("--pool={profile}"));
         }
         for address in config.map(Config::requested).transpose()?.unwrap_or_default() {
+            if !is_address(address) {
+                return Err(malformed(format!("{address:?} is not an address")));
+            }
             arguments.push(format!("--ip={address}"));
         }
         arguments.extend(asked.names().map(|(option, name)| format!("--{option}={name}")));
+        let _giving = GIVING.read().await;
         let said = self.rail_ipam(&arguments).await?;
         let answer: Value = serde_json::from_str(&said.stdout).unwrap_or_default();
         if said.is_success {
@@ -226,8 +240,8 @@ async fn read(request: Request<Incoming>) -> Result<Asked, Refusal> {
     Ok(asked)
 }
 
-/// Whether the text is a UID, the name of a device or that of an object: nothing else of a request becomes an argument
-/// unchecked.
+/// Whether the text is a UID, the name of a device or that of an object. Of the rest of a request, addresses become
+/// arguments, and the PCI address, which rail-ipam judges.
 fn is_word(text: &str) -> bool {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
     !text.is_empty() && text.len() <= 253 && text.chars().all(is_allowed)

@@ -627,7 +627,11 @@ impl Agent {
         let show = self.shared.with(|metrics| metrics.show.clone());
         let holding = show.as_ref().map(claims::holding).unwrap_or_default();
         let mut away = Vec::new();
-        for (claim, why) in claims::ended(&self.client, &self.args.node, &holding).await? {
+        for (claim, _) in claims::ended(&self.client, &self.args.node, &holding).await? {
+            let _alone = dranet::GIVING.write().await;
+            // It may have been reserved again since. The kubelet prepares a claim only after that.
+            let again = claims::ended(&self.client, &self.args.node, std::slice::from_ref(&claim)).await?;
+            let Some((_, why)) = again.into_iter().next() else { continue };
             let arguments = dranet::release(&claim.uid, &claim.device);
             let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
             let done = self.ask::<Value>("rail-ipam", &arguments).await?;

@@ -232,11 +232,16 @@ pub struct Running {
 }
 
 impl Running {
-    /// Ends the configuration, and waits.
-    pub fn wait(mut self, limit: Duration) -> Result<Ran, Hung> {
+    /// Ends the configuration.
+    pub fn end_input(&mut self) {
         if !self.is_silent {
             self.writer = None;
         }
+    }
+
+    /// Ends the configuration, and waits.
+    pub fn wait(mut self, limit: Duration) -> Result<Ran, Hung> {
+        self.end_input();
         let group = Pid::from_raw(self.child.id().cast_signed());
         let status = match ended(&mut self.child, limit) {
             Some(status) => status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),

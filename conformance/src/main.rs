@@ -165,13 +165,12 @@ fn settings(arguments: &Arguments) -> Result<Vec<Settings>, String> {
         if !program.is_file() {
             return Err(format!("{}: no such executable", program.display()));
         }
-        if let Some(hidden) =
-            ["/run", "/dev/shm", "/etc/cni", "/var/lib/cni"].iter().find(|hidden| program.starts_with(hidden))
-        {
-            return Err(format!(
-                "{}: {hidden} is empty for each check; copy the plugin elsewhere",
-                program.display()
-            ));
+        let used = std::iter::once(&program).chain(path.iter().filter(|directory| directory.is_dir()));
+        for used in used {
+            if let Some(hidden) = sandbox::hidden().into_iter().find(|hidden| used.starts_with(hidden)) {
+                let (used, hidden) = (used.display(), hidden.display());
+                return Err(format!("{used}: {hidden} is empty for each check; copy the plugins elsewhere"));
+            }
         }
         all.push(Settings {
             description,

@@ -39,19 +39,19 @@ pub fn enter() -> Result<(), String> {
     }
 }
 
+/// What is empty in a world. What is not there cannot be covered, and making it would change the host.
+pub fn hidden() -> Vec<&'static Path> {
+    let state = if Path::new("/var/lib/cni").exists() { "/var/lib/cni" } else { "/var/lib" };
+    let all = ["/run", "/dev/shm", "/etc/cni", state].map(Path::new);
+    all.into_iter().filter(|path| path.exists()).collect()
+}
+
 /// Moves this thread, and what it starts from now on, into a network and a mount namespace of its own, with an empty
 /// /run, /var/lib/cni and [`DIR`].
 pub fn enter_world() -> Result<(), String> {
     unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
         .map_err(|errno| format!("cannot make namespaces: {errno}"))?;
-    empty(Path::new("/run"))?;
-    empty(Path::new("/dev/shm"))?;
-    // What is not there cannot be covered, and making it would change the host.
-    let state = ["/var/lib/cni", "/var/lib"].map(Path::new).into_iter().find(|path| path.exists());
-    empty(state.ok_or("there is no /var/lib here")?)?;
-    if Path::new("/etc/cni").exists() {
-        empty(Path::new("/etc/cni"))?;
-    }
+    hidden().into_iter().try_for_each(empty)?;
     for directory in ["/run/netns", "/var/lib/cni", DIR] {
         fs::create_dir_all(directory).map_err(|error| format!("cannot create {directory}: {error}"))?;
     }

@@ -15,7 +15,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use crate::call::{Call, Ran, quoted};
+use crate::call::{Call, Ran, Running, quoted};
 use crate::description::{Description, Kind};
 use crate::sandbox::{self, DIR};
 use crate::tracer::{self, Fate, WAITING};
@@ -437,7 +437,11 @@ impl<'s> World<'s> {
         }
         let limit = self.settings.limit;
         let hung = |_| Stop::Fails(format!("the call did not end within {} s", limit.as_secs()));
-        running.into_iter().map(|one| one.wait(limit).map_err(hung)).collect()
+        // Many plugins begin when they have read stdin to its end.
+        running.iter_mut().for_each(Running::end_input);
+        // All of them are waited for: none may outlive the check.
+        let ended: Vec<_> = running.into_iter().map(|one| one.wait(limit).map_err(hung)).collect();
+        ended.into_iter().collect()
     }
 
     /// Makes a call that has to succeed.

@@ -755,13 +755,18 @@ impl Records {
         change(&mut now.record);
         *debt = now;
         if debt.is_paid() {
-            return self.forget(debt);
+            return self.remove_debt(debt);
         }
         self.debts.get().map_or(Ok(()), |debts| debts.write(&debt.name, &serde_json::to_vec(&debt.record)?))
     }
 
     /// Removes a debt.
     pub fn forget(&self, debt: &DebtFile) -> Result<()> {
+        let _lock = self.locks.lock(DEBTS_LOCK, PATIENCE)?;
+        self.remove_debt(debt)
+    }
+
+    fn remove_debt(&self, debt: &DebtFile) -> Result<()> {
         let Some(debts) = self.debts.get() else { return Ok(()) };
         debts.discard(&debt.name);
         debts.remove(&debt.name)

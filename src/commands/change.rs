@@ -521,10 +521,11 @@ pub fn write(node: &Node, writer: Writer, import: &Import, force: Force) -> Resu
         let count: BTreeSet<&str> = import.taken.iter().map(|taken| taken.node_name.as_str()).collect();
         fail!(InvalidConfig, "nothing was written: {} nodes would get prefixes of other nodes", count.len());
     }
-    // A pod that takes an address from now on takes it from the new plan. By force, nobody is waited for.
-    let _held = if force == Force::No { hold(node, &import.lines)? } else { None };
-    let (outside, _) = hurt(node, &import.lines)?;
-    if force == Force::No && !outside.is_empty() {
+    let refuse_hurt = || -> Result<()> {
+        let (outside, _) = hurt(node, &import.lines)?;
+        if force != Force::No || outside.is_empty() {
+            return Ok(());
+        }
         let is_told = |one: &Outside| import.outside.iter().any(|told| told.address == one.address);
         for late in outside.iter().filter(|one| !is_told(one)) {
             output::say(PROGRAM, &late.to_string());
@@ -535,14 +536,20 @@ pub fn write(node: &Node, writer: Writer, import: &Import, force: Force) -> Resu
             "nothing was written: {count} live leases are outside of the new plan: end those pods first, or add \
              --force, and they keep addresses that the fabric may route elsewhere"
         );
-    }
+    };
+    refuse_hurt()?;
     let changes: Vec<Change<'_>> = import
         .lines
         .iter()
         .filter(|line| line.is_change())
         .map(|Line { node_name, pool, after, .. }| Change { node_name, pool, allocation: after.as_ref() })
         .collect();
-    store::apply(writer, &changes)
+    store::apply(writer, &changes, || {
+        // A pod that takes an address from now on takes it from the new plan. By force, nobody is waited for.
+        let held = if force == Force::No { hold(node, &import.lines)? } else { None };
+        refuse_hurt()?;
+        Ok(held)
+    })
 }
 
 /// Locks the leases of this node in the pools that change. Without a run directory that can be written there are none.

@@ -447,10 +447,13 @@ fn store(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<
     let node = Node::load()?;
     let nodes = args.nodes(&node)?;
     let run = if args.diff { Run::Dry } else { Run::Write };
-    let compare = || changes(args, &node, plan, pools, &nodes);
+    let compare = || -> Result<Import> {
+        let import = changes(args, &node, plan, pools, &nodes)?;
+        args.refuse_warnings(&import.warnings)?;
+        Ok(import)
+    };
     let writer = change::writer(&node, run == Run::Write, compare)?;
     let import = compare()?;
-    args.refuse_warnings(&import.warnings)?;
     tell(&import);
     if let Some(writer) = writer {
         change::write(&node, writer, &import, Force::of(args.force))?;

@@ -44,6 +44,9 @@ pub fn filter(special: &[(i64, Answer)], otherwise: Answer) -> Vec<sock_filter> 
         }
         ranges.push((number + 1, otherwise));
     }
+    // The calls of x32, by the same architecture: their numbers have this bit.
+    #[cfg(target_arch = "x86_64")]
+    ranges.push((0x4000_0000, Answer::Refused));
     let mut program = vec![
         load(ARCHITECTURE),
         jump(libc::BPF_JEQ, OURS, 1, 0),
@@ -150,6 +153,7 @@ mod tests {
             let program = filter(&all, default);
             prop_assert!(program.len() < 4096);
             for number in (0..520).chain([0x4000_0000, u32::MAX]) {
+                let default = if number >= 0x4000_0000 { Answer::Refused } else { default };
                 let expected = special.get(&i64::from(number)).map_or(default, |kind| answer(*kind));
                 for argument in [0, 7] {
                     let made = expected == Answer::Made || (expected == Answer::MadeIf(1, 7) && argument == 7);

@@ -197,16 +197,33 @@ fn is_done(what: &str, result: Result<()>) -> bool {
 
 /// A thread that Landlock does not hold. The kernel hides the namespaces of all other processes from one that it
 /// holds, and they are how a plugin knows whether a pod lives.
-static LOOKER: OnceLock<Mutex<Sender<Question>>> = OnceLock::new();
+static LOOKER: OnceLock<Mutex<Sender<Job>>> = OnceLock::new();
 
-/// A path, and where the answer goes.
-type Question = (PathBuf, Sender<io::Result<Metadata>>);
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Whether Landlock holds this call: then what it looks at itself in /proc is not all that is there.
+pub fn holds_directories() -> bool {
+    HELD.get().is_some_and(|held| held.directories)
+}
 
 /// The metadata of what `path` leads to, in /proc as well.
 pub fn metadata(path: &Path) -> io::Result<Metadata> {
-    let Some(looker) = LOOKER.get() else { return path.metadata() };
+    let path = path.to_owned();
+    unheld(move || path.metadata())
+}
+
+/// `path` without links, in /proc as well.
+pub fn canonicalize(path: &Path) -> io::Result<PathBuf> {
+    let path = path.to_owned();
+    unheld(move || path.canonicalize())
+}
+
+fn unheld<T: Send + 'static>(look: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    let Some(looker) = LOOKER.get() else { return look() };
     let (answer, answered) = channel();
-    let asked = looker.lock().is_ok_and(|looker| looker.send((path.to_owned(), answer)).is_ok());
+    // Whoever asked may have ended.
+    let job: Job = Box::new(move || drop(answer.send(look())));
+    let asked = looker.lock().is_ok_and(|looker| looker.send(job).is_ok());
     let ended = || io::Error::other("the thread that looks at paths has ended");
     asked.then(|| answered.recv().ok()).flatten().ok_or_else(ended)?
 }
@@ -217,16 +234,9 @@ fn write_below(directory: &Path) -> Result<()> {
     let rights = AccessFs::from_write(abi);
     let rules = Ruleset::default().handle_access(rights | AccessFs::Execute)?.create()?;
     let rules = rules.add_rule(PathBeneath::new(PathFd::new(directory)?, rights))?;
-    let (ask, asked) = channel::<Question>();
+    let (ask, asked) = channel::<Job>();
     let looker = thread::Builder::new().name("looker".to_owned());
-    looker
-        .spawn(move || {
-            for (path, answer) in asked {
-                // Whoever asked may have ended.
-                let _ = answer.send(path.metadata());
-            }
-        })
-        .context("cannot start a thread")?;
+    looker.spawn(move || asked.into_iter().for_each(|job| job())).context("cannot start a thread")?;
     let status = rules.restrict_self()?;
     anyhow::ensure!(status.ruleset != RulesetStatus::NotEnforced, "this kernel has no Landlock");
     let _ = LOOKER.set(Mutex::new(ask));

@@ -73,7 +73,7 @@ pub fn take(node: &Node, request: Request) -> Result<Given> {
     let holder = Holder::of_claim(&request.device, request.claim.clone(), request.pod);
     // Each further turn means that another plan was written just now.
     let (all, pools, asks, addresses) = loop {
-        let all = allocations(node, &node_name)?;
+        let all = allocations(node, &node_name, &request.pools, rail)?;
         let pools = pools(&all, &request.pools, rail, &node_name)?;
         let planned = pools.iter().filter_map(|pool| all.get(pool).cloned()).collect();
         let asks = Ask::all(pools.clone(), planned, &request.requested)?;
@@ -86,7 +86,7 @@ pub fn take(node: &Node, request: Request) -> Result<Given> {
         if let (true, Some(why)) = (is_new, request.claim.is_away(node)?) {
             fail!(TryAgain, "{why}");
         }
-        let is_current = || Ok(allocations(node, &node_name)? == all);
+        let is_current = || Ok(allocations(node, &node_name, &request.pools, rail)? == all);
         if let Some(addresses) = lease::take(node, &node_name, &asks, &holder, is_current)? {
             break (all, pools, asks, addresses);
         }
@@ -99,12 +99,24 @@ pub fn take(node: &Node, request: Request) -> Result<Given> {
     Ok(Given { rail, addresses: given.collect() })
 }
 
-/// What the store has for this node.
-fn allocations(node: &Node, node_name: &str) -> Result<BTreeMap<String, Allocation>> {
+/// What the store has for this node. A file that cannot be read, of a pool that is not meant, stops nobody.
+fn allocations(
+    node: &Node,
+    node_name: &str,
+    named: &[String],
+    rail: Option<u8>,
+) -> Result<BTreeMap<String, Allocation>> {
+    let is_of_others = |pool: &String| match named {
+        [] => rail_in(pool).is_some_and(|of| Some(of) != rail),
+        named => !named.contains(pool),
+    };
     let mut all = BTreeMap::new();
     for (pool, found) in Store::open(node)?.everything(node_name)? {
-        if let Some(allocation) = found? {
-            all.insert(pool, allocation);
+        match found {
+            Ok(Some(allocation)) => drop(all.insert(pool, allocation)),
+            Ok(None) => (),
+            Err(error) if is_of_others(&pool) => log::warn!("{error:#}"),
+            Err(error) => return Err(error),
         }
     }
     Ok(all)

@@ -234,10 +234,12 @@ impl Writer {
 ///
 /// The new directory of a node is complete before it replaces the old one in one step, so a reader has the old or the
 /// new one. All nodes share two waits for the disk: one for each file would take minutes for a large fabric.
-pub fn apply(writer: Writer, changes: &[Change<'_>]) -> Result<()> {
+/// `agree` is asked right before the first of them is replaced, when nothing but the exchange is left to do. What it
+/// returns is kept until all are, and not while the disk is waited for.
+pub fn apply<G>(writer: Writer, changes: &[Change<'_>], agree: impl FnOnce() -> Result<G>) -> Result<()> {
     let is_unfinished = writer.path.join(UNFINISHED).exists();
     if changes.is_empty() && !is_unfinished {
-        return Ok(());
+        return agree().map(drop);
     }
     let (root, _lock) = writer.root?;
     if is_unfinished {
@@ -248,7 +250,7 @@ pub fn apply(writer: Writer, changes: &[Change<'_>]) -> Result<()> {
     let of_node: Vec<_> = changes.chunk_by(|one, other| one.node_name == other.node_name).collect();
     let names: Vec<_> = of_node.iter().map(|changes| changes[0].node_name).collect();
     root.write_new(UNFINISHED, b"")?;
-    let replaced = replace(&root, &of_node);
+    let replaced = replace(&root, &of_node, agree);
     if let Err(error) = clear(&root, &names) {
         // The remains do no harm, and the next apply removes them.
         log::warn!("{error:#}");
@@ -256,7 +258,7 @@ pub fn apply(writer: Writer, changes: &[Change<'_>]) -> Result<()> {
     replaced
 }
 
-fn replace(root: &Dir, of_node: &[&[Change<'_>]]) -> Result<()> {
+fn replace<G>(root: &Dir, of_node: &[&[Change<'_>]], agree: impl FnOnce() -> Result<G>) -> Result<()> {
     let mut steps = Vec::with_capacity(of_node.len());
     let mut progress = Progress::new("writing nodes", of_node.len());
     for changes in of_node {
@@ -264,6 +266,7 @@ fn replace(root: &Dir, of_node: &[&[Change<'_>]]) -> Result<()> {
         progress.step();
     }
     sync(root)?;
+    let agreed = agree()?;
     progress = Progress::new("replacing nodes", steps.len());
     for (done, (name, step)) in steps.iter_mut().enumerate() {
         progress.step();
@@ -279,6 +282,7 @@ fn replace(root: &Dir, of_node: &[&[Change<'_>]]) -> Result<()> {
             }
         });
     }
+    drop(agreed);
     drop(progress);
     match steps.iter().filter(|(_, step)| matches!(step, Step::FileByFile)).count() {
         0 => (),

@@ -4,10 +4,11 @@
 use std::fs;
 use std::path::PathBuf;
 
+use landlock::{AccessFs, CompatLevel, Compatible as _, Ruleset, RulesetAttr as _};
 use nix::libc;
 use serde_json::{Value, json};
 
-use crate::harness::{Host, Ran, rail, with};
+use crate::harness::{Host, Ran, Sleeper, rail, skip, with};
 use crate::trace::{self, Fate, Point};
 
 /// The file with the plan of rail 0, which an ADD of rail-ipam reads.
@@ -57,6 +58,12 @@ impl Bench {
     }
 }
 
+/// What the kernel says, not the plugin.
+fn has_landlock() -> bool {
+    let rules = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+    rules.handle_access(AccessFs::WriteFile).and_then(Ruleset::create).is_ok()
+}
+
 /// The lines of proc_pid_status(5) about the limits of a thread.
 fn limits(point: Point) -> (bool, bool) {
     let status = fs::read_to_string(format!("/proc/{}/status", point.pid)).unwrap();
@@ -73,7 +80,8 @@ fn a_call_that_rail_ipam_never_makes_is_refused_and_told() {
         (libc::SYS_socket, [inet, 1, 0]),
         (libc::SYS_mount, [0; 3]),
         (libc::SYS_unshare, [0; 3]),
-        (libc::SYS_ptrace, [0; 3]),
+        // PTRACE_DETACH of no process: ESRCH without the filter.
+        (libc::SYS_ptrace, [17, 0, 0]),
     ] {
         let ran = bench.add(|point| {
             assert_eq!(limits(point), (true, true));
@@ -93,9 +101,10 @@ fn rail_ipam_writes_in_the_run_directory_alone() {
     let for_writing =
         |point: Point| Fate::Becomes(libc::SYS_openat, [point.arguments[0], point.arguments[1], flags]);
     let ran = bench.add(for_writing);
-    if ran.stderr.contains("directories: false") {
-        return crate::harness::skip("confine::directories", "this kernel has no Landlock");
+    if !has_landlock() {
+        return skip("confine::directories", "this kernel has no Landlock");
     }
+    assert!(ran.stderr.contains("directories: true"), "{ran:?}");
     let msg = ran.msg();
     assert!(msg.contains(PLAN) && msg.contains("Permission denied"), "{msg}");
     bench.end();
@@ -117,9 +126,8 @@ fn the_switch_of_node_json_takes_the_limits_away() {
     bench.end();
 }
 
-/// What rail-cni gives up, the IPAM plugin that it starts has not either.
 #[test]
-fn rail_cni_and_its_ipam_plugin_give_up_what_no_plugin_needs() {
+fn rail_cni_gives_up_what_no_plugin_needs() {
     let Some(bench) = Bench::new("confine::cni", json!({})) else { return };
     let call = bench.host.call("ADD", "c2", &bench.pod);
     let mut seen = false;
@@ -127,10 +135,22 @@ fn rail_cni_and_its_ipam_plugin_give_up_what_no_plugin_needs() {
         // Once it is confined, rail-cni asks the kernel for its sockets.
         let is_it = !seen && point.number == libc::SYS_socket && limits(point).0;
         seen |= is_it;
-        if is_it { Fate::Becomes(libc::SYS_ptrace, [0; 3]) } else { Fate::Made }
+        if is_it { Fate::Becomes(libc::SYS_ptrace, [17, 0, 0]) } else { Fate::Made }
     });
     let msg = traced.ran.msg();
     assert!(seen && msg.contains("Operation not permitted"), "{msg}");
     call.run(&rail(0)).ok();
     bench.host.call("DEL", "c2", &bench.pod).run(&rail(0)).ok();
+}
+
+/// Landlock hides the namespaces of processes from the thread that it holds: cri-dockerd and nerdctl name a pod so.
+#[test]
+fn a_namespace_of_a_process_is_served_under_the_limits() {
+    let Some(bench) = Bench::new("confine::process", json!({})) else { return };
+    let sleeper = Sleeper::new(Some(&bench.pod));
+    let path = PathBuf::from(format!("/proc/{}/ns/net", sleeper.pid()));
+    for _ in 0..2 {
+        bench.host.call("ADD", "c3", &path).ipam().run(&rail(0)).ok();
+        bench.host.call("DEL", "c3", &path).ipam().run(&rail(0)).ok();
+    }
 }

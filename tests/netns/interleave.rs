@@ -215,6 +215,7 @@ impl Pods {
             }
             AddDel => {
                 assert!(is_ok[1]);
+                assert!(outcome.emptied_at[1] > 0, "the DEL noted no time");
                 // An ADD that had begun when the DEL noted its time must not leave anything.
                 let may_stay = outcome.begun_after[0] >= outcome.emptied_at[1];
                 assert!(!has(0) || (is_ok[0] && may_stay));

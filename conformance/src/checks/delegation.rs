@@ -58,7 +58,7 @@ pub const CHECKS: &[Check] = &[
     check(
         "late_failure_releases_the_address",
         &[110],
-        Must,
+        Quality,
         "when a route cannot be set, the IPAM plugin's DEL is called",
         late_failure_releases_the_address,
     ),
@@ -79,7 +79,7 @@ pub const CHECKS: &[Check] = &[
     check(
         "ipam_is_taken_from_cni_path",
         &[106],
-        Must,
+        Should,
         "the IPAM plugin is the first one in CNI_PATH, and never one of PATH",
         ipam_is_taken_from_cni_path,
     ),
@@ -93,7 +93,7 @@ pub const CHECKS: &[Check] = &[
     check(
         "stderr_of_the_ipam_is_passed_on",
         &[108],
-        Must,
+        Should,
         "stderr of the IPAM plugin is passed on, its stdout is not",
         stderr_of_the_ipam_is_passed_on,
     ),

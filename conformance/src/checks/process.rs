@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::{Check, Must, Quality, Should, check};
-use crate::call::Stdin;
+use crate::call::{Call, Stdin};
 use crate::description::VERBS;
 use crate::ensure;
 use crate::sandbox::DIR;
@@ -27,10 +27,17 @@ pub const CHECKS: &[Check] = &[
         success_is_silent,
     ),
     check(
-        "failure_is_one_error",
-        &[1, 3, 5],
+        "failure_has_a_status",
+        &[1, 5],
         Must,
-        "a failure exits with another status than 0 and prints one error object with code and msg",
+        "a failure exits with another status than 0",
+        failure_has_a_status,
+    ),
+    check(
+        "failure_is_one_error",
+        &[3],
+        Should,
+        "a failure prints one error object with code and msg",
         failure_is_one_error,
     ),
     check(
@@ -113,14 +120,30 @@ fn success_is_silent(world: &World<'_>) -> Result<(), Stop> {
     Ok(())
 }
 
-fn failure_is_one_error(world: &World<'_>) -> Result<(), Stop> {
-    let one = world.attachment(0)?;
-    for verb in VERBS.into_iter().filter(|verb| *verb != "VERSION" && world.description().claims(verb)) {
-        for text in ["", "{", "[]", "7", "\"x\"", "\u{0}"] {
-            world.refused(&world.call(verb, &one).text(text), &format!("{verb} with {text:?} on stdin"))?;
-        }
+fn failure_has_a_status(world: &World<'_>) -> Result<(), Stop> {
+    for (call, what) in of_no_configuration(world)? {
+        let ran = world.run(&call)?;
+        ensure!(ran.status != 0, "{what}: the call succeeded with {:?}", ran.stdout);
     }
     Ok(())
+}
+
+fn failure_is_one_error(world: &World<'_>) -> Result<(), Stop> {
+    for (call, what) in of_no_configuration(world)? {
+        world.refused(&call, &what)?;
+    }
+    Ok(())
+}
+
+/// Calls that cannot succeed, because what is on stdin is no configuration.
+fn of_no_configuration(world: &World<'_>) -> Result<Vec<(Call, String)>, Stop> {
+    let one = world.attachment(0)?;
+    let verbs = VERBS.into_iter().filter(|verb| *verb != "VERSION" && world.description().claims(verb));
+    let texts = ["", "{", "[]", "7", "\"x\"", "\u{0}"];
+    let pairs = verbs.flat_map(|verb| texts.map(|text| (verb, text)));
+    Ok(pairs
+        .map(|(verb, text)| (world.call(verb, &one).text(text), format!("{verb} with {text:?} on stdin")))
+        .collect())
 }
 
 fn error_has_version(world: &World<'_>) -> Result<(), Stop> {

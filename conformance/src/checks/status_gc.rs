@@ -21,7 +21,7 @@ pub const CHECKS: &[Check] = &[
     check(
         "status_asks_the_ipam",
         &[95],
-        Must,
+        Should,
         "STATUS of a plugin that delegates asks the IPAM plugin, whose errors 50 and 51 it keeps",
         status_asks_the_ipam,
     ),
@@ -50,7 +50,7 @@ pub const CHECKS: &[Check] = &[
     check(
         "gc_releases_what_is_not_listed",
         &[99, 100],
-        Must,
+        Should,
         "GC releases what a pod that is gone and not listed had",
         gc_releases_what_is_not_listed,
     ),

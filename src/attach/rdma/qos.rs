@@ -130,7 +130,11 @@ pub fn restore(record: &Record, node: &Node) -> Result<()> {
     let name = only_device(function.as_ref())?;
     let mut done = Vec::new();
     if let (Some(function), Some(name), Some(tc)) = (&function, &name, &qos.tc) {
-        for (port, file) in function.traffic_classes(name)? {
+        let files = function.traffic_classes(name).unwrap_or_else(|error| {
+            done.push(Err(error));
+            Vec::new()
+        });
+        for (port, file) in files {
             if let Some((_, before)) = tc.before.iter().find(|(number, _)| *number == port) {
                 let is_it = traffic_class(&file).is_ok_and(|now| now == *before);
                 done.push(if is_it { Ok(()) } else { write(&file, *before) });

@@ -39,7 +39,7 @@ impl Bench {
     fn plan(&self, pool: &str, prefix: &str, rail: Option<u8>) {
         let allocation = Allocation { rail, ..allocation(prefix, None, &[]) };
         let change = Change { node_name: "n", pool, allocation: Some(&allocation) };
-        store::apply(Writer::new(&self.node).unwrap(), &[change]).unwrap();
+        store::apply(Writer::new(&self.node).unwrap(), &[change], || Ok(())).unwrap();
     }
 
     fn take(&self, claim: &str, pools: &[&str], ips: &[&str]) -> Result<Vec<String>> {
@@ -193,6 +193,7 @@ fn routes_that_another_rail_has_are_told_from_those_of_one_rail() {
         store::apply(
             Writer::new(&bench.node).unwrap(),
             &[Change { node_name: "n", pool, allocation: Some(&one) }],
+            || Ok(()),
         )
         .unwrap();
     }

@@ -20,7 +20,10 @@ fn a_gateway_tells_its_leaf_port_and_the_allocation_is_as_before() {
     assert_eq!(peer_of(&node, gateway, &[]), None);
     let mut ours = allocation::tests::allocation("172.16.0.2/31", Some("172.16.0.3"), &[]);
     let write = |allocation: Option<&Allocation>| {
-        apply(Writer::new(&node).unwrap(), &[Change { node_name: "n", pool: "rail-0", allocation }]).unwrap();
+        apply(Writer::new(&node).unwrap(), &[Change { node_name: "n", pool: "rail-0", allocation }], || {
+            Ok(())
+        })
+        .unwrap();
     };
     write(Some(&ours));
     let before = std::fs::read(&file).unwrap();
