@@ -162,33 +162,26 @@ pub const NEVER: &[i64] = &[
     libc::SYS_io_uring_setup,
 ];
 
-/// Whether the kernel holds a call to its limits, for `doctor`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
-    /// The system calls.
-    pub calls: bool,
-    /// The directories that are written.
-    pub directories: bool,
-}
-
-/// Undoing an ADD is a DEL in the same process, which is confined already.
-static HELD: OnceLock<Held> = OnceLock::new();
+/// Whether Landlock holds the call. Undoing an ADD is a DEL in the same process, which is confined already.
+static HOLDS_DIRECTORIES: OnceLock<bool> = OnceLock::new();
 
 /// Confines rail-ipam. `writes_below` is the only directory that it may write in; `None` where that cannot be said of the
 /// call.
-pub fn ipam(writes_below: Option<&Path>) -> Held {
-    *HELD.get_or_init(|| {
-        let directories = writes_below.is_some_and(|directory| is_done("Landlock", write_below(directory)));
-        Held { calls: is_done("seccomp", install(&ipam_filter())), directories }
-    })
+pub fn ipam(writes_below: Option<&Path>) {
+    HOLDS_DIRECTORIES.get_or_init(|| {
+        let is_held = writes_below.is_some_and(|directory| is_done("Landlock", write_below(directory)));
+        is_done("seccomp", install(&ipam_filter()));
+        is_held
+    });
 }
 
 /// Confines rail-cni, and the plugins that it starts.
-pub fn cni() -> Held {
-    *HELD.get_or_init(|| {
+pub fn cni() {
+    HOLDS_DIRECTORIES.get_or_init(|| {
         let never: Vec<_> = NEVER.iter().map(|call| (*call, Answer::Refused)).collect();
-        Held { calls: is_done("seccomp", install(&filter(&never, Answer::Made))), directories: false }
-    })
+        is_done("seccomp", install(&filter(&never, Answer::Made)));
+        false
+    });
 }
 
 fn is_done(what: &str, result: Result<()>) -> bool {
@@ -203,7 +196,7 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// Whether Landlock holds this call: then what it looks at itself in /proc is not all that is there.
 pub fn holds_directories() -> bool {
-    HELD.get().is_some_and(|held| held.directories)
+    HOLDS_DIRECTORIES.get().is_some_and(|is_held| *is_held)
 }
 
 /// The metadata of what `path` leads to, in /proc as well.

@@ -126,8 +126,7 @@ fn started(node: Node, network: &Network) -> Node {
     node.start_log(network);
     if node.confine {
         let is_as_always = living::is_settled(&node).unwrap_or(false);
-        let held = confine::ipam(is_as_always.then_some(node.run_dir.as_path()));
-        log::debug!("confined by the kernel: {held:?}");
+        confine::ipam(is_as_always.then_some(node.run_dir.as_path()));
     }
     node
 }

@@ -232,11 +232,25 @@ impl Saved {
         nodad.set_number(ADDRESS_HEADER, IFA_FLAGS, flags | IFA_F_NODAD);
         match socket.change(nodad.message(RTM_NEWADDR), NLM_F_CREATE | NLM_F_EXCL, what) {
             // It may have a newer lifetime by now.
-            Err(error) if Error::is(&error, Errno::EEXIST) => return Ok(true),
+            Err(error) if Error::is(&error, Errno::EEXIST) => {
+                return self.clear_nodad(socket, link, what).map(|()| true);
+            }
             made => made?,
         }
         // The flag would stay, and later detections would be left out as well.
         socket.change(again.message(RTM_NEWADDR), NLM_F_REPLACE, what).map(|()| true)
+    }
+
+    /// Takes the flag off the address that `link` has: a call that was killed left it there.
+    fn clear_nodad(&self, socket: &mut Socket, link: &Link, what: impl Fn() -> String) -> Result<()> {
+        let ours = self.address().map(|address| address.net);
+        let mut all = addresses(socket, link.index)?.into_iter();
+        let is_it = |one: &Saved| one.address().map(|address| address.net) == ours;
+        let Some(mut now) = all.find(|one| is_it(one) && one.flags() & IFA_F_NODAD != 0) else {
+            return Ok(());
+        };
+        now.set_number(ADDRESS_HEADER, IFA_FLAGS, now.flags() & !IFA_F_NODAD);
+        socket.change(now.message(RTM_NEWADDR), NLM_F_REPLACE, what)
     }
 
     fn flags(&self) -> u32 {

@@ -94,7 +94,7 @@ fn keys_that_are_not_ours_do_no_harm() {
         let config = with(
             config(),
             json!({
-                "type": bench.program, "ipMasq": false, "args": {"cni": {"x": [1]}, "other": null},
+                "type": "rail-cni", "ipMasq": false, "args": {"cni": {"x": [1]}, "other": null},
                 "capabilities": {"portMappings": true, "unheardOf": false},
                 "runtimeConfig": {"portMappings": [{"hostPort": 1}], "io.kubernetes.cri.pod-annotations": {"a": "b"}},
                 "cniVersions": ["1.0.0", "1.1.0"], "disableCheck": true, "disableGC": true,
