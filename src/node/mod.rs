@@ -48,7 +48,7 @@ pub struct Node {
     log: LogConfig,
     /// Longest time of a runtime's call in seconds, 1 to 3600; see [`crate::watchdog`].
     call_timeout: u16,
-    /// Whether the kernel is told what a call never does; see [`crate::confine`].
+    /// Whether the kernel is told what a call never does; see src/confine.
     pub confine: bool,
     /// What networks may do on this node.
     pub policy: Policy,
