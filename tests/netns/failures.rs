@@ -155,7 +155,7 @@ fn ended(child: Child) -> Ran {
 
 // The IPAM plugin.
 
-/// Items 109, 110.
+/// docs/cni-contract.md, items 109, 110.
 #[test]
 fn an_ipam_that_refuses_is_quoted_and_told_del() {
     let error = r#"echo '{"cniVersion":"1.0.0","code":111,"msg":"pool is empty","details":"of 2"}'; exit 1"#;
@@ -166,7 +166,7 @@ fn an_ipam_that_refuses_is_quoted_and_told_del() {
     rig.is_usable();
 }
 
-/// Item 109. Each names the plugin and what is wrong with it.
+/// docs/cni-contract.md, item 109. Each names the plugin and what is wrong with it.
 #[test]
 fn an_ipam_that_answers_nonsense_is_named_and_told_del() {
     let table = [
@@ -199,7 +199,7 @@ fn an_ipam_that_answers_nonsense_is_named_and_told_del() {
     rig.is_usable();
 }
 
-/// Item 110: addresses and routes that the kernel refuses, after the device has moved.
+/// docs/cni-contract.md, item 110: addresses and routes that the kernel refuses, after the device has moved.
 #[test]
 fn what_the_kernel_does_not_take_is_undone_with_the_move() {
     let table = [
@@ -219,7 +219,7 @@ fn what_the_kernel_does_not_take_is_undone_with_the_move() {
     rig.is_usable();
 }
 
-/// Item 112. Slow: the deadline is 30 seconds.
+/// docs/cni-contract.md, item 112. Slow: the deadline is 30 seconds.
 #[test]
 fn an_ipam_that_hangs_is_killed_with_what_it_started_and_told_del() {
     let Some(mut rig) = Rig::with_ipam("hangs", "sleep 1000 & echo $! >child; wait", "true") else { return };
@@ -231,7 +231,7 @@ fn an_ipam_that_hangs_is_killed_with_what_it_started_and_told_del() {
     rig.is_usable();
 }
 
-/// Item 11, trap 7: the call returns, for `run` reads both outputs to their end.
+/// docs/cni-contract.md, item 11, trap 7: the call returns, for `run` reads both outputs to their end.
 #[test]
 fn a_process_that_the_ipam_leaves_running_holds_nobody_up() {
     let leave = format!("sleep 60 & echo $! >child; {LEASE}");
@@ -244,7 +244,7 @@ fn a_process_that_the_ipam_leaves_running_holds_nobody_up() {
     rig.is_as_before();
 }
 
-/// Item 108.
+/// docs/cni-contract.md, item 108.
 #[test]
 fn a_talkative_ipam_is_passed_on_and_does_not_block() {
     let talk = format!("head -c 2000000 /dev/zero | tr '\\0' x >&2; {LEASE}");
@@ -256,7 +256,7 @@ fn a_talkative_ipam_is_passed_on_and_does_not_block() {
     rig.is_as_before();
 }
 
-/// Items 12, 107: it may read all of a large configuration, or nothing.
+/// docs/cni-contract.md, items 12, 107: it may read all of a large configuration, or nothing.
 #[test]
 fn an_ipam_reads_a_large_configuration_or_leaves_it() {
     for script in [LEASE.to_owned(), format!("wc -c >size; {LEASE}")] {
@@ -271,7 +271,8 @@ fn an_ipam_reads_a_large_configuration_or_leaves_it() {
     }
 }
 
-/// Item 112: an installer has the file open; it is done when the plugin is tried for the second time.
+/// docs/cni-contract.md, item 112: an installer has the file open; it is done when the plugin is tried for the second
+/// time.
 #[test]
 fn an_ipam_that_is_being_replaced_is_tried_again() {
     let Some(rig) = Rig::with_ipam("replaced", LEASE, "true") else { return };
@@ -307,7 +308,8 @@ fn an_ipam_that_is_being_replaced_for_long_is_named() {
     rig.is_usable();
 }
 
-/// Item 80. A runtime asks once (Multus), or forgets the attachment: what the IPAM was not told is on file.
+/// docs/cni-contract.md, item 80. A runtime asks once (Multus), or forgets the attachment: what the IPAM was not told
+/// is on file.
 #[test]
 fn del_succeeds_although_the_ipam_fails_and_the_address_is_owed() {
     let refuse = r#"test ! -e broken || { echo '{"code":5,"msg":"lease file not found"}'; exit 1; }"#;
@@ -395,7 +397,7 @@ fn an_add_that_gets_no_address_asks_for_those_that_are_owed() {
 
 // The answer.
 
-/// Item 10, trap 8: the runtime is gone.
+/// docs/cni-contract.md, item 10, trap 8: the runtime is gone.
 #[test]
 fn an_answer_that_nobody_reads_undoes_add() {
     let Some(mut rig) = Rig::new("nobody_reads") else { return };
@@ -463,7 +465,7 @@ impl Rig {
     }
 }
 
-/// Item 83: the runtime lost patience with ADD, whose process still runs.
+/// docs/cni-contract.md, item 83: the runtime lost patience with ADD, whose process still runs.
 #[test]
 fn a_del_that_overtakes_an_add_waits_for_it_and_gives_back() {
     let Some(mut rig) = Rig::with_waiting_ipam("overtakes") else { return };
@@ -482,7 +484,7 @@ fn sleeps(child: &Child) -> bool {
     call.split(' ').next() == Some(&libc::SYS_clock_nanosleep.to_string())
 }
 
-/// Item 83: the orphan of an ADD gets the lock after the DEL that was meant for it.
+/// docs/cni-contract.md, item 83: the orphan of an ADD gets the lock after the DEL that was meant for it.
 #[test]
 fn an_add_that_a_del_has_overtaken_attaches_nothing() {
     let Some(mut rig) = Rig::new("tombstone") else { return };
@@ -503,7 +505,7 @@ fn an_add_that_a_del_has_overtaken_attaches_nothing() {
     rig.is_usable();
 }
 
-/// Items 50, 51.
+/// docs/cni-contract.md, items 50, 51.
 #[test]
 fn del_undoes_an_add_that_was_ended_while_its_ipam_worked() {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGKILL] {
@@ -519,7 +521,7 @@ fn del_undoes_an_add_that_was_ended_while_its_ipam_worked() {
     }
 }
 
-/// Item 123.
+/// docs/cni-contract.md, item 123.
 #[test]
 fn a_lock_ends_with_the_process_that_held_it() {
     let Some(mut rig) = Rig::with_waiting_ipam("lock_ends") else { return };
@@ -535,7 +537,7 @@ fn a_lock_ends_with_the_process_that_held_it() {
     rig.is_usable();
 }
 
-/// Item 123. Slow: the deadline is 35 seconds.
+/// docs/cni-contract.md, item 123. Slow: the deadline is 35 seconds.
 #[test]
 fn a_lock_that_is_held_for_long_is_named() {
     let Some(mut rig) = Rig::new("lock_held") else { return };
@@ -915,7 +917,7 @@ fn a_damaged_lease_is_kept_until_its_holder_gives_it_back() {
 
 // Devices and names.
 
-/// Item 75.
+/// docs/cni-contract.md, item 75.
 #[test]
 fn del_of_a_device_that_was_deleted_gives_the_rest_back() {
     let Some(rig) = Rig::new("deleted") else { return };
@@ -979,7 +981,7 @@ fn an_altname_that_was_taken_meanwhile_is_told_and_given_back_later() {
     rig.is_usable();
 }
 
-/// Item 78: unplugged, or sriov_numvfs set to 0, by what sysfs says.
+/// docs/cni-contract.md, item 78: unplugged, or sriov_numvfs set to 0, by what sysfs says.
 #[test]
 fn del_needs_no_sysfs() {
     let Some(rig) = Rig::new("no_sysfs") else { return };
@@ -995,7 +997,7 @@ fn del_needs_no_sysfs() {
     }
 }
 
-/// Item 53: and says what was asked for.
+/// docs/cni-contract.md, item 53: and says what was asked for.
 #[test]
 fn add_of_a_device_that_is_gone_names_it() {
     let Some(mut rig) = Rig::new("no_device") else { return };

@@ -1,4 +1,4 @@
-//! Items 45 to 59: ADD.
+//! docs/cni-contract.md, items 45 to 59: ADD.
 
 use serde_json::{Value, json};
 

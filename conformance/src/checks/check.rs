@@ -1,4 +1,4 @@
-//! Items 86 to 93: CHECK.
+//! docs/cni-contract.md, items 86 to 93: CHECK.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;

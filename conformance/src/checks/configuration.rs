@@ -1,4 +1,4 @@
-//! Items 30 to 41: the configuration on stdin.
+//! docs/cni-contract.md, items 30 to 41: the configuration on stdin.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Items 73 to 85: DEL in every state.
+//! docs/cni-contract.md, items 73 to 85: DEL in every state.
 
 use serde_json::{Value, json};
 

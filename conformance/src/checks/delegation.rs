@@ -1,5 +1,5 @@
-//! Items 80, 81, 90 and 106 to 114: how a plugin calls its IPAM plugin, and 116 to 120: the IPAM plugin itself. Stand-ins
-//! answer in place of the IPAM plugin.
+//! docs/cni-contract.md, items 80, 81, 90 and 106 to 114: how a plugin calls its IPAM plugin, and 116 to 120: the IPAM
+//! plugin itself. Stand-ins answer in place of the IPAM plugin.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Items 16 to 29: the variables.
+//! docs/cni-contract.md, items 16 to 29: the variables.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Items 117 and 121 to 123: calls at the same time.
+//! docs/cni-contract.md, items 117 and 121 to 123: calls at the same time.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Items 1 to 15: exit status, streams, arguments.
+//! docs/cni-contract.md, items 1 to 15: exit status, streams, arguments.
 
 use std::path::PathBuf;
 

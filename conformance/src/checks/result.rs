@@ -1,4 +1,4 @@
-//! Items 60 to 72: the result.
+//! docs/cni-contract.md, items 60 to 72: the result.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! Items 50 and 51 on a full disk.
+//! docs/cni-contract.md, items 50 and 51 on a full disk.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Items 94 to 105: STATUS and GC.
+//! docs/cni-contract.md, items 94 to 105: STATUS and GC.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,5 @@
-//! Item 51: SIGKILL before each system call. What holds before a call holds after the one before it.
+//! docs/cni-contract.md, item 51: SIGKILL before each system call. What holds before a call holds after the one before
+//! it.
 
 use super::{Check, Quality, check};
 use crate::description::Kind;

@@ -1,4 +1,4 @@
-//! Items 42 to 44: VERSION.
+//! docs/cni-contract.md, items 42 to 44: VERSION.
 
 use serde_json::{Value, json};
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{Bench, VERBS, config, for_both};
 use crate::harness::with;
 
-/// Item 30.
+/// docs/cni-contract.md, item 30.
 #[test]
 fn stdin_is_one_json_object() {
     for_both("configuration::json", |bench| {
@@ -23,7 +23,7 @@ fn stdin_is_one_json_object() {
     });
 }
 
-/// Item 31.
+/// docs/cni-contract.md, item 31.
 #[test]
 fn a_network_has_a_name_that_is_an_identifier() {
     for_both("configuration::name", |bench| {
@@ -44,7 +44,7 @@ fn a_network_has_a_name_that_is_an_identifier() {
     });
 }
 
-/// Item 32.
+/// docs/cni-contract.md, item 32.
 #[test]
 fn a_version_is_one_of_ours_or_absent() {
     for_both("configuration::version", |bench| {
@@ -67,7 +67,7 @@ fn a_version_is_one_of_ours_or_absent() {
     });
 }
 
-/// Item 34.
+/// docs/cni-contract.md, item 34.
 #[test]
 fn a_verb_needs_the_version_that_brought_it() {
     for_both("configuration::old", |bench| {
@@ -87,7 +87,7 @@ fn a_verb_needs_the_version_that_brought_it() {
     });
 }
 
-/// Items 35, 37, 38, 40, trap 5: what runtimes and Multus add.
+/// docs/cni-contract.md, items 35, 37, 38, 40, trap 5: what runtimes and Multus add.
 #[test]
 fn keys_that_are_not_ours_do_no_harm() {
     for_both("configuration::unknown", |bench| {
@@ -111,7 +111,7 @@ fn keys_that_are_not_ours_do_no_harm() {
     });
 }
 
-/// Item 36, trap 3: go-cni writes its capabilities in capitals, and null for none.
+/// docs/cni-contract.md, item 36, trap 3: go-cni writes its capabilities in capitals, and null for none.
 #[test]
 fn runtime_config_is_read_in_any_letter_case_and_null_is_absent() {
     let Some(bench) = Bench::cni("configuration::case") else { return };
@@ -139,7 +139,8 @@ fn runtime_config_is_read_in_any_letter_case_and_null_is_absent() {
     }
 }
 
-/// Item 36: Go's plugins take any letter case everywhere. Of `"Vlan"` that is ignored nobody would hear.
+/// docs/cni-contract.md, item 36: Go's plugins take any letter case everywhere. Of `"Vlan"` that is ignored nobody
+/// would hear.
 #[test]
 fn keys_in_another_letter_case_mean_the_same() {
     for_both("configuration::keys", |bench| {
@@ -238,7 +239,7 @@ fn depth_is_refused_with_its_key_and_del_does_not_care() {
     });
 }
 
-/// Item 39: a name, not a path. DEL gives back all the same.
+/// docs/cni-contract.md, item 39: a name, not a path. DEL gives back all the same.
 #[test]
 fn the_type_of_the_ipam_is_no_path() {
     let Some(bench) = Bench::cni("configuration::ipam") else { return };
@@ -257,7 +258,7 @@ fn the_type_of_the_ipam_is_no_path() {
     assert!(!bench.host.path("bin/sub.called").exists());
 }
 
-/// Item 37: integers as Go prints them, and never half of one.
+/// docs/cni-contract.md, item 37: integers as Go prints them, and never half of one.
 #[test]
 fn numbers_are_integers_in_range() {
     let Some(bench) = Bench::cni("configuration::numbers") else { return };
@@ -281,7 +282,7 @@ fn numbers_are_integers_in_range() {
     }
 }
 
-/// Item 41: what ADD refuses, DEL does not even read.
+/// docs/cni-contract.md, item 41: what ADD refuses, DEL does not even read.
 #[test]
 fn del_judges_no_policy() {
     for_both("configuration::del", |bench| {

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{Bench, config, for_both};
 use crate::harness::{Sleeper, run, with};
 
-/// Items 16 to 19: all of them are named, in their order; empty means missing.
+/// docs/cni-contract.md, items 16 to 19: all of them are named, in their order; empty means missing.
 #[test]
 fn every_missing_variable_is_named_in_order() {
     let all = ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"];
@@ -39,7 +39,7 @@ fn every_missing_variable_is_named_in_order() {
     });
 }
 
-/// Item 20.
+/// docs/cni-contract.md, item 20.
 #[test]
 fn a_container_id_is_an_identifier_of_any_length() {
     for_both("environment::container", |bench| {
@@ -63,7 +63,7 @@ fn a_container_id_is_an_identifier_of_any_length() {
     });
 }
 
-/// Item 21.
+/// docs/cni-contract.md, item 21.
 #[test]
 fn a_bad_container_id_is_told_before_what_is_missing_after_it() {
     for_both("environment::order", |bench| {
@@ -75,7 +75,7 @@ fn a_bad_container_id_is_told_before_what_is_missing_after_it() {
     });
 }
 
-/// Item 22.
+/// docs/cni-contract.md, item 22.
 #[test]
 fn an_interface_name_is_one_that_the_kernel_takes() {
     for_both("environment::ifname", |bench| {
@@ -105,7 +105,7 @@ fn an_interface_name_is_one_that_the_kernel_takes() {
     });
 }
 
-/// Item 24: stdin is judged first.
+/// docs/cni-contract.md, item 24: stdin is judged first.
 #[test]
 fn an_unknown_verb_is_refused_after_stdin_was_read() {
     for_both("environment::verb", |bench| {
@@ -118,7 +118,7 @@ fn an_unknown_verb_is_refused_after_stdin_was_read() {
     });
 }
 
-/// Item 26: a path of whatever kind.
+/// docs/cni-contract.md, item 26: a path of whatever kind.
 #[test]
 fn a_namespace_may_have_any_path() {
     for_both("environment::netns", |bench| {
@@ -139,7 +139,7 @@ fn a_namespace_may_have_any_path() {
     });
 }
 
-/// Item 27: before anything was done.
+/// docs/cni-contract.md, item 27: before anything was done.
 #[test]
 fn add_into_its_own_namespace_is_refused_unless_overridden() {
     let Some(bench) = Bench::cni("environment::own") else { return };
@@ -158,7 +158,7 @@ fn add_into_its_own_namespace_is_refused_unless_overridden() {
     }
 }
 
-/// Item 27, for DEL, and for rail-ipam as for every plugin made with skel.
+/// docs/cni-contract.md, item 27, for DEL, and for rail-ipam as for every plugin made with skel.
 #[test]
 fn its_own_namespace_is_no_pod() {
     for_both("environment::own_del", |bench| {
@@ -170,7 +170,7 @@ fn its_own_namespace_is_no_pod() {
     });
 }
 
-/// Item 28: rail-ipam has no business in the namespace, item 115.
+/// docs/cni-contract.md, item 28: rail-ipam has no business in the namespace, item 115.
 #[test]
 fn add_refuses_what_is_no_namespace_before_it_acts() {
     let Some(bench) = Bench::cni("environment::no_netns") else { return };
@@ -188,7 +188,7 @@ fn add_refuses_what_is_no_namespace_before_it_acts() {
     assert!(!bench.host.path("bin/never.called").exists());
 }
 
-/// Item 29, trap 4.
+/// docs/cni-contract.md, item 29, trap 4.
 #[test]
 fn args_of_any_shape_are_understood_or_passed_over() {
     use std::os::unix::ffi::OsStrExt as _;
@@ -208,7 +208,7 @@ fn args_of_any_shape_are_understood_or_passed_over() {
     });
 }
 
-/// Item 29: thin Multus gives every key twice.
+/// docs/cni-contract.md, item 29: thin Multus gives every key twice.
 #[test]
 fn the_last_of_two_equal_args_counts() {
     for_both("environment::args_twice", |bench| {

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::{config, for_both};
 use crate::harness::{Ran, run};
 
-/// Item 4.
+/// docs/cni-contract.md, item 4.
 #[test]
 fn errors_carry_the_version_of_the_configuration() {
     for_both("process::error_version", |bench| {
@@ -19,7 +19,7 @@ fn errors_carry_the_version_of_the_configuration() {
             (json!("1.1.0"), "1.1.0"),
             (json!("9.9.9"), "1.1.0"),
             (json!(1), "1.1.0"),
-            // As if it were absent, item 32.
+            // As if it were absent (docs/cni-contract.md, item 32).
             (json!(""), "0.1.0"),
             (json!(null), "0.1.0"),
         ];
@@ -33,7 +33,7 @@ fn errors_carry_the_version_of_the_configuration() {
     });
 }
 
-/// Item 13.
+/// docs/cni-contract.md, item 13.
 #[test]
 fn any_environment_will_do() {
     use std::os::unix::ffi::OsStrExt as _;
@@ -58,7 +58,7 @@ fn any_environment_will_do() {
     });
 }
 
-/// Item 14: also with a stdin that never ends.
+/// docs/cni-contract.md, item 14: also with a stdin that never ends.
 #[test]
 fn without_a_verb_it_tells_what_it_is() {
     for_both("process::about", |bench| {

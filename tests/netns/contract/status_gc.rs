@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{Bench, config, for_both};
 use crate::harness::{Host, rail, with};
 
-/// Items 94, 96, 97: and it leaves nothing behind, not even a folder.
+/// docs/cni-contract.md, items 94, 96, 97: and it leaves nothing behind, not even a folder.
 #[test]
 fn status_tells_whether_an_add_can_be_served_and_writes_nothing() {
     for_both("status::ready", |bench| {
@@ -39,7 +39,7 @@ fn status_tells_whether_an_add_can_be_served_and_writes_nothing() {
     });
 }
 
-/// Item 96.
+/// docs/cni-contract.md, item 96.
 #[test]
 fn status_knows_the_rails_of_the_node() {
     let Some(bench) = Bench::cni("status::rails") else { return };
@@ -53,7 +53,7 @@ fn status_knows_the_rails_of_the_node() {
     assert!(status().error(50)["msg"].as_str().unwrap().contains("rail 0"));
 }
 
-/// Items 94, 95, 98: the IPAM is asked, its 50 and 51 are kept, and an ADD works all the same.
+/// docs/cni-contract.md, items 94, 95, 98: the IPAM is asked, its 50 and 51 are kept, and an ADD works all the same.
 #[test]
 fn the_word_of_the_ipam_is_passed_on() {
     let Some(bench) = Bench::cni("status::ipam") else { return };
@@ -136,7 +136,7 @@ fn for_both_left(test: &str, check: impl Fn(&Left)) {
     }
 }
 
-/// Items 99 to 101, 104, trap 13: absent, null and empty lists mean the same; what lives is kept.
+/// docs/cni-contract.md, items 99 to 101, 104, trap 13: absent, null and empty lists mean the same; what lives is kept.
 #[test]
 fn gc_without_a_list_gives_back_what_is_dead_of_this_network() {
     for list in [
@@ -154,14 +154,14 @@ fn gc_without_a_list_gives_back_what_is_dead_of_this_network() {
                 "{list}"
             );
             assert!(ran.stderr.contains("alive"), "what is kept is told: {ran:?}");
-            // Item 105: a second time.
+            // docs/cni-contract.md, item 105: a second time.
             left.gc(list.clone()).ok();
             left.call("DEL", "dead-1").run(&left.config("net", "dead-1")).ok();
         });
     }
 }
 
-/// Items 99, 100: under either name of the list.
+/// docs/cni-contract.md, items 99, 100: under either name of the list.
 #[test]
 fn gc_keeps_what_is_listed() {
     let one = |container: &str, ifname: &str| json!([{"containerID": container, "ifname": ifname}]);
@@ -184,7 +184,7 @@ fn gc_keeps_what_is_listed() {
     }
 }
 
-/// Item 99: a list that cannot be understood deletes nothing.
+/// docs/cni-contract.md, item 99: a list that cannot be understood deletes nothing.
 #[test]
 fn gc_refuses_a_list_that_is_none() {
     for_both_left("gc::garbage", |left| {
@@ -201,7 +201,7 @@ fn gc_refuses_a_list_that_is_none() {
     });
 }
 
-/// Items 102, 103: the IPAM gets the same bytes; whatever one part does, the other is done.
+/// docs/cni-contract.md, items 102, 103: the IPAM gets the same bytes; whatever one part does, the other is done.
 #[test]
 fn gc_goes_on_after_an_error_and_forwards_what_it_got() {
     let Some(left) = Left::new("gc::forward", "rail-cni") else { return };
@@ -215,7 +215,7 @@ fn gc_goes_on_after_an_error_and_forwards_what_it_got() {
     assert_eq!(fs::read_to_string(left.host.path("bin/stand-in.stdin")).unwrap(), config.to_string());
 }
 
-/// Item 104: nothing was ever attached here.
+/// docs/cni-contract.md, item 104: nothing was ever attached here.
 #[test]
 fn gc_of_nothing_makes_nothing() {
     for_both("gc::nothing", |bench| {
@@ -224,7 +224,7 @@ fn gc_of_nothing_makes_nothing() {
     });
 }
 
-/// Items 102, 103: one attachment whose files are damaged stops neither the others nor the IPAM.
+/// docs/cni-contract.md, items 102, 103: one attachment whose files are damaged stops neither the others nor the IPAM.
 #[test]
 fn gc_of_one_that_is_damaged_goes_on_with_the_others() {
     let Some(left) = Left::new("gc::damaged", "rail-cni") else { return };

@@ -2,7 +2,7 @@
 
 use super::for_both;
 
-/// Item 44: neither the node's configuration nor /run.
+/// docs/cni-contract.md, item 44: neither the node's configuration nor /run.
 #[test]
 fn version_needs_nothing_of_the_node() {
     for_both("version::node", |bench| {
@@ -13,7 +13,7 @@ fn version_needs_nothing_of_the_node() {
     });
 }
 
-/// Item 43: what the configuration says, also if it is no version of ours.
+/// docs/cni-contract.md, item 43: what the configuration says, also if it is no version of ours.
 #[test]
 fn version_answers_with_an_unknown_version_too() {
     for_both("version::unknown", |bench| {
