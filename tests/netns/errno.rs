@@ -25,31 +25,13 @@ use crate::killsweep::Bench;
 use crate::store::{self, Store};
 use crate::tracer::{self, Fate, Point, WAITING};
 
-/// Calls that do not fail in a running process, or whose failure the program cannot see: on its own memory, signals and
-/// threads.
-const SURE: [i64; 27] = [
-    libc::SYS_mmap,
-    libc::SYS_mprotect,
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_brk,
-    libc::SYS_madvise,
+/// More calls that do not fail in a running process, or whose failure the program cannot see.
+const SURE: [i64; 10] = [
     libc::SYS_arch_prctl,
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
-    libc::SYS_sigaltstack,
-    libc::SYS_prlimit64,
     libc::SYS_prctl,
-    libc::SYS_rseq,
-    libc::SYS_set_robust_list,
-    libc::SYS_set_tid_address,
-    libc::SYS_sched_getaffinity,
     libc::SYS_sched_yield,
-    libc::SYS_gettid,
     libc::SYS_getpid,
-    libc::SYS_getsockname,
-    libc::SYS_lseek,
     libc::SYS_close,
     libc::SYS_dup2,
     libc::SYS_exit,

@@ -16,34 +16,17 @@ use serde_json::Value;
 use crate::harness::{Call, Ran};
 use crate::tracer::{self, WAITING};
 
-/// Calls that the other process has no part in: on memory, signals, threads and descriptors of the process itself.
-const OWN: [i64; 32] = [
-    libc::SYS_mmap,
-    libc::SYS_mprotect,
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_brk,
-    libc::SYS_madvise,
+/// More calls that the other process has no part in: on signals, threads and descriptors of the process itself.
+const OWN: [i64; 15] = [
     libc::SYS_arch_prctl,
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
-    libc::SYS_sigaltstack,
-    libc::SYS_prlimit64,
     libc::SYS_prctl,
-    libc::SYS_rseq,
-    libc::SYS_set_robust_list,
-    libc::SYS_set_tid_address,
-    libc::SYS_sched_getaffinity,
-    libc::SYS_gettid,
     libc::SYS_getpid,
     libc::SYS_getrandom,
     libc::SYS_futex,
     libc::SYS_fcntl,
     libc::SYS_fstat,
     libc::SYS_fstatfs,
-    libc::SYS_lseek,
-    libc::SYS_getsockname,
     libc::SYS_setsockopt,
     libc::SYS_pipe2,
     libc::SYS_dup2,
@@ -203,7 +186,8 @@ fn follow(sides: &mut [Side; 2], schedule: Schedule) -> usize {
             }
             WaitStatus::PtraceSyscall(_) if now.is_loaded => {
                 let point = tracer::entered(pid);
-                let point = point.filter(|point| !OWN.contains(&point.number));
+                let point =
+                    point.filter(|point| !tracer::is_inward(point.number) && !OWN.contains(&point.number));
                 if let Some(point) = point.filter(|_| tracer::comm(pid) != tracer::LOOKER) {
                     now.calls += 1;
                     match point.number {

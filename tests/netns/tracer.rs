@@ -12,9 +12,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-/// Not swept: calls on the process's own memory, threads and signals, and those that only look. The state of
-/// the node before such a call is that before the next one of the same thread, which is swept.
-const HARMLESS: [i64; 33] = [
+/// Calls on the process's own memory, threads and signals, and two that only look at a descriptor: nothing fails there
+/// that a program could see, and nothing changes that another process could see. Nobody sweeps them.
+const INWARD: [i64; 17] = [
     libc::SYS_mmap,
     libc::SYS_mprotect,
     libc::SYS_munmap,
@@ -30,10 +30,21 @@ const HARMLESS: [i64; 33] = [
     libc::SYS_set_tid_address,
     libc::SYS_sched_getaffinity,
     libc::SYS_gettid,
+    libc::SYS_lseek,
+    libc::SYS_getsockname,
+];
+
+/// Whether no sweep counts this call.
+pub fn is_inward(number: i64) -> bool {
+    INWARD.contains(&number)
+}
+
+/// Also not swept by kills: calls that only look. The state of the node before such a call is that before the next one
+/// of the same thread, which is swept.
+const HARMLESS: [i64; 16] = [
     libc::SYS_getrandom,
     libc::SYS_futex,
     libc::SYS_fcntl,
-    libc::SYS_lseek,
     libc::SYS_pread64,
     libc::SYS_fstat,
     libc::SYS_newfstatat,
@@ -42,7 +53,6 @@ const HARMLESS: [i64; 33] = [
     libc::SYS_readlinkat,
     libc::SYS_faccessat,
     libc::SYS_getdents64,
-    libc::SYS_getsockname,
     libc::SYS_getcwd,
     libc::SYS_poll,
     libc::SYS_readlink,
@@ -145,7 +155,7 @@ pub fn follow(first: Pid, fate: impl FnMut(Point) -> Fate) -> Ended {
     follow_but(&HARMLESS, first, fate)
 }
 
-/// The same, with other calls that are not swept.
+/// The same, with other calls that are not swept besides those that nobody sweeps.
 pub fn follow_but(harmless: &[i64], first: Pid, mut fate: impl FnMut(Point) -> Fate) -> Ended {
     seize(first);
     let (mut calls, mut killed, mut started, mut status) = (0, None, false, 0);
@@ -175,7 +185,10 @@ pub fn follow_but(harmless: &[i64], first: Pid, mut fate: impl FnMut(Point) -> F
             Ok(WaitStatus::PtraceSyscall(pid)) => {
                 let point = entered(pid).filter(|_| started);
                 let receives = point.filter(|point| point.number == libc::SYS_recvfrom);
-                let point = point.filter(|point| !harmless.contains(&point.number) && comm(pid) != LOOKER);
+                let point = point.filter(|point| {
+                    let number = point.number;
+                    !is_inward(number) && !harmless.contains(&number) && comm(pid) != LOOKER
+                });
                 if let Some(value) = returning.remove(&pid) {
                     answer(pid, value);
                 } else if let Some((at, reply)) =
