@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::api::Api;
 use crate::node::{
-    NAME, Running, call, cluster, end_pod, in_container, install, on_a_node, pool, sh, start_pod, text_of,
+    NAME, Running, call, end_pod, in_container, on_a_node, pool, ready, sh, start_pod, text_of,
 };
 
 const DIRECTORY: &str = "/run/rail-cni/dranet";
@@ -83,11 +83,7 @@ fn held() -> Vec<String> {
 }
 
 fn begin(more: &[&str]) -> (Api, Running) {
-    let api = cluster();
-    install();
-    let agent = Running::start(&api, &[&["--dranet", "--claim-interval", "1"], more].concat());
-    agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
-    (api, agent)
+    ready(&[&["--dranet", "--claim-interval", "1"], more].concat())
 }
 
 /// The netdev of the VF of rail 0 goes to a pod, or comes back.
@@ -347,10 +343,7 @@ fn an_api_server_that_does_not_know_claims_ends_none() {
 #[test]
 fn without_the_option_there_is_no_socket_and_no_question_about_claims() {
     on_a_node("dranet::without_the_option_there_is_no_socket_and_no_question_about_claims", || {
-        let api = cluster();
-        install();
-        let agent = Running::start(&api, &[]);
-        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        let (api, _agent) = ready(&[]);
         assert!(fs::metadata(DIRECTORY).is_err());
         assert!(api.requests().iter().all(|request| !request.contains("resourceclaims")));
     });

@@ -6,8 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::node::{
-    CONFIG_MAP, NODE, PLUGINS, Running, agent, built, cluster, end_pod, install, on_a_node, sh, start_pod,
-    text_of,
+    CONFIG_MAP, NODE, PLUGINS, agent, built, end_pod, install, on_a_node, ready, sh, start_pod, text_of,
 };
 
 fn names() -> Vec<String> {
@@ -173,11 +172,7 @@ fn a_symbolic_link_of_the_host_is_followed_on_the_host() {
 #[test]
 fn uninstall_refuses_while_a_pod_has_a_rail_and_then_leaves_nothing() {
     on_a_node("install::uninstall_refuses_while_a_pod_has_a_rail_and_then_leaves_nothing", || {
-        let api = cluster();
-        install();
-        let running = Running::start(&api, &[]);
-        running.until_condition(&api, "RailsReady", "True", "DoctorPassed");
-        running.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        let (api, running) = ready(&[]);
         running.until("the label", || api.get(NODE)["metadata"]["labels"]["rail-cni/ready"] == "true");
         start_pod("pod-a", 0);
         api.delete(CONFIG_MAP);
@@ -222,10 +217,7 @@ fn uninstall_refuses_while_a_pod_has_a_rail_and_then_leaves_nothing() {
 #[test]
 fn uninstall_removes_nothing_under_a_living_agent() {
     on_a_node("install::uninstall_removes_nothing_under_a_living_agent", || {
-        let api = cluster();
-        install();
-        let running = Running::start(&api, &[]);
-        running.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        let (_api, running) = ready(&[]);
         for arguments in [&["uninstall"][..], &["uninstall", "--force"], &["uninstall", "--wait", "1"]] {
             let output = agent(arguments);
             let text = text_of(&output);
@@ -252,10 +244,7 @@ fn uninstall_removes_nothing_under_a_living_agent() {
 #[test]
 fn uninstall_says_what_to_do_about_what_no_pods_end_restores() {
     on_a_node("install::uninstall_says_what_to_do_about_what_no_pods_end_restores", || {
-        let api = cluster();
-        install();
-        let running = Running::start(&api, &[]);
-        running.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        let (_api, running) = ready(&[]);
         start_pod("pod-a", 0);
         end_pod("pod-a", 0);
         assert!(running.stop());

@@ -203,6 +203,17 @@ pub fn install() {
     assert!(output.status.success(), "{}", text_of(&output));
 }
 
+/// A cluster whose node has the plugins, a plan and a running agent, which has found that pods can start.
+#[track_caller]
+pub fn ready(more: &[&str]) -> (Api, Running) {
+    let api = cluster();
+    install();
+    let agent = Running::start(&api, more);
+    agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+    agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+    (api, agent)
+}
+
 /// Writes a kubeconfig for this server, where a container sees it.
 pub fn kubeconfig(server: &str) -> &'static str {
     // As in a cluster, there is the certificate of an authority: an image from scratch has no others.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::node::{
     CONFIG_MAP, NODE, POOLS, Running, allocation, call, cluster, condition, config_map, end_pod,
-    in_container, install, node_json, on_a_node, pool, served, sh, start_pod, text_of,
+    in_container, install, node_json, on_a_node, pool, ready, served, sh, start_pod, text_of,
 };
 
 fn taints(node: &Value) -> Vec<&str> {
@@ -18,11 +18,7 @@ fn taints(node: &Value) -> Vec<&str> {
 #[test]
 fn a_new_node_gets_its_plan_and_is_ready() {
     on_a_node("run::a_new_node_gets_its_plan_and_is_ready", || {
-        let api = cluster();
-        install();
-        let agent = Running::start(&api, &[]);
-        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
-        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        let (api, agent) = ready(&[]);
         agent.until("the taint away", || taints(&api.get(NODE)) == ["other"]);
         agent.until("the label", || api.get(NODE)["metadata"]["labels"]["rail-cni/ready"] == "true");
         // The taint goes with the same look as the condition comes: its own write is no conflict.
@@ -60,11 +56,7 @@ fn a_new_node_gets_its_plan_and_is_ready() {
 #[test]
 fn the_agent_asks_the_api_server_for_nothing_that_its_roles_do_not_have() {
     on_a_node("run::the_agent_asks_the_api_server_for_nothing_that_its_roles_do_not_have", || {
-        let api = cluster();
-        install();
-        let agent = Running::start(&api, &[]);
-        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
-        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        let (api, agent) = ready(&[]);
         api.put(&format!("{POOLS}/rail-0"), json!({"metadata": {"name": "rail-0"}, "spec": {}}));
         agent.until("an Event", || !api.events("PlanRefused").is_empty());
         assert_eq!(
@@ -85,10 +77,7 @@ fn the_agent_asks_the_api_server_for_nothing_that_its_roles_do_not_have() {
 #[test]
 fn a_plan_that_would_take_an_address_from_a_pod_waits_for_it() {
     on_a_node("run::a_plan_that_would_take_an_address_from_a_pod_waits_for_it", || {
-        let api = cluster();
-        install();
-        let agent = Running::start(&api, &[]);
-        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        let (api, agent) = ready(&[]);
         start_pod("pod-a", 0);
         api.put(&format!("{POOLS}/rail-0"), pool(0, Some("172.16.7.0/31")));
         let message = agent.until_condition(&api, "RailsPlanCurrent", "False", "HeldBack");
@@ -110,10 +99,7 @@ fn a_plan_that_would_take_an_address_from_a_pod_waits_for_it() {
 #[test]
 fn what_is_wrong_in_the_cluster_leaves_the_last_good_state() {
     on_a_node("run::what_is_wrong_in_the_cluster_leaves_the_last_good_state", || {
-        let api = cluster();
-        install();
-        let agent = Running::start(&api, &[]);
-        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        let (api, agent) = ready(&[]);
         let good = fs::read_to_string("/etc/rail-cni/node.json").unwrap();
         let data =
             |text: &str, cluster: &str| config_map(&json!({"node.dgx.json": text, "cluster": cluster}));
@@ -157,10 +143,7 @@ fn what_is_wrong_in_the_cluster_leaves_the_last_good_state() {
 #[test]
 fn pods_start_while_the_api_server_is_away_and_its_changes_come_when_it_is_back() {
     on_a_node("run::pods_start_while_the_api_server_is_away_and_its_changes_come_when_it_is_back", || {
-        let api = cluster();
-        install();
-        let agent = Running::start(&api, &[]);
-        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        let (api, agent) = ready(&[]);
         api.go_away(true);
         agent.until("seen", || served("/metrics").contains("rail_cni_api_up 0"));
         start_pod("pod-a", 0);
@@ -182,10 +165,7 @@ fn pods_start_while_the_api_server_is_away_and_its_changes_come_when_it_is_back(
 #[test]
 fn pods_and_node_are_told_of_what_happens_to_their_rails() {
     on_a_node("run::pods_and_node_are_told_of_what_happens_to_their_rails", || {
-        let api = cluster();
-        install();
-        let agent = Running::start(&api, &[]);
-        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        let (api, agent) = ready(&[]);
         start_pod("pod-a", 0);
         // Refused: the rail is with the other pod.
         sh("ip netns add pod-b");
@@ -229,10 +209,7 @@ fn pods_and_node_are_told_of_what_happens_to_their_rails() {
 #[test]
 fn what_lost_dels_left_is_restored_on_a_schedule() {
     on_a_node("run::what_lost_dels_left_is_restored_on_a_schedule", || {
-        let api = cluster();
-        install();
-        let agent = Running::start(&api, &["--reap-interval", "1"]);
-        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        let (_api, agent) = ready(&["--reap-interval", "1"]);
         start_pod("pod-a", 0);
         sh("ip netns del pod-a");
         agent.until("reaped", || served("/metrics").contains("rail_cni_reaped_total 1"));
@@ -243,10 +220,7 @@ fn what_lost_dels_left_is_restored_on_a_schedule() {
 #[test]
 fn what_was_left_before_the_agent_began_is_restored_at_once() {
     on_a_node("run::what_was_left_before_the_agent_began_is_restored_at_once", || {
-        let api = cluster();
-        install();
-        let agent = Running::start(&api, &[]);
-        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        let (api, agent) = ready(&[]);
         start_pod("pod-a", 0);
         assert!(agent.stop());
         sh("ip netns del pod-a");
@@ -258,10 +232,7 @@ fn what_was_left_before_the_agent_began_is_restored_at_once() {
 #[test]
 fn whoever_keeps_all_places_of_the_metrics_does_not_hide_that_the_agent_is_well() {
     on_a_node("run::whoever_keeps_all_places_of_the_metrics_does_not_hide_that_the_agent_is_well", || {
-        let api = cluster();
-        install();
-        let agent = Running::start(&api, &[]);
-        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        let (_api, agent) = ready(&[]);
         let silent: Vec<_> = (0..64).map(|_| TcpStream::connect("127.0.0.1:9810").unwrap()).collect();
         for _ in 0..20 {
             assert!(served("/healthz").ends_with("ok\n"));
@@ -400,10 +371,7 @@ fn an_agent_whose_run_directory_is_not_the_plugins_ends_and_begins_there() {
 #[test]
 fn what_the_api_server_refuses_for_a_while_comes_later() {
     on_a_node("run::what_the_api_server_refuses_for_a_while_comes_later", || {
-        let api = cluster();
-        install();
-        let agent = Running::start(&api, &[]);
-        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        let (api, agent) = ready(&[]);
         api.go_away(true);
         agent.until("seen", || served("/metrics").contains("rail_cni_api_up 0"));
         // What it watched from is too old, and the list is refused.
@@ -418,10 +386,7 @@ fn what_the_api_server_refuses_for_a_while_comes_later() {
 #[test]
 fn a_second_agent_on_a_node_refuses_and_names_the_first() {
     on_a_node("run::a_second_agent_on_a_node_refuses_and_names_the_first", || {
-        let api = cluster();
-        install();
-        let first = Running::start(&api, &[]);
-        first.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        let (api, _first) = ready(&[]);
         let log = Running::start(&api, &[]).ended();
         assert!(log.contains("another rail-agent runs on this node: process "), "{log}");
         assert!(log.contains("of pod rail-agent-x"), "{log}");
