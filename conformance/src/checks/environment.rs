@@ -201,7 +201,8 @@ fn container_id_is_judged_first(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
     let wrong = world.call("ADD", &one).var("CNI_CONTAINERID", "a b");
     let alone = is_four(world, &wrong, "a wrong ID")?;
-    for call in [wrong.clone().without("CNI_NETNS").without("CNI_IFNAME"), wrong.var("CNI_IFNAME", "a/b")] {
+    let with_name = wrong.clone().var("CNI_IFNAME", "a/b");
+    for call in [wrong.without("CNI_NETNS").without("CNI_IFNAME"), with_name.clone(), with_name.text("{")] {
         let error = is_four(world, &call, "a wrong ID, and more")?;
         ensure!(
             error["msg"] == alone["msg"],

@@ -111,6 +111,7 @@ fn status_asks_the_ipam(world: &World<'_>) -> Result<(), Stop> {
         let call = world.call("STATUS", &one).conf(&with(&one.conf, "ipam", json!({"type": "stand-in"})));
         let error = world.refused(&call, &format!("STATUS while the IPAM plugin says {code}"))?;
         ensure!(error["code"] == code, "the code is {}", error["code"]);
+        ensure!(error["msg"].to_string().contains("drained"), "the message is {}", error["msg"]);
     }
     Ok(())
 }
