@@ -93,8 +93,9 @@ pub fn end(code: u32, message: &str) {
         let is_empty = |value: &serde_json::Value| value.as_array().is_some_and(Vec::is_empty);
         object.retain(|_, value| !value.is_null() && value != "" && !is_empty(value));
     }
-    // One write: lines of several processes do not mix. The pod has its rail already, and nobody is left to be told.
-    let _ = file.write_all(format!("{line}\n").as_bytes());
+    // One write: lines of several processes do not mix. It begins with the end of a line, because a full file system may
+    // have cut the last one off. The pod has its rail already, and nobody is left to be told of an error.
+    let _ = file.write_all(format!("\n{line}\n").as_bytes());
 }
 
 fn open(path: &Path) -> Option<File> {

@@ -408,13 +408,11 @@ impl Dir {
         }
     }
 
-    /// Removes the lock files whose name begins with `prefix`, that nobody holds and that were not written to
-    /// for `age`.
-    pub fn prune_locks(&self, prefix: &str, age: Duration) -> Result<()> {
+    /// Removes the lock files whose name begins with `prefix`, that nobody holds, and whose note is `useless`.
+    pub fn prune_locks(&self, prefix: &str, useless: impl Fn(&[u8]) -> bool) -> Result<()> {
         for name in self.names()?.iter().filter(|name| name.starts_with(prefix)) {
-            let Some(lock) = self.try_lock(name)? else { continue };
-            let untouched = lock.file.metadata()?.modified()?.elapsed().unwrap_or_default();
-            if untouched >= age {
+            let Some(mut lock) = self.try_lock(name)? else { continue };
+            if useless(&lock.note()?) {
                 self.remove(name)?;
             }
         }
@@ -636,17 +634,16 @@ mod tests {
     }
 
     #[test]
-    fn only_old_locks_that_nobody_holds_are_pruned() {
+    fn only_locks_that_nobody_holds_and_nobody_needs_are_pruned() {
         let (_temp, dir) = directory();
         let _held = dir.try_lock("a-held").unwrap();
         drop(dir.try_lock("a-free").unwrap());
         drop(dir.try_lock("b-free").unwrap());
-        dir.prune_locks("a-", Duration::from_secs(60)).unwrap();
-        assert_eq!(dir.names().unwrap().len(), 3);
-        dir.prune_locks("a-", Duration::ZERO).unwrap();
+        dir.try_lock("a-noted").unwrap().unwrap().set_note(b"note").unwrap();
+        dir.prune_locks("a-", <[u8]>::is_empty).unwrap();
         let mut names = dir.names().unwrap();
         names.sort();
-        assert_eq!(names, ["a-held", "b-free"]);
+        assert_eq!(names, ["a-held", "a-noted", "b-free"]);
     }
 
     #[test]

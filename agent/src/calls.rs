@@ -238,6 +238,9 @@ mod tests {
         let calls = parsed(concat!(
             r#"{"time":"2026-11-22T22:00:00.123456Z","plugin":"rail-cni","verb":"ADD","rail":3,"micros":21345,"code":0}"#,
             "\nnonsense\n[]\n",
+            // A full /run took a part of this one.
+            r#"{"plugin":"rail-ipam","ver"#,
+            "\n",
             r#"{"plugin":"rail-ipam","verb":"DEL","micros":1,"code":5,"message":"no","later":true}"#,
             "\n{\"plugin\":\"rail-c"
         ));

@@ -30,9 +30,9 @@ use crate::node::Node;
 const PATIENCE: Duration = Duration::from_secs(35);
 /// As long as 64 VFs of a PF take whose driver resets each of them with each setting.
 const PF_PATIENCE: Duration = Duration::from_secs(120);
-/// Lock files of attachments are pruned when there are more than these, and they are older.
+/// Lock files are pruned when there are more than these. Those with the time of a DEL that is younger stay.
 const MAX_LOCKS: usize = 256;
-const OLD_LOCK: Duration = Duration::from_secs(300);
+const OLD_NOTE: Duration = Duration::from_secs(300);
 
 /// One attachment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -772,11 +772,16 @@ impl Records {
         debts.remove(&debt.name)
     }
 
-    /// Keeps the number of lock files small. No ADD is left that such an old time of a DEL could stop.
+    /// Keeps the number of lock files small. No ADD is left that such an old time of a DEL could stop. The time of the file
+    /// does not say how old it is: somebody may have set the clock.
     pub fn prune_locks(&self) -> Result<()> {
         if self.locks.names()?.len() > MAX_LOCKS {
-            self.locks.prune_locks(ATTACHMENT_LOCK, OLD_LOCK)?;
-            self.locks.prune_locks(NETNS_LOCK, OLD_LOCK)?;
+            let now = files::since_boot();
+            let recent = now.saturating_sub(OLD_NOTE)..=now;
+            self.locks.prune_locks(ATTACHMENT_LOCK, |note| {
+                deleted_at(note).is_none_or(|deleted| !recent.contains(&deleted))
+            })?;
+            self.locks.prune_locks(NETNS_LOCK, |_| true)?;
         }
         Ok(())
     }
@@ -818,16 +823,18 @@ fn lock_name(attachment: &Attachment) -> String {
     format!("{ATTACHMENT_LOCK}{}:{}", name_part(&attachment.container_id), attachment.ifname)
 }
 
+/// The time since boot that a DEL noted in its lock file.
+fn deleted_at(note: &[u8]) -> Option<Duration> {
+    std::str::from_utf8(note).ok()?.parse().ok().map(Duration::from_nanos)
+}
+
 impl AttachmentLock {
     /// An ADD whose runtime gave up may continue after the DEL that was sent for it: no DEL would come for what it then
     /// attaches. DEL writes its time here, and an ADD that began before that time must not go on.
     pub fn refuse_if_deleted(&mut self) -> Result<()> {
-        let note = self.lock.note()?;
-        let deleted =
-            std::str::from_utf8(&note).ok().and_then(|text| text.parse().ok()).map(Duration::from_nanos);
         // A time that is still to come is of another boot, whose /run was restored.
         let waited = files::started()..=files::since_boot();
-        if deleted.is_some_and(|deleted| waited.contains(&deleted)) {
+        if deleted_at(&self.lock.note()?).is_some_and(|deleted| waited.contains(&deleted)) {
             fail!(TryAgain, "{} was deleted while this ADD was waiting", self.attachment);
         }
         Ok(())

@@ -9,6 +9,7 @@ use anyhow::Result;
 use ipnet::IpNet;
 
 use super::rail_ipam::PROGRAM;
+use super::report::tell;
 use crate::error::{self, Code};
 use crate::fail;
 use crate::fault::few;
@@ -503,15 +504,33 @@ fn told(allocation: &Allocation) -> (u8, Option<IpAddr>, &[To]) {
 }
 
 /// The right to write the store, where it is going to be written. A store that is not there yet is made only for a plan
-/// that `compare` does not refuse.
-pub fn writer(node: &Node, is_wanted: bool, compare: impl Fn() -> Result<Import>) -> Result<Option<Writer>> {
+/// that neither `compare` nor a running pod refuses.
+pub fn writer(
+    node: &Node,
+    is_wanted: bool,
+    force: Force,
+    compare: impl Fn() -> Result<Import>,
+) -> Result<Option<Writer>> {
     if !is_wanted {
         return Ok(None);
     }
     if !node.store_dir.exists() {
-        compare()?;
+        let import = compare()?;
+        refuse_outside(import.outside.len(), force).inspect_err(|_| tell(&import))?;
     }
     Writer::new(node).map(Some)
+}
+
+/// Fails if so many running pods would lose their addresses, unless that is forced.
+fn refuse_outside(count: usize, force: Force) -> Result<()> {
+    if force == Force::No && count > 0 {
+        fail!(
+            TryAgain,
+            "nothing was written: {count} live leases are outside of the new plan: end those pods first, or add \
+             --force, and they keep addresses that the fabric may route elsewhere"
+        );
+    }
+    Ok(())
 }
 
 /// Writes what [`changes`] found since `writer` was made. Fails if a prefix belongs to another node, and without force if a
@@ -523,19 +542,12 @@ pub fn write(node: &Node, writer: Writer, import: &Import, force: Force) -> Resu
     }
     let refuse_hurt = || -> Result<()> {
         let (outside, _) = hurt(node, &import.lines)?;
-        if force != Force::No || outside.is_empty() {
-            return Ok(());
-        }
         let is_told = |one: &Outside| import.outside.iter().any(|told| told.address == one.address);
-        for late in outside.iter().filter(|one| !is_told(one)) {
-            output::say(PROGRAM, &late.to_string());
-        }
-        let count = outside.len();
-        fail!(
-            TryAgain,
-            "nothing was written: {count} live leases are outside of the new plan: end those pods first, or add \
-             --force, and they keep addresses that the fabric may route elsewhere"
-        );
+        refuse_outside(outside.len(), force).inspect_err(|_| {
+            for late in outside.iter().filter(|one| !is_told(one)) {
+                output::say(PROGRAM, &late.to_string());
+            }
+        })
     };
     refuse_hurt()?;
     let changes: Vec<Change<'_>> = import

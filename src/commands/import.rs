@@ -52,11 +52,12 @@ pub fn import(node: &Node, args: &ImportArgs, output: Output) -> Result<ExitCode
     let (pools, plan) = read(&args.files)?;
     let run = if args.dry_run { Run::Dry } else { Run::Write };
     let compare = || compare(node, &pools, &plan, &nodes, &terms);
-    let writer = change::writer(node, run == Run::Write, compare)?;
+    let force = Force::of(args.force);
+    let writer = change::writer(node, run == Run::Write, force, compare)?;
     let import = compare()?;
     tell(&import);
     if let Some(writer) = writer {
-        change::write(node, writer, &import, Force::of(args.force))?;
+        change::write(node, writer, &import, force)?;
     }
     show_changes(&import, &plan, run, output)?;
     Ok(ExitCode::SUCCESS)

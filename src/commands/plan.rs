@@ -452,11 +452,12 @@ fn store(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<
         args.refuse_warnings(&import.warnings)?;
         Ok(import)
     };
-    let writer = change::writer(&node, run == Run::Write, compare)?;
+    let force = Force::of(args.force);
+    let writer = change::writer(&node, run == Run::Write, force, compare)?;
     let import = compare()?;
     tell(&import);
     if let Some(writer) = writer {
-        change::write(&node, writer, &import, Force::of(args.force))?;
+        change::write(&node, writer, &import, force)?;
     }
     show_changes(&import, plan, run, output)?;
     Ok(ExitCode::SUCCESS)

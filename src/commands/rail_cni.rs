@@ -10,6 +10,7 @@ use super::check::check;
 use super::doctor::{Needs, doctor, wait};
 use super::lint::lint;
 use super::reap::{ReapArgs, reap};
+use super::start;
 use super::status::{self, status};
 use crate::node::Node;
 use crate::output::{self, Output};
@@ -163,7 +164,7 @@ pub fn run() -> ExitCode {
             wait(PROGRAM, timeout, Needs { mtu, rdma, pfs }, output)
         }
         Command::Lint(args) => lint(&args.files, output),
-        Command::Reap(args) => start("reap").and_then(|node| reap(&node, &args, output)),
+        Command::Reap(args) => start(PROGRAM, "reap").and_then(|node| reap(&node, &args, output)),
     };
     output::end(PROGRAM, done)
 }
@@ -174,11 +175,6 @@ fn look() -> Result<Node> {
     let node = Node::load()?;
     watchdog::allow(node.call_timeout());
     Ok(node)
-}
-
-fn start(command: &str) -> Result<Node> {
-    crate::log::describe_command(PROGRAM, command);
-    Node::load()
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use std::process::ExitCode;
 
-use anyhow::Result;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use super::import::{ImportArgs, import};
@@ -10,7 +9,7 @@ use super::lease::{LeaseArgs, lease};
 use super::plan::{PlanArgs, plan};
 use super::release::{ReleaseArgs, release};
 use super::show::{ShowArgs, show};
-use crate::node::Node;
+use super::start;
 use crate::output::{self, Output};
 
 /// The name before each message on stderr.
@@ -100,21 +99,16 @@ pub fn run() -> ExitCode {
         Err(code) => return code,
     };
     let done = match command {
-        Command::Import(args) => start("import").and_then(|node| import(&node, &args, output)),
+        Command::Import(args) => start(PROGRAM, "import").and_then(|node| import(&node, &args, output)),
         Command::Plan(args) => {
             crate::log::describe_command(PROGRAM, "plan");
             plan(&args, output)
         }
-        Command::Show(args) => start("show").and_then(|node| show(&node, &args, output)),
-        Command::Lease(args) => start("lease").and_then(|node| lease(&node, &args, output)),
-        Command::Release(args) => start("release").and_then(|node| release(&node, &args, output)),
+        Command::Show(args) => start(PROGRAM, "show").and_then(|node| show(&node, &args, output)),
+        Command::Lease(args) => start(PROGRAM, "lease").and_then(|node| lease(&node, &args, output)),
+        Command::Release(args) => start(PROGRAM, "release").and_then(|node| release(&node, &args, output)),
     };
     output::end(PROGRAM, done)
-}
-
-fn start(command: &str) -> Result<Node> {
-    crate::log::describe_command(PROGRAM, command);
-    Node::load()
 }
 
 #[cfg(test)]

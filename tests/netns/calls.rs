@@ -22,7 +22,7 @@ fn host(test: &str) -> Option<(Host, PathBuf)> {
 /// The lines, without the time and the duration, which each has.
 fn lines(host: &Host) -> Vec<Value> {
     let text = fs::read_to_string(host.path("run/calls")).unwrap();
-    let lines = text.lines().map(|line| {
+    let lines = text.lines().filter(|line| !line.is_empty()).map(|line| {
         let mut line: Value = serde_json::from_str(line).unwrap();
         let object = line.as_object_mut().unwrap();
         humantime::parse_rfc3339(object.remove("time").unwrap().as_str().unwrap()).unwrap();
@@ -76,6 +76,20 @@ fn what_an_earlier_pod_left_behind_is_told_as_restored() {
     assert!(restored.len() == 1 && restored[0].to_string().contains("was left behind by"), "{line}");
     assert!(!line["warnings"].to_string().contains("was left behind by"), "told once: {line}");
     host.cni("DEL", "c2", &next, &rail(3)).ok();
+}
+
+/// A full /run takes a part of a line, and this is where the file ends when there is room again.
+#[test]
+fn a_line_that_was_cut_off_costs_no_other() {
+    let Some((host, pod)) = host("cut_off") else { return };
+    fs::write(host.path("run/calls"), r#"{"plugin":"rail-cni","verb":"DE"#).unwrap();
+    host.cni("ADD", "c1", &pod, &rail(3)).ok();
+    host.cni("DEL", "c1", &pod, &rail(3)).ok();
+    let text = fs::read_to_string(host.path("run/calls")).unwrap();
+    let read = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let read: Vec<_> = read.map(|line| format!("{} {}", line["plugin"], line["verb"])).collect();
+    let expected = ["rail-ipam ADD", "rail-cni ADD", "rail-ipam DEL", "rail-cni DEL"];
+    assert_eq!(read, expected.map(|call| format!("\"{}\"", call.replace(' ', "\" \""))), "{text}");
 }
 
 /// The pod has its rail, whatever became of its line.

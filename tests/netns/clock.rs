@@ -70,6 +70,28 @@ fn a_clock_that_jumps_a_year_costs_no_pod_its_rail_and_no_rail_its_pod() {
     }
 }
 
+/// What a DEL has noted stops an ADD that is still waiting. So many lock files that calls remove old ones, and the clock is
+/// set a year on between two of them.
+#[test]
+fn a_clock_that_jumps_takes_no_note_of_a_del_away() {
+    let Some(host) = Host::new("clock::note") else { return };
+    host.add_rail(0);
+    let pod = host.add_netns("pod");
+    host.cni("ADD", "c1", &pod, &rail(0)).ok();
+    host.cni("DEL", "c1", &pod, &rail(0)).ok();
+    let lock = |container: &str| host.path(&format!("run/locks/attachment-{container}:net1"));
+    let note = fs::read_to_string(lock("c1")).unwrap();
+    // As old as the boot, of a boot before this one, and of an ADD that was never deleted.
+    for number in 0..300 {
+        fs::write(lock(&format!("gone{number}")), ["1", "9000000000000000000", ""][number % 3]).unwrap();
+    }
+    date(&host, SystemTime::now() - YEAR);
+    host.cni("DEL", "c2", &pod, &rail(0)).ok();
+    assert_eq!(fs::read_to_string(lock("c1")).unwrap(), note);
+    let left = fs::read_dir(host.path("run/locks")).unwrap().count();
+    assert!(left < 256, "{left} lock files");
+}
+
 /// All that was in /run while a pod of an earlier boot had the rail. The times in it, which count from the boot, are
 /// still to come.
 #[test]

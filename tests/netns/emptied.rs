@@ -112,17 +112,32 @@ fn after_a_boot_no_pod_can_take_addresses_from_others_by_having_them() {
     host.cni("ADD", "c2", &two, &second()).ok();
 }
 
-/// What cannot be read is made anew from what lives.
+/// What cannot be read is made anew from what lives, whether a runtime has mounted it or a process alone has it.
 #[test]
 fn a_damaged_list_of_what_lives_is_made_anew() {
     let Some((host, [one, two])) = host("damaged", 80) else { return };
     host.cni("ADD", "c1", &one, &rail(0)).ok();
     remove(&host.path("run"));
-    host.cni("ADD", "c2", &two, &second()).error(11);
-    for damage in ["", "[", "{}"] {
-        fs::write(host.path("run/living.json"), damage).unwrap();
-        host.cni("ADD", "c2", &two, &second()).error(11);
+    let is_refused = |path: &Path| {
+        let msg = host.cni("ADD", "c2", &two, &second()).error(11)["msg"].to_string();
+        assert!(msg.contains(&format!("in the namespace {}", path.display())), "{msg}");
+    };
+    is_refused(&one);
+    let damages = ["", "[", "{}"];
+    let damage = |text| fs::write(host.path("run/living.json"), text).unwrap();
+    for text in damages {
+        damage(text);
+        is_refused(&one);
     }
+    let sleeper = Sleeper::new(Some(&one));
+    host.delete_netns(&one);
+    for text in damages {
+        damage(text);
+        is_refused(&sleeper.netns());
+    }
+    drop(sleeper);
+    damage("[");
+    host.cni("ADD", "c2", &two, &second()).ok();
 }
 
 /// The rails of a pod, or of several, come at once on a fresh node: those that wait for the first one must not take its

@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -403,6 +404,29 @@ fn a_vf_without_driver_is_owed_and_healed_by_its_next_add() {
     assert_eq!(played.taken.get(), OTHERS);
     played.run("DEL", 1, &config).ok();
     assert_eq!(played.host.debts().len(), 0);
+    played.is_as(&state);
+}
+
+/// `reap` waits for a driver as long as a DEL does, by the time that node.json gives a call.
+#[test]
+fn reap_waits_for_a_driver_as_long_as_a_call() {
+    let Some(played) = Played::new("infiniband::reap", HOSTS) else { return };
+    let state = played.state();
+    let config = played.config(Some(OURS));
+    played.run("ADD", 0, &config).ok();
+    played.host.hand_back(&played.pods[0], "net1");
+    played.refresh();
+    played.host.set_node(json!({"callTimeout": 3}));
+    played.delay.set(u32::MAX);
+    let reap = played.host.call("", "", &played.pods[0]).args(&["reap"]);
+    let reaped = trace::run_with(&reap, &Value::Null, |point| played.fate(point)).ran;
+    let waited = format!("has no netdev, or no RDMA device, {:?} after", Duration::from_secs(3) / 12);
+    assert!(format!("{}{}", reaped.stdout, reaped.stderr).contains(&waited), "{waited}: {reaped:?}");
+    played.host.set_node(json!({}));
+    played.delay.set(0);
+    played.make_netdev();
+    played.refresh();
+    played.run("DEL", 0, &config).ok();
     played.is_as(&state);
 }
 

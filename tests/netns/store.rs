@@ -150,6 +150,28 @@ fn a_plan_without_room_for_a_running_pod_is_not_written() {
     assert_eq!(added["ips"][0]["address"], "172.16.2.0/31");
 }
 
+/// Somebody removed the store while a pod lives.
+#[test]
+fn a_plan_that_is_refused_for_a_running_pod_makes_no_store() {
+    let Some(store) = Store::new("store::none") else { return };
+    store.import(1, &[]).ok();
+    store.call("ADD", "c1").run(&network()).ok();
+    fs::remove_dir_all(store.path("")).unwrap();
+    let manifests = store.manifests(2).display().to_string();
+    let plan =
+        ["plan", &manifests, "--all-nodes", "--allow", "missing-rail", "--to", "store"].map(str::to_owned);
+    let plan = || store.call("", "").args(&plan.each_ref().map(String::as_str)).run(&json!(null));
+    for refused in [store.import(2, &[]), plan()] {
+        let told = "172.16.1.0 is in use, held by net1 of pod default/pod (container c1)";
+        assert!(refused.status == 1 && refused.stderr.contains(told), "{refused:?}");
+        assert!(refused.stderr.contains("nothing was written: 2 live leases"), "{refused:?}");
+        assert_eq!(refused.stderr.matches(told).count(), 1, "told once: {refused:?}");
+        assert!(!store.path("").exists(), "{refused:?}");
+    }
+    store.import(2, &["--force"]).ok();
+    assert!(store.path("node-1").exists());
+}
+
 /// A pod whose namespace is gone has nothing to lose.
 #[test]
 fn leases_of_the_dead_stop_no_plan() {
