@@ -197,6 +197,18 @@ impl Host {
         }
     }
 
+    /// The ports of leaves 0 and 1 get each other's IPv4 address, as if the two cables had been swapped; or their own again.
+    pub fn swap_cables(&self, is_swapped: bool) {
+        let leaf = self.leaf();
+        for port in [0, 1] {
+            self.ip(&format!("-n {leaf} addr flush dev leaf{port} scope global"));
+        }
+        for port in [0, 1] {
+            let of = if is_swapped { 1 - port } else { port };
+            self.ip(&format!("-n {leaf} addr add 172.{}.0.1/31 dev leaf{port}", 16 + 2 * of));
+        }
+    }
+
     /// The namespace of the leaf ports, made at first use.
     pub fn leaf(&self) -> String {
         let name = format!("{}-leaf", self.id);

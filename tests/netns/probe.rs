@@ -37,16 +37,11 @@ fn give_v6(host: &Host, of: u8, port: u8) {
     host.ip(&format!("-n {} addr add fd0{of}::2/64 dev leaf{port} nodad", host.leaf()));
 }
 
-/// Each leaf port gets the addresses of the other one, as if the two cables had been swapped; and back.
+/// Both families of [`Host::swap_cables`].
 fn swap(host: &Host, is_swapped: bool) {
-    let leaf = host.leaf();
+    host.swap_cables(is_swapped);
     for port in [0, 1] {
-        host.ip(&format!("-n {leaf} addr flush dev leaf{port} scope global"));
-    }
-    for port in [0, 1] {
-        let of = if is_swapped { 1 - port } else { port };
-        host.ip(&format!("-n {leaf} addr add 172.{}.0.1/31 dev leaf{port}", 16 + 2 * of));
-        give_v6(host, of, port);
+        give_v6(host, if is_swapped { 1 - port } else { port }, port);
     }
 }
 

@@ -25,18 +25,6 @@ fn attached(test: &str) -> Option<(Host, PathBuf)> {
     Some((host, pod))
 }
 
-/// Each leaf port gets the address of the other one, as if the two cables had been swapped; and back.
-fn swap_cables(host: &Host, is_swapped: bool) {
-    let leaf = host.leaf();
-    for port in [0, 1] {
-        host.ip(&format!("-n {leaf} addr flush dev leaf{port} scope global"));
-    }
-    for port in [0, 1] {
-        let of = if is_swapped { 1 - port } else { port };
-        host.ip(&format!("-n {leaf} addr add 172.{}.0.1/31 dev leaf{port}", 16 + 2 * of));
-    }
-}
-
 /// What differs, as `INTERFACE: DIFFERENCE`.
 fn differences(host: &Host) -> Vec<String> {
     let ran = run(host, &["check", "--output", "json"]);
@@ -115,7 +103,7 @@ fn every_difference_is_told_of_the_interface_that_has_it() {
 #[test]
 fn cables_that_were_swapped_under_a_running_pod_are_found_and_told_apart() {
     let Some((host, pod)) = attached("check::cables") else { return };
-    swap_cables(&host, true);
+    host.swap_cables(true);
     let before = state_of(&host, &pod);
     let told = differences(&host);
     let line = |ifname: &str, rail: u8| {
@@ -130,7 +118,7 @@ fn cables_that_were_swapped_under_a_running_pod_are_found_and_told_apart() {
     };
     assert_eq!(told, [line("net1", 0), line("net2", 1)]);
     assert_eq!(state_of(&host, &pod), before, "a neighbour was left behind");
-    swap_cables(&host, false);
+    host.swap_cables(false);
     assert_eq!(differences(&host), Vec::<String>::new());
 
     let leaf = host.leaf();
