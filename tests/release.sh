@@ -3,14 +3,14 @@
 #
 # usage: tests/release.sh [CASE...]
 #
-# Packages the executables that scripts/build left, and a rail-agent that was built for the tests. Packages are installed below a temporary directory, as root or in a
+# Packages the executables that scripts/build left, and a rail-agent and a cni-conformance that are built for it. Packages are installed below a temporary directory, as root or in a
 # user namespace. The last line is `N passed, N failed, N skipped`.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/lib.sh"
 
 cases=(two_packagings_are_the_same_bytes a_deb_installs_and_goes a_rpm_installs_and_goes
     the_packages_of_the_agent_install_beside_those_of_the_plugins the_agent_has_pages_and_completions
-    the_bill_of_the_agent_names_what_its_package_links
+    the_bill_of_the_agent_names_what_its_package_links the_archive_of_the_suite_judges_a_plugin
     no_call_fails_while_a_deb_is_upgraded an_archive_has_what_install_takes every_command_has_a_page
     bash_completes_commands_and_options completions_of_zsh_and_fish_parse the_bill_names_all_that_is_linked
     what_is_linked_has_an_allowed_licence_and_comes_from_crates_io tag_marks_a_clean_release tag_refuses_changed_files
@@ -34,6 +34,7 @@ main() {
     (cd "$root" && cargo build --locked --quiet --package rail-agent)
     agent=$work/rail-agent
     strip -o "$agent" "$target/debug/rail-agent"
+    "$root/scripts/conformance" --build >"$work/tool"
     "$root/scripts/release" --no-build --agent "$agent" --arch x86_64 --out "$work/files" >"$work/output" ||
         { cat "$work/output" && die "nothing could be packaged"; }
     version=$(sed -n '0,/^version = "\(.*\)"/s//\1/p' "$root/Cargo.toml")
@@ -188,6 +189,26 @@ the_bill_of_the_agent_names_what_its_package_links() {
         | select(split(" AND ") | all(split(" OR ") | any(. as $one | $allowed | index([$one]))) | not)' "$bill" >refused
     cat refused
     [[ ! -s refused ]]
+}
+
+# As somebody who has nothing but the archive.
+the_archive_of_the_suite_judges_a_plugin() {
+    local name=cni-conformance-$version-linux-x86_64 bill=$work/files/cni-conformance-$version-linux-x86_64.cdx.json
+    tar -xf "$work/files/$name.tar.gz"
+    cmp "$(<"$work/tool")" "$name/cni-conformance"
+    # A check of its own empties /run and /dev/shm.
+    mkdir plugin
+    cp "$target/static/rail-ipam" plugin/
+    "$name/cni-conformance" --describe "$name/plugins/rail-ipam.json" --path "$PWD/plugin" --only version_ \
+        --format json >report
+    jq -e '[.. | .outcome? // empty] | length > 3 and all(. == "pass")' report
+    [[ -s $name/LICENSE && -s $name/conformance.md && -s $name/cni-contract.md ]]
+    grep -q '^=== nix ' "$name/THIRD-PARTY-LICENSES"
+    jq -e --arg sum "$(sha256sum <"$name/cni-conformance" | cut -d ' ' -f 1)" '
+        .metadata.component.components[0].hashes[0].content == $sum' "$bill"
+    jq -e '[.components[].name] | index("nix") and index("glibc") and (index("rail-cni") | not)' "$bill"
+    # No path of the machine that built it.
+    ! grep -qF -e "$root/" -e "${CARGO_HOME:-${HOME:-/root}/.cargo}/" "$name/cni-conformance"
 }
 
 # Calls go on until dpkg has ended, and the first has ended before it starts: how fast either is does not matter. The
