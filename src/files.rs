@@ -5,7 +5,7 @@
 //! between two steps.
 
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::hash::Hasher as _;
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::OwnedFd;
@@ -37,10 +37,18 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     use std::os::unix::fs::OpenOptionsExt as _;
     let flags = OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let file = File::options().read(true).custom_flags(flags.bits()).open(path)?;
-    if !file.metadata()?.is_file() {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
-    let mut content = Vec::new();
+    content(file, &metadata)
+}
+
+/// What is in the file, up to the largest size. The buffer has room for a little more than the file: one read fetches
+/// all of it, a second one sees the end.
+fn content(file: File, metadata: &Metadata) -> io::Result<Vec<u8>> {
+    let size = usize::try_from(metadata.len().min(MAX_FILE)).unwrap_or_default();
+    let mut content = Vec::with_capacity(size + 64);
     file.take(MAX_FILE).read_to_end(&mut content)?;
     Ok(content)
 }
@@ -115,14 +123,8 @@ impl Dir {
         if !metadata.is_file() {
             fail!(Io, "{} is not a regular file: remove it", self.path.join(name).display());
         }
-        // The buffer has room for a little more than the file: one read fetches all of it, a second one sees
-        // the end.
-        let size = usize::try_from(metadata.len().min(MAX_FILE))?;
-        let mut content = Vec::with_capacity(size + 64);
-        file.take(MAX_FILE)
-            .read_to_end(&mut content)
-            .with_context(|| format!("cannot read {}", self.path.join(name).display()))?;
-        Ok(Some(content))
+        let content = content(file, &metadata);
+        content.map(Some).with_context(|| format!("cannot read {}", self.path.join(name).display()))
     }
 
     /// Replaces the file `name` by one with `content` in one step: readers see either the old or the new content.

@@ -222,7 +222,8 @@ fn serve<P: Plugin>(plugin: &P, environment: Environment) -> ExitCode {
     calls::begin();
     watchdog::start(move |why: String| give_up(&why, is_del));
     watchdog::step(|| "reading the network configuration on stdin".to_owned());
-    let mut stdin = Vec::new();
+    // Room for most configurations, or the library reads 32 bytes first.
+    let mut stdin = Vec::with_capacity(4096);
     if let Err(error) = std::io::stdin().lock().read_to_end(&mut stdin) {
         return report(error_version(None), &anyhow::Error::new(error).context("cannot read stdin"), is_del);
     }
