@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use anyhow::{Context as _, Result};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
-use nix::sched::{CloneFlags, setns};
+use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::statfs::{FsType, fstatfs};
 use serde::{Deserialize, Serialize};
 
@@ -81,6 +81,15 @@ impl Netns {
             ),
         }
     }
+}
+
+/// Makes a network namespace that has no name, and takes the calling thread into it. It ends with the last file of it,
+/// its last socket and the last thread in it, however the process ends.
+pub fn unnamed() -> Result<File> {
+    unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")?;
+    // Not /proc/self: that is the first thread.
+    let path = "/proc/thread-self/ns/net";
+    File::open(path).with_context(|| format!("cannot open {path}"))
 }
 
 impl AsFd for Netns {

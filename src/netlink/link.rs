@@ -10,9 +10,9 @@ use nix::errno::Errno;
 use nix::libc::{
     IFLA_ADDRESS, IFLA_ALT_IFNAME, IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINK, IFLA_LINK_NETNSID, IFLA_LINKINFO,
     IFLA_MASTER, IFLA_MAX_MTU, IFLA_MIN_MTU, IFLA_MTU, IFLA_PARENT_DEV_NAME, IFLA_PERM_ADDRESS,
-    IFLA_PROP_LIST, IFLA_XDP, RTM_DELLINK, RTM_GETLINK, RTM_SETLINK,
+    IFLA_PROP_LIST, IFLA_XDP, RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, RTM_SETLINK,
 };
-use rtnetlink::LinkUnspec;
+use rtnetlink::{LinkUnspec, LinkVeth};
 use serde::{Deserialize, Serialize};
 
 use super::{Error, Message, Socket, attributes};
@@ -317,6 +317,13 @@ fn unless(
 ) -> Result<()> {
     let Err(error) = changed else { return Ok(()) };
     if by_index(socket, link.index)?.is_some_and(|now| is_so(&now)) { Ok(()) } else { Err(error) }
+}
+
+/// Makes a pair of virtual links.
+pub fn add_veth(socket: &mut Socket, name: &str, peer: &str) -> Result<()> {
+    let message = LinkVeth::new(name, peer).build();
+    let flags = NLM_F_CREATE | NLM_F_EXCL;
+    socket.change(Message::new(RTM_NEWLINK, &message), flags, || format!("cannot make a veth {name}"))
 }
 
 /// Removes a virtual link. It is no error if the link is gone.

@@ -12,6 +12,7 @@ mod broken;
 mod check;
 mod doctor;
 mod foretold;
+mod moves;
 mod status;
 mod wait;
 

@@ -2,6 +2,7 @@
 //! what to do. A check that cannot be made is reported as skipped.
 
 mod infiniband;
+mod moves;
 mod networks;
 mod node;
 mod pools;
@@ -127,6 +128,8 @@ pub fn doctor(mtu: u32, needs_rdma: bool, output: Output) -> Result<ExitCode> {
     watchdog::step(|| "the checks run and store".to_owned());
     node::directories(&node, &mut found);
     node::host(&mut found);
+    watchdog::step(|| "the check move".to_owned());
+    moves::check(&mut found);
     watchdog::step(|| "reading devices and records".to_owned());
     match Inventory::take(&node) {
         Ok(inventory) => {
