@@ -283,7 +283,7 @@ pub fn relay(text: &[u8]) {
 }
 
 /// `text` as one line: nothing in it ends the line or controls a terminal, whoever wrote it.
-fn line(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     let mut line = String::with_capacity(text.len() + 1);
     for letter in text.chars() {
         match letter {
@@ -292,8 +292,11 @@ fn line(text: &str) -> String {
             letter => line.push(letter),
         }
     }
-    line.push('\n');
     line
+}
+
+fn line(text: &str) -> String {
+    escaped(text) + "\n"
 }
 
 /// Whether `letter` could end a line or control a terminal: the control characters, the line separators of

@@ -364,10 +364,18 @@ fn version_in(stdin: &[u8]) -> Option<Value> {
     Some(config.remove("cniVersion").unwrap_or_default())
 }
 
+/// The answer to a call that failed. A runtime decodes it and shows it to people, and a tenant's values are in it, so it
+/// has nothing that controls a terminal.
+pub fn answer(version: &str, error: &anyhow::Error, is_del: bool) -> ErrorJson {
+    let mut json = ErrorJson::new(version, error);
+    json.msg = crate::log::escaped(&json.msg);
+    json.details = json.details.split('\n').map(crate::log::escaped).collect::<Vec<_>>().join("\n");
+    if is_del { json.safe_for_del() } else { json }
+}
+
 fn report(version: &str, error: &anyhow::Error, is_del: bool) -> ExitCode {
     log::error!("{error:#}");
-    let json = ErrorJson::new(version, error);
-    let json = if is_del { json.safe_for_del() } else { json };
+    let json = answer(version, error, is_del);
     let code = json.code;
     // When this fails, nothing else can be done; the exit status says that the call failed.
     let _ = serde_json::to_value(json).map(|json| print(&json));
@@ -381,8 +389,7 @@ fn give_up(why: &str, is_del: bool) {
     let why = format!("the call {why}; the next DEL undoes what it had begun");
     let error = failure!(TryAgain, "{why}");
     let version = ANSWER_VERSION.get().copied().unwrap_or(Version::V110.as_str());
-    let json = ErrorJson::new(version, &error);
-    let json = if is_del { json.safe_for_del() } else { json };
+    let json = answer(version, &error, is_del);
     let line = serde_json::to_string(&json).unwrap_or_default() + "\n";
     let _ = std::io::stdout().lock().write_all(line.as_bytes());
     calls::end(json.code, &why);
@@ -522,5 +529,17 @@ mod tests {
                 prop_assert_eq!(DeviceId::parse(id.as_str()), Some(id.clone()));
             }
         }
+    }
+
+    /// kubectl prints what an error of a NAD's key says, and a tenant writes NADs.
+    #[test]
+    fn no_answer_controls_the_terminal_of_who_reads_it() {
+        let error = anyhow::Error::new(
+            Failure::new(Code::InvalidConfig, "sysctl.\u{1b}[2J\u{7f}\u{202e}\nx: is no key")
+                .details("a\tb\nc\u{85}"),
+        );
+        let json = answer("1.1.0", &error, false);
+        assert_eq!(json.msg, "sysctl.\\u{1b}[2J\\u{7f}\\u{202e}\\nx: is no key");
+        assert_eq!(json.details, "a\\tb\nc\\u{85}");
     }
 }

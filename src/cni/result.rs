@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::error::{Code, Failure};
 use crate::fail;
 
 /// The versions that the project supports, oldest first.
@@ -205,8 +206,7 @@ impl AddResult {
         if version <= Version::V020 {
             return from_ip4_and_ip6(object);
         }
-        serde_path_to_error::deserialize(value)
-            .context(crate::error::Failure::new(crate::error::Code::Decode, "result cannot be read"))
+        serde_path_to_error::deserialize(value).context(Failure::new(Code::Decode, "result cannot be read"))
     }
 
     /// Writes the result in the form of `version`, without the fields that this version does not have. Go's own
@@ -290,17 +290,20 @@ fn from_ip4_and_ip6(object: &Map<String, Value>) -> Result<AddResult> {
     let mut result = AddResult::default();
     for key in ["ip4", "ip6"] {
         let Some(value) = object.get(key).filter(|value| !value.is_null()) else { continue };
-        let block: Block = serde_path_to_error::deserialize(value).context(crate::error::Failure::new(
-            crate::error::Code::Decode,
-            format!("result cannot be read: {key}"),
-        ))?;
+        let block: Block = part(key, value)?;
         result.ips.push(Ip { address: block.ip, gateway: block.gateway, interface: None });
         result.routes.extend(block.routes);
     }
     if let Some(dns) = object.get("dns").filter(|value| !value.is_null()) {
-        result.dns = Dns::deserialize(dns)?;
+        result.dns = part("dns", dns)?;
     }
     Ok(result)
+}
+
+/// The value of a key of a result.
+fn part<T: serde::de::DeserializeOwned>(key: &str, value: &Value) -> Result<T> {
+    let wrong = || Failure::new(Code::Decode, format!("result cannot be read: {key}"));
+    serde_path_to_error::deserialize(value).with_context(wrong)
 }
 
 #[cfg(test)]
@@ -389,5 +392,18 @@ mod tests {
         let json = json!({"CNIVersion": "1.0.0", "interfaces": null, "routes": null, "dns": null, "x": 1,
             "ips": [{"address": "10.0.0.1/24", "gateway": "", "y": 2}]});
         assert_eq!(AddResult::parse(&json, Version::V010).unwrap().ips[0].gateway, None);
+    }
+
+    #[test]
+    fn a_wrong_value_of_an_old_result_is_named() {
+        for (key, value) in [("ip4", json!({"ip": 1})), ("dns", json!({"domain": ["x"]}))] {
+            let error =
+                AddResult::parse(&json!({"cniVersion": "0.2.0", key: value}), Version::V010).unwrap_err();
+            assert_eq!(crate::error::code_of(&error), 6, "{error:#}");
+            assert!(
+                format!("{error:#}").starts_with(&format!("result cannot be read: {key}: ")),
+                "{error:#}"
+            );
+        }
     }
 }
