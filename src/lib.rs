@@ -2,7 +2,7 @@
 //! it a rail; `rail-ipam` leases the rail's address. Each executable is a few lines over this crate.
 //!
 //! The modules, from what is called to what is used. A module uses those below it and those of its own line, but
-//! [`attach`], [`ipam`] and `plan` do not know each other: `tests/conf.rs` holds that. ARCHITECTURE.md has the
+//! [`attach`], [`ipam`] and [`plan`] do not know each other: `tests/conf.rs` holds that. ARCHITECTURE.md has the
 //! picture, the way of an ADD and of a DEL, and where the state is.
 //!
 //! | module | what is there |
@@ -10,7 +10,7 @@
 //! | [`commands`] | all that a person types: `status`, `check`, `doctor`, `lint`, `reap`, `plan`, `import`, `show`, `release` |
 //! | [`attach`] | rail-cni: the story of a device, in ADD, DEL, CHECK, STATUS and GC |
 //! | [`ipam`] | rail-ipam: the story of an address: its configuration, leases, and the addresses of pods whose leases somebody removed |
-//! | `plan` | the plan of a fabric, read from what an operator has, and written as what somebody needs |
+//! | [`plan`] | the plan of a fabric, read from what an operator has, and written as what somebody needs |
 //! | `netplan` | which interfaces of a host are rails, by its netplan files |
 //! | [`pool`] | what a pool and a node's allocation are, and the store on disk |
 //! | [`node`] | node.json, the only source of paths, and whether the run directory is the host's |
@@ -18,8 +18,8 @@
 //! | `every_netns` | all network namespaces of the node, one after the other |
 //! | [`netlink`] | a synchronous socket that always ends in an answer or an error, and the messages: links, addresses, routes, rules, neighbours, VFs, RDMA devices, ethtool, DCB, devlink |
 //! | [`netns`] | one network namespace: opening it, entering it, telling one from another, and whether it lives |
-//! | `sysfs` | PCI functions, PFs and VFs, auxiliary devices |
-//! | `document` | files that people write, YAML or JSON, with the line of everything |
+//! | [`sysfs`] | PCI functions, PFs and VFs, auxiliary devices |
+//! | [`document`] | files that people write, YAML or JSON, with the line of everything |
 //! | `confine` | what a call may do, said to the kernel: seccomp, Landlock |
 //! | `files` | directories without links, atomic writes, locks with a deadline |
 //! | `html` | pages for a browser: escaping, style, tables |
@@ -28,7 +28,7 @@
 //! | `calls` | one line for every call that ended, for the agent of the node |
 //! | `log` | stderr and a file |
 //! | `nearest` | what a mistyped key may have meant |
-//! | `fault` | what is wrong with a file: where, at which key, what, and what to do |
+//! | [`fault`] | what is wrong with a file: where, at which key, what, and what to do |
 //! | `watchdog` | ends a call that hangs |
 //! | [`error`] | errors with a code of CNI; `fail!` and `failure!`, used everywhere |
 
@@ -38,10 +38,10 @@ mod cluster_networks;
 pub mod cni;
 pub mod commands;
 mod confine;
-mod document;
+pub mod document;
 pub mod error;
 mod every_netns;
-mod fault;
+pub mod fault;
 mod files;
 mod html;
 pub mod ipam;
@@ -51,9 +51,9 @@ pub mod netlink;
 pub mod netns;
 mod netplan;
 pub mod node;
-mod output;
-mod plan;
+pub mod output;
+pub mod plan;
 pub mod pool;
 mod progress;
-mod sysfs;
+pub mod sysfs;
 mod watchdog;

@@ -7,7 +7,7 @@ mod doctor;
 mod import;
 mod inventory;
 mod lease;
-mod lint;
+pub mod lint;
 mod out;
 mod plan;
 pub mod rail_cni;

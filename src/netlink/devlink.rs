@@ -38,7 +38,12 @@ pub struct Modes {
 impl Devlink {
     /// Opens a socket in the namespace of this thread; `None` if the kernel has no devlink.
     pub fn open() -> Result<Option<Devlink>> {
-        Ok(generic::open("devlink")?.map(|(socket, family)| Devlink { socket, family }))
+        Ok(generic::open("devlink")?.map(|(socket, family)| Devlink::over(socket, family)))
+    }
+
+    /// Talks over a socket of generic netlink, in which the family has this number.
+    pub fn over(socket: Socket, family: u16) -> Devlink {
+        Devlink { socket, family }
     }
 
     /// Reads the modes of the PCI function at `address`.

@@ -154,7 +154,12 @@ pub struct Ethtool {
 impl Ethtool {
     /// Opens a socket in the namespace of this thread; `None` if the kernel does not have the family.
     pub fn open() -> Result<Option<Ethtool>> {
-        Ok(generic::open("ethtool")?.map(|(socket, family)| Ethtool { socket, family }))
+        Ok(generic::open("ethtool")?.map(|(socket, family)| Ethtool::over(socket, family)))
+    }
+
+    /// Talks over a socket of generic netlink, in which the family has this number.
+    pub fn over(socket: Socket, family: u16) -> Ethtool {
+        Ethtool { socket, family }
     }
 
     /// Reads all settings that the driver reports, with one system call for all requests.

@@ -195,8 +195,13 @@ impl Socket {
             setsockopt(&raw, ReceiveTimeout, &TimeVal::seconds(PATIENCE_SECONDS))?;
             Ok(raw)
         };
-        let raw = open().context("cannot open a netlink socket")?;
-        Ok(Socket { raw, buffer: Vec::with_capacity(ROOM), awaited: 1..1 })
+        Ok(Socket::over(open().context("cannot open a netlink socket")?))
+    }
+
+    /// Talks over a socket that is connected: to the kernel, or to a program that answers in its place. The first request
+    /// has the sequence number 1.
+    pub fn over(raw: RawSocket) -> Socket {
+        Socket { raw, buffer: Vec::with_capacity(ROOM), awaited: 1..1 }
     }
 
     /// Makes a change, and returns when the kernel has made it. While the kernel answers EBUSY, the request is

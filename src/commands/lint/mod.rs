@@ -103,7 +103,7 @@ type Shift<'a> = (i64, usize, &'a str);
 
 /// All that was read, and what was found.
 #[derive(Debug, Default)]
-struct Lint {
+pub struct Lint {
     /// The files in the order of the arguments.
     files: Vec<String>,
     findings: Vec<Finding>,
@@ -127,39 +127,9 @@ struct Lint {
 
 /// Checks all files, and all files in directories, and prints the findings.
 pub fn lint(files: &[String], output: Output) -> Result<ExitCode> {
-    let mut lint = Lint { cluster_networks: Node::load()?.cluster_networks, ..Lint::default() };
-    for file in files {
-        lint.path(file);
-    }
-    lint.finish();
-    let Lint { findings, silenced, networks, others, .. } = &lint;
-    let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
-    let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
-    let text = match output {
-        Output::Json => {
-            let findings: Vec<_> = findings.iter().map(Finding::json).collect();
-            let with_reason = |(finding, reason): &(Finding, String)| {
-                let mut json = finding.json();
-                json["reason"] = reason.as_str().into();
-                json
-            };
-            let silenced: Vec<_> = silenced.iter().map(with_reason).collect();
-            output::pretty(&json!({"networks": networks, "otherNetworks": others, "errors": errors,
-                "warnings": warnings, "findings": findings, "silenced": silenced}))
-        }
-        Output::Table => {
-            let lines = findings.iter().map(|finding| output::printable(&finding.to_string()) + "\n");
-            let some = |count, what| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-            let (networks, others) = (some(*networks, "network"), *others);
-            let beside = if others == 0 { String::new() } else { format!(" ({others} of other plugins)") };
-            let (errors, warnings) = (some(errors, "error"), some(warnings, "warning"));
-            let silenced =
-                if silenced.is_empty() { String::new() } else { format!(", {} silenced", silenced.len()) };
-            lines.collect::<String>() + &format!("{networks}{beside}: {errors}, {warnings}{silenced}\n")
-        }
-    };
-    output::print(&text)?;
-    Ok(if errors == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let lint = Lint::of(files, Node::load()?.cluster_networks);
+    output::print(&lint.text(output))?;
+    Ok(if lint.count(Severity::Error) == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 impl fmt::Display for Finding {
@@ -225,6 +195,53 @@ impl Context<'_> {
 }
 
 impl Lint {
+    /// Checks all files, and all files in directories, of a cluster with these networks of its own.
+    pub fn of(files: &[String], cluster_networks: Vec<IpNet>) -> Lint {
+        let mut lint = Lint { cluster_networks, ..Lint::default() };
+        for file in files {
+            lint.path(file);
+        }
+        lint.finish();
+        lint
+    }
+
+    fn count(&self, severity: Severity) -> usize {
+        self.findings.iter().filter(|finding| finding.severity == severity).count()
+    }
+
+    /// The findings, and the number of networks.
+    pub fn text(&self, output: Output) -> String {
+        let Lint { findings, silenced, networks, others, .. } = self;
+        let (errors, warnings) = (self.count(Severity::Error), self.count(Severity::Warning));
+        match output {
+            Output::Json => {
+                let findings: Vec<_> = findings.iter().map(Finding::json).collect();
+                let with_reason = |(finding, reason): &(Finding, String)| {
+                    let mut json = finding.json();
+                    json["reason"] = reason.as_str().into();
+                    json
+                };
+                let silenced: Vec<_> = silenced.iter().map(with_reason).collect();
+                output::pretty(&json!({"networks": networks, "otherNetworks": others, "errors": errors,
+                    "warnings": warnings, "findings": findings, "silenced": silenced}))
+            }
+            Output::Table => {
+                let lines = findings.iter().map(|finding| output::printable(&finding.to_string()) + "\n");
+                let some = |count, what| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+                let (networks, others) = (some(*networks, "network"), *others);
+                let beside =
+                    if others == 0 { String::new() } else { format!(" ({others} of other plugins)") };
+                let (errors, warnings) = (some(errors, "error"), some(warnings, "warning"));
+                let silenced = if silenced.is_empty() {
+                    String::new()
+                } else {
+                    format!(", {} silenced", silenced.len())
+                };
+                lines.collect::<String>() + &format!("{networks}{beside}: {errors}, {warnings}{silenced}\n")
+            }
+        }
+    }
+
     fn say(&mut self, severity: Severity, network: &str, fault: Fault) {
         self.findings.push(Finding { severity, network: network.to_owned(), of: self.of, fault });
     }

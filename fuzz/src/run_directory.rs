@@ -1,0 +1,215 @@
+//! The run directory: leases, records, debts. What cannot be read is never taken for nothing.
+
+use std::collections::HashSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use rail_cni::attach::record::Records;
+use rail_cni::cni::Plugin as _;
+use rail_cni::cni::{Args, Attachment, Network, Strictness};
+use rail_cni::ipam::lease::{self, Ask, Folder, Holder};
+use rail_cni::ipam::{Ipam, living};
+use rail_cni::netlink::saved::Saved;
+use rail_cni::node::Node;
+use rail_cni::pool::Allocation;
+use serde_json::{Value, json};
+
+use crate::directory::Directory;
+use crate::input::parts;
+use crate::{judge, netlink};
+
+const NODE: &str = "node-0";
+const POOL: &str = "rail-0";
+/// The only address of the pool that a host can have.
+const ADDRESS: &str = "172.16.0.0";
+
+fn node_of(directory: &Directory) -> Node {
+    let node =
+        json!({"runDir": directory.path("run"), "storeDir": directory.path("store"), "nodeName": NODE});
+    Node::parse(Path::new("node.json"), node.to_string().as_bytes()).expect("a node.json")
+}
+
+/// What no file of a corpus can know: the id of this boot, and the namespace that is alive for sure.
+static NOW: LazyLock<[(&str, String); 3]> = LazyLock::new(|| {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("an id");
+    let netns = fs::metadata("/proc/self/ns/net").expect("a namespace");
+    [
+        ("@BOOT@", boot.trim().to_owned()),
+        ("@DEV@", netns.dev().to_string()),
+        ("@INO@", netns.ino().to_string()),
+    ]
+});
+
+/// The input with these in place of their signs.
+fn of_now(data: &[u8]) -> Vec<u8> {
+    // Bytes that are no UTF-8 stay what they are: an input is changed only if it has a sign.
+    let Ok(text) = std::str::from_utf8(data) else { return data.to_vec() };
+    NOW.iter().fold(text.to_owned(), |text, (sign, value)| text.replace(sign, value)).into_bytes()
+}
+
+/// A node whose run directory is `run`, in which leases were taken before.
+fn node(directory: &Directory) -> Node {
+    fs::create_dir_all(directory.path("run/leases").join(living::BEGUN)).expect("a directory");
+    node_of(directory)
+}
+
+static NETWORK: LazyLock<Network> = LazyLock::new(|| {
+    let config = json!({"cniVersion": "1.1.0", "name": "rail-0"}).to_string().into_bytes();
+    Network::parse(config, Args::default(), Vec::new(), Ipam::KEYS, Strictness::Strict).expect("a network")
+});
+
+static ALLOCATION: LazyLock<Allocation> = LazyLock::new(|| {
+    let allocation = json!({"version": 1, "prefix": "172.16.0.0/31", "gateway": "172.16.0.1"});
+    serde_json::from_value(allocation).expect("an allocation")
+});
+
+fn attachment(container_id: &str) -> Attachment {
+    Attachment { container_id: container_id.to_owned(), ifname: "net1".to_owned() }
+}
+
+/// The content of a lease's file. Another attachment wants the address, which is the only one.
+pub fn lease(data: &[u8]) {
+    let data = &of_now(data);
+    let directory = Directory::new();
+    let node = node(&directory);
+    let (theirs, ours) = (attachment("theirs"), attachment("ours"));
+    let name = format!("{ADDRESS}@{}.json", lease::key("rail-0", &theirs));
+    let file = directory.write(&format!("run/leases/{NODE}/{POOL}/{name}"), data);
+    let folder = Folder::existing(&node, NODE, POOL).expect("a directory").expect("a directory");
+    let [entry] = &folder.entries().expect("a list")[..] else { panic!("one lease") };
+    let read = folder.read(entry);
+    let is_read = match &read {
+        Ok(Some(found)) => {
+            let text = serde_json::to_vec(found).expect("a lease");
+            assert_eq!(&serde_json::from_slice::<lease::Lease>(&text).expect("a lease"), found);
+            assert_eq!(found.address.to_string(), ADDRESS);
+            true
+        }
+        Ok(None) => panic!("a lease that is there is said not to be"),
+        Err(why) => {
+            assert!(why.contains(&file), "the error does not name the file: {why}");
+            judge::message(why);
+            false
+        }
+    };
+    // The attachment whose lease it is.
+    let held = folder.held_by("rail-0", &theirs);
+    assert_eq!(held.as_ref().is_ok_and(Option::is_some), is_read, "{held:?}");
+    // GC and the DEL of another attachment leave what they do not understand.
+    lease::release(&node, "rail-0", &ours).expect("nothing to do");
+    assert!(fs::exists(&file).expect("a look"));
+    if !is_read {
+        lease::collect(&node, "rail-0", &HashSet::new()).expect("it is left alone");
+        assert!(fs::exists(&file).expect("a look"), "GC removed what it cannot read");
+        lease::release(&node, "", &theirs).expect("it is left alone");
+        assert!(fs::exists(&file).expect("a look"), "a DEL without a network removed what it cannot read");
+    }
+    // Whoever asks gets the address only if its holder is known and dead.
+    let is_dead =
+        read.as_ref().is_ok_and(|read| read.as_ref().is_some_and(|read| read.is_dead().unwrap_or(false)));
+    let asks = Ask::all(vec![POOL.into()], vec![ALLOCATION.clone()], &[]).expect("a request");
+    let holder = Holder::new(&NETWORK, &ours, None).expect("a holder");
+    match lease::take(&node, NODE, &asks, &holder, || Ok(true)) {
+        Ok(given) => assert!(is_dead, "{given:?} was given, which {read:?} holds"),
+        Err(error) => {
+            assert!(!is_dead, "{error:#}");
+            judge::refused(&error, &[11]);
+            assert!(format!("{error:#}").contains(ADDRESS));
+            assert!(fs::exists(&file).expect("a look"));
+        }
+    }
+    // Its own DEL always ends it.
+    lease::release(&node, "rail-0", &theirs).expect("it ends");
+    assert!(!fs::exists(&file).expect("a look"));
+}
+
+/// living.json: as long as it is damaged, the pods are asked.
+pub fn living(data: &[u8]) {
+    let directory = Directory::new();
+    let node = node(&directory);
+    directory.write("run/living.json", data);
+    let is_nothing =
+        matches!(serde_json::from_slice::<Value>(data), Ok(Value::Array(list)) if list.is_empty());
+    assert_eq!(living::is_settled(&node).expect("an answer"), is_nothing);
+    let known = living::known(&node).expect("an answer");
+    assert!(known.is_empty() || !is_nothing);
+    for one in known {
+        assert!(!one.to_string().is_empty());
+        if living::within(&node, &[]).is_ok_and(|all| all.is_empty()) {
+            assert!(!living::is_settled(&node).expect("an answer"));
+        }
+    }
+    assert!(!living::is_emptied(&node).expect("an answer"));
+}
+
+/// The device of the records.
+const DEVICE: &str = "0000:3b:00.2";
+
+/// Parts: a record, the copy in the lock of its device, a debt, and a message of netlink that a record keeps.
+pub fn record(data: &[u8]) {
+    let data = &of_now(data);
+    let parts = parts(data, 4);
+    let directory = Directory::new();
+    let node = node_of(&directory);
+    let part = |at: usize| parts.get(at).copied().unwrap_or_default();
+    let ours = attachment("c1");
+    let name = format!("c1:net1:{DEVICE}.json");
+    let paths: Vec<PathBuf> = [
+        (format!("run/attachments/{name}"), part(0)),
+        (format!("run/locks/device-{DEVICE}"), part(1)),
+        (format!("run/debts/{name}"), part(2)),
+    ]
+    .into_iter()
+    .map(|(path, content)| directory.write(&path, content).into())
+    .collect();
+    let records = Records::open_existing(&node).expect("directories").expect("directories");
+    let on_file = records.on_file(&ours).expect("an answer");
+    let found = records.find(&ours).expect("an answer");
+    let (all, unreadable) = records.all().expect("an answer");
+    let is_record = matches!(serde_json::from_slice::<Value>(part(0)), Ok(Value::Object(_)));
+    assert!(is_record || unreadable == [name.clone()], "a damaged record is not told of: {unreadable:?}");
+    assert!(unreadable.is_empty() || on_file.is_none());
+    // One attachment has one record.
+    let keys: HashSet<_> = all.iter().map(|record| record.attachment().to_string()).collect();
+    assert_eq!(keys.len(), all.len());
+    assert!(all.len() <= 2);
+    assert!(on_file.is_none() || found.is_some());
+    let mut lock = records.lock_device(DEVICE).expect("a lock");
+    let claims = records.claims_on(DEVICE, &mut lock, None).expect("an answer");
+    // What claims the device is known to all.
+    for claim in &claims {
+        assert!(all.iter().any(|record| record.attachment() == claim.attachment()), "{claim:?}");
+    }
+    let but = records.claims_on(DEVICE, &mut lock, Some(&ours)).expect("an answer");
+    assert!(but.len() <= claims.len() && but.iter().all(|claim| claim.attachment() != ours));
+    drop(lock);
+    let debts = records.debts().expect("an answer");
+    assert!(debts.len() <= 1);
+    let of_device = records.debts_of(DEVICE).expect("an answer");
+    assert_eq!(of_device.len(), debts.len());
+    assert_eq!(records.ifnames_of("c1").expect("an answer"), ["net1"]);
+    let owing = debts.iter().map(|debt| {
+        assert_eq!(debt.is_paid(), debt.record.debt.as_ref().is_some_and(|debt| debt.owed.is_empty()));
+        &debt.record
+    });
+    for record in all.iter().chain(owing) {
+        let text = serde_json::to_value(record).expect("a record");
+        let again: rail_cni::attach::record::Record = serde_json::from_value(text.clone()).expect("a record");
+        assert_eq!(serde_json::to_value(again).expect("a record"), text);
+        assert!(!record.holder().is_empty() && !record.interface().is_empty() || record.ifname.is_empty());
+        let _ = (record.life(), record.is_chained(), record.runtime_key(), record.owed());
+        let _ = (record.owes_device(), record.owes_host_addresses(), record.is_owed_in_vain());
+        if let Some(host) = &record.host {
+            assert!(host.lease().ips.iter().all(|ip| !ip.address.addr().is_multicast()));
+        }
+    }
+    // Looking changes nothing.
+    for (path, content) in paths.iter().zip([part(0), part(1), part(2)]) {
+        assert_eq!(fs::read(path).expect("a file"), content, "{}", path.display());
+    }
+    if let Ok(saved) = serde_json::from_slice::<Saved>(part(3)) {
+        netlink::saved(&saved);
+    }
+}
