@@ -1,0 +1,538 @@
+//! The page: tables and pictures of what was measured, and the same in the documents.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::parts::{ETH0, LeftOut};
+use crate::plot::{Labels, Series, bars, grouped, lines};
+use crate::samples::{Counted, Sample, Summary, read_csv, summarize, write_csv};
+
+/// Under which circumstances was measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run {
+    pub date: String,
+    pub kernel: String,
+    pub processor: String,
+    pub processors: usize,
+    pub load_before: String,
+    pub load_after: String,
+    pub version: String,
+    pub others: String,
+    pub rounds: usize,
+    pub seed: u64,
+    pub left_out: Vec<LeftOut>,
+}
+
+/// A part of the page: its text, and its pictures by name.
+#[derive(Debug)]
+struct Section {
+    part: &'static str,
+    heading: &'static str,
+    text: String,
+    pictures: Vec<(String, String)>,
+}
+
+const WAYS: [&str; 3] = ["direct", "cnitool", "Multus"];
+
+/// Parts in which all contenders and callers meet.
+const SHAPES: [(&str, &str, &[&str]); 2] =
+    [("one", "One rail", &["one rail"]), ("eight", "Eight rails", &["eight in turn", "eight at once"])];
+
+/// A part whose x grows.
+struct Growth {
+    part: &'static str,
+    heading: &'static str,
+    x: &'static str,
+    says: &'static str,
+}
+
+const GROWTHS: [Growth; 7] = [
+    Growth {
+        part: "rails",
+        heading: "Rails of a pod",
+        x: "rails of one pod, one after the other",
+        says: "ADD of all rails of a pod",
+    },
+    Growth {
+        part: "pods",
+        heading: "Pods that start at once",
+        x: "pods at once, one rail each",
+        says: "until the last ADD has ended",
+    },
+    Growth { part: "routes", heading: "Routes of a rail", x: "routes of the rail", says: "ADD of one rail" },
+    Growth {
+        part: "leases",
+        heading: "Leases in the pool",
+        x: "leases in the pool",
+        says: "ADD of the IPAM plugin alone",
+    },
+    Growth {
+        part: "nodes",
+        heading: "Nodes in the plan",
+        x: "nodes in the store",
+        says: "ADD of rail-ipam alone",
+    },
+    Growth {
+        part: "netdevs",
+        heading: "Netdevs of the host",
+        x: "netdevs in the host's namespace",
+        says: "ADD of one rail",
+    },
+    Growth {
+        part: "vfs",
+        heading: "VFs of a PF",
+        x: "VFs of the PF, in an emulated machine",
+        says: "ADD of one VF",
+    },
+];
+
+/// Reads what was measured, and writes summary, pictures and page beside it. With `repository`, also the documents.
+pub fn render(folder: &Path, repository: Option<&Path>) -> Result<(), String> {
+    let samples: Vec<Sample> = read_csv(&folder.join("raw.csv"))?;
+    let counted: Vec<Counted> = read_csv(&folder.join("counts.csv"))?;
+    let text = read(&folder.join("run.json"))?;
+    let run: Run = serde_json::from_str(&text).map_err(|error| format!("run.json: {error}"))?;
+    let summary = summarize(&samples);
+    write_csv(&folder.join("summary.csv"), &summary)?;
+    let sections = sections(&summary, &counted, &run)?;
+    let mut page = "# Figures\n".to_owned();
+    for section in &sections {
+        page.push_str(&format!("\n## {}\n\n{}", section.heading, section.text.replace("images/", "")));
+        for (name, svg) in &section.pictures {
+            write(&folder.join(name), svg)?;
+        }
+    }
+    write(&folder.join("page.md"), &page)?;
+    let Some(repository) = repository else { return Ok(()) };
+    let document = repository.join("docs/performance.md");
+    let mut text = read(&document)?;
+    for section in &sections {
+        text = replaced(&text, section.part, &section.text)?;
+        for (name, svg) in &section.pictures {
+            write(&repository.join("docs/images").join(name), svg)?;
+        }
+    }
+    write(&document, &text)
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn write(path: &Path, text: &str) -> Result<(), String> {
+    fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// `text` with what is between the two marks of `part` replaced.
+fn replaced(text: &str, part: &str, new: &str) -> Result<String, String> {
+    let (begin, end) =
+        (format!("<!-- scripts/bench --docs {part} -->\n"), format!("<!-- end of {part} -->\n"));
+    let (before, rest) =
+        text.split_once(&begin).ok_or_else(|| format!("docs/performance.md has no {}", begin.trim()))?;
+    let (_, after) =
+        rest.split_once(&end).ok_or_else(|| format!("docs/performance.md has no {}", end.trim()))?;
+    Ok(format!("{before}{begin}\n{}\n\n{end}{after}", new.trim()))
+}
+
+fn sections(summary: &[Summary], counted: &[Counted], run: &Run) -> Result<Vec<Section>, String> {
+    let mut sections = Vec::new();
+    let of = |part: &str| summary.iter().filter(|row| row.part == part).collect::<Vec<_>>();
+    for (part, heading, shapes) in SHAPES {
+        let rows = of(part);
+        if !rows.is_empty() {
+            sections.push(ways(part, heading, shapes, &rows, counted, run)?);
+        }
+    }
+    let (probed, short) = (of("probe"), of("short"));
+    if !probed.is_empty() {
+        let head = head("probe", &probed, run);
+        let mut text =
+            format!("{head}| addresses | gatewayProbe | ADD ms | DEL ms |\n| --- | --- | --- | --- |\n");
+        for add in probed.iter().filter(|row| row.verb == "ADD") {
+            let asked = add.contender.trim_start_matches("gatewayProbe: ");
+            text.push_str(&format!(
+                "| {} | {asked} | {} | {} |\n",
+                add.shape,
+                ms(add.p50_us),
+                ms(del_of(&probed, add))
+            ));
+        }
+        sections.push(Section { part: "probe", heading: "The gateway probe", text, pictures: Vec::new() });
+    }
+    if !short.is_empty() {
+        let head = head("short", &short, run);
+        let mut text =
+            format!("{head}| call | ms | p99 | longest | CPU ms |\n| --- | --- | --- | --- | --- |\n");
+        for row in &short {
+            let p99 = if row.n < 100 { "–".to_owned() } else { ms(row.p99_us) };
+            let cells = [ms(row.p50_us), p99, ms(row.max_us), ms(row.cpu_us)].join(" | ");
+            text.push_str(&format!("| {} of {} | {cells} |\n", row.verb, row.contender));
+        }
+        sections.push(Section { part: "short", heading: "VERSION and STATUS", text, pictures: Vec::new() });
+    }
+    for growth in &GROWTHS {
+        let rows = of(growth.part);
+        if !rows.is_empty() {
+            sections.push(grows(growth, &rows, run)?);
+        }
+    }
+    Ok(sections)
+}
+
+/// Where and when it was measured, and what could not be.
+fn head(part: &str, rows: &[&Summary], run: &Run) -> String {
+    let least = rows.iter().map(|row| row.n).min().unwrap_or(0);
+    let most = rows.iter().map(|row| row.n).max().unwrap_or(0);
+    let samples = match (least, most) {
+        (_, 1) => "One call each".to_owned(),
+        _ if least == most => format!("Medians of {most} interleaved calls"),
+        _ => format!("Medians of {least} to {most} interleaved calls"),
+    };
+    let how = if part == "vfs" { "--lab" } else { part };
+    let mut text = format!(
+        "Measured by `scripts/bench {how}` on {}: Linux {}, {} processors ({}), load average {} before and {} after; {}{}. {samples}, seed {}.\n\n",
+        run.date,
+        run.kernel,
+        run.processors,
+        run.processor,
+        run.load_before,
+        run.load_after,
+        run.version,
+        run.others,
+        run.seed
+    );
+    let load = |text: &str| text.parse::<f64>().unwrap_or(0.0);
+    if load(&run.load_before).max(load(&run.load_after))
+        > f64::from(u32::try_from(run.processors).unwrap_or(1)) * 1.5
+    {
+        text.push_str(
+            "**The machine was busy with other work.** The times have that in them; the counts do not. Measure again.\n\n",
+        );
+    }
+    for left_out in run.left_out.iter().filter(|one| one.part == part) {
+        text.push_str(&format!(
+            "Left out: {}, because {}.\n\n",
+            left_out.what,
+            left_out.reason.trim_end_matches('.')
+        ));
+    }
+    text
+}
+
+/// Milliseconds, with as many digits as mean something.
+fn ms(micros: u64) -> String {
+    let tenths = (micros + 50) / 100;
+    match micros {
+        0..10_000 => format!("{}.{:02}", micros / 1000, micros % 1000 / 10),
+        10_000..1_000_000 => format!("{}.{}", tenths / 10, tenths % 10),
+        _ => grouped(as_ms(micros).round()),
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "microseconds of a call")]
+fn as_ms(micros: u64) -> f64 {
+    micros as f64 / 1000.0
+}
+
+/// The median of the DEL of the same key.
+fn del_of(rows: &[&Summary], add: &Summary) -> u64 {
+    same(rows, add, "DEL").map_or(0, |row| row.p50_us)
+}
+
+fn same<'a>(rows: &[&'a Summary], of: &Summary, verb: &str) -> Option<&'a Summary> {
+    let is_same = |row: &&&Summary| {
+        row.verb == verb
+            && row.contender == of.contender
+            && row.way == of.way
+            && row.shape == of.shape
+            && row.x == of.x
+    };
+    rows.iter().find(is_same).copied()
+}
+
+fn ways(
+    part: &'static str,
+    heading: &'static str,
+    shapes: &[&str],
+    rows: &[&Summary],
+    counted: &[Counted],
+    run: &Run,
+) -> Result<Section, String> {
+    let mut text = head(part, rows, run);
+    let mut pictures = Vec::new();
+    for shape in shapes {
+        let of_shape: Vec<&Summary> = rows.iter().filter(|row| row.shape == *shape).copied().collect();
+        if of_shape.is_empty() {
+            continue;
+        }
+        let name = format!("bench-{}.svg", shape.replace(' ', "-"));
+        text.push_str(&format!("![ADD of {shape} by contender and caller](images/{name})\n\n"));
+        text.push_str(&format!(
+            "| {shape} | caller | ADD ms | p99 | longest | DEL ms | p99 | longest | both, of the floor | CPU ms of both |\n\
+            | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        ));
+        let floor = of_shape.iter().find(|row| row.contender.starts_with("floor") && row.verb == "ADD");
+        let floor = floor.map(|add| add.p50_us + del_of(&of_shape, add));
+        for way in WAYS {
+            for add in in_order(of_shape.iter().filter(|row| row.verb == "ADD" && row.way == way)) {
+                let Some(del) = same(&of_shape, add, "DEL") else { continue };
+                let p99 = |row: &Summary| if row.n < 100 { "–".to_owned() } else { ms(row.p99_us) };
+                let ratio = floor.map_or("–".to_owned(), |floor| {
+                    format!("{:.2}", as_ms(add.p50_us + del.p50_us) / as_ms(floor).max(0.001))
+                });
+                let cells = [
+                    ms(add.p50_us),
+                    p99(add),
+                    ms(add.max_us),
+                    ms(del.p50_us),
+                    p99(del),
+                    ms(del.max_us),
+                    ratio,
+                    ms(add.cpu_us + del.cpu_us),
+                ];
+                text.push_str(&format!("| {} | {way} | {} |\n", add.contender, cells.join(" | ")));
+            }
+        }
+        text.push('\n');
+        pictures.push((name, bars_of(shape, &of_shape)?));
+    }
+    let counted: Vec<_> = counted.iter().filter(|one| shapes.contains(&one.shape.as_str())).collect();
+    text.push_str(&counts_of(&counted));
+    Ok(Section { part, heading, text, pictures })
+}
+
+/// As they are measured: the floor first, then ours.
+fn in_order<'a>(rows: impl Iterator<Item = &'a &'a Summary>) -> Vec<&'a Summary> {
+    let mut rows: Vec<&Summary> = rows.copied().collect();
+    rows.sort_by_key(|row| place_of(&row.contender));
+    rows
+}
+
+fn place_of(contender: &str) -> usize {
+    let order = ["eth0", "floor", "rail", "host-device + static", "host-device + host-local", "host-device"];
+    order.iter().position(|name| contender.starts_with(name)).unwrap_or(order.len())
+}
+
+fn bars_of(shape: &str, rows: &[&Summary]) -> Result<String, String> {
+    let adds: Vec<&Summary> = rows.iter().filter(|row| row.verb == "ADD").copied().collect();
+    let groups: Vec<&str> = WAYS.into_iter().filter(|way| adds.iter().any(|row| row.way == *way)).collect();
+    let mut series: BTreeMap<(usize, &str), Vec<(f64, f64)>> = BTreeMap::new();
+    for (group, way) in (0_u32..).zip(&groups) {
+        // Only pods of Multus have it.
+        for row in adds.iter().filter(|row| row.way == *way && row.contender != ETH0) {
+            let at = (place_of(&row.contender), row.contender.as_str());
+            series.entry(at).or_default().push((f64::from(group), as_ms(row.p50_us)));
+        }
+    }
+    let series: Vec<_> =
+        series.into_iter().map(|((_, title), points)| Series { title: title.to_owned(), points }).collect();
+    let title = format!("ADD of {shape}");
+    bars(Labels { title: &title, x: "caller (Multus also makes eth0)", y: "median, ms" }, &groups, &series)
+}
+
+fn counts_of(counted: &[&Counted]) -> String {
+    if counted.is_empty() {
+        return String::new();
+    }
+    let has_instructions = counted.iter().any(|one| one.instructions.is_some());
+    let mut text = "What the calls do, counted in one call each; ADD / DEL. *Peak* is that of the largest process. Under \
+        Multus eth0 is counted, too.\n\n\
+        | | caller | shape | programs run | moves between namespaces | `setns` | system calls | peak MiB |"
+        .to_owned();
+    text.push_str(if has_instructions { " instructions, million |\n" } else { "\n" });
+    text.push_str("| --- | --- | --- | --- | --- | --- | --- | --- |");
+    text.push_str(if has_instructions { " --- |\n" } else { "\n" });
+    let mut adds: Vec<&Counted> = counted.iter().filter(|one| one.verb == "ADD").copied().collect();
+    let way_of = |one: &Counted| WAYS.iter().position(|way| *way == one.way);
+    adds.sort_by_key(|one| (way_of(one), place_of(&one.contender)));
+    for add in adds {
+        let is_same = |one: &&&Counted| {
+            one.verb == "DEL"
+                && one.contender == add.contender
+                && one.way == add.way
+                && one.shape == add.shape
+        };
+        let Some(del) = counted.iter().find(is_same) else { continue };
+        let pair = |of: fn(&Counted) -> u64| match [of(add), of(del)] {
+            [0, 0] => "–".to_owned(),
+            both => {
+                both.map(|count| grouped(f64::from(u32::try_from(count).unwrap_or(u32::MAX)))).join(" / ")
+            }
+        };
+        let peak = [add, del]
+            .map(|one| format!("{:.1}", f64::from(u32::try_from(one.peak_kib).unwrap_or(0)) / 1024.0));
+        let cells = [
+            pair(|one| one.execs),
+            pair(|one| one.moves),
+            pair(|one| one.setns),
+            pair(|one| one.syscalls),
+            peak.join(" / "),
+        ];
+        let instructions = match has_instructions {
+            true => format!(" {} |", pair(|one| one.instructions.unwrap_or(0) / 1_000_000)),
+            false => String::new(),
+        };
+        let first = format!("| {} | {} | {} |", add.contender, add.way, add.shape);
+        text.push_str(&format!("{first} {} |{instructions}\n", cells.join(" | ")));
+    }
+    text
+}
+
+fn grows(growth: &Growth, rows: &[&Summary], run: &Run) -> Result<Section, String> {
+    let adds: Vec<&Summary> = rows.iter().filter(|row| row.verb == "ADD").copied().collect();
+    let mut contenders: Vec<&str> = adds.iter().map(|row| row.contender.as_str()).collect();
+    contenders.sort_by_key(|name| (place_of(name), *name));
+    contenders.dedup();
+    let mut values: Vec<u64> = adds.iter().map(|row| row.x).collect();
+    values.sort_unstable();
+    values.dedup();
+    let of = |contender: &str, x: u64| adds.iter().find(|row| row.contender == contender && row.x == x);
+    let series: Vec<_> = contenders
+        .iter()
+        .map(|contender| {
+            let rows = values.iter().filter_map(|&x| of(contender, x));
+            Series {
+                title: (*contender).to_owned(),
+                points: rows.map(|row| (count(row.x), as_ms(row.p50_us))).collect(),
+            }
+        })
+        .collect();
+    let name = format!("bench-{}.svg", growth.part);
+    let title = format!("{}: {}", growth.heading, growth.says);
+    let picture = lines(Labels { title: &title, x: growth.x, y: "median, ms" }, &series)?;
+    let mut text = format!("{}![{title}](images/{name})\n\n", head(growth.part, rows, run));
+    let heads = contenders.iter().map(|contender| format!(" {contender}: ADD / DEL ms |"));
+    text.push_str(&format!(
+        "| {} |{}\n|{}\n",
+        growth.x,
+        heads.collect::<String>(),
+        " --- |".repeat(contenders.len() + 1)
+    ));
+    for x in values {
+        let cells = contenders.iter().map(|contender| {
+            let Some(add) = of(contender, x) else { return " – |".to_owned() };
+            match same(rows, add, "DEL") {
+                Some(del) => format!(" {} / {} |", ms(add.p50_us), ms(del.p50_us)),
+                None => format!(" {} |", ms(add.p50_us)),
+            }
+        });
+        text.push_str(&format!("| {} |{}\n", grouped(count(x)), cells.collect::<String>()));
+    }
+    Ok(Section { part: growth.part, heading: growth.heading, text, pictures: vec![(name, picture)] })
+}
+
+fn count(x: u64) -> f64 {
+    f64::from(u32::try_from(x).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[ignore = "needs the folder of a run in RAIL_BENCH_PAGE, as scripts/test has it"]
+    fn what_a_run_wrote_reads_back() {
+        let folder = std::path::PathBuf::from(std::env::var_os("RAIL_BENCH_PAGE").unwrap());
+        let samples: Vec<Sample> = read_csv(&folder.join("raw.csv")).unwrap();
+        let summary: Vec<Summary> = read_csv(&folder.join("summary.csv")).unwrap();
+        assert_eq!(summary, summarize(&samples));
+        let is_measured = |contender: &str, way: &str, verb: &str| {
+            summary.iter().any(|row| {
+                row.part == "one"
+                    && (&*row.contender, &*row.way, &*row.verb) == (contender, way, verb)
+                    && row.p50_us > 0
+            })
+        };
+        for verb in ["ADD", "DEL"] {
+            for contender in
+                ["rail-cni + rail-ipam", "host-device + static", "host-device + host-local, tuning, sbr"]
+            {
+                assert!(is_measured(contender, "direct", verb), "{verb} of {contender}");
+            }
+        }
+        let counted: Vec<Counted> = read_csv(&folder.join("counts.csv")).unwrap();
+        let ours =
+            counted.iter().find(|one| one.contender.starts_with("rail-cni") && one.way == "direct").unwrap();
+        assert!(ours.peak_kib > 0);
+        let page = read(&folder.join("page.md")).unwrap();
+        let names = page.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(name, _)| name);
+        let pictures: Vec<_> = names.filter(|name| name.ends_with(".svg")).collect();
+        assert!(!pictures.is_empty());
+        for name in pictures {
+            let svg = read(&folder.join(name)).unwrap();
+            roxmltree::Document::parse(&svg).unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+    }
+
+    #[test]
+    fn only_what_is_between_the_marks_is_replaced() {
+        let text = "a\n<!-- scripts/bench --docs rails -->\nold\n<!-- end of rails -->\nb\n";
+        let once = replaced(text, "rails", "new\n").unwrap();
+        assert_eq!(once, "a\n<!-- scripts/bench --docs rails -->\n\nnew\n\n<!-- end of rails -->\nb\n");
+        assert_eq!(replaced(&once, "rails", "new").unwrap(), once);
+        assert!(replaced(text, "pods", "new").is_err());
+    }
+
+    #[test]
+    fn milliseconds_have_the_digits_that_mean_something() {
+        assert_eq!([1_234, 12_345, 999_999, 1_453_400].map(ms), ["1.23", "12.3", "1000.0", "1,453"]);
+    }
+
+    fn row(part: &str, contender: &str, way: &str, shape: &str, x: u64, verb: &str, p50_us: u64) -> Summary {
+        let [part, contender, way, shape, verb] = [part, contender, way, shape, verb].map(str::to_owned);
+        Summary {
+            part,
+            contender,
+            way,
+            shape,
+            x,
+            verb,
+            n: 7,
+            p50_us,
+            p99_us: p50_us,
+            max_us: p50_us,
+            cpu_us: 1000,
+        }
+    }
+
+    fn run() -> Run {
+        let left_out = vec![LeftOut {
+            part: "one".into(),
+            what: "instructions".into(),
+            reason: "perf is not here".into(),
+        }];
+        Run {
+            date: "2026-01-01".into(),
+            kernel: "6.1".into(),
+            processor: "x".into(),
+            processors: 2,
+            load_before: "0.1".into(),
+            load_after: "0.2".into(),
+            version: "rail-cni 0.2.0".into(),
+            others: String::new(),
+            rounds: 7,
+            seed: 3,
+            left_out,
+        }
+    }
+
+    #[test]
+    fn the_page_says_who_took_how_long_and_what_is_missing() {
+        let rows = [
+            row("one", "floor: ip -batch", "direct", "one rail", 1, "ADD", 10_000),
+            row("one", "floor: ip -batch", "direct", "one rail", 1, "DEL", 20_000),
+            row("one", "rail-cni + rail-ipam", "direct", "one rail", 1, "ADD", 12_000),
+            row("one", "rail-cni + rail-ipam", "direct", "one rail", 1, "DEL", 21_000),
+            row("leases", "rail-ipam", "direct", "one call", 5000, "ADD", 1_500),
+        ];
+        let sections = sections(&rows, &[], &run()).unwrap();
+        assert_eq!(sections.iter().map(|section| section.part).collect::<Vec<_>>(), ["one", "leases"]);
+        let ours = "| rail-cni + rail-ipam | direct | 12.0 | – | 12.0 | 21.0 | – | 21.0 | 1.10 | 2.00 |";
+        assert!(sections[0].text.contains(ours), "{}", sections[0].text);
+        assert!(sections[0].text.contains("Left out: instructions, because perf is not here."));
+        assert!(sections[1].text.contains("| 5,000 | 1.50 |"), "{}", sections[1].text);
+    }
+}
