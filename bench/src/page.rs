@@ -176,7 +176,7 @@ fn sections(summary: &[Summary], counted: &[Counted], run: &Run) -> Result<Vec<S
     for growth in &GROWTHS {
         let rows = of(growth.part);
         if !rows.is_empty() {
-            sections.push(grows(growth, &rows, run)?);
+            sections.push(grows(growth, &rows, counted, run)?);
         }
     }
     Ok(sections)
@@ -299,7 +299,7 @@ fn ways(
         text.push('\n');
         pictures.push((name, bars_of(shape, &of_shape)?));
     }
-    let counted: Vec<_> = counted.iter().filter(|one| shapes.contains(&one.shape.as_str())).collect();
+    let counted: Vec<_> = counted.iter().filter(|one| one.part == part).collect();
     text.push_str(&counts_of(&counted));
     Ok(Section { part, heading, text, pictures })
 }
@@ -381,7 +381,7 @@ fn counts_of(counted: &[&Counted]) -> String {
     text
 }
 
-fn grows(growth: &Growth, rows: &[&Summary], run: &Run) -> Result<Section, String> {
+fn grows(growth: &Growth, rows: &[&Summary], counted: &[Counted], run: &Run) -> Result<Section, String> {
     let adds: Vec<&Summary> = rows.iter().filter(|row| row.verb == "ADD").copied().collect();
     let mut contenders: Vec<&str> = adds.iter().map(|row| row.contender.as_str()).collect();
     contenders.sort_by_key(|name| (place_of(name), *name));
@@ -404,7 +404,14 @@ fn grows(growth: &Growth, rows: &[&Summary], run: &Run) -> Result<Section, Strin
     let title = format!("{}: {}", growth.heading, growth.says);
     let picture = lines(Labels { title: &title, x: growth.x, y: "median, ms" }, &series)?;
     let mut text = format!("{}![{title}](images/{name})\n\n", head(growth.part, rows, run));
-    let heads = contenders.iter().map(|contender| format!(" {contender}: ADD / DEL ms |"));
+    let calls = |row: &Summary| {
+        let is_same = |one: &&Counted| {
+            one.part == row.part && one.x == row.x && one.contender == row.contender && one.verb == row.verb
+        };
+        counted.iter().find(is_same).map(|one| one.syscalls).filter(|&calls| calls > 0)
+    };
+    let unit = if adds.iter().any(|row| calls(row).is_some()) { "ms (system calls)" } else { "ms" };
+    let heads = contenders.iter().map(|contender| format!(" {contender}: ADD / DEL {unit} |"));
     text.push_str(&format!(
         "| {} |{}\n|{}\n",
         growth.x,
@@ -414,10 +421,12 @@ fn grows(growth: &Growth, rows: &[&Summary], run: &Run) -> Result<Section, Strin
     for x in values {
         let cells = contenders.iter().map(|contender| {
             let Some(add) = of(contender, x) else { return " – |".to_owned() };
-            match same(rows, add, "DEL") {
-                Some(del) => format!(" {} / {} |", ms(add.p50_us), ms(del.p50_us)),
-                None => format!(" {} |", ms(add.p50_us)),
-            }
+            let both: Vec<&Summary> = [Some(*add), same(rows, add, "DEL")].into_iter().flatten().collect();
+            let times = both.iter().map(|row| ms(row.p50_us)).collect::<Vec<_>>().join(" / ");
+            let made: Option<Vec<String>> =
+                both.iter().map(|row| calls(row).map(|calls| grouped(count(calls)))).collect();
+            let made = made.map_or(String::new(), |made| format!(" ({})", made.join(" / ")));
+            format!(" {times}{made} |")
         });
         text.push_str(&format!("| {} |{}\n", grouped(count(x)), cells.collect::<String>()));
     }

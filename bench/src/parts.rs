@@ -378,7 +378,7 @@ fn many_routes(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<
         let of_rail = |_| (0..count).map(|route| format!("11.0.{route}.0/24")).collect();
         let subject = |contender| subject_of(Part::Routes, contender, count, 1, false, of_rail);
         let subjects = contenders.into_iter().map(subject).collect::<Result<_, _>>()?;
-        measure(bed, subjects, fewer(plan.rounds), false, plan, results)?;
+        measure(bed, subjects, fewer(plan.rounds), true, plan, results)?;
     }
     Ok(())
 }
@@ -398,7 +398,7 @@ fn netdevs(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), 
         let subject =
             |contender| subject_of(Part::Netdevs, contender, count, 1, false, |rail| routes(rail, true));
         let subjects = contenders.into_iter().map(subject).collect::<Result<_, _>>()?;
-        measure(bed, subjects, fewer(plan.rounds), false, plan, results)?;
+        measure(bed, subjects, fewer(plan.rounds), true, plan, results)?;
     }
     // At once. One by one, when the namespace ends, would take long.
     ip_batch("link del group 7\n")
@@ -454,7 +454,7 @@ fn vfs(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), Stri
             .iter_mut()
             .flat_map(|subject| &mut subject.attachments)
             .for_each(|one| one.change(by_address));
-        measure(bed, subjects, fewer(plan.rounds), false, plan, results)?;
+        measure(bed, subjects, fewer(plan.rounds), true, plan, results)?;
     }
     put(&bus.join("del_device"), "2")?;
     put(&bus.join("del_device"), "1")
@@ -595,6 +595,18 @@ fn ipam(
                     results.keep(&key, verb, round, || runner.run(&call))?;
                 }
             }
+        }
+    }
+    if bed.tools.lacks_strace.is_some() {
+        return Ok(());
+    }
+    let tracer = Runner::new(Lens::Trace, Path::new(DIR));
+    for (title, conf) in confs {
+        let program = bed.program(conf["ipam"]["type"].as_str().unwrap_or_default());
+        let key = key(part, title, "direct", "one call", x);
+        for verb in ["ADD", "DEL"] {
+            tracer.run(&bed.call_of(&program, verb, conf, "measured", "pod0", "net1"))?;
+            results.counted.push(Counted::new(&key, verb, &tracer.counts()?));
         }
     }
     Ok(())

@@ -36,9 +36,11 @@ pub struct Sample {
 /// What a traced call did.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
+    pub part: String,
     pub contender: String,
     pub way: String,
     pub shape: String,
+    pub x: u64,
     pub verb: String,
     pub execs: u64,
     pub setns: u64,
@@ -79,9 +81,11 @@ impl Sample {
 impl Counted {
     pub fn new(key: &Key, verb: &str, counts: &Counts) -> Counted {
         Counted {
+            part: key.part.clone(),
             contender: key.contender.clone(),
             way: key.way.clone(),
             shape: key.shape.clone(),
+            x: key.x,
             verb: verb.to_owned(),
             execs: counts.execs,
             setns: counts.setns,
