@@ -191,12 +191,14 @@ fn head(part: &str, rows: &[&Summary], run: &Run) -> String {
         _ if least == most => format!("Medians of {most} interleaved calls"),
         _ => format!("Medians of {least} to {most} interleaved calls"),
     };
+    let processors =
+        if run.processors == 1 { "1 processor".to_owned() } else { format!("{} processors", run.processors) };
     let how = if part == "vfs" { "--lab" } else { part };
     let mut text = format!(
-        "Measured by `scripts/bench {how}` on {}: Linux {}, {} processors ({}), load average {} before and {} after; {}{}. {samples}, seed {}.\n\n",
+        "Measured by `scripts/bench {how}` on {}: Linux {}, {} ({}), load average {} before and {} after; {}{}. {samples}, seed {}.\n\n",
         run.date,
         run.kernel,
-        run.processors,
+        processors,
         run.processor,
         run.load_before,
         run.load_after,
@@ -269,7 +271,7 @@ fn ways(
             continue;
         }
         let name = format!("bench-{}.svg", shape.replace(' ', "-"));
-        text.push_str(&format!("![ADD of {shape} by contender and caller](images/{name})\n\n"));
+        text.push_str(&format!("![ADD, {shape}, by contender and caller](images/{name})\n\n"));
         text.push_str(&format!(
             "| {shape} | caller | ADD ms | p99 | longest | DEL ms | p99 | longest | both, of the floor | CPU ms of both |\n\
             | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
@@ -329,7 +331,7 @@ fn bars_of(shape: &str, rows: &[&Summary]) -> Result<String, String> {
     }
     let series: Vec<_> =
         series.into_iter().map(|((_, title), points)| Series { title: title.to_owned(), points }).collect();
-    let title = format!("ADD of {shape}");
+    let title = format!("ADD of {}", shape.replace("eight", "eight rails"));
     bars(Labels { title: &title, x: "caller (Multus also makes eth0)", y: "median, ms" }, &groups, &series)
 }
 
