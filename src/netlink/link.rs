@@ -12,10 +12,10 @@ use nix::libc::{
     IFLA_MASTER, IFLA_MAX_MTU, IFLA_MIN_MTU, IFLA_MTU, IFLA_PARENT_DEV_NAME, IFLA_PERM_ADDRESS,
     IFLA_PROP_LIST, IFLA_XDP, RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, RTM_SETLINK,
 };
-use rtnetlink::{LinkUnspec, LinkVeth};
+use rtnetlink::LinkUnspec;
 use serde::{Deserialize, Serialize};
 
-use super::{Error, Message, Socket, attributes};
+use super::{Error, Message, Socket, attributes, nest};
 
 /// Index of a link in its namespace. It is never 0: a request with index 0 and a name acts on the link of that
 /// name, so a move "to net1" would move the host's own net1.
@@ -319,11 +319,12 @@ fn unless(
     if by_index(socket, link.index)?.is_some_and(|now| is_so(&now)) { Ok(()) } else { Err(error) }
 }
 
-/// Makes a pair of virtual links.
-pub fn add_veth(socket: &mut Socket, name: &str, peer: &str) -> Result<()> {
-    let message = LinkVeth::new(name, peer).build();
-    let flags = NLM_F_CREATE | NLM_F_EXCL;
-    socket.change(Message::new(RTM_NEWLINK, &message), flags, || format!("cannot make a veth {name}"))
+/// Makes a pair of virtual links, of which the kernel names the other one.
+pub fn add_veth(socket: &mut Socket, name: &str) -> Result<()> {
+    let kind = DefaultNla::new(IFLA_INFO_KIND, b"veth".to_vec());
+    let name_of = DefaultNla::new(IFLA_IFNAME, [name.as_bytes(), b"\0"].concat());
+    let message = Message::raw(RTM_NEWLINK, &[0; HEADER_LEN], &[name_of, nest(IFLA_LINKINFO, &[kind])]);
+    socket.change(message, NLM_F_CREATE | NLM_F_EXCL, || format!("cannot make a veth {name}"))
 }
 
 /// Removes a virtual link. It is no error if the link is gone.

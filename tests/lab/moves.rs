@@ -42,9 +42,10 @@ fn main() {
     let mut host = Socket::open().unwrap();
     let name = device.unwrap_or("moves0");
     if device.is_none() {
-        link::add_veth(&mut host, name, "moves1").unwrap();
+        link::add_veth(&mut host, name).unwrap();
         // Without a peer that is up there is no carrier, as a VF has one.
-        let peer = link::by_name(&mut host, "moves1").unwrap().unwrap();
+        let peer = find(&mut host, name).lower.and_then(link::Index::new).unwrap();
+        let peer = link::by_index(&mut host, peer).unwrap().unwrap();
         link::set_up(&mut host, &peer).unwrap();
     }
     let original = find(&mut host, name);
