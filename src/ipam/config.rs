@@ -11,7 +11,7 @@ use crate::cni::{GC_KEYS, Keys, Network};
 use crate::fault::{Fault, some_of};
 use crate::node::Node;
 use crate::pool::allocation::Allocation;
-use crate::pool::cidrpool::{self, Plan, Spec};
+use crate::pool::cidrpool::{self, Spec, Wanted};
 use crate::pool::is_name;
 use crate::pool::store::{self, Store};
 use crate::{fail, failure};
@@ -95,14 +95,15 @@ impl Config {
         Ok(Config { pools, inline, rail })
     }
 
-    /// The allocations of all nodes in an inline pool, or all of its faults; `None` for pools in the store.
-    pub fn plan(&self) -> Option<Result<Plan, Vec<Fault>>> {
-        self.inline.as_ref().map(|spec| spec.plan("ipam", &[]))
+    /// The warnings about an inline pool, or all of its faults; `None` for pools in the store.
+    pub fn check(&self) -> Option<Result<Vec<Fault>, Vec<Fault>>> {
+        let plan = self.inline.as_ref()?.plan("ipam", &[], Wanted::None);
+        Some(plan.map(|plan| plan.warnings))
     }
 
     /// The allocation of this node in each pool, in the order of the pools.
     pub fn allocations(&self, node: &Node, node_name: &str) -> Result<Vec<Allocation>> {
-        let Some(plan) = self.plan() else {
+        let Some(spec) = &self.inline else {
             let allocations = store::load(node, node_name, &self.pools)?;
             for (pool, allocation) in self.pools.iter().zip(&allocations) {
                 self.refuse_other_rail(pool, allocation.rail)?;
@@ -110,6 +111,13 @@ impl Config {
             return Ok(allocations);
         };
         let pool = &self.pools[0];
+        if !node.policy.inline_pools {
+            fail!(
+                InvalidConfig,
+                "pool {pool}: policy.inlinePools of node.json forbids pools in networks: name a pool of the store"
+            );
+        }
+        let plan = spec.plan("ipam", &[], Wanted::Node(node_name));
         let mut plan = plan.map_err(|faults| failure!(InvalidConfig, "pool {pool}: {}", some_of(&faults)))?;
         for warning in &plan.warnings {
             log::warn!("pool {pool}: {warning}");
@@ -119,11 +127,14 @@ impl Config {
                 beside_the_plan(node, node_name, pool, &allocation)?;
                 Ok(vec![allocation])
             }
-            None => fail!(
-                InvalidConfig,
-                "node {node_name:?} has no prefix in ipam.staticAllocations of pool {pool}{}",
-                store::near_hint(node_name, plan.allocations.keys().map(String::as_str), "the pool")
-            ),
+            None => {
+                let named = spec.static_allocations.iter().map(|row| row.node_name.as_str());
+                fail!(
+                    InvalidConfig,
+                    "node {node_name:?} has no prefix in ipam.staticAllocations of pool {pool}{}",
+                    store::near_hint(node_name, named.filter(|name| !name.is_empty()), "the pool")
+                )
+            }
         }
     }
 }
@@ -149,12 +160,6 @@ impl Config {
 /// Fails if an inline pool takes the name or the addresses of a planned pool of this node, or addresses that its planned
 /// routes lead to: a tenant may write networks, and only the operator plans the fabric.
 fn beside_the_plan(node: &Node, node_name: &str, pool: &str, allocation: &Allocation) -> Result<()> {
-    if !node.policy.inline_pools {
-        fail!(
-            InvalidConfig,
-            "pool {pool}: policy.inlinePools of node.json forbids pools in networks: name a pool of the store"
-        );
-    }
     let store = Store::open(node)?;
     let planned = store.pools(node_name)?;
     if planned.iter().any(|planned| planned == pool) {

@@ -10,7 +10,7 @@ use super::{Cable, File, Plan, Pool, is_object_name, leaf_ports, refused};
 use crate::document::{Document, Part};
 use crate::fail;
 use crate::fault::{Fault, Place, some_of};
-use crate::pool::cidrpool::{Row, Spec};
+use crate::pool::cidrpool::{Row, Spec, Wanted};
 use crate::pool::{allocation, is_name};
 
 const API_VERSION: &str = "nv-ipam.nvidia.com/v1alpha1";
@@ -47,7 +47,7 @@ pub fn read(documents: &[Document]) -> Result<Plan> {
             faults.push(manifest.locate(Fault::new("spec", problem).remedy(remedy)));
             continue;
         }
-        match spec.plan("spec", status) {
+        match spec.plan("spec", status, Wanted::None) {
             Ok(checked) => {
                 let lines = checked.warnings.into_iter().map(|warning| manifest.locate(warning).to_string());
                 plan.warnings.extend(lines);

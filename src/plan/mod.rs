@@ -32,7 +32,7 @@ use serde_json::{Map, Value};
 
 use crate::fail;
 use crate::fault::{Fault, Place, SHOWN, few, some_of};
-use crate::pool::cidrpool::{self, Spec};
+use crate::pool::cidrpool::{self, Spec, Wanted};
 use crate::pool::{self, Allocation, LeafPort};
 use refusal::{Doubt, Doubts, Refusal};
 
@@ -299,7 +299,7 @@ impl Pool {
 
     /// The allocation of each node, with its rail and its leaf ports.
     fn allocations(&self) -> Result<BTreeMap<String, Allocation>, Vec<Fault>> {
-        let mut allocations = self.spec.plan("spec", &[])?.allocations;
+        let mut allocations = self.spec.plan("spec", &[], Wanted::All)?.allocations;
         for (row, cables) in self.rows() {
             if let Some(allocation) = allocations.get_mut(&row.node_name) {
                 allocation.leaf_ports = leaf_ports(cables);

@@ -120,10 +120,22 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
+/// Whose allocations a plan has. All rows are checked in any case, but an allocation repeats what the pool says for all
+/// nodes: a pool of many rows and many exclusions is small, and all of its allocations together are not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted<'a> {
+    /// Those of all nodes.
+    All,
+    /// That of this node.
+    Node(&'a str),
+    /// None: only faults and warnings.
+    None,
+}
+
 /// The allocations of a valid pool.
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// By the name of the node.
+    /// By the name of the node, as far as they are wanted.
     pub allocations: BTreeMap<String, Allocation>,
     /// What the pool says and no allocation has.
     pub warnings: Vec<Fault>,
@@ -135,10 +147,10 @@ impl Spec {
         self.static_allocations.iter().all(|row| row.node_name.is_empty())
     }
 
-    /// The allocation of every node in `staticAllocations`, and of every node that is only in `status`, whose prefix
+    /// The allocations of the nodes in `staticAllocations`, and of those that are only in `status`, whose prefix
     /// nv-ipam's controller chose. `path` is the path of the spec. The error has all faults.
-    pub fn plan(&self, path: &str, status: &[Row]) -> Result<Plan, Vec<Fault>> {
-        let mut checked = Checked::default();
+    pub fn plan(&self, path: &str, status: &[Row], wanted: Wanted<'_>) -> Result<Plan, Vec<Fault>> {
+        let mut checked = Checked::new(wanted);
         let Some(shape) = self.shape(path, &mut checked) else { return Err(checked.faults) };
         self.static_rows(path, &shape, &mut checked);
         self.status_rows(status, &shape, &mut checked);
@@ -146,12 +158,12 @@ impl Spec {
         if faults.is_empty() { Ok(Plan { allocations, warnings }) } else { Err(faults) }
     }
 
-    fn static_rows(&self, path: &str, shape: &Shape, checked: &mut Checked) {
+    fn static_rows<'a>(&'a self, path: &str, shape: &Shape, checked: &mut Checked<'a>) {
         let mut nodes = HashMap::new();
         for (index, row) in self.static_allocations.iter().enumerate() {
             let path = format!("{path}.staticAllocations[{index}]");
             let Row { node_name, prefix, .. } = row;
-            let Some(found) = shape.allocation(&path, row, &mut checked.faults) else { continue };
+            let Some(found) = shape.link(&path, row, &mut checked.faults) else { continue };
             let same_prefix = checked.prefixes.insert(found.prefix, index);
             let same_node = if node_name.is_empty() { None } else { nodes.insert(node_name.as_str(), index) };
             match (same_prefix, same_node) {
@@ -174,13 +186,13 @@ impl Spec {
                 }
             }
             if !node_name.is_empty() {
-                checked.faults.extend(unusable(&path, &found));
-                checked.allocations.insert(node_name.clone(), found);
+                checked.faults.extend(shape.unusable(&path, &found));
+                checked.insert(node_name, found, shape);
             }
         }
     }
 
-    fn status_rows(&self, status: &[Row], shape: &Shape, checked: &mut Checked) {
+    fn status_rows<'a>(&self, status: &'a [Row], shape: &Shape, checked: &mut Checked<'a>) {
         // A row with a fault counts too: what its node had before is no second fault.
         let planned: HashSet<&str> =
             self.static_allocations.iter().map(|row| row.node_name.as_str()).collect();
@@ -190,21 +202,19 @@ impl Spec {
             let of = |key: &str| format!("{path}.{key}");
             if !node_name.is_empty() && planned.contains(node_name.as_str()) {
                 // nv-ipam's controller will see it the same way.
-                if let Some(other) = checked.allocations.get(node_name) {
-                    if prefix.parse().is_ok_and(|prefix: IpNet| prefix != other.prefix) {
-                        let problem = format!(
-                            "node {node_name} had {prefix}, staticAllocations gives it {}",
-                            other.prefix
-                        );
+                if let Some(other) = checked.nodes.get(node_name.as_str()) {
+                    if prefix.parse().is_ok_and(|prefix: IpNet| prefix != *other) {
+                        let problem =
+                            format!("node {node_name} had {prefix}, staticAllocations gives it {other}");
                         checked.warnings.push(Fault::new(path, problem));
                     }
                 }
                 continue;
             }
-            let Some(found) = shape.allocation(&path, row, &mut checked.faults) else { continue };
+            let Some(found) = shape.link(&path, row, &mut checked.faults) else { continue };
             let fault = if node_name.is_empty() {
                 Some(Fault::new(of("nodeName"), "is empty"))
-            } else if checked.allocations.contains_key(node_name) {
+            } else if checked.nodes.contains_key(node_name.as_str()) {
                 Some(Fault::new(of("nodeName"), format!("node {node_name} is given twice")))
             } else if checked.prefixes.insert(found.prefix, index).is_some() {
                 Some(Fault::new(of("prefix"), format!("{prefix} is also the prefix of another node")))
@@ -214,15 +224,15 @@ impl Spec {
                     format!("{gateway:?} is not the gateway that gatewayIndex gives"),
                 ))
             } else {
-                unusable(&path, &found)
+                shape.unusable(&path, &found)
             };
             checked.faults.extend(fault);
-            checked.allocations.insert(node_name.clone(), found);
+            checked.insert(node_name, found, shape);
         }
     }
 
     /// What holds for every node; `None` where so much is wrong that rows cannot be judged.
-    fn shape(&self, path: &str, checked: &mut Checked) -> Option<Shape> {
+    fn shape(&self, path: &str, checked: &mut Checked<'_>) -> Option<Shape> {
         let of = |key: &str| format!("{path}.{key}");
         let (cidr, length) = match self.lengths(path) {
             Ok(lengths) => lengths,
@@ -283,6 +293,8 @@ impl Spec {
                 )),
             }
         }
+        merge(&mut shape.exclusions);
+        merge(&mut shape.indexes);
         Some(shape)
     }
 
@@ -304,8 +316,9 @@ impl Spec {
         Ok((cidr, length.ok_or_else(outside)?))
     }
 
-    fn add_routes(&self, path: &str, shape: &mut Shape, checked: &mut Checked) {
+    fn add_routes(&self, path: &str, shape: &mut Shape, checked: &mut Checked<'_>) {
         let Shape { cidr, .. } = *shape;
+        let mut seen = HashSet::new();
         for (index, route) in self.routes.iter().enumerate() {
             let of_dst = |problem: String| Fault::new(format!("{path}.routes[{index}].dst"), problem);
             match route.dst.parse::<IpNet>() {
@@ -322,16 +335,15 @@ impl Spec {
                         let problem = format!("{dst} has host bits set, and is taken as {}", dst.trunc());
                         checked.warnings.push(of_dst(problem));
                     }
-                    let to = To { dst: dst.trunc() };
-                    if !shape.routes.contains(&to) {
-                        shape.routes.push(to);
+                    if seen.insert(dst.trunc()) {
+                        shape.routes.push(To { dst: dst.trunc() });
                     }
                 }
             }
         }
     }
 
-    fn add_exclusions(&self, path: &str, shape: &mut Shape, checked: &mut Checked) {
+    fn add_exclusions(&self, path: &str, shape: &mut Shape, checked: &mut Checked<'_>) {
         let Shape { cidr, .. } = *shape;
         for (index, range) in self.exclusions.iter().enumerate() {
             let path = format!("{path}.exclusions[{index}]");
@@ -359,14 +371,50 @@ fn host_bits_set(prefix: IpNet) -> String {
     format!("{prefix} has host bits set: is {} meant?", prefix.trunc())
 }
 
+/// Sorts ranges; those that touch become one. Two exclusions may overlap, which makes every ADD of nv-ipam fail.
+fn merge(ranges: &mut Vec<(u128, u128)>) {
+    ranges.sort_unstable();
+    ranges.dedup_by(|next, kept| {
+        let touch = next.0 <= kept.1.saturating_add(1);
+        if touch {
+            kept.1 = kept.1.max(next.1);
+        }
+        touch
+    });
+}
+
 /// What is known of a pool while its rows are read.
-#[derive(Default)]
-struct Checked {
+struct Checked<'a> {
+    wanted: Wanted<'a>,
     allocations: BTreeMap<String, Allocation>,
+    /// The prefix of each node.
+    nodes: HashMap<&'a str, IpNet>,
     /// The index of the row that has the prefix.
     prefixes: HashMap<IpNet, usize>,
     faults: Vec<Fault>,
     warnings: Vec<Fault>,
+}
+
+impl<'a> Checked<'a> {
+    fn new(wanted: Wanted<'a>) -> Checked<'a> {
+        Checked {
+            wanted,
+            allocations: BTreeMap::new(),
+            nodes: HashMap::new(),
+            prefixes: HashMap::new(),
+            faults: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    fn insert(&mut self, node_name: &'a str, link: Allocation, shape: &Shape) {
+        self.nodes.insert(node_name, link.prefix);
+        if self.wanted == Wanted::All || self.wanted == Wanted::Node(node_name) {
+            let exclusions = shape.exclusions_in(link.prefix).collect();
+            let whole = Allocation { routes: shape.routes.clone(), exclusions, ..link };
+            self.allocations.insert(node_name.to_owned(), whole);
+        }
+    }
 }
 
 /// A pool without its rows.
@@ -375,15 +423,16 @@ struct Shape {
     length: u8,
     gateway_index: Option<u128>,
     routes: Vec<To>,
-    /// First and last address, as numbers.
+    /// First and last address, as numbers; sorted, and none touches another.
     exclusions: Vec<(u128, u128)>,
-    /// First and last index in the prefix of a node.
+    /// First and last index in the prefix of a node, likewise.
     indexes: Vec<(u128, u128)>,
     is_unnumbered: bool,
 }
 
 impl Shape {
-    fn allocation(&self, path: &str, row: &Row, faults: &mut Vec<Fault>) -> Option<Allocation> {
+    /// The allocation of a row without what it has from the pool: routes and exclusions.
+    fn link(&self, path: &str, row: &Row, faults: &mut Vec<Fault>) -> Option<Allocation> {
         let before = faults.len();
         let Shape { cidr, length, .. } = self;
         let mut wrong =
@@ -421,8 +470,8 @@ impl Shape {
             prefix,
             gateway,
             rail: None,
-            routes: self.routes.clone(),
-            exclusions: self.exclusions_in(prefix),
+            routes: Vec::new(),
+            exclusions: Vec::new(),
             leaf_ports: Vec::new(),
         };
         if let Err(Fault { path, problem, .. }) = allocation.check() {
@@ -437,34 +486,49 @@ impl Shape {
     }
 
     /// The parts of the exclusions that lie in `prefix`, sorted; ranges that touch become one. An exclusion that
-    /// begins before the prefix and ends behind it covers the prefix, which nv-ipam forgets. Two exclusions may
-    /// overlap, which makes every ADD of nv-ipam fail.
-    fn exclusions_in(&self, prefix: IpNet) -> Vec<Range> {
+    /// begins before the prefix and ends behind it covers the prefix, which nv-ipam forgets.
+    fn exclusions_in(&self, prefix: IpNet) -> impl Iterator<Item = Range> {
         let (first, last) = (bits(prefix.network()), bits(prefix.broadcast()));
-        let of_pool = self.exclusions.iter().map(|(start, end)| (*start.max(&first), *end.min(&last)));
-        let of_node = self.indexes.iter().map(|(start, end)| (first + start, first + end));
-        let mut ranges: Vec<_> = of_pool.chain(of_node).filter(|(start, end)| start <= end).collect();
-        ranges.sort_unstable();
-        ranges.dedup_by(|next, kept| {
-            let touch = next.0 <= kept.1.saturating_add(1);
-            if touch {
-                kept.1 = kept.1.max(next.1);
+        let begin = self.exclusions.partition_point(|(_, end)| *end < first);
+        let of_pool = self.exclusions[begin..].iter().take_while(move |(start, _)| *start <= last);
+        let mut of_pool = of_pool.map(move |(start, end)| (*start.max(&first), *end.min(&last))).peekable();
+        let mut of_node =
+            self.indexes.iter().map(move |(start, end)| (first + start, first + end)).peekable();
+        let mut next = move || match (of_pool.peek(), of_node.peek()) {
+            (Some(one), Some(other)) if other < one => of_node.next(),
+            (Some(_), _) => of_pool.next(),
+            (None, _) => of_node.next(),
+        };
+        let mut behind = next();
+        let merged = std::iter::from_fn(move || {
+            let (start, mut end) = behind.take()?;
+            while end < last {
+                match next() {
+                    Some(other) if other.0 <= end + 1 => end = end.max(other.1),
+                    other => {
+                        behind = other;
+                        break;
+                    }
+                }
             }
-            touch
+            Some((start, end))
         });
         let version = IpVersion::of(prefix.addr());
-        let range = |(start, end)| Range { start: address(start, version), end: address(end, version) };
-        ranges.into_iter().map(range).collect()
+        merged.map(move |(start, end)| Range { start: address(start, version), end: address(end, version) })
     }
-}
 
-/// A plan with no address for a pod is a mistake that would show only when a job starts.
-fn unusable(path: &str, allocation: &Allocation) -> Option<Fault> {
-    let Allocation { prefix, gateway, .. } = allocation;
-    let gateway = gateway.map_or_else(|| "no gateway".to_owned(), |gateway| format!("gateway {gateway}"));
-    allocation.first_free(|_| false).is_none().then(|| {
-        Fault::new(path, format!("{prefix} with {gateway} and the exclusions has no address left for a pod"))
-    })
+    /// A plan with no address for a pod is a mistake that would show only when a job starts.
+    fn unusable(&self, path: &str, link: &Allocation) -> Option<Fault> {
+        // Between three ranges there are two gaps, and the gateway fills one of them at most.
+        const ENOUGH: usize = 3;
+        let exclusions = self.exclusions_in(link.prefix).take(ENOUGH).collect();
+        let Allocation { prefix, gateway, .. } = link;
+        let gateway = gateway.map_or_else(|| "no gateway".to_owned(), |gateway| format!("gateway {gateway}"));
+        Allocation { exclusions, ..link.clone() }.first_free(|_| false).is_none().then(|| {
+            let problem = format!("{prefix} with {gateway} and the exclusions has no address left for a pod");
+            Fault::new(path, problem)
+        })
+    }
 }
 
 #[cfg(test)]

@@ -104,48 +104,48 @@ impl Store {
 
     /// The pools that have an allocation for `node_name`, sorted.
     pub fn pools(&self, node_name: &str) -> Result<Vec<String>> {
-        let names = self.folder(node_name)?.map(|folder| folder.names()).transpose()?.unwrap_or_default();
+        let names = self.of_one_plan(node_name, |_| false, Dir::names)?.unwrap_or_default();
         let mut pools: Vec<_> =
             names.iter().filter_map(|name| name.strip_suffix(".json")).map(str::to_owned).collect();
         pools.sort();
         Ok(pools)
     }
 
-    /// The allocation of `node_name` in each of `pools`, all of one plan: the files are read in one directory, and a
-    /// directory that is replaced loses its files only later.
+    /// The allocation of `node_name` in each of `pools`, all of one plan.
     pub fn find(&self, node_name: &str, pools: &[impl AsRef<str>]) -> Result<Vec<Found>> {
-        // Each further turn means that another plan was written just now.
-        const TURNS: usize = 100;
-        let nothing = || pools.iter().map(|_| Ok(None)).collect();
-        let mut found = nothing();
-        for _ in 0..TURNS {
-            let Some(folder) = self.folder(node_name)? else { return Ok(nothing()) };
-            found = pools.iter().map(|pool| read(&folder, pool.as_ref())).collect();
-            let is_whole = found.iter().all(|found| matches!(found, Ok(Some(_))));
-            if is_whole || self.root.as_ref().is_none_or(|root| root.names_still(node_name, &folder)) {
-                break;
-            }
-        }
-        Ok(found)
+        let is_whole = |found: &Vec<Found>| found.iter().all(|found| matches!(found, Ok(Some(_))));
+        let read = |folder: &Dir| Ok(pools.iter().map(|pool| read(folder, pool.as_ref())).collect());
+        let found = self.of_one_plan(node_name, is_whole, read)?;
+        Ok(found.unwrap_or_else(|| pools.iter().map(|_| Ok(None)).collect()))
     }
 
-    /// All allocations of `node_name`, by pool, with their leaf ports.
+    /// All allocations of `node_name`, by pool, with their leaf ports; all of one plan.
     pub fn everything(&self, node_name: &str) -> Result<BTreeMap<String, Found>> {
-        let Some(folder) = self.folder(node_name)? else { return Ok(BTreeMap::new()) };
-        let names = folder.names()?;
-        let has_leaf_ports = names.iter().any(|name| name == LEAF_PORTS);
-        let mut leaf_ports = if has_leaf_ports { read_leaf_ports(&folder)? } else { BTreeMap::new() };
-        let mut all = BTreeMap::new();
-        for pool in names.iter().filter_map(|name| name.strip_suffix(".json")) {
-            let mut found = read(&folder, pool);
-            if let (Ok(Some(allocation)), Some(of_pool)) = (&mut found, leaf_ports.remove(pool)) {
-                if allocation.gateway == of_pool.gateway {
-                    allocation.leaf_ports = of_pool.ports;
-                }
+        Ok(self.of_one_plan(node_name, |_| false, everything_in)?.unwrap_or_default())
+    }
+
+    /// What `read` finds in the directory of `node_name`; `None` if there is none. A directory that is replaced loses its
+    /// files only later: what is not whole, as `is_whole` says, may be of one that was replaced meanwhile, and is read again
+    /// from the new one.
+    fn of_one_plan<T>(
+        &self,
+        node_name: &str,
+        is_whole: impl Fn(&T) -> bool,
+        read: impl Fn(&Dir) -> Result<T>,
+    ) -> Result<Option<T>> {
+        // Each further turn means that another plan was written just now.
+        const TURNS: usize = 100;
+        let mut turn = 0;
+        loop {
+            turn += 1;
+            let Some(folder) = self.folder(node_name)? else { return Ok(None) };
+            let found = read(&folder);
+            let is_done = found.as_ref().is_ok_and(&is_whole)
+                || self.root.as_ref().is_none_or(|root| root.names_still(node_name, &folder));
+            if is_done || turn == TURNS {
+                return found.map(Some);
             }
-            all.insert(pool.to_owned(), found);
         }
-        Ok(all)
     }
 
     fn folder(&self, node_name: &str) -> Result<Option<Dir>> {
@@ -193,6 +193,23 @@ impl Store {
         let is_there = |name: &String| super::is_name(name) && self.path.join(name).is_dir();
         listed.into_iter().chain(likely.into_iter().filter(is_there)).collect()
     }
+}
+
+fn everything_in(folder: &Dir) -> Result<BTreeMap<String, Found>> {
+    let names = folder.names()?;
+    let has_leaf_ports = names.iter().any(|name| name == LEAF_PORTS);
+    let mut leaf_ports = if has_leaf_ports { read_leaf_ports(folder)? } else { BTreeMap::new() };
+    let mut all = BTreeMap::new();
+    for pool in names.iter().filter_map(|name| name.strip_suffix(".json")) {
+        let mut found = read(folder, pool);
+        if let (Ok(Some(allocation)), Some(of_pool)) = (&mut found, leaf_ports.remove(pool)) {
+            if allocation.gateway == of_pool.gateway {
+                allocation.leaf_ports = of_pool.ports;
+            }
+        }
+        all.insert(pool.to_owned(), found);
+    }
+    Ok(all)
 }
 
 /// A change of the store.

@@ -191,6 +191,27 @@ fn excluded_addresses_are_given_to_nobody() {
     pool.call("STATUS", "").run(&network("full")).error(50);
 }
 
+/// A network of 1.5 MiB is small: what it makes rail-ipam take as root must be, too.
+#[test]
+fn a_pool_of_many_rows_and_exclusions_costs_no_more_memory_than_its_text() {
+    let Some(pool) = Pool::new("ipam::many_rows") else { return };
+    let rows = (0..1500).map(|row| match row {
+        1234 => json!({"nodeName": "node-1", "prefix": "fd00:0:0:4d2::/64"}),
+        _ => json!({"nodeName": format!("n{row}"), "prefix": format!("fd00:0:0:{row:x}::/64")}),
+    });
+    // None touches another, so that they do not become one.
+    let exclusions = (0..1500).map(|index| json!({"startIndex": 2 * index, "endIndex": 2 * index}));
+    let routes = (0..1500).map(|net| json!({ "dst": format!("fd01:0:0:{net:x}::/64") }));
+    let more = json!({"gatewayIndex": 1, "staticAllocations": rows.collect::<Vec<_>>(),
+        "perNodeExclusions": exclusions.collect::<Vec<_>>(), "routes": routes.collect::<Vec<_>>()});
+    let config = inline("fd00::/48", "fd00:0:0:4d2::/64", "fd00:0:0:4d2::1", more);
+    let within = |verb: &str| pool.call(verb, "c").under(&["prlimit", "--data=60000000", "--"]).run(&config);
+    let added = within("ADD").ok();
+    assert_eq!(addresses(&added), ["fd00:0:0:4d2::3/64"]);
+    within("STATUS").ok();
+    within("DEL").ok();
+}
+
 /// A network, which a tenant may have written, takes nothing of what was planned.
 #[test]
 fn a_pool_in_a_network_takes_neither_name_nor_addresses_of_the_plan() {

@@ -219,10 +219,10 @@ impl Lint {
                 return None;
             }
         };
-        match config.plan() {
+        match config.check() {
             None => (),
-            Some(Ok(plan)) => {
-                for warning in plan.warnings {
+            Some(Ok(warnings)) => {
+                for warning in warnings {
                     self.say(Severity::Warning, name, plugin.locate(warning));
                 }
             }

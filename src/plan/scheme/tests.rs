@@ -103,7 +103,8 @@ fn pods_get_the_side_that_the_leaf_does_not_have() {
         let names: Vec<_> = plan.pools.iter().map(|pool| pool.name.as_str()).collect();
         assert_eq!(names, ["rail-0", "rail-0-v6"]);
         for (pool, address) in plan.pools.iter().zip([v4, v6]) {
-            let allocations = pool.spec.plan("spec", &[]).unwrap().allocations;
+            let allocations =
+                pool.spec.plan("spec", &[], crate::pool::cidrpool::Wanted::All).unwrap().allocations;
             assert_eq!(allocations["w"].first_free(|_| false).unwrap().to_string(), address);
         }
     }

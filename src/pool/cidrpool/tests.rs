@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 fn plan(spec: Value) -> Result<Plan, Vec<Fault>> {
-    serde_json::from_value::<Spec>(spec).unwrap().plan("spec", &[])
+    serde_json::from_value::<Spec>(spec).unwrap().plan("spec", &[], Wanted::All)
 }
 
 fn with(change: impl Fn(&mut Value)) -> Value {
@@ -106,7 +106,8 @@ fn every_fault_is_told_with_its_place() {
 fn a_fault_makes_no_second_one() {
     let told = |spec: Value, status: Value| -> Vec<String> {
         let status: Vec<Row> = serde_json::from_value(status).unwrap();
-        let faults = serde_json::from_value::<Spec>(spec).unwrap().plan("spec", &status).unwrap_err();
+        let faults =
+            serde_json::from_value::<Spec>(spec).unwrap().plan("spec", &status, Wanted::All).unwrap_err();
         faults.iter().map(ToString::to_string).collect()
     };
     let twice = with(|v| v["staticAllocations"][1] = v["staticAllocations"][0].clone());
@@ -162,6 +163,21 @@ fn exclusions_are_cut_to_the_node_and_merged() {
     assert_eq!(shown, ["10.0.1.0-10.0.1.29", "10.0.1.200-10.0.1.255"]);
 }
 
+#[test]
+fn a_plan_has_the_allocations_that_are_wanted_and_the_faults_of_all_rows() {
+    let plan = |change: &dyn Fn(&mut Value), wanted| {
+        serde_json::from_value::<Spec>(with(change)).unwrap().plan("spec", &[], wanted)
+    };
+    let all = plan(&|_| (), Wanted::All).unwrap().allocations;
+    let one = plan(&|_| (), Wanted::Node("worker-gpu-63")).unwrap().allocations;
+    assert_eq!(one.into_iter().collect::<Vec<_>>(), [all.into_iter().nth(1).unwrap()]);
+    for wanted in [Wanted::None, Wanted::Node("worker-gpu-6")] {
+        assert!(plan(&|_| (), wanted).unwrap().allocations.is_empty());
+        let faults = plan(&|v| v["staticAllocations"][0]["prefix"] = json!("x"), wanted).unwrap_err();
+        assert_eq!(faults.len(), 1, "{faults:?}");
+    }
+}
+
 /// How a running cluster is taken over.
 #[test]
 fn what_nv_ipam_chose_by_itself_is_taken_from_the_status() {
@@ -171,7 +187,7 @@ fn what_nv_ipam_chose_by_itself_is_taken_from_the_status() {
     let status = rows(json!([{"nodeName": "w", "prefix": "172.16.9.0/31", "gateway": "172.16.9.1"},
         {"nodeName": "worker-gpu-62", "prefix": "172.16.1.60/31", "gateway": "172.16.1.61"},
         {"nodeName": "worker-gpu-63", "prefix": "172.16.7.0/31", "gateway": "172.16.7.1"}]));
-    let plan = spec.plan("spec", &status).unwrap();
+    let plan = spec.plan("spec", &status, Wanted::All).unwrap();
     assert_eq!(plan.allocations.len(), 3);
     assert_eq!(plan.allocations["w"].prefix.to_string(), "172.16.9.0/31");
     assert_eq!(plan.allocations["worker-gpu-63"].prefix.to_string(), "172.16.1.62/31");
@@ -182,11 +198,49 @@ fn what_nv_ipam_chose_by_itself_is_taken_from_the_status() {
         json!([{"nodeName": "w", "prefix": "172.16.9.0/31", "gateway": "172.16.9.1"},
             {"nodeName": "w", "prefix": "172.16.9.2/31", "gateway": "172.16.9.3"}]),
     ] {
-        assert!(spec.plan("spec", &rows(bad.clone())).is_err(), "{bad}");
+        assert!(spec.plan("spec", &rows(bad.clone()), Wanted::All).is_err(), "{bad}");
     }
 }
 
 proptest! {
+    /// Compared with what each address is by itself.
+    #[test]
+    fn an_address_is_excluded_if_any_exclusion_has_it(
+        of_pool in proptest::collection::vec((0u8..64, 0u8..8), 0..8),
+        of_node in proptest::collection::vec((0u8..16, 0u8..4), 0..6),
+        gateway in 1u8..15,
+    ) {
+        let exclusions: Vec<_> = of_pool
+            .iter()
+            .map(|(start, more)| json!({"startIP": format!("10.0.0.{start}"), "endIP": format!("10.0.0.{}", start + more)}))
+            .collect();
+        let indexes: Vec<_> = of_node
+            .iter()
+            .map(|(start, more)| json!({"startIndex": start, "endIndex": (start + more).min(15)}))
+            .collect();
+        let spec: Spec = serde_json::from_value(json!({"cidr": "10.0.0.0/24", "perNodeNetworkPrefix": 28,
+            "gatewayIndex": gateway, "exclusions": exclusions, "perNodeExclusions": indexes,
+            "staticAllocations": [{"nodeName": "n", "prefix": "10.0.0.16/28"}]})).unwrap();
+        let is_excluded = |index: u8| {
+            of_pool.iter().any(|(start, more)| (*start..=start + more).contains(&(16 + index)))
+                || of_node.iter().any(|(start, more)| (*start..=start + more).contains(&index))
+        };
+        let free: Vec<u8> = (1..15).filter(|index| *index != gateway && !is_excluded(*index)).collect();
+        match spec.plan("spec", &[], Wanted::All) {
+            Err(_) => prop_assert!(free.is_empty(), "{free:?}"),
+            Ok(plan) => {
+                let ranges = &plan.allocations["n"].exclusions;
+                for index in 0..16 {
+                    let address = IpAddr::from([10, 0, 0, 16 + index]);
+                    let has = ranges.iter().filter(|range| range.contains(address)).count();
+                    prop_assert_eq!(has, usize::from(is_excluded(index)), "{} in {:?}", address, ranges);
+                }
+                prop_assert!(ranges.windows(2).all(|two| bits(two[0].end) + 1 < bits(two[1].start)));
+                prop_assert!(!free.is_empty());
+            }
+        }
+    }
+
     #[test]
     fn no_pool_makes_it_panic(
         cidr in "([0-9]{1,3}\\.0\\.0\\.0|[0-9a-f:]{2,9})/[0-9]{1,3}", length in -1i64..130,

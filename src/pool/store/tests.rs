@@ -53,6 +53,62 @@ fn a_gateway_tells_its_leaf_port_and_the_allocation_is_as_before() {
     assert!(!temp.path().join("store/n").exists());
 }
 
+/// A store in which node n has two pools, and the next plan of it at each call.
+fn planned(temp: &tempfile::TempDir) -> (Node, impl FnMut() + use<>) {
+    let dirs = serde_json::json!({"nodeName": "n", "storeDir": temp.path().join("store")});
+    let node: Node = serde_json::from_value(dirs).unwrap();
+    let (of_call, mut turn) = (node.clone(), 0);
+    let mut next = move || {
+        turn += 1;
+        let plan = ["10.0", "10.1"]
+            .map(|net| allocation::tests::allocation(&format!("{net}.{turn}.0/31"), None, &[]));
+        let change = |pool, at: usize| Change { node_name: "n", pool, allocation: Some(&plan[at]) };
+        apply(Writer::new(&of_call).unwrap(), &[change("a", 0), change("b", 1)], || Ok(())).unwrap();
+    };
+    next();
+    (node, next)
+}
+
+#[test]
+fn a_directory_that_is_replaced_while_it_is_read_is_read_again() {
+    let temp = tempfile::tempdir().unwrap();
+    let (node, next) = planned(&temp);
+    let next = std::cell::RefCell::new(Some(next));
+    let found = Store::open(&node).unwrap().of_one_plan(
+        "n",
+        |_| false,
+        |folder| {
+            // Once, when the directory is open.
+            if let Some(mut next) = next.take() {
+                next();
+                assert!(everything_in(folder)?.is_empty(), "the old directory is emptied");
+            }
+            everything_in(folder)
+        },
+    );
+    let prefixes: Vec<_> =
+        found.unwrap().unwrap().into_values().map(|one| one.unwrap().unwrap().prefix.to_string()).collect();
+    assert_eq!(prefixes, ["10.0.2.0/31", "10.1.2.0/31"]);
+}
+
+#[test]
+fn whoever_reads_while_plans_are_exchanged_sees_a_whole_one() {
+    let temp = tempfile::tempdir().unwrap();
+    let (node, mut next) = planned(&temp);
+    let writer = std::thread::spawn(move || (0..60).for_each(|_| next()));
+    while !writer.is_finished() {
+        let store = Store::open(&node).unwrap();
+        let all = store.everything("n").unwrap();
+        let nets: BTreeSet<_> = all
+            .values()
+            .map(|one| one.as_ref().unwrap().as_ref().unwrap().prefix.to_string()[5..].to_owned())
+            .collect();
+        assert_eq!((all.len(), nets.len()), (2, 1), "{all:?}");
+        assert_eq!(store.pools("n").unwrap(), ["a", "b"]);
+    }
+    writer.join().unwrap();
+}
+
 #[test]
 fn damage_is_told_and_never_read_as_nothing() {
     let good = r#"{"version":1,"prefix":"172.16.1.60/31","gateway":"172.16.1.61"}"#;
