@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::fs::{FlockOperation, Mode, OFlags, ResolveFlags};
@@ -20,6 +20,7 @@ use rustix::process::{Pid, PidfdFlags};
 use rustix::thread::ThreadNameSpaceType;
 use tokio::io::AsyncWriteExt as _;
 
+use crate::api;
 use crate::text::say;
 
 /// The hidden subcommand that [`Host::run`] starts.
@@ -115,58 +116,49 @@ impl Host {
     /// Runs a program of the host in the host's namespaces, with `input` on its stdin.
     pub async fn run(&self, program: &Path, arguments: &[&str], input: &[u8]) -> Result<Said> {
         let shown = format!("{} {}", program.display(), arguments.join(" "));
-        let run = async {
-            let mut child = tokio::process::Command::new("/proc/self/exe")
-                .arg(IN_HOST)
-                .arg(program)
-                .args(arguments)
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .kill_on_drop(true)
-                .spawn()?;
-            let stdin = child.stdin.take();
-            let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-            let (out, err) = (child.stdout.take(), child.stderr.take());
-            let write = async {
-                if let Some(mut stdin) = stdin {
-                    // A program that reads no input may have ended.
-                    let _ = stdin.write_all(input).await;
-                }
-            };
-            let ((), (), (), status) =
-                tokio::join!(write, read_all(out, &mut stdout), read_all(err, &mut stderr), child.wait());
-            anyhow::Ok(Said {
-                is_success: status?.success(),
-                stdout: String::from_utf8_lossy(&stdout).into_owned(),
-                stderr: String::from_utf8_lossy(&stderr).into_owned(),
-            })
-        };
-        match tokio::time::timeout(PATIENCE, run).await {
-            Ok(said) => said.with_context(|| format!("cannot run `{shown}` on the host")),
-            Err(_) => {
-                bail!("`{shown}` did not end within {} s on the host and was killed", PATIENCE.as_secs())
-            }
+        let mut command = tokio::process::Command::new("/proc/self/exe");
+        command.arg(IN_HOST).arg(program).args(arguments);
+        match said(command, input, PATIENCE).await {
+            Ok(Some(said)) => Ok(said),
+            Ok(None) => bail!(
+                "`{shown}` did not end within {} s on the host and was killed: run it there to see what it waits for",
+                PATIENCE.as_secs()
+            ),
+            Err(error) => Err(error).with_context(|| format!("cannot run `{shown}` on the host")),
         }
     }
 
     /// The same for a process without other tasks.
     pub fn run_alone(&self, program: &Path, arguments: &[&str]) -> Result<Said> {
-        let output = Command::new("/proc/self/exe")
-            .arg(IN_HOST)
-            .arg(program)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .output()
-            .with_context(|| {
-                format!("cannot run `{} {}` on the host", program.display(), arguments.join(" "))
-            })?;
-        Ok(Said {
-            is_success: output.status.success(),
-            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-        })
+        api::runtime()?.block_on(self.run(program, arguments, b""))
     }
+}
+
+/// What a command prints; `None` if it did not end in time, and was killed.
+async fn said(
+    mut command: tokio::process::Command,
+    input: &[u8],
+    patience: Duration,
+) -> std::io::Result<Option<Said>> {
+    let pipes = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = pipes.kill_on_drop(true).spawn()?;
+    let stdin = child.stdin.take();
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    let write = async {
+        if let Some(mut stdin) = stdin {
+            // A program that reads no input may have ended.
+            let _ = stdin.write_all(input).await;
+        }
+    };
+    let end =
+        async { tokio::join!(write, read_all(out, &mut stdout), read_all(err, &mut stderr), child.wait()).3 };
+    let Ok(status) = tokio::time::timeout(patience, end).await else { return Ok(None) };
+    Ok(Some(Said {
+        is_success: status?.success(),
+        stdout: String::from_utf8_lossy(&stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&stderr).into_owned(),
+    }))
 }
 
 async fn read_all(from: Option<impl tokio::io::AsyncRead + Unpin>, to: &mut Vec<u8>) {
@@ -242,12 +234,24 @@ impl HostDir {
         self.path.join(name).display().to_string()
     }
 
-    /// Waits for the lock of the directory, which ends with the returned file.
-    pub fn lock(&self) -> Result<File> {
-        let file =
-            File::open(self.at(".")).with_context(|| format!("cannot open {}", self.path.display()))?;
-        rustix::fs::flock(&file, FlockOperation::LockExclusive)
-            .with_context(|| format!("cannot lock {}", self.path.display()))?;
+    /// Waits for the lock of the directory, which ends with the returned file. Any process of the node can take it.
+    pub fn lock(&self, patience: Duration) -> Result<File> {
+        let path = self.path.display();
+        let file = File::open(self.at(".")).with_context(|| format!("cannot open {path}"))?;
+        let begun = Instant::now();
+        while let Err(error) = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            if error != rustix::io::Errno::WOULDBLOCK {
+                return Err(error).with_context(|| format!("cannot lock {path}"));
+            }
+            if begun.elapsed() >= patience {
+                bail!(
+                    "another process of the host has had {path} locked for {} s, and nothing was changed: find it with \
+                     `lslocks`, and end it",
+                    patience.as_secs()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
         Ok(file)
     }
 
@@ -308,5 +312,33 @@ impl HostDir {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             Err(error) => Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_does_not_end_is_killed() {
+        let run = |script: &str, patience| {
+            let mut command = tokio::process::Command::new("sh");
+            command.args(["-c", script]);
+            api::runtime().unwrap().block_on(said(command, b"in", patience)).unwrap()
+        };
+        assert!(run("exec sleep 1000", Duration::from_millis(1)).is_none());
+        let said = run("cat; echo err >&2; exit 3", Duration::from_secs(100)).unwrap();
+        assert_eq!((said.is_success, said.stdout.as_str(), said.stderr.as_str()), (false, "in", "err\n"));
+    }
+
+    #[test]
+    fn a_directory_that_somebody_else_keeps_locked_is_an_error_that_says_what_to_do() {
+        let temp = tempfile::tempdir().unwrap();
+        let (one, other) = (HostDir::here(temp.path()), HostDir::here(temp.path()));
+        let lock = one.lock(Duration::ZERO).unwrap();
+        let told = other.lock(Duration::ZERO).unwrap_err().to_string();
+        assert!(told.contains(&temp.path().display().to_string()) && told.contains("`lslocks`"), "{told}");
+        drop(lock);
+        other.lock(Duration::ZERO).unwrap();
     }
 }

@@ -24,6 +24,8 @@ use crate::text::say;
 const PLUGINS: [&str; 2] = ["rail-ipam", "rail-cni"];
 /// Where SELinux keeps the label of a file.
 const LABEL: &str = "security.selinux";
+/// How long another install may keep the lock of the directory: it writes two files.
+const LOCKED: Duration = Duration::from_secs(60);
 
 /// Arguments of `rail-agent install`.
 #[derive(Debug, Args)]
@@ -81,7 +83,7 @@ pub fn install(args: &InstallArgs) -> Result<ExitCode> {
 /// Installs both executables, and returns the names of those that were not there already. Both are written before the
 /// first is renamed, so that a full disk leaves the old pair.
 fn put_all(dir: &HostDir, from: &Path) -> Result<Vec<&'static str>> {
-    let _lock = dir.lock()?;
+    let _lock = dir.lock(LOCKED)?;
     let write_all = || -> Result<Vec<&'static str>> {
         let mut new = Vec::new();
         for name in PLUGINS {
@@ -172,7 +174,7 @@ fn copy_label(dir: &HostDir, name: &str, file: &File) -> io::Result<()> {
 
 /// Exchanges each executable for the one before it.
 fn roll_back(dir: &HostDir) -> Result<()> {
-    let _lock = dir.lock()?;
+    let _lock = dir.lock(LOCKED)?;
     for name in PLUGINS {
         let path = dir.at(previous(name));
         if !path.exists() {
@@ -203,25 +205,25 @@ pub fn uninstall(args: &UninstallArgs) -> Result<ExitCode> {
     let host = Host::open()?;
     let (begun, patience) = (Instant::now(), Duration::from_secs(args.wait));
     let is_over = || begun.elapsed() >= patience;
-    let program = args.plugins_dir.join("rail-cni");
     if !args.force {
-        until_free(&host, &program, is_over)?;
+        until_free(&host, &args.plugins_dir, is_over)?;
     }
     // A living agent would write again what is removed here.
     let lock = until_alone(&host, is_over)?;
     if !args.force {
         // Pods may have come meanwhile.
-        until_free(&host, &program, is_over)?;
+        until_free(&host, &args.plugins_dir, is_over)?;
     }
     let paths = Paths::of(&host)?;
     let mut removed = remove(&host, &args.plugins_dir, &PLUGINS.map(str::to_owned))?;
     let of_plugin = |name: &&str| [previous(name), temporary(name), format!(".{name}.kept")];
     removed += remove(&host, &args.plugins_dir, &PLUGINS.iter().flat_map(of_plugin).collect::<Vec<_>>())?;
-    let own = [node_json::NAME, "node.json.previous", ".node.json.new", ".node.json.kept"];
-    removed += remove(&host, Path::new(node_json::DIRECTORY), &own.map(str::to_owned))?;
     removed += remove(&host, &paths.run_dir, &["calls", ".calls.new", run::LOCK].map(str::to_owned))?;
     removed += remove(&host, &paths.run_dir.join(dranet::DIRECTORY), &[dranet::SOCKET.to_owned()])?;
     removed += remove_allocations(&host, &paths)?;
+    // Last, because it says where the rest is: an uninstall that was interrupted goes on there.
+    let own = ["node.json.previous", ".node.json.new", ".node.json.kept", node_json::NAME];
+    removed += remove(&host, Path::new(node_json::DIRECTORY), &own.map(str::to_owned))?;
     drop(lock);
     say("info", &format!("{removed} files and directories of rail-cni were removed from the host"));
     if let Some(node) = &args.node {
@@ -257,11 +259,11 @@ fn until_alone(host: &Host, is_over: impl Fn() -> bool) -> Result<Option<File>> 
     }
 }
 
-/// Waits until no pod has a rail, and nothing is owed.
-fn until_free(host: &Host, program: &Path, is_over: impl Fn() -> bool) -> Result<()> {
+/// Waits until no pod has a rail or an address, and nothing is owed.
+fn until_free(host: &Host, plugins_dir: &Path, is_over: impl Fn() -> bool) -> Result<()> {
     let mut told = String::new();
     loop {
-        let Some(which) = holders(host, program)?.shown() else { return Ok(()) };
+        let Some(which) = holders(host, plugins_dir)?.shown() else { return Ok(()) };
         if is_over() {
             bail!("nothing was removed: {which}");
         }
@@ -278,6 +280,8 @@ fn until_free(host: &Host, program: &Path, is_over: impl Fn() -> bool) -> Result
 struct Holders {
     /// Pods that have rails.
     pods: Vec<String>,
+    /// Pods that have addresses alone: of rail-ipam, behind another plugin.
+    addresses: Vec<String>,
     /// What is owed of pods that are gone, and what nobody can read.
     owed: Vec<String>,
 }
@@ -289,6 +293,13 @@ impl Holders {
         if !self.pods.is_empty() {
             let list = self.pods.join(", ");
             shown.push(format!("rails are with pods: {list}: end these pods, or wait for them with --wait"));
+        }
+        if !self.addresses.is_empty() {
+            let list = self.addresses.join(", ");
+            shown.push(format!(
+                "addresses are with pods: {list}: end these pods, or wait for them with --wait; `rail-ipam release` \
+                 frees an address whose pod is gone"
+            ));
         }
         if !self.owed.is_empty() {
             let list = self.owed.join(", ");
@@ -302,18 +313,26 @@ impl Holders {
 }
 
 /// Empty if the plugins are not installed and no record is left.
-fn holders(host: &Host, program: &Path) -> Result<Holders> {
+fn holders(host: &Host, plugins_dir: &Path) -> Result<Holders> {
     let mut holders = Holders::default();
-    let Some(dir) = program.parent().map(|dir| host.dir(dir)).transpose()?.flatten() else {
-        return Ok(holders);
-    };
-    if !dir.at("rail-cni").exists() {
+    let Some(dir) = host.dir(plugins_dir)? else { return Ok(holders) };
+    let mut status = Value::Null;
+    if dir.at("rail-cni").exists() {
+        status = ask_status(host, &plugins_dir.join("rail-cni"), &mut holders)?;
+    } else {
         let records = host.dir(&Paths::of(host)?.run_dir.join("attachments"))?;
         let records = records.map(|dir| std::fs::read_dir(dir.at("."))).transpose()?;
         let names = records.into_iter().flatten().flatten().map(|entry| entry.file_name());
         holders.pods = names.map(|name| name.to_string_lossy().into_owned()).collect();
-        return Ok(holders);
     }
+    if dir.at("rail-ipam").exists() {
+        holders.addresses = ask_leases(host, &plugins_dir.join("rail-ipam"), &status)?;
+    }
+    Ok(holders)
+}
+
+/// Restores what can be restored, and returns what `rail-cni status` says of the rest.
+fn ask_status(host: &Host, program: &Path, holders: &mut Holders) -> Result<Value> {
     // What can be restored without a pod is restored now. What it says is in the status.
     let _ = host.run_alone(program, &["reap"])?;
     let said = host.run_alone(program, &["status", "--output", "json"])?;
@@ -332,7 +351,28 @@ fn holders(host: &Host, program: &Path) -> Result<Holders> {
     }
     let unreadable = status["unreadable"].as_array().into_iter().flatten().filter_map(Value::as_str);
     holders.owed.extend(unreadable.map(|name| format!("the record {name} cannot be read")));
-    Ok(holders)
+    Ok(status)
+}
+
+/// The addresses of pods whose device is of another plugin than rail-cni: its DEL needs rail-ipam, too. An address of a
+/// resource claim is released without one.
+fn ask_leases(host: &Host, program: &Path, status: &Value) -> Result<Vec<String>> {
+    let said = host.run_alone(program, &["show", "--output", "json"])?;
+    let show: Value = serde_json::from_str(&said.stdout)
+        .with_context(|| format!("`rail-ipam show` says: {}", said.stderr.trim()))?;
+    let list = |value: &Value, key: &str| value[key].as_array().cloned().unwrap_or_default();
+    let told: Vec<_> = ["attachments", "debts"].iter().flat_map(|key| list(status, key)).collect();
+    let is_told = |lease: &Value| {
+        told.iter().any(|one| ["containerID", "ifname"].iter().all(|key| one[key] == lease[key]))
+    };
+    let leases = list(&show, "pools").into_iter().flat_map(|pool| list(&pool, "leases"));
+    let held = leases.filter(|one| one["state"] != "dead" && one["claim"].is_null() && !is_told(one));
+    let shown = held.map(|one| {
+        let text = |key: &str| one[key].as_str();
+        let who = text("pod").or_else(|| text("containerID")).unwrap_or("a pod whose lease cannot be read");
+        format!("{who} has {}", text("address").unwrap_or_default())
+    });
+    Ok(shown.collect())
 }
 
 fn remove(host: &Host, dir: &Path, names: &[String]) -> Result<usize> {

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -174,8 +175,9 @@ pub fn lock(dir: &HostDir, pod: Option<&str>) -> Result<Result<File, String>> {
 /// An interval that differs from node to node and from time to time, by a tenth: a thousand nodes that start at once
 /// do not ask at once for ever.
 fn jittered(interval: Duration) -> Duration {
-    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_nanos());
-    let part = f64::from(nanos ^ std::process::id().rotate_left(11)) / f64::from(u32::MAX);
+    // The keys of each are random, and so is what it makes of nothing.
+    let [a, b, c, d, ..] = RandomState::new().build_hasher().finish().to_ne_bytes();
+    let part = f64::from(u32::from_ne_bytes([a, b, c, d])) / f64::from(u32::MAX);
     interval.mul_f64(0.9 + 0.2 * part)
 }
 
@@ -211,6 +213,8 @@ struct Agent {
     planned: Option<(Vec<u8>, Instant)>,
     /// Where the last plan that was written has this node.
     place: Option<Place>,
+    /// What rail-ipam said when it wrote the last plan.
+    warned: String,
     doctor: Result<Doctor, String>,
     doctor_due: Instant,
     reap_due: Option<Instant>,
@@ -263,6 +267,7 @@ impl Agent {
             plan: Plan::Unknown,
             planned: None,
             place: None,
+            warned: String::new(),
             doctor: Err("`rail-cni doctor` was not run yet".to_owned()),
             doctor_due: now,
             claims_due: now,
@@ -530,6 +535,17 @@ impl Agent {
         let mut report: Value = serde_json::from_str(&said.stdout).unwrap_or_default();
         let counts: BTreeMap<String, u64> =
             serde_json::from_value(report["counts"].take()).unwrap_or_default();
+        let pools: u64 =
+            counts.iter().filter(|(change, _)| *change != "removed").map(|(_, count)| count).sum();
+        let warnings = lines(&said.stderr).join("; ");
+        if pools == 0 {
+            return Plan::Refused(not_named(&self.args.node, &warnings));
+        }
+        // Those of the next look are the same.
+        if !warnings.is_empty() && self.warned != warnings {
+            say("warn", &format!("rail-ipam says of the plan: {warnings}"));
+        }
+        self.warned.clone_from(&warnings);
         let place = report["places"][self.args.node.as_str()].take();
         self.place = Some(serde_json::from_value(place).unwrap_or_default());
         if counts.keys().any(|change| change != "same") {
@@ -539,9 +555,10 @@ impl Agent {
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         self.shared.with(|metrics| metrics.plan_written = Some(now));
-        let pools: u64 =
-            counts.iter().filter(|(change, _)| *change != "removed").map(|(_, count)| count).sum();
-        Plan::Current(format!("the store has this node's prefixes in {pools} pools, as the cluster says"))
+        let more = if warnings.is_empty() { warnings } else { format!("; rail-ipam warns: {warnings}") };
+        Plan::Current(format!(
+            "the store has this node's prefixes in {pools} pools, as the cluster says{more}"
+        ))
     }
 
     /// Reads rails, attachments and leases.
@@ -765,10 +782,25 @@ fn manifests<'a>(pools: impl Iterator<Item = &'a DynamicObject>) -> Vec<u8> {
     json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string().into_bytes()
 }
 
+/// What rail-ipam says to people.
+fn lines(stderr: &str) -> Vec<&str> {
+    let lines = stderr.lines().map(|line| line.trim_start_matches("rail-ipam: ").trim());
+    lines.filter(|line| !line.is_empty()).collect()
+}
+
+/// A plan without this node removes nothing from its store, so that a mistake in the plan ends no pod. But the fabric may
+/// have its prefixes on the cable of another node by now.
+fn not_named(node: &str, warnings: &str) -> String {
+    format!(
+        "the plan of the cluster does not name this node {node}, and its store stays as it is: name it in the plan, or \
+         uninstall rail-cni from it, because the plan may give its prefixes to other nodes; rail-ipam says: {warnings}"
+    )
+}
+
 /// What it means that rail-ipam refused a plan.
 fn refusal(stderr: &str) -> Plan {
-    let lines: Vec<_> = stderr.lines().map(|line| line.trim_start_matches("rail-ipam: ").trim()).collect();
-    let last = lines.iter().rev().find(|line| !line.is_empty()).copied().unwrap_or("rail-ipam said nothing");
+    let lines = lines(stderr);
+    let last = lines.last().copied().unwrap_or("rail-ipam said nothing");
     if stderr.contains(HELD_BACK_WORDS) {
         let holders: Vec<_> = lines.iter().filter(|line| line.contains(IN_USE_WORDS)).copied().collect();
         return Plan::HeldBack(format!(
@@ -961,11 +993,14 @@ mod tests {
     }
 
     #[test]
-    fn intervals_differ_by_a_tenth() {
+    fn intervals_differ_by_a_tenth_in_both_directions() {
         let second = Duration::from_secs(1);
-        for _ in 0..1000 {
-            let one = jittered(second);
-            assert!((second.mul_f64(0.89)..=second.mul_f64(1.11)).contains(&one), "{one:?}");
+        let all: Vec<_> = (0..1000).map(|_| jittered(second).as_secs_f64()).collect();
+        assert!(all.iter().all(|one| (0.899..=1.101).contains(one)), "{all:?}");
+        // That no one of 1000 is in a tenth of the range happens once in 10^45 runs.
+        for tenth in 0..10 {
+            let from = 0.9 + 0.02 * f64::from(tenth);
+            assert!(all.iter().any(|one| (from..from + 0.02).contains(one)), "{from}: {all:?}");
         }
     }
 }

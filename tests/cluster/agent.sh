@@ -16,14 +16,15 @@ configure() {
         metadata: {name: "rail-cni", namespace: "kube-system"}, data: {($key): $content}}' >"$own/install/class.json"
 }
 
-# take_tag TAG: for the image of both kustomizations.
+# take_tag TAG: for the image of both kustomizations. These images are good, so no node waits long for the one before.
 take_tag() {
     local of
     for of in install uninstall; do
         jq -n --arg of "$of" --arg tag "$1" '{apiVersion: "kustomize.config.k8s.io/v1beta1", kind: "Kustomization",
             resources: [{install: "../deploy", uninstall: "../deploy/uninstall"}[$of]],
             images: [{name: "rail-cni", newTag: $tag}]}
-            + if $of == "install" then {patches: [{path: "class.json"}]} else {} end' >"$own/$of/kustomization.yaml"
+            + if $of == "install" then {patches: [{path: "class.json"}, {target: {kind: "DaemonSet", name: "rail-agent"},
+                patch: ([{op: "replace", path: "/spec/minReadySeconds", value: 1}] | tojson)}]} else {} end' >"$own/$of/kustomization.yaml"
     done
 }
 

@@ -150,8 +150,8 @@ fn the_chart_renders_the_same_objects_as_the_kustomization() {
     }
 }
 
-/// A kustomization that has ours in `resources`, as an operator writes one.
-fn with_dranet() -> Option<Vec<Value>> {
+/// A kustomization that has ours in `resources`, as an operator writes one; DEPLOY is the path of deploy/.
+fn within(text: &str) -> Option<Vec<Value>> {
     let own = tempfile::tempdir().unwrap();
     // Kustomize wants relative paths.
     let depth = own.path().canonicalize().unwrap().components().count() - 1;
@@ -161,16 +161,61 @@ fn with_dranet() -> Option<Vec<Value>> {
         Path::new(ROOT).canonicalize().unwrap().join("deploy").display()
     );
     let deploy = deploy.replace("//", "/");
-    let text = format!("resources: [{deploy}]\ncomponents: [{deploy}/dranet]\n");
-    fs::write(own.path().join("kustomization.yaml"), text).unwrap();
+    fs::write(own.path().join("kustomization.yaml"), text.replace("DEPLOY", &deploy)).unwrap();
     kustomized(own.path().to_str().unwrap())
+}
+
+/// The policy is for whatever account the DaemonSet has, as two calls of CEL say that are evaluated here.
+#[test]
+fn the_policy_of_the_own_node_holds_in_any_namespace() {
+    const TEST: &str = "the_policy_of_the_own_node_holds_in_any_namespace";
+    let policy = "\"ValidatingAdmissionPolicy\" \"rail-agent-own-node\"";
+    let is_restricted = |objects: &BTreeMap<String, Value>, account: &str| {
+        let conditions = objects[policy]["spec"]["matchConditions"].as_array().unwrap();
+        assert_eq!(conditions.len(), 1);
+        let expression = conditions[0]["expression"].as_str().unwrap();
+        expression.split("&&").all(|call| {
+            let call = call.trim().strip_prefix("request.userInfo.username.").unwrap();
+            let text = call.split('"').nth(1).unwrap();
+            match call.replace(text, "") {
+                call if call == "startsWith(\"\")" => account.starts_with(text),
+                call if call == "endsWith(\"\")" => account.ends_with(text),
+                call => panic!("{call}"),
+            }
+        })
+    };
+    let Some(moved) = within("resources: [DEPLOY]\nnamespace: gpu\n") else {
+        return skip(TEST, "kustomize is not here");
+    };
+    for (objects, namespace) in [(moved, "gpu"), (kustomized("deploy").unwrap(), "kube-system")] {
+        let objects = by_name(objects);
+        let set = &objects["\"DaemonSet\" \"rail-agent\""];
+        assert_eq!(set["metadata"]["namespace"], namespace);
+        let account = set["spec"]["template"]["spec"]["serviceAccountName"].as_str().unwrap();
+        assert!(is_restricted(&objects, &format!("system:serviceaccount:{namespace}:{account}")));
+        assert!(!is_restricted(&objects, "system:serviceaccount:kube-system:node-controller"));
+        assert!(!is_restricted(&objects, "someone:rail-agent"));
+    }
+}
+
+/// In the place of the agent comes the DaemonSet of deploy/uninstall/, in the namespace of the chart.
+#[test]
+fn the_chart_takes_rail_cni_off_the_nodes_as_the_kustomization_does() {
+    const TEST: &str = "the_chart_takes_rail_cni_off_the_nodes_as_the_kustomization_does";
+    let Some(chart) = helm(&["--set", "uninstall=true"]) else { return skip(TEST, "helm is not here") };
+    let Some(kustomized) = kustomized("deploy/uninstall") else { return skip(TEST, "kustomize is not here") };
+    let (chart, kustomized) = (by_name(chart), by_name(kustomized));
+    let sets = chart.iter().filter(|(_, object)| object["kind"] == "DaemonSet");
+    assert_eq!(sets.collect::<Vec<_>>(), kustomized.iter().collect::<Vec<_>>());
+    assert!(chart.contains_key("\"ServiceAccount\" \"rail-agent\""));
 }
 
 #[test]
 fn dranet_is_an_option_of_chart_and_kustomization_and_off_by_default() {
     const TEST: &str = "dranet_is_an_option_of_chart_and_kustomization_and_off_by_default";
     let Some(chart) = helm(&["--set", "dranet=true"]) else { return skip(TEST, "helm is not here") };
-    let Some(component) = with_dranet() else { return skip(TEST, "kustomize is not here") };
+    let text = "resources: [DEPLOY]\ncomponents: [DEPLOY/dranet]\n";
+    let Some(component) = within(text) else { return skip(TEST, "kustomize is not here") };
     let (chart, component) = (by_name(chart), by_name(component));
     assert_eq!(chart.keys().collect::<Vec<_>>(), component.keys().collect::<Vec<_>>());
     for (name, object) in &component {
@@ -193,7 +238,7 @@ fn the_values_of_the_chart_take_effect() {
     const TEST: &str = "the_values_of_the_chart_take_effect";
     let values = [
         "--set",
-        "image.repository=r.example.com/rail-cni,image.tag=1,args={--plan-from=config-map}",
+        "image.repository=r.example.com/rail-cni,image.tag=1,args={--plan-from=config-map},pluginsDir=/home/cni/bin",
         "--set-json",
         "nodeSelector={\"gpu\":\"yes\"}",
         "--set-json",
@@ -208,11 +253,20 @@ fn the_values_of_the_chart_take_effect() {
     let pod = &objects["\"DaemonSet\" \"rail-agent\""]["spec"]["template"]["spec"];
     assert_eq!(pod["nodeSelector"], json!({"gpu": "yes"}));
     assert_eq!(pod["imagePullSecrets"], json!([{"name": "s"}]));
-    for container in ["containers", "initContainers"] {
-        assert_eq!(pod[container][0]["image"], "r.example.com/rail-cni:1");
-    }
-    assert_eq!(pod["containers"][0]["args"][2], "--plan-from=config-map");
+    assert_eq!(pod["containers"][0]["args"][3], "--plan-from=config-map");
     assert_eq!(objects["\"ConfigMap\" \"rail-cni\""]["data"]["cluster"], "u");
+    let off = by_name(helm(&[&values[..], &["--set", "uninstall=true"]].concat()).unwrap());
+    let off = &off["\"DaemonSet\" \"rail-uninstall\""]["spec"]["template"]["spec"];
+    for key in ["nodeSelector", "imagePullSecrets"] {
+        assert_eq!(off[key], pod[key]);
+    }
+    for pod in [pod, off] {
+        for container in ["containers", "initContainers"] {
+            assert_eq!(pod[container][0]["image"], "r.example.com/rail-cni:1");
+            let arguments = pod[container][0]["args"].as_array().unwrap();
+            assert!(arguments.contains(&json!("--plugins-dir=/home/cni/bin")), "{arguments:?}");
+        }
+    }
 }
 
 #[test]

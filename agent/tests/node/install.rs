@@ -6,7 +6,8 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::node::{
-    CONFIG_MAP, NODE, PLUGINS, agent, built, end_pod, install, on_a_node, ready, sh, start_pod, text_of,
+    CONFIG_MAP, NODE, PLUGINS, agent, built, call_behind_macvlan, end_pod, install, node_json, on_a_node, ready, sh,
+    start_pod, text_of,
 };
 
 fn names() -> Vec<String> {
@@ -252,5 +253,65 @@ fn uninstall_says_what_to_do_about_what_no_pods_end_restores() {
         let text = text_of(&agent(&["uninstall"]));
         assert!(text.contains("x.json cannot be read") && text.contains("`rail-cni reap`"), "{text}");
         assert!(!text.contains("end these pods"), "{text}");
+    });
+}
+
+#[test]
+fn uninstall_refuses_while_a_pod_has_an_address_behind_another_plugin() {
+    on_a_node("install::uninstall_refuses_while_a_pod_has_an_address_behind_another_plugin", || {
+        let api = cluster();
+        install();
+        let running = Running::start(&api, &[]);
+        running.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        assert!(running.stop());
+        sh("ip netns add pod-m");
+        let output = call_behind_macvlan("ADD", "pod-m", 0);
+        assert!(output.status.success(), "{}", text_of(&output));
+        start_pod("pod-a", 1);
+        let text = text_of(&agent(&["uninstall"]));
+        assert!(text.contains("addresses are with pods: ai/pod-m has 172.16.0.0: end these pods"), "{text}");
+        assert!(
+            text.contains("nothing was removed: rails are with pods: ai/pod-a has 0000:3c:00.2: end"),
+            "{text}"
+        );
+        end_pod("pod-a", 1);
+        assert_eq!(agent(&["uninstall"]).status.code(), Some(1));
+        assert_eq!(names(), ["rail-cni", "rail-ipam"]);
+        let output = call_behind_macvlan("DEL", "pod-m", 0);
+        assert!(output.status.success(), "{}", text_of(&output));
+        let output = agent(&["uninstall"]);
+        assert!(output.status.success() && names().is_empty(), "{}", text_of(&output));
+        // A node without rail-ipam, as an uninstall that was interrupted leaves it, holds nobody up.
+        install();
+        fs::remove_file(Path::new(PLUGINS).join("rail-ipam")).unwrap();
+        let output = agent(&["uninstall"]);
+        assert!(output.status.success() && names().is_empty(), "{}", text_of(&output));
+    });
+}
+
+#[test]
+fn an_uninstall_that_failed_half_way_goes_on_where_it_was() {
+    on_a_node("install::an_uninstall_that_failed_half_way_goes_on_where_it_was", || {
+        let api = cluster();
+        let mut of_class = node_json();
+        of_class["storeDir"] = "/var/lib/elsewhere/store".into();
+        api.put(CONFIG_MAP, config_map(&serde_json::json!({"node.dgx.json": of_class.to_string()})));
+        install();
+        let running = Running::start(&api, &[]);
+        running
+            .until("the store", || Path::new("/var/lib/elsewhere/store/worker-gpu-0/rail-1.json").exists());
+        assert!(running.stop());
+        sh("cd /var/lib/elsewhere; mount --bind store store; mount -o remount,bind,ro store");
+        let output = agent(&["uninstall"]);
+        let text = text_of(&output);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains("cannot remove /var/lib/elsewhere/store/worker-gpu-0"), "{text}");
+        assert!(Path::new("/etc/rail-cni/node.json").exists());
+        sh("umount /var/lib/elsewhere/store");
+        let output = agent(&["uninstall"]);
+        assert!(output.status.success(), "{}", text_of(&output));
+        for path in ["/var/lib/elsewhere/store", "/run/rail-cni/calls", "/etc/rail-cni"] {
+            assert!(!Path::new(path).exists(), "{path}");
+        }
     });
 }

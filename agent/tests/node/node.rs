@@ -343,7 +343,18 @@ pub fn served(path: &str) -> String {
 pub fn call(verb: &str, pod: &str, rail: u8) -> Output {
     let network = json!({"cniVersion": "1.1.0", "name": format!("rail-{rail}"), "type": "rail-cni", "rail": rail,
         "mtu": 9000, "deviceID": pf(rail).replace("00.0", "00.2"), "ipam": {"type": "rail-ipam", "pool": format!("rail-{rail}")}});
-    let mut child = Command::new(Path::new(PLUGINS).join("rail-cni"))
+    call_plugin("rail-cni", verb, pod, rail, &network)
+}
+
+/// Calls rail-ipam for the address of a pod's interface, as macvlan does.
+pub fn call_behind_macvlan(verb: &str, pod: &str, rail: u8) -> Output {
+    let network = json!({"cniVersion": "1.1.0", "name": "macvlan", "type": "macvlan",
+        "ipam": {"type": "rail-ipam", "pool": format!("rail-{rail}")}});
+    call_plugin("rail-ipam", verb, pod, rail, &network)
+}
+
+fn call_plugin(plugin: &str, verb: &str, pod: &str, rail: u8, network: &Value) -> Output {
+    let mut child = Command::new(Path::new(PLUGINS).join(plugin))
         .env("CNI_COMMAND", verb)
         .env("CNI_CONTAINERID", pod)
         .env("CNI_IFNAME", format!("net{}", rail + 1))

@@ -213,5 +213,16 @@ fn with_the_roles_of_deploy_a_node_gets_ready_and_the_agent_can_change_no_other(
             assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "no", "{asked:?}");
         }
         assert!(agent.stop());
+        // In another namespace, by a kustomization of an operator, its token is good for no more.
+        kubectl_ok(&["create", "namespace", "gpu"]);
+        write("/run/own/kustomization.yaml", format!("resources: [../..{ROOT}/deploy]\nnamespace: gpu\n"));
+        kubectl_ok(&["apply", "-k", "/run/own"]);
+        let of_node = ["--bound-object-kind=Node", "--bound-object-name", NAME];
+        let moved = kubectl_ok(&[&["create", "token", "rail-agent", "-n", "gpu"][..], &of_node].concat());
+        let label = |name: &str| kubectl(&["--token", moved.trim(), "label", "node", name, "c=d"]);
+        let output = label(NAME);
+        assert!(output.status.success(), "{}", text_of(&output));
+        let told = text_of(&label("another"));
+        assert!(told.contains("may change the Node that its pod runs on"), "{told}");
     });
 }

@@ -141,6 +141,43 @@ fn what_is_wrong_in_the_cluster_leaves_the_last_good_state() {
 }
 
 #[test]
+fn a_node_that_the_plan_does_not_name_any_more_is_told_so_and_keeps_its_store() {
+    on_a_node("run::a_node_that_the_plan_does_not_name_any_more_is_told_so_and_keeps_its_store", || {
+        let api = cluster();
+        install();
+        let agent = Running::start(&api, &[]);
+        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        let before = [allocation(0), allocation(1)];
+        // What rail-ipam warns of is told with a plan that is written, too.
+        let mut with_default = pool(0, None);
+        with_default["spec"]["defaultGateway"] = json!(true);
+        api.put(&format!("{POOLS}/rail-0"), with_default);
+        agent.until("the warning", || {
+            let message = condition(&api, "RailsPlanCurrent")["message"].as_str().unwrap().to_owned();
+            message.contains("in 2 pools") && message.contains("defaultGateway: is left out")
+        });
+        assert!(agent.log().contains("rail-ipam says of the plan: "), "{}", agent.log());
+        for rail in 0..2 {
+            let mut of_another = pool(rail, None);
+            of_another["spec"]["staticAllocations"][0]["nodeName"] = json!("worker-gpu-7");
+            api.put(&format!("{POOLS}/rail-{rail}"), of_another);
+        }
+        let message = agent.until_condition(&api, "RailsPlanCurrent", "False", "Refused");
+        assert!(message.contains("does not name this node worker-gpu-0"), "{message}");
+        assert!(message.contains("node worker-gpu-0 is in the store (2 pools)"), "{message}");
+        assert_eq!([allocation(0), allocation(1)], before);
+        agent.until("metric and Event", || {
+            served("/metrics").contains("rail_cni_plan_refused 1") && !api.events("PlanRefused").is_empty()
+        });
+        for rail in 0..2 {
+            api.put(&format!("{POOLS}/rail-{rail}"), pool(rail, None));
+        }
+        let message = agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        assert!(!message.contains("warns"), "{message}");
+    });
+}
+
+#[test]
 fn pods_start_while_the_api_server_is_away_and_its_changes_come_when_it_is_back() {
     on_a_node("run::pods_start_while_the_api_server_is_away_and_its_changes_come_when_it_is_back", || {
         let (api, agent) = ready(&[]);
@@ -356,7 +393,8 @@ fn an_agent_whose_run_directory_is_not_the_plugins_ends_and_begins_there() {
         assert!(log.contains("/run/elsewhere is the run directory of this node now"), "{log}");
         assert_eq!(fs::read_dir("/run/rail-cni").unwrap().count(), 0);
         let agent = Running::start(&api, &[]);
-        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        // The condition may be that of the first one.
+        agent.until("looking", || served("/metrics").contains("rail_cni_ready 1"));
         start_pod("pod-a", 0);
         let added = r#"rail_cni_calls_total{plugin="rail-cni",verb="ADD",code="0"} 1"#;
         agent.until("counted", || served("/metrics").contains(added));
