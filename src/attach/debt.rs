@@ -9,7 +9,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::record::{AttachmentLock, Debt, DebtFile, DeviceLock, Owed, Record, Records, What};
-use super::{devinfo, rdma, restore};
+use super::{device, devinfo, rdma, restore};
 use crate::cni::Attachment;
 use crate::error::all_of;
 use crate::netlink::Socket;
@@ -40,6 +40,11 @@ impl Record {
         let all = [self.ipam.as_ref().map(|_| What::Ipam), device_info, Some(What::Device), host];
         let why = || "the call that worked on it ended early".to_owned();
         all.into_iter().flatten().map(|what| Owed { what, why: why() }).collect()
+    }
+
+    /// May it be owed? Where no call has said what is left, everything may be.
+    pub fn may_owe(&self, what: What) -> bool {
+        self.debt.as_ref().is_none_or(|debt| debt.owed.iter().any(|owed| owed.what == what))
     }
 
     /// Was it tried in vain? If not, the next DEL or GC does it, and no operator needs to.
@@ -134,12 +139,9 @@ pub fn take_over(records: &Records, id: &str, heir: Heir, node: &Node, host: &mu
     let mut found = Found::Untouched;
     let is_ours = |debt: &DebtFile| debt.record.owes_device() && heir.is_of(&debt.record);
     for mut debt in records.debts_of(id)?.into_iter().filter(is_ours) {
-        let mut left = match restore::on_host(&debt.record, records, node, host) {
-            Ok(Some(left)) => left,
-            // It is not on the host: nothing was tried.
-            Ok(None) => debt.record.owed().into_iter().filter(|owed| owed.what.is_of_device()).collect(),
-            Err(error) => vec![Owed { what: What::Device, why: format!("{error:#}") }],
-        };
+        let mut owed = debt.record.owed();
+        owed.retain(|owed| owed.what.is_of_device());
+        let mut left = restore_again(&debt.record, owed, Next::HasIt, records, node, host);
         let is_left = left.iter().any(|owed| owed.what.is_of_device());
         let of_device = left.clone();
         records.change(&mut debt, |record| {
@@ -158,6 +160,60 @@ pub fn take_over(records: &Records, id: &str, heir: Heir, node: &Node, host: &mu
         };
     }
     Ok(found)
+}
+
+/// What becomes of the device after its debt was tried.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// An ADD takes it, or refuses it for what the host has on it.
+    HasIt,
+    /// It stays on the host.
+    StaysFree,
+}
+
+/// Restores what is owed of a device that is free, and returns what is left of that: everything, as long as somebody
+/// uses the device.
+fn restore_again(
+    record: &Record,
+    mut owed: Vec<Owed>,
+    next: Next,
+    records: &Records,
+    node: &Node,
+    host: &mut Socket,
+) -> Vec<Owed> {
+    if let Err(error) = refuse_used(record, next, node, host) {
+        let why = format!("it waits until nothing uses the device: {error:#}");
+        owed.iter_mut().for_each(|owed| owed.why.clone_from(&why));
+        return owed;
+    }
+    match restore::on_host(record, records, node, host) {
+        Ok(Some(left)) => left,
+        // It is not on the host: nothing was tried.
+        Ok(None) => owed,
+        Err(error) => vec![Owed { what: What::Device, why: format!("{error:#}") }],
+    }
+}
+
+/// Fails if the host or another CNI plugin uses the device by now, which was free: to restore it takes it down.
+fn refuse_used(record: &Record, next: Next, node: &Node, host: &mut Socket) -> Result<()> {
+    let Some(original) = &record.device.link else { return Ok(()) };
+    // The addresses of the host are what is owed where it had some. After a reboot nothing is owed.
+    if record.host.is_some() || record.boot_id != files::boot_id()? {
+        return Ok(());
+    }
+    let Some(link) = restore::find_on_host(record, node, host)? else { return Ok(()) };
+    let what = &link.name;
+    device::refuse_parts(what, &link, node, host)?;
+    device::refuse_addresses(what, &link, host)?;
+    // Until the pod's use has ended, this may be the pod's.
+    if record.may_owe(What::Idle) {
+        return Ok(());
+    }
+    device::refuse_stacked(what, &link)?;
+    if link.up && !original.up && next == Next::StaysFree {
+        fail!(TryAgain, "{what} was down, and is up: if nothing needs that, `ip link set {what} down`");
+    }
+    Ok(())
 }
 
 /// Notes that the original state of the device `id` is in a new record now.
@@ -188,8 +244,8 @@ fn pay_these(
     };
     let has_heir = records.on_file(&debt.record.attachment())?.is_some();
     for one in others {
-        // The same attachment was added anew: a DEL of its IPAM would take the address that it has now.
-        if has_heir && one.what == What::Ipam {
+        // The same attachment was added anew: what is undone by its key, or by its rules, would be what it has now.
+        if has_heir && one.what != What::Rdma {
             left.push(one);
             continue;
         }
@@ -224,11 +280,7 @@ fn pay_device(
         let is_taken = record.is_chained() || claims.iter().any(|claim| !claim.is_chained());
         return Ok(if is_taken { Vec::new() } else { owed });
     }
-    match restore::on_host(record, records, node, &mut Socket::open()?) {
-        Ok(Some(left)) => Ok(left),
-        Ok(None) => Ok(owed),
-        Err(error) => Ok(vec![Owed { what: What::Device, why: format!("{error:#}") }]),
-    }
+    Ok(restore_again(record, owed, Next::StaysFree, records, node, &mut Socket::open()?))
 }
 
 /// What is left of one thing that is neither of the device nor in the pod.
@@ -239,9 +291,7 @@ fn pay_one(record: &Record, owed: Owed, patience: Duration) -> Option<Owed> {
             .device_info
             .as_deref()
             .map_or(Ok(()), |path| devinfo::remove(path, &record.device, &record.attachment())),
-        What::Rules | What::Rdma | What::Reset | What::Vf | What::Device | What::HostAddresses => {
-            return Some(owed);
-        }
+        _ => return Some(owed),
     };
     done.err().map(|error| Owed { what: owed.what, why: format!("{error:#}") })
 }

@@ -433,6 +433,19 @@ fn check_mtu(device: &Device, link: &Link, conf: &NetConf, node: &Node, host: &m
 /// A tenant may have written the configuration: it must not be able to take the node off the network. Addresses and
 /// routes are left to [`refuse_addresses`] or [`super::host_address`].
 pub fn refuse_what_the_host_needs(what: &str, link: &Link, node: &Node, host: &mut Socket) -> Result<()> {
+    refuse_parts(what, link, node, host)?;
+    if link.xdp {
+        let name = &link.name;
+        fail!(
+            InvalidConfig,
+            "{what} is in use by the host: it has an XDP program: `ip link set {name} xdp off`, or `xdpgeneric off`"
+        );
+    }
+    refuse_stacked(what, link)
+}
+
+/// Refuses a device for what no pod can leave on it when it comes back.
+pub fn refuse_parts(what: &str, link: &Link, node: &Node, host: &mut Socket) -> Result<()> {
     let needed = |why: String| failure!(InvalidConfig, "{what} is in use by the host: {why}");
     if link.loopback {
         return Err(needed("it is the loopback device".to_owned()));
@@ -448,26 +461,24 @@ pub fn refuse_what_the_host_needs(what: &str, link: &Link, node: &Node, host: &m
     if let Some(upper) = sysfs::upper_devices(&node.sysfs_root, &link.name)?.first() {
         return Err(needed(format!("{upper} is stacked on it")));
     }
-    if link.xdp {
-        let name = &link.name;
-        return Err(needed(format!(
-            "it has an XDP program: `ip link set {name} xdp off`, or `xdpgeneric off`"
-        )));
-    }
     if let Some(filter) = filter::on(host, link.index)? {
         let (name, kind) = (&link.name, &filter.kind);
         let hook = filter.hook;
         return Err(needed(format!("it has a tc filter ({kind}): `tc filter show dev {name} {hook}`")));
     }
-    if let Some(upper) = stacked::elsewhere(link)? {
-        return Err(needed(format!(
-            "{} ({}) is stacked on it, in the namespace {}",
-            upper.link.name,
-            upper.link.kind,
-            upper.netns.display()
-        )));
-    }
     Ok(())
+}
+
+/// Refuses a device on which a link of another namespace is stacked.
+pub fn refuse_stacked(what: &str, link: &Link) -> Result<()> {
+    let Some(upper) = stacked::elsewhere(link)? else { return Ok(()) };
+    fail!(
+        InvalidConfig,
+        "{what} is in use by the host: {} ({}) is stacked on it, in the namespace {}",
+        upper.link.name,
+        upper.link.kind,
+        upper.netns.display()
+    )
 }
 
 /// Refuses a device with addresses or routes of the host.

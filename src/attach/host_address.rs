@@ -17,7 +17,7 @@ use super::{pod, settings};
 use crate::cni::{self, AddResult, Ip};
 use crate::error::all_of;
 use crate::netlink::address::Address;
-use crate::netlink::link::{self, Link};
+use crate::netlink::link::Link;
 use crate::netlink::route::{MAIN, Route};
 use crate::netlink::saved::{self, Saved};
 use crate::netlink::{Socket, address, rule};
@@ -236,12 +236,10 @@ impl HostAddresses {
     }
 }
 
-/// Whether the host uses the device of `record`, which never left or has returned: MTU and MAC are as they were, so is the
-/// name or another netdev has it, and there is an address. Then it must not be set down to restore the rest.
-pub fn is_in_use(record: &Record, link: &Link, host: &mut Socket) -> Result<bool> {
-    let (Some(_), Some(was)) = (&record.host, &record.device.link) else { return Ok(false) };
-    let can_be_renamed = link.name != was.name && link::by_name(host, &was.name)?.is_none();
-    if can_be_renamed || (was.mtu, &was.mac, was.up) != (link.mtu, &link.mac, link.up) {
+/// Whether the host uses the device of `record`, which never left or has returned: it is as it was, and there is an
+/// address. Then it must not be set down to restore the rest.
+pub fn is_in_use(record: &Record, link: &Link, is_as_it_was: bool, host: &mut Socket) -> Result<bool> {
+    if record.host.is_none() || !is_as_it_was {
         return Ok(false);
     }
     has_address(link, host)

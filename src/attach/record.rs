@@ -161,6 +161,8 @@ pub enum What {
     Rules,
     /// RDMA devices in the pod.
     Rdma,
+    /// The end of what its pod did with the device: up, and with links stacked on it.
+    Idle,
     /// A function-level reset.
     Reset,
     /// Settings that the PF made for its VF.
@@ -179,6 +181,7 @@ impl What {
             What::DeviceInfo => "its device-info file",
             What::Rules => "its rules in the pod",
             What::Rdma => "its RDMA device",
+            What::Idle => "the end of its use of the device",
             What::Reset => "the reset of its device",
             What::Vf => "the settings of its VF",
             What::Device => "its device as it was",
@@ -188,7 +191,7 @@ impl What {
 
     /// Is it about the device itself? Then the next attachment of the device takes it over.
     pub fn is_of_device(self) -> bool {
-        matches!(self, What::Reset | What::Vf | What::Device | What::HostAddresses)
+        matches!(self, What::Idle | What::Reset | What::Vf | What::Device | What::HostAddresses)
     }
 }
 

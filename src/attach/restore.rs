@@ -85,13 +85,19 @@ pub fn on_host(
         return Ok(Some(owed));
     };
     // It never left, or has returned before: what is stacked on it is the host's.
-    if !host_address::is_in_use(record, &link, host)? {
-        if link.up {
-            owe(&mut owed, What::Device, link::set_down(host, &link));
+    let is_as_it_was = is_as_it_was(&link, original, host)?;
+    if !host_address::is_in_use(record, &link, is_as_it_was, host)? {
+        // Once the pod's use has ended, what is stacked on the device is not the pod's.
+        let is_of_pod = record.may_owe(What::Idle);
+        if link.up && (is_of_pod || !is_as_it_was) {
+            let what = if is_of_pod { What::Idle } else { What::Device };
+            owe(&mut owed, what, link::set_down(host, &link));
         }
-        owe(&mut owed, What::Device, stacked::remove_elsewhere(&link));
+        if is_of_pod {
+            owe(&mut owed, What::Idle, stacked::remove_elsewhere(&link));
+        }
     }
-    if record.reset {
+    if record.reset && record.may_owe(What::Reset) {
         owe(&mut owed, What::Reset, reset(record, node));
         // A driver may make the netdev anew.
         match wait_for(record, node, host)? {
@@ -118,6 +124,12 @@ pub fn on_host(
         owe(&mut owed, What::HostAddresses, of_host.restore(&link, host));
     }
     Ok(Some(owed))
+}
+
+/// Whether a link of the host has MTU, MAC and state as they were, and the name, or another netdev has that.
+fn is_as_it_was(link: &Link, was: &Link, host: &mut Socket) -> Result<bool> {
+    let can_be_renamed = link.name != was.name && link::by_name(host, &was.name)?.is_none();
+    Ok(!can_be_renamed && (was.mtu, &was.mac, was.up) == (link.mtu, &link.mac, link.up))
 }
 
 /// Notes what could not be done.

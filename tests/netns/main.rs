@@ -11,6 +11,7 @@ mod contract;
 mod emptied;
 mod errno;
 mod failures;
+mod free;
 mod harness;
 mod host_address;
 mod infiniband;

@@ -1,0 +1,227 @@
+//! A device that is back on the host is free, also where something of it is still owed: whoever uses it by now keeps
+//! it as it is.
+
+use std::fs;
+use std::path::PathBuf;
+
+use nix::errno::Errno;
+use nix::libc;
+use serde_json::{Value, json};
+
+use crate::harness::{Call, Host, Ran, rail, vf_address, with};
+use crate::trace::{self, Fate};
+
+/// Two rails, a pod for each, and what there was before.
+struct Bench {
+    host: Host,
+    pods: [PathBuf; 2],
+    before: Value,
+}
+
+impl Bench {
+    fn new(test: &str) -> Option<Bench> {
+        let host = Host::new(&format!("free::{test}"))?;
+        host.add_rail(0);
+        host.add_rail(1);
+        host.make_vf(0, "mlx5_core");
+        let pods = [host.add_netns("c1"), host.add_netns("c2")];
+        let before = host.snapshot();
+        Some(Bench { host, pods, before })
+    }
+
+    fn call(&self, verb: &str, pod: usize) -> Call {
+        self.host.call(verb, ["c1", "c2"][pod], &self.pods[pod])
+    }
+
+    fn reap(&self) -> Ran {
+        self.call("", 0).args(&["reap"]).run(&Value::Null)
+    }
+
+    fn config(&self) -> Value {
+        with(rail(0), json!({"device": null, "deviceID": vf_address(0)}))
+    }
+
+    /// A pod's whole life on rail 0, while a bridge has the name of its device: under the name that is returned, the
+    /// device is free and owes that.
+    fn leave_debt(&self) -> String {
+        self.call("ADD", 0).run(&self.config()).ok();
+        self.host.ip("link add vf0 type bridge");
+        let deleted = self.call("DEL", 0).run(&self.config()).ok();
+        assert!(deleted.stderr.contains("another device has it"), "{deleted:?}");
+        let links = self.host.json(None, "link show");
+        let names = links.as_array().unwrap().iter().filter_map(|link| link["ifname"].as_str());
+        let name = names.into_iter().find(|name| name.starts_with("dev")).unwrap().to_owned();
+        let net = self.host.path(&format!("sys/devices/{}/net", vf_address(0)));
+        fs::rename(net.join("vf0"), net.join(&name)).unwrap();
+        name
+    }
+
+    /// No pause is left of what is owed.
+    fn make_due(&self) {
+        for file in self.host.debts() {
+            let mut debt: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+            debt["debt"]["next"] = json!(0);
+            fs::write(file, debt.to_string()).unwrap();
+        }
+    }
+
+    /// What somebody sees who uses the device. The kernel gives an address of its own to what is up.
+    fn seen(&self, device: &str) -> Value {
+        let link = &self.host.json(None, &format!("link show {device}"))[0];
+        let is_up = link["flags"].as_array().unwrap().contains(&json!("UP"));
+        let addresses = self.host.ip(&format!("-oneline addr show dev {device} scope global"));
+        let routes = self.host.ip(&format!("route show dev {device}"));
+        let other = self.host.json(Some(&self.pods[1]), "link show");
+        let names: Vec<_> = other.as_array().unwrap().iter().map(|link| &link["ifname"]).collect();
+        json!([is_up, link["mtu"], link["address"], link["master"], addresses, routes, names])
+    }
+
+    /// The name is free, and so is the device: what is owed can be paid.
+    fn ends_as_before(&self) {
+        self.host.ip("link del vf0");
+        self.reap().ok();
+        assert_eq!(self.host.snapshot(), self.before);
+    }
+}
+
+/// Each use: what makes it, what ends it, and what the calls say. `DEV` is the device, `POD` another namespace.
+const USES: [(&str, &[&str], &[&str]); 5] = [
+    (
+        "it has the address 10.9.9.1/24",
+        &["link set DEV up", "addr add 10.9.9.1/24 dev DEV", "route add 10.8.0.0/16 via 10.9.9.2"],
+        &["addr del 10.9.9.1/24 dev DEV", "link set DEV down"],
+    ),
+    (
+        "it carries the route 10.8.0.0/16",
+        &["link set DEV up", "route add 10.8.0.0/16 dev DEV"],
+        &["link set DEV down"],
+    ),
+    (
+        "it is part of br0",
+        &["link add br0 type bridge", "link set DEV up master br0"],
+        &["link set DEV nomaster", "link set DEV down", "link del br0"],
+    ),
+    (
+        "mv (macvlan) is stacked on it",
+        &["link set DEV up", "link add mv link DEV type macvlan", "link set mv netns POD"],
+        &["-n POD link del mv", "link set DEV down"],
+    ),
+    ("was down, and is up", &["link set DEV up"], &["link set DEV down"]),
+];
+
+#[test]
+fn a_debt_leaves_a_device_alone_that_somebody_uses_by_now() {
+    for (says, make, end) in USES {
+        let Some(bench) = Bench::new("used") else { return };
+        let device = bench.leave_debt();
+        let pod = bench.pods[1].file_name().unwrap().to_str().unwrap();
+        let carry_out = |steps: &[&str]| {
+            for step in steps {
+                bench.host.ip(&step.replace("DEV", &device).replace("POD", pod));
+            }
+        };
+        carry_out(make);
+        let seen = bench.seen(&device);
+        let other = rail(1);
+        let gc = with(other.clone(), json!({"cni.dev/valid-attachments": []}));
+        bench.make_due();
+        bench.call("DEL", 1).run(&other).ok();
+        assert_eq!(bench.seen(&device), seen, "DEL of another pod; {says}");
+        bench.make_due();
+        bench.call("GC", 1).run(&gc).ok();
+        assert_eq!(bench.seen(&device), seen, "GC; {says}");
+        let reaped = bench.reap();
+        assert_eq!(reaped.status, 1, "{reaped:?}");
+        assert!(reaped.stdout.contains("waits until nothing uses the device"), "{reaped:?}");
+        assert!(reaped.stdout.contains(says), "{says}: {reaped:?}");
+        assert_eq!(bench.seen(&device), seen, "reap; {says}");
+        // That a device is up is no reason for an ADD to refuse it.
+        if !says.contains("is up") {
+            let refused = bench.call("ADD", 1).run(&bench.config());
+            assert!(
+                refused.msg().contains("in use by the host") && refused.msg().contains(says),
+                "{refused:?}"
+            );
+            assert_eq!(bench.seen(&device), seen, "ADD; {says}");
+        }
+        carry_out(end);
+        bench.ends_as_before();
+    }
+}
+
+/// The name alone is owed, and who waits for that need not lose the carrier of a device that nobody seems to use.
+#[test]
+fn a_name_that_is_still_taken_costs_no_carrier() {
+    let Some(mut bench) = Bench::new("carrier") else { return };
+    bench.host.ip("link set vf0 up");
+    bench.before = bench.host.snapshot();
+    let device = bench.leave_debt();
+    let changes = || {
+        let port = bench.pods[1].with_file_name(bench.host.leaf());
+        bench.host.json(Some(&port), "-s -s link show leaf0")[0]["stats64"]["tx"]["carrier_changes"].clone()
+    };
+    let before = changes();
+    assert!(before.is_number(), "{before}");
+    assert_eq!(bench.reap().status, 1);
+    assert_eq!(changes(), before);
+    bench.host.ip(&format!("link show {device} up"));
+    bench.ends_as_before();
+}
+
+/// A pod's macvlan keeps the rail beyond its end, wherever it is: that it could not be removed at once is no reason to
+/// leave it there.
+#[test]
+fn what_a_pod_stacked_on_its_rail_is_owed_until_it_is_gone() {
+    let test = "free::stacked";
+    let Some(bench) = Bench::new("stacked") else { return };
+    if !trace::is_allowed(test) || !trace::can_fail(test) {
+        return;
+    }
+    let other = bench.pods[1].file_name().unwrap().to_str().unwrap();
+    bench.call("ADD", 0).run(&bench.config()).ok();
+    bench.host.ip_in(&bench.pods[0], "link add mv link net1 type macvlan");
+    bench.host.ip_in(&bench.pods[0], &format!("link set mv netns {other}"));
+    // The search for it cannot start: the first thread after the move home is that of the search.
+    let (mut is_home, mut is_refused) = (false, false);
+    let fate = |point: trace::Point| {
+        is_home |= point.sent().is_some_and(|sent| sent[4..6] == libc::RTM_SETLINK.to_ne_bytes());
+        if !is_home || is_refused || !point.makes_thread() {
+            return Fate::Made;
+        }
+        is_refused = true;
+        Fate::Fails(Errno::EAGAIN)
+    };
+    let deleted = trace::run_with(&bench.call("DEL", 0), &bench.config(), fate).ran.ok();
+    let says = "still owed by pod default/pod, container c1 as net1";
+    assert!(deleted.stderr.contains(says) && deleted.stderr.contains("the end of its use"), "{deleted:?}");
+    bench.host.ip_in(&bench.pods[1], "link show mv");
+    bench.reap().ok();
+    assert!(!bench.host.ip_in(&bench.pods[1], "link show").contains("mv@"));
+    assert_eq!(bench.host.snapshot(), bench.before);
+}
+
+/// A runtime may add an attachment again under its name.
+#[test]
+fn what_is_owed_of_rules_leaves_those_of_the_same_attachment_that_was_added_anew() {
+    let test = "free::heir";
+    let Some(bench) = Bench::new("heir") else { return };
+    if !trace::is_allowed(test) || !trace::can_fail(test) {
+        return;
+    }
+    let fate = |point: trace::Point| {
+        let is_removal = point.sent().is_some_and(|sent| sent[4..6] == libc::RTM_DELRULE.to_ne_bytes());
+        if is_removal { Fate::Fails(Errno::EIO) } else { Fate::Made }
+    };
+    bench.call("ADD", 0).run(&bench.config()).ok();
+    let rules = bench.host.ip_in(&bench.pods[0], "rule");
+    let deleted = trace::run_with(&bench.call("DEL", 0), &bench.config(), fate).ran.ok();
+    assert!(deleted.stderr.contains("its rules in the pod"), "{deleted:?}");
+    trace::run_with(&bench.call("ADD", 0), &bench.config(), fate).ran.ok();
+    bench.make_due();
+    bench.call("DEL", 1).run(&rail(1)).ok();
+    assert_eq!(bench.host.ip_in(&bench.pods[0], "rule"), rules);
+    bench.call("DEL", 0).run(&bench.config()).ok();
+    bench.reap().ok();
+    assert!(!bench.host.ip_in(&bench.pods[0], "rule").contains("172.16."));
+    assert_eq!(bench.host.snapshot(), bench.before);
+}
