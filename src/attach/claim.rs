@@ -158,7 +158,9 @@ pub fn refuse_pf_of_attached_vfs(records: &Records, device: &Device, node: &Node
     let is_below =
         |record: &&Record| record.device.pf.is_some() && record.device.pf == device.original.pci_id;
     for record in all.iter().filter(is_below).filter(|record| record.device.id != device.original.id) {
-        if holding(record, node)? != Holding::Nothing {
+        // Of an ADD that is under way there is only the record, with its lock held.
+        let is_begun = record.phase == Phase::Adding && records.is_busy(&record.attachment())?;
+        if is_begun || holding(record, node)? != Holding::Nothing {
             let (what, vf) = (device.describe(), &record.device.id);
             fail!(TryAgain, "{what} is the PF of {vf}, which is attached to {}", record.holder());
         }
@@ -199,6 +201,9 @@ fn recover_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<(), 
         if let debt::Found::Stale(left) =
             debt::take_over(records, id, Heir::OfDevice, node, &mut Socket::open()?)?
         {
+            // Another plugin may have attached it since.
+            let function = left.device.pci_id.as_deref().and_then(DeviceId::parse);
+            function.map_or(Ok(()), |function| lost::refuse(&function, node))?;
             let why = left.owed().into_iter().find(|owed| owed.what.is_of_device()).map(|owed| owed.why);
             let why = why.unwrap_or_default();
             let holder = left.holder();

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::record::{Record, Records};
+use super::record::{DebtFile, Record, Records, What};
 use super::{chained, claim, config, debt, lost, restore, started};
 use crate::calls;
 use crate::cni::{Attachment, Delegate, Network};
@@ -31,7 +31,7 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
             calls::rail(record.rail);
             crate::log::addresses(record.applied.addresses.iter().map(ipnet::IpNet::addr));
             let done = claim::recover(records, record, &node);
-            if done.is_ok() {
+            if done.is_ok() && is_restored(records, record).unwrap_or(false) {
                 log::info!("{}", what_became_of(record));
             }
             // The configuration may name another IPAM by now than the one that ADD used: that one gets a DEL too.
@@ -64,6 +64,13 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
         all_of(aside).unwrap_or_else(|error| log::warn!("{error:#}"));
     }
     done
+}
+
+/// Whether nothing of the device is left to do. What is left was logged when it was noted.
+fn is_restored(records: &Records, record: &Record) -> Result<bool> {
+    let of = record.attachment();
+    let owes = |debt: &DebtFile| debt.record.owes_device() || debt.record.may_owe(What::Rdma);
+    Ok(records.on_file(&of)?.is_none() && !records.debts_by(&of)?.iter().any(owes))
 }
 
 /// What DEL did, for the log.

@@ -98,13 +98,18 @@ impl Lost {
         json!({"device": id, "interface": link.name, "addresses": addresses, "netns": netns})
     }
 
-    /// Writes a record of what can be seen. The original state cannot be seen: MTU and MAC stay as they are, and the name
-    /// will be the device's usual one.
-    pub fn rebuild(&self, records: &Records, node: &Node, host: &mut Socket) -> Result<Record> {
+    /// Writes a record of what can be seen, unless an ADD has put the device on record since it was found, or it is on the
+    /// host again. The original state cannot be seen: MTU and MAC stay as they are, and the name will be the device's
+    /// usual one.
+    pub fn rebuild(&self, records: &Records, node: &Node, host: &mut Socket) -> Result<Option<Record>> {
         let id =
             DeviceId::parse(&self.id).with_context(|| format!("{} is no address of a device", self.id))?;
         let function = Function::find(&node.sysfs_root, &id)?;
         let function = function.with_context(|| format!("the host has no device {}", self.id))?;
+        let mut lock = records.lock_device(&self.id)?;
+        if !records.claims_on(&self.id, &mut lock, None)?.is_empty() || !is_away(&function)? {
+            return Ok(None);
+        }
         let pf = function.pf(&node.sysfs_root)?;
         let mut was = self.link.clone();
         was.name = usual_name(&id, &self.link, node)?;
@@ -138,9 +143,8 @@ impl Lost {
             },
             ..Record::new(&attachment, netns, device)?
         };
-        let mut lock = records.lock_device(&self.id)?;
         records.write(&record, &mut lock)?;
-        Ok(record)
+        Ok(Some(record))
     }
 }
 

@@ -91,7 +91,7 @@ Exit status: 0 no error, 1 an error, 2 wrong usage."
     /// and MAC, release their addresses, and try once more what earlier DELs still owe
     #[command(
         after_help = "WHICH is a container id, a pod as NAMESPACE/NAME, a device as status shows it, or the file of \
-a record that cannot be read. Without WHICH, all attachments are reaped.
+a record that cannot be read. Without WHICH, all attachments are reaped. A WHICH that nothing is called is named on stderr.
 A pod is never touched while its network namespace exists, or while that is not known, as in another mount namespace \
 or without the permission to inspect it. Run the command on the host, as root.
 Exit status: 0 success, 1 something remains or is owed, 2 wrong usage."

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use super::inventory::Inventory;
 use crate::attach::claim::{Holding, holding, recover};
-use crate::attach::debt;
 use crate::attach::lost::Lost;
 use crate::attach::record::{DebtFile, Record, Records};
+use crate::attach::{debt, restore};
 use crate::netlink::Socket;
 use crate::node::Node;
 use crate::output::{self, Output};
@@ -37,11 +37,13 @@ pub struct ReapArgs {
 
 impl ReapArgs {
     fn means(&self, record: &Record) -> bool {
-        let is = |which: &String| {
-            *which == record.container_id || Some(which) == record.pod.as_ref() || *which == record.device.id
-        };
-        self.which.is_empty() || self.which.iter().any(is)
+        self.which.is_empty() || self.which.iter().any(|which| is_called(record, which))
     }
+}
+
+/// Is `which` a name of the attachment?
+fn is_called(record: &Record, which: &String) -> bool {
+    *which == record.container_id || Some(which) == record.pod.as_ref() || *which == record.device.id
 }
 
 /// The outcome for each attachment.
@@ -71,7 +73,15 @@ pub fn reap(node: &Node, args: &ReapArgs, output: Output) -> Result<ExitCode> {
     if args.rebuild {
         rebuild(args, node, &mut reaped)?;
     }
+    let mut unknown = args.which.clone();
+    unknown.retain(|which| reaped.not_rebuilt.iter().all(|lost| lost.id != *which));
     if let Some(records) = Records::open_existing(node)? {
+        let (all, unreadable) = records.all()?;
+        let debts = records.debts()?.into_iter().map(|debt| debt.record);
+        let all: Vec<_> = all.into_iter().chain(debts).collect();
+        unknown.retain(|which| {
+            !unreadable.contains(which) && !all.iter().any(|record| is_called(record, which))
+        });
         // Earlier debts come first: what becomes a debt below has been tried once by then.
         for debt in records.debts()?.into_iter().filter(|debt| !args.dry_run && args.means(&debt.record)) {
             // The failure is reported below as a debt.
@@ -109,6 +119,11 @@ pub fn reap(node: &Node, args: &ReapArgs, output: Output) -> Result<ExitCode> {
                 reaped.unreadable.push(name);
             }
         }
+    }
+    for which in unknown {
+        let known =
+            "WHICH is a container ID, NAMESPACE/POD, the id of a device, or the file of a damaged record";
+        output::say("rail-cni", &format!("nothing on this node is called {which}: {known}"));
     }
     output::print(&match output {
         Output::Json => output::pretty(&reaped.json(args.dry_run)),
@@ -183,7 +198,7 @@ fn rebuild(args: &ReapArgs, node: &Node, reaped: &mut Reaped) -> Result<()> {
             reaped.not_rebuilt.push(lost);
             continue;
         }
-        reaped.rebuilt.push(lost.rebuild(&Records::open(node)?, node, &mut Socket::open()?)?);
+        reaped.rebuilt.extend(lost.rebuild(&Records::open(node)?, node, &mut Socket::open()?)?);
     }
     Ok(())
 }
@@ -216,8 +231,9 @@ fn reap_one(records: &Records, of: &Record, node: &Node, args: &ReapArgs, reaped
             match records.on_file(&of.attachment())? {
                 None => reaped.given_back.push(record),
                 Some(record) => {
-                    let why = "it has not returned: a process keeps the network namespace of its pod (`lsns -t net`); end it";
-                    reaped.left.push((record, Some(why.to_owned())));
+                    let how = restore::how_to_end(&record);
+                    let why = format!("it has not come back from the namespace of its pod: {how}");
+                    reaped.left.push((record, Some(why)));
                 }
             }
         }

@@ -67,6 +67,62 @@ reap_rebuild_puts_it_on_record_and_its_end_is_as_any_other() {
     done
 }
 
+# What was found may be on record, or on the host, by the time that the record is written.
+reap_rebuild_looks_again_before_it_writes() {
+    local meanwhile reaping holding
+    for meanwhile in added returned; do
+        pod podA
+        add podA net1 "$(conf 0 "$(vf 0)")"
+        mv /run/rail-cni/attachments /run/kept
+        flock "/run/rail-cni/locks/device-$(vf 0)" sh -c 'echo $$ >/run/holding; exec sleep 60' &
+        until [[ -s /run/holding ]]; do sleep 0.01; done
+        holding=$(</run/holding)
+        # The copy in the lock file would be a record.
+        : >"/run/rail-cni/locks/device-$(vf 0)"
+        "$bin/rail-cni" reap --rebuild >/run/reaped &
+        reaping=$!
+        # It opens the lock file after its search.
+        until find -L "/proc/$reaping/fd" -samefile "/run/rail-cni/locks/device-$(vf 0)" 2>/dev/null | grep -q .; do
+            sleep 0.01
+        done
+        if [[ $meanwhile == added ]]; then
+            mkdir -p /run/rail-cni/attachments
+            cp /run/kept/* /run/rail-cni/attachments
+        else
+            ip -n podA link set net1 down
+            ip -n podA link set net1 name ens0f0v0 netns 1
+        fi
+        kill "$holding"
+        wait "$reaping"
+        same "recorded" "" "$(grep recorded /run/reaped || true)"
+        if [[ $meanwhile == returned ]]; then
+            same "records" "" "$(find /run/rail-cni/attachments -type f)"
+            cp /run/kept/* /run/rail-cni/attachments
+        fi
+        same "records" 1 "$(find /run/rail-cni/attachments -type f | wc -l)"
+        del podA net1 "$(conf 0 "$(vf 0)")"
+        rm -rf /run/kept /run/holding /run/reaped
+        kill_pod podA
+    done
+}
+
+# Another plugin may attach a device that still owes its name.
+an_add_of_an_indebted_vf_names_the_namespace_that_has_it() {
+    local name
+    pod podA
+    add podA net1 "$(conf 0 "$(vf 0)")"
+    ip link add ens0f0v0 type veth peer name other
+    del podA net1 "$(conf 0 "$(vf 0)")"
+    name=$(basename "/sys/bus/pci/devices/$(vf 0)/net/"*)
+    pod podB
+    ip link set "$name" netns podB
+    refused "$(vf 0) is $name in the namespace /run/netns/podB, and there is no record of it" \
+        ADD podA net1 "$(conf 0 "$(vf 0)")"
+    ip -n podB link set "$name" netns 1
+    ip link del ens0f0v0
+    "$bin/rail-cni" reap >/dev/null
+}
+
 # A pod that is at home in no mounted namespace, with the interface renamed.
 a_vf_of_a_process_is_found() {
     local pid
@@ -86,4 +142,5 @@ a_vf_of_a_process_is_found() {
 }
 
 run_cases every_command_says_which_namespace_has_the_vf reap_rebuild_puts_it_on_record_and_its_end_is_as_any_other \
+    reap_rebuild_looks_again_before_it_writes an_add_of_an_indebted_vf_names_the_namespace_that_has_it \
     a_vf_of_a_process_is_found

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use nix::libc;
 use serde_json::{Value, json};
 
-use crate::harness::{Call, Host, Ran, rail, vf_address, with};
+use crate::harness::{Call, Host, Ran, pf_address, rail, run, vf_address, with};
 use crate::trace::{self, Fate};
 
 /// Two rails, a pod for each, and what there was before.
@@ -194,10 +194,41 @@ fn what_a_pod_stacked_on_its_rail_is_owed_until_it_is_gone() {
     let deleted = trace::run_with(&bench.call("DEL", 0), &bench.config(), fate).ran.ok();
     let says = "still owed by pod default/pod, container c1 as net1";
     assert!(deleted.stderr.contains(says) && deleted.stderr.contains("the end of its use"), "{deleted:?}");
+    assert!(!deleted.stderr.contains("went back to the host"), "{deleted:?}");
     bench.host.ip_in(&bench.pods[1], "link show mv");
     bench.reap().ok();
     assert!(!bench.host.ip_in(&bench.pods[1], "link show").contains("mv@"));
     assert_eq!(bench.host.snapshot(), bench.before);
+}
+
+/// The PF would take the settings of the VF with it.
+#[test]
+fn a_pf_is_not_attached_while_an_add_of_its_vf_is_at_work() {
+    let Some(bench) = Bench::new("pf") else { return };
+    let Bench { host, .. } = &bench;
+    host.set_node(json!({"policy": {"pfsWithVfs": true}}));
+    host.ip("link add pf0 type veth peer name pf0-peer");
+    host.ip("link set pf0 mtu 9000");
+    let (reached, go) = (host.path("reached"), host.path("go"));
+    let ipam = env!("CARGO_BIN_EXE_rail-ipam");
+    let waits = format!("touch {}; until test -e {}; do sleep 0.01; done", reached.display(), go.display());
+    host.add_plugin("stand-in", &format!("{waits}; exec {ipam}"));
+    let vf = with(bench.config(), json!({"ipam": {"type": "stand-in", "pool": "rail-0"}}));
+    let pf = with(rail(0), json!({"device": null, "deviceID": pf_address(0), "ipam": {}}));
+    let (command, stdin) = (bench.call("ADD", 0).command(), vf.to_string());
+    // This thread's namespace is inherited.
+    let adding = std::thread::spawn(move || run(command, stdin.as_bytes()));
+    while !reached.exists() && !adding.is_finished() {
+        std::thread::yield_now();
+    }
+    let refused = bench.call("ADD", 1).run(&pf);
+    fs::write(go, "").unwrap();
+    adding.join().unwrap().ok();
+    let says = "function 0000:01:00.0 (pf0) is the PF of 0000:01:10.0, which is attached to pod default/pod, container c1";
+    assert!(refused.error(11)["msg"].as_str().unwrap().contains(says), "{refused:?}");
+    bench.call("DEL", 0).run(&vf).ok();
+    bench.call("ADD", 1).run(&pf).ok();
+    bench.call("DEL", 1).run(&pf).ok();
 }
 
 /// A runtime may add an attachment again under its name.
@@ -224,4 +255,19 @@ fn what_is_owed_of_rules_leaves_those_of_the_same_attachment_that_was_added_anew
     bench.reap().ok();
     assert!(!bench.host.ip_in(&bench.pods[0], "rule").contains("172.16."));
     assert_eq!(bench.host.snapshot(), bench.before);
+}
+
+/// A name with a typing error, or of a pod that was reaped before: nothing is left of it either way.
+#[test]
+fn reap_says_when_it_knows_nothing_of_a_name() {
+    let Some(bench) = Bench::new("unknown") else { return };
+    let reap = |which: &str| bench.call("", 0).args(&["reap", which]).run(&Value::Null).ok().stderr;
+    let says =
+        |which: &str| format!("rail-cni: nothing on this node is called {which}: WHICH is a container ID");
+    assert!(reap("c1").starts_with(&says("c1")));
+    bench.call("ADD", 0).run(&bench.config()).ok();
+    for known in ["c1", "default/pod", &vf_address(0)] {
+        assert_eq!(reap(known), "", "{known}");
+    }
+    assert!(reap("default/pot").starts_with(&says("default/pot")));
 }

@@ -379,6 +379,15 @@ fn a_dead_pods_device_that_is_still_away() {
             process.pid()
         )]
     );
+    // Neither says more than was done.
+    let deleted = host.cni("DEL", "gone", Path::new("/run/netns/none"), &rail(0)).ok().stderr;
+    assert!(deleted.contains("has not come back") && !deleted.contains("went back"), "{deleted}");
+    let reaped = run(&host, &["reap"]);
+    let says = "it has not come back from the namespace of its pod: process";
+    assert!(
+        reaped.status == 1 && reaped.stdout.contains(&format!("{says} {} (sleep)", process.pid())),
+        "{reaped:?}"
+    );
     let advice = run(&host, &["doctor", "--output", "json"]).json();
     let remedy = advice["checks"].as_array().unwrap().iter().find(|one| one["verdict"] == "fail").unwrap();
     let remedy = remedy["remedy"].as_str().unwrap().to_owned();
