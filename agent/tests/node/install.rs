@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::node::{
-    CONFIG_MAP, NODE, PLUGINS, agent, built, call_behind_macvlan, end_pod, install, node_json, on_a_node, ready, sh,
-    start_pod, text_of,
+    CONFIG_MAP, NODE, PLUGINS, Running, agent, built, call_behind_macvlan, cluster, config_map, end_pod, install, node_json,
+    on_a_node, ready, sh, start_pod, text_of,
 };
 
 fn names() -> Vec<String> {
@@ -259,10 +259,7 @@ fn uninstall_says_what_to_do_about_what_no_pods_end_restores() {
 #[test]
 fn uninstall_refuses_while_a_pod_has_an_address_behind_another_plugin() {
     on_a_node("install::uninstall_refuses_while_a_pod_has_an_address_behind_another_plugin", || {
-        let api = cluster();
-        install();
-        let running = Running::start(&api, &[]);
-        running.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        let (_api, running) = ready(&[]);
         assert!(running.stop());
         sh("ip netns add pod-m");
         let output = call_behind_macvlan("ADD", "pod-m", 0);
