@@ -233,8 +233,10 @@ fn write_below(directory: &Path) -> Result<()> {
 }
 
 fn ipam_filter() -> Vec<sock_filter> {
-    let is_netlink = Answer::MadeIf(0, libc::AF_NETLINK.cast_unsigned());
-    let is_network = Answer::MadeIf(1, libc::CLONE_NEWNET.cast_unsigned());
+    // What `cast_unsigned` of Rust 1.87 does.
+    let bits = |value: libc::c_int| u32::from_ne_bytes(value.to_ne_bytes());
+    let is_netlink = Answer::MadeIf(0, bits(libc::AF_NETLINK));
+    let is_network = Answer::MadeIf(1, bits(libc::CLONE_NEWNET));
     let listed = IPAM.iter().chain(IPAM_OLD).map(|call| (*call, Answer::Made));
     let all: Vec<_> = listed.chain([(libc::SYS_socket, is_netlink), (libc::SYS_setns, is_network)]).collect();
     filter(&all, Answer::Refused)
