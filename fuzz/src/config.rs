@@ -180,9 +180,8 @@ fn of_ipam(network: &Network) {
     };
     assert!((1..=2).contains(&parsed.pools.len()));
     assert!(parsed.pools.iter().all(|pool| is_identifier(pool)), "{:?}", parsed.pools);
-    match parsed.plan() {
+    match parsed.check() {
         None => (),
-        Some(Err(faults)) => faults.iter().for_each(|fault| judge::message(&fault.to_string())),
-        Some(Ok(plan)) => plan.allocations.values().for_each(judge::allocation),
+        Some(Err(faults) | Ok(faults)) => faults.iter().for_each(|fault| judge::message(&fault.to_string())),
     }
 }

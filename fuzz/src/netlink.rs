@@ -24,6 +24,10 @@ const NETLINK_USERSOCK: isize = 2;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const EEXIST: i32 = -17;
+/// Of an address that is to be removed.
+const EADDRNOTAVAIL: i32 = -99;
+/// EINVAL, EOPNOTSUPP, ENOENT, ENODEV, EAFNOSUPPORT: for some lists they mean that there is none.
+const ABSENT: [i32; 5] = [-22, -95, -2, -19, -97];
 /// After each answer of EBUSY the request is repeated, later each time.
 const MOST_DATAGRAMS: usize = 5;
 
@@ -91,8 +95,9 @@ fn look(datagram: &[u8], sent: &mut Sent) {
         let kind = u16::from_ne_bytes([header[4], header[5]]);
         let code =
             datagram.get(at + 16..at + 20).map(|code| i32::from_ne_bytes(code.try_into().expect("four")));
-        sent.ended |= [NLMSG_ERROR, NLMSG_DONE].contains(&kind);
-        sent.acknowledged |= kind == NLMSG_ERROR && matches!(code, Some(0 | EEXIST));
+        let is_good = code.is_none_or(|code| code == 0 || ABSENT.contains(&code));
+        sent.ended |= [NLMSG_ERROR, NLMSG_DONE].contains(&kind) && is_good;
+        sent.acknowledged |= kind == NLMSG_ERROR && matches!(code, Some(0 | EEXIST | EADDRNOTAVAIL));
         at += length.max(16).next_multiple_of(4);
     }
 }

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::node::{
-    CONFIG_MAP, NODE, PLUGINS, Running, agent, built, call_behind_macvlan, cluster, config_map, end_pod, install, node_json,
-    on_a_node, ready, sh, start_pod, text_of,
+    CONFIG_MAP, NODE, PLUGINS, Running, agent, built, call_behind_macvlan, cluster, config_map, end_pod,
+    install, node_json, on_a_node, ready, sh, start_pod, text_of,
 };
 
 fn names() -> Vec<String> {
