@@ -326,7 +326,15 @@ mod tests {
             command.args(["-c", script]);
             api::runtime().unwrap().block_on(said(command, b"in", patience)).unwrap()
         };
-        assert!(run("exec sleep 1000", Duration::from_millis(1)).is_none());
+        assert!(run("exec sleep 1000.0625", Duration::from_secs(1)).is_none());
+        let is_it = |process: std::fs::DirEntry| {
+            std::fs::read(process.path().join("cmdline")).is_ok_and(|line| line == b"sleep\x001000.0625\0")
+        };
+        let begun = Instant::now();
+        while std::fs::read_dir("/proc").unwrap().flatten().any(is_it) {
+            assert!(begun.elapsed() < Duration::from_secs(100), "it lives on");
+            std::thread::sleep(Duration::from_millis(10));
+        }
         let said = run("cat; echo err >&2; exit 3", Duration::from_secs(100)).unwrap();
         assert_eq!((said.is_success, said.stdout.as_str(), said.stderr.as_str()), (false, "in", "err\n"));
     }

@@ -218,12 +218,14 @@ pub fn uninstall(args: &UninstallArgs) -> Result<ExitCode> {
     let mut removed = remove(&host, &args.plugins_dir, &PLUGINS.map(str::to_owned))?;
     let of_plugin = |name: &&str| [previous(name), temporary(name), format!(".{name}.kept")];
     removed += remove(&host, &args.plugins_dir, &PLUGINS.iter().flat_map(of_plugin).collect::<Vec<_>>())?;
-    removed += remove(&host, &paths.run_dir, &["calls", ".calls.new", run::LOCK].map(str::to_owned))?;
+    removed += remove(&host, &paths.run_dir, &["calls", ".calls.new"].map(str::to_owned))?;
     removed += remove(&host, &paths.run_dir.join(dranet::DIRECTORY), &[dranet::SOCKET.to_owned()])?;
     removed += remove_allocations(&host, &paths)?;
     // Last, because it says where the rest is: an uninstall that was interrupted goes on there.
     let own = ["node.json.previous", ".node.json.new", ".node.json.kept", node_json::NAME];
     removed += remove(&host, Path::new(node_json::DIRECTORY), &own.map(str::to_owned))?;
+    // The lock keeps others out as long as it has its name.
+    removed += remove(&host, &paths.run_dir, &[run::LOCK.to_owned()])?;
     drop(lock);
     say("info", &format!("{removed} files and directories of rail-cni were removed from the host"));
     if let Some(node) = &args.node {
@@ -333,8 +335,10 @@ fn holders(host: &Host, plugins_dir: &Path) -> Result<Holders> {
 
 /// Restores what can be restored, and returns what `rail-cni status` says of the rest.
 fn ask_status(host: &Host, program: &Path, holders: &mut Holders) -> Result<Value> {
-    // What can be restored without a pod is restored now. What it says is in the status.
-    let _ = host.run_alone(program, &["reap"])?;
+    // What can be restored without a pod is restored now. What is left, also of one that took too long, is in the status.
+    if let Err(error) = host.run_alone(program, &["reap"]) {
+        say("warn", &crate::text::of(&error));
+    }
     let said = host.run_alone(program, &["status", "--output", "json"])?;
     let status: Value = serde_json::from_str(&said.stdout)
         .with_context(|| format!("`rail-cni status` says: {}", said.stderr.trim()))?;

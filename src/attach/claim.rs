@@ -201,9 +201,12 @@ fn recover_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<(), 
         if let debt::Found::Stale(left) =
             debt::take_over(records, id, Heir::OfDevice, node, &mut Socket::open()?)?
         {
-            // Another plugin may have attached it since.
+            // Another plugin may have attached it since. That its driver has made no netdev, is said by what is owed.
             let function = left.device.pci_id.as_deref().and_then(DeviceId::parse);
-            function.map_or(Ok(()), |function| lost::refuse(&function, node))?;
+            let refused = function.map_or(Ok(()), |function| lost::refuse(&function, node));
+            refused.or_else(|error| {
+                if error::code_of(&error) == Code::TryAgain as u32 { Err(error) } else { Ok(()) }
+            })?;
             let why = left.owed().into_iter().find(|owed| owed.what.is_of_device()).map(|owed| owed.why);
             let why = why.unwrap_or_default();
             let holder = left.holder();

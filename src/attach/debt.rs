@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
 use super::record::{AttachmentLock, Debt, DebtFile, DeviceLock, Owed, Record, Records, What};
@@ -181,16 +181,29 @@ fn restore_again(
     node: &Node,
     host: &mut Socket,
 ) -> Vec<Owed> {
-    if let Err(error) = refuse_used(record, next, node, host) {
-        let why = format!("it waits until nothing uses the device: {error:#}");
-        owed.iter_mut().for_each(|owed| owed.why.clone_from(&why));
-        return owed;
+    // What is written down as left is all that is tried the next time.
+    if record.debt.is_none() {
+        let all = [What::Idle, What::Reset, What::Vf, What::Device, What::HostAddresses].into_iter();
+        let may_be = |what: &What| match what {
+            What::Reset => record.reset,
+            What::HostAddresses => record.host.is_some(),
+            _ => true,
+        };
+        let why = || "the call that worked on it ended early".to_owned();
+        owed = all.filter(may_be).map(|what| Owed { what, why: why() }).collect();
     }
-    match restore::on_host(record, records, node, host) {
+    let done = refuse_used(record, next, node, host)
+        .context("it waits until nothing uses the device")
+        .and_then(|()| restore::on_host(record, records, node, host));
+    match done {
         Ok(Some(left)) => left,
         // It is not on the host: nothing was tried.
         Ok(None) => owed,
-        Err(error) => vec![Owed { what: What::Device, why: format!("{error:#}") }],
+        // How far it came is not known.
+        Err(error) => {
+            owed.iter_mut().for_each(|owed| owed.why = format!("{error:#}"));
+            owed
+        }
     }
 }
 
@@ -340,9 +353,8 @@ fn file(debt: &mut DebtFile, mut left: Vec<Owed>, records: &Records) -> Result<(
     records.change(debt, |record| {
         let now = record.debt.take();
         // The next pod's ADD may have restored the device meanwhile, or taken over what it was.
-        let owes =
-            |owed: &Owed| now.as_ref().is_none_or(|now| now.owed.iter().any(|one| one.what == owed.what));
-        left.retain(|owed| !owed.what.is_of_device() || owes(owed));
+        let owes_device = now.as_ref().is_none_or(|now| now.owed.iter().any(|owed| owed.what.is_of_device()));
+        left.retain(|owed| owes_device || !owed.what.is_of_device());
         let Debt { tries, since, .. } = now.unwrap_or_default();
         let pause = FIRST_PAUSE.saturating_mul(1 << tries.min(16)).min(LONGEST_PAUSE);
         let next = u64::try_from((files::since_boot() + pause).as_millis()).unwrap_or(u64::MAX);

@@ -89,7 +89,8 @@ pub fn on_host(
     if !host_address::is_in_use(record, &link, is_as_it_was, host)? {
         // Once the pod's use has ended, what is stacked on the device is not the pod's.
         let is_of_pod = record.may_owe(What::Idle);
-        if link.up && (is_of_pod || !is_as_it_was) {
+        let is_reset = record.reset && record.may_owe(What::Reset);
+        if link.up && (is_of_pod || is_reset || !is_as_it_was) {
             let what = if is_of_pod { What::Idle } else { What::Device };
             owe(&mut owed, what, link::set_down(host, &link));
         }
@@ -465,7 +466,8 @@ fn set_mac(host: &mut Socket, link: &Link, mac: &[u8]) -> Result<()> {
         done => return done,
     };
     link::set_up(host, link)?;
-    link::set_down(host, link)?;
+    // A device that stays up looks as if somebody used it.
+    link::set_down(host, link).or_else(|_| link::set_down(host, link))?;
     let now = link::by_index(host, link.index)?;
     let has_it = now.is_some_and(|now| parse_mac(&now.mac).as_deref() == Some(mac));
     if has_it { Ok(()) } else { Err(refused) }
