@@ -93,8 +93,9 @@ fn look(datagram: &[u8], sent: &mut Sent) {
     while let Some(header) = datagram.get(at..at + 16) {
         let length = u32::from_ne_bytes(header[..4].try_into().expect("four bytes")) as usize;
         let kind = u16::from_ne_bytes([header[4], header[5]]);
-        let code =
-            datagram.get(at + 16..at + 20).map(|code| i32::from_ne_bytes(code.try_into().expect("four")));
+        // What is behind a message without a code is of the next one.
+        let code = datagram.get(at + 16..at + 20).filter(|_| length >= 20);
+        let code = code.map(|code| i32::from_ne_bytes(code.try_into().expect("four")));
         let is_good = code.is_none_or(|code| code == 0 || ABSENT.contains(&code));
         sent.ended |= [NLMSG_ERROR, NLMSG_DONE].contains(&kind) && is_good;
         sent.acknowledged |= kind == NLMSG_ERROR && matches!(code, Some(0 | EEXIST | EADDRNOTAVAIL));
