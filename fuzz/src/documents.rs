@@ -36,8 +36,11 @@ pub fn yaml(data: &[u8]) {
     if [".inf", ".nan"].iter().any(|number| text.to_ascii_lowercase().contains(number)) {
         return;
     }
-    // The name of an anchor may end with a colon in YAML 1.2, and not in 1.1, which the other parser reads.
-    if text.split_ascii_whitespace().any(|word| word.starts_with(['&', '*']) && word.contains(':')) {
+    // In YAML 1.2 the name of an anchor may end with a colon, and a plain scalar in brackets may begin with a question
+    // mark. The other parser reads 1.1.
+    let is_anchor = |word: &str| word.starts_with(['&', '*']) && word.contains(':');
+    let asks = |begin: &str| text.contains(begin);
+    if text.split_ascii_whitespace().any(is_anchor) || ["[?", "{?", ",?", " ?"].into_iter().any(asks) {
         return;
     }
     let theirs: Result<Vec<_>, _> =
