@@ -204,7 +204,7 @@ mod tests {
     }
 
     /// go-cni takes a DEL whose error contains `not found` for done, and containerd then forgets the pod: docs/cni-contract.md,
-    /// item 82 and trap 2.
+    /// item 82.
     #[test]
     fn no_del_error_reads_like_a_success_to_go_cni() {
         let error = anyhow::anyhow!("link Not Found: No such file or directory (os error 2)");

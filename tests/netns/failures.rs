@@ -231,7 +231,7 @@ fn an_ipam_that_hangs_is_killed_with_what_it_started_and_told_del() {
     rig.is_usable();
 }
 
-/// docs/cni-contract.md, item 11, trap 7: the call returns, for `run` reads both outputs to their end.
+/// docs/cni-contract.md, item 11: libcni waits until both outputs are closed. Here the call returns, for `run` reads both outputs to their end.
 #[test]
 fn a_process_that_the_ipam_leaves_running_holds_nobody_up() {
     let leave = format!("sleep 60 & echo $! >child; {LEASE}");
@@ -397,7 +397,7 @@ fn an_add_that_gets_no_address_asks_for_those_that_are_owed() {
 
 // The answer.
 
-/// docs/cni-contract.md, item 10, trap 8: the runtime is gone.
+/// docs/cni-contract.md, item 10: the runtime is gone.
 #[test]
 fn an_answer_that_nobody_reads_undoes_add() {
     let Some(mut rig) = Rig::new("nobody_reads") else { return };

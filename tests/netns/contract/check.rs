@@ -124,7 +124,7 @@ fn check_tolerates_what_others_added() {
     bench.call("CHECK").run(&tuned).ok();
 }
 
-/// docs/cni-contract.md, items 88, trap 14: an older libcni drops fields of 1.1 from the cache.
+/// docs/cni-contract.md, item 88: an older libcni drops fields of 1.1 from the cache.
 #[test]
 fn check_takes_a_result_that_lost_its_new_fields() {
     let Some(bench) = Bench::cni("check::old_cache") else { return };

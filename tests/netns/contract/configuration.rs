@@ -88,7 +88,8 @@ fn a_verb_needs_the_version_that_brought_it() {
     });
 }
 
-/// docs/cni-contract.md, items 35, 37, 38, 40, trap 5: what runtimes and Multus add.
+/// docs/cni-contract.md, items 35, 37, 38, 40: what runtimes and Multus add. libcni leaves `capabilities` in,
+/// which section 3 of the specification has it remove.
 #[test]
 fn keys_that_are_not_ours_do_no_harm() {
     for_both("configuration::unknown", |bench| {
@@ -112,7 +113,7 @@ fn keys_that_are_not_ours_do_no_harm() {
     });
 }
 
-/// docs/cni-contract.md, item 36, trap 3: go-cni writes its capabilities in capitals, and null for none.
+/// docs/cni-contract.md, item 36: go-cni writes its capabilities in capitals, and null for none.
 #[test]
 fn runtime_config_is_read_in_any_letter_case_and_null_is_absent() {
     let Some(bench) = Bench::cni("configuration::case") else { return };

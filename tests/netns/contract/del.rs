@@ -122,7 +122,7 @@ fn del_of_a_device_that_is_gone_releases_the_rest() {
     }
 }
 
-/// docs/cni-contract.md, items 75, 76: Multus sends DELs for what it never added (trap 12).
+/// docs/cni-contract.md, items 75, 76: Multus sends DELs for what it never added after a failed ADD.
 #[test]
 fn del_of_what_was_never_added_succeeds_and_leaves_nothing() {
     for_both("del::never", |bench| {
@@ -338,7 +338,7 @@ fn an_ipam_that_fails_keeps_no_device_and_can_be_asked_again() {
     assert_eq!(bench.host.snapshot(), before);
 }
 
-/// docs/cni-contract.md, item 82, trap 2: go-cni takes such texts for a success.
+/// docs/cni-contract.md, item 82: go-cni takes such texts for a success.
 #[test]
 fn no_error_of_del_reads_like_a_success() {
     let Some(bench) = Bench::cni("del::texts") else { return };

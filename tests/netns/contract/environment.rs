@@ -163,7 +163,7 @@ fn add_refuses_what_is_no_namespace_before_it_acts() {
     assert!(!bench.host.path("bin/never.called").exists());
 }
 
-/// docs/cni-contract.md, item 29, trap 4.
+/// docs/cni-contract.md, item 29: thin Multus writes each key twice, go-cni writes them in random order.
 #[test]
 fn args_of_any_shape_are_understood_or_passed_over() {
     use std::os::unix::ffi::OsStrExt as _;

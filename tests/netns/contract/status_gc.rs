@@ -121,7 +121,7 @@ fn for_both_left(test: &str, check: impl Fn(&Left)) {
     }
 }
 
-/// docs/cni-contract.md, items 99 to 101, 104, trap 13: absent, null and empty lists mean the same; what lives is kept.
+/// docs/cni-contract.md, items 99 to 101, 104: absent, null and empty lists mean the same; what lives is kept.
 #[test]
 fn gc_without_a_list_gives_back_what_is_dead_of_this_network() {
     for list in [
