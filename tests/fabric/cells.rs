@@ -2,8 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::fs;
 use std::net::IpAddr;
 use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -58,6 +61,7 @@ impl Fabric {
     }
 
     fn ask(&self, kind: Kind) -> Asked {
+        self.settle();
         for node in 0..NODES {
             let nft = || batch(Command::new("nft").args(["-f", "-"]), include_str!("count.nft"));
             self.inside(&format!("pod-{node}"), nft);
@@ -82,6 +86,28 @@ impl Fabric {
     }
 
     /// What the pod of `node` asks. An unbound question goes to each rail once.
+    /// Waits for the connections of the kind before. The last segment of one that has not ended may come again, and would
+    /// be a question of this kind.
+    fn settle(&self) {
+        // LISTEN, TIME_WAIT, and the head of the table.
+        let is_open = |line: &str| !["0A", "06", "st"].contains(&line.split_whitespace().nth(3).unwrap());
+        let is_quiet = || {
+            let tables = ["tcp", "tcp6"].map(|name| format!("/proc/thread-self/net/{name}"));
+            tables.iter().all(|table| !fs::read_to_string(table).unwrap().lines().any(is_open))
+        };
+        let has_settled = || {
+            (0..1000).any(|_| {
+                is_quiet() || {
+                    sleep(Duration::from_millis(10));
+                    false
+                }
+            })
+        };
+        for node in 0..NODES {
+            assert!(self.inside(&format!("pod-{node}"), has_settled), "pod-{node} has open connections");
+        }
+    }
+
     fn questions(&self, node: usize, kind: Kind) -> Vec<Question> {
         let mut questions = Vec::new();
         for &family in &self.setup.families {
