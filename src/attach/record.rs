@@ -30,8 +30,10 @@ use crate::node::Node;
 const PATIENCE: Duration = Duration::from_secs(35);
 /// As long as 64 VFs of a PF take whose driver resets each of them with each setting.
 const PF_PATIENCE: Duration = Duration::from_secs(120);
-/// Lock files are pruned when there are more than these. Those with the time of a DEL that is younger stay.
+/// Lock files are pruned when there are more than these, so many in a call. Those with the time of a DEL that is younger
+/// stay.
 const MAX_LOCKS: usize = 256;
+const PRUNED: usize = 64;
 const OLD_NOTE: Duration = Duration::from_secs(300);
 
 /// One attachment.
@@ -778,13 +780,22 @@ impl Records {
     /// Keeps the number of lock files small. No ADD is left that such an old time of a DEL could stop. The time of the file
     /// does not say how old it is: somebody may have set the clock.
     pub fn prune_locks(&self) -> Result<()> {
-        if self.locks.names()?.len() > MAX_LOCKS {
-            let now = files::since_boot();
-            let recent = now.saturating_sub(OLD_NOTE)..=now;
-            self.locks.prune_locks(ATTACHMENT_LOCK, |note| {
-                deleted_at(note).is_none_or(|deleted| !recent.contains(&deleted))
-            })?;
-            self.locks.prune_locks(NETNS_LOCK, |_| true)?;
+        let names = self.locks.names()?;
+        if names.len() <= MAX_LOCKS {
+            return Ok(());
+        }
+        let now = files::since_boot();
+        let recent = now.saturating_sub(OLD_NOTE)..=now;
+        let is_old = |note: &[u8]| deleted_at(note).is_none_or(|deleted| !recent.contains(&deleted));
+        // To look at all of them would take longer than the call, where a thousand pods end in five minutes. Each call begins
+        // somewhere else.
+        let first = now.subsec_nanos() as usize % names.len();
+        for name in names.iter().cycle().skip(first).take(PRUNED) {
+            if name.starts_with(ATTACHMENT_LOCK) {
+                self.locks.prune_lock(name, is_old)?;
+            } else if name.starts_with(NETNS_LOCK) {
+                self.locks.prune_lock(name, |_| true)?;
+            }
         }
         Ok(())
     }
