@@ -162,10 +162,17 @@ fn isolates(setting: &VfState) -> bool {
         || port_guid.is_some()
 }
 
-/// Whether a pod that is gone owes such a setting of its VF. ADD refuses the VF while it cannot be restored.
-pub fn owes_isolation(record: &Record) -> bool {
-    let owes_vf = record.owed().iter().any(|owed| owed.what == What::Vf);
-    owes_vf && record.vf.as_ref().is_some_and(|vf| vf.wanted.settings().iter().any(|(_, one)| isolates(one)))
+/// Whether the VF still has such a setting of a pod that is gone. ADD refuses the VF while it cannot be restored.
+pub fn owes_isolation(record: &Record, node: &Node, host: &mut Socket) -> bool {
+    let Some(vf) = record.vf.as_ref().filter(|_| record.may_owe(What::Vf)) else { return false };
+    let pf = pf_link(vf, node, host);
+    let now = pf.and_then(|pf| pf.map(|pf| vf::state(host, pf.index, vf.number)).transpose());
+    match now {
+        Ok(None | Some(Report::NoSuchVf)) => false,
+        Ok(Some(Report::Known(now))) => !differing(&vf.before, &now, |_, one| isolates(one)).is_empty(),
+        // It is not known: it may have what the network set.
+        Ok(Some(Report::TooLong)) | Err(_) => vf.wanted.settings().iter().any(|(_, one)| isolates(one)),
+    }
 }
 
 /// The MAC that the PF prescribes to a VF whose driver is in user space: only the PF knows it.

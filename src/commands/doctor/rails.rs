@@ -8,7 +8,6 @@ use super::{Check, Findings, Verdict, count};
 use crate::attach::device::{refuse_addresses, refuse_what_the_host_needs};
 use crate::attach::host_address::HostAddresses;
 use crate::attach::planes::is_same_rail;
-use crate::attach::record::Record;
 use crate::attach::{order, restore, userspace, vf};
 use crate::commands::inventory::{Attached, Inventory, Rail, State, link_state};
 use crate::netlink::Socket;
@@ -188,14 +187,20 @@ fn offer(
             refuse_what_the_host_needs(&what, link, node, host).and_then(|()| addresses(host))
         }
     };
-    let is_owed = |debt: &Record| debt.device.is_of(id) && vf::owes_isolation(debt);
-    match of_host {
-        Err(error) => {
-            let remedy = "remove it from the host's configuration, or from the rail's resource";
-            refused("host-use", format!("{error:#}"), remedy.to_owned())
+    if let Err(error) = of_host {
+        let remedy = "remove it from the host's configuration, or from the rail's resource";
+        return refused("host-use", format!("{error:#}"), remedy.to_owned());
+    }
+    let mut debts = inventory.debts.iter().filter(|debt| debt.device.is_of(id));
+    match debts.find(|debt| vf::owes_isolation(debt, node, host)) {
+        Some(debt) => {
+            let why = debt.owed().into_iter().map(|owed| owed.why).collect::<Vec<_>>().join("; ");
+            let holder = debt.holder();
+            let text =
+                format!("ADDs of {id} are refused, because it still has the VF settings of {holder}: {why}");
+            refused("debts", text, "correct that, then run `rail-cni reap`".to_owned())
         }
-        Ok(()) if inventory.debts.iter().any(is_owed) => Offer::Refused(None),
-        Ok(()) => Offer::Usable,
+        None => Offer::Usable,
     }
 }
 
@@ -538,21 +543,8 @@ fn leftovers(rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
 /// Reports the unfinished cleanup of pods that are gone. It affects no other pod, unless a device still has the
 /// VF settings of a pod.
 fn debts(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
-    for debt in inventory.debts.iter().filter(|debt| vf::owes_isolation(debt)) {
-        let is_its = |stock: &&Stock<'_>| stock.rail.vfs.iter().any(|vf| debt.device.is_of(&vf.function.id));
-        let Some(stock) = stocks.iter().find(is_its) else { continue };
-        let why = debt.owed().into_iter().map(|owed| owed.why).collect::<Vec<_>>().join("; ");
-        let text = format!(
-            "ADDs of {} are refused, because it still has the VF settings of {}: {why}",
-            debt.device.id,
-            debt.holder()
-        );
-        found.add(stock.check(&Fault {
-            name: "debts",
-            text,
-            remedy: "correct that, then run `rail-cni reap`".to_owned(),
-        }));
-    }
+    let name = "debts";
+    stocks.iter().for_each(|stock| add_faults(name, stock, found));
     for record in inventory.debts.iter().filter(|record| record.is_owed_in_vain()) {
         for owed in record.owed() {
             let text = format!("owed by {}: {}: {}", record.holder(), owed.what.as_str(), owed.why);
@@ -560,10 +552,10 @@ fn debts(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
                 "correct that, then run `rail-cni reap`; or give up: `rail-cni reap --forget {}`",
                 record.container_id
             );
-            found.add(Check::warn("debts", text, remedy));
+            found.add(Check::warn(name, text, remedy));
         }
     }
-    found.ok_unless_reported("debts", "pods that are gone owe nothing");
+    found.ok_unless_reported(name, "pods that are gone owe nothing");
 }
 
 fn records(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
