@@ -201,12 +201,13 @@ fn recover_absent(records: &Records, conf: &NetConf, node: &Node) -> Result<(), 
         if let debt::Found::Stale(left) =
             debt::take_over(records, id, Heir::OfDevice, node, &mut Socket::open()?)?
         {
-            // Another plugin may have attached it since. That its driver has made no netdev, is said by what is owed.
+            // Another plugin may have attached it since. That a driver which was bound again has made no netdev, is said by
+            // what is owed.
+            let is_said =
+                |error: &anyhow::Error| left.bind.is_some() && error::code_of(error) != Code::TryAgain as u32;
             let function = left.device.pci_id.as_deref().and_then(DeviceId::parse);
             let refused = function.map_or(Ok(()), |function| lost::refuse(&function, node));
-            refused.or_else(|error| {
-                if error::code_of(&error) == Code::TryAgain as u32 { Err(error) } else { Ok(()) }
-            })?;
+            refused.or_else(|error| if is_said(&error) { Ok(()) } else { Err(error) })?;
             let why = left.owed().into_iter().find(|owed| owed.what.is_of_device()).map(|owed| owed.why);
             let why = why.unwrap_or_default();
             let holder = left.holder();

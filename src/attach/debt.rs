@@ -9,11 +9,12 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
 use super::record::{AttachmentLock, Debt, DebtFile, DeviceLock, Owed, Record, Records, What};
-use super::{device, devinfo, rdma, restore};
+use super::{device, devinfo, lost, rdma, restore, userspace};
 use crate::cni::Attachment;
 use crate::error::all_of;
 use crate::netlink::Socket;
 use crate::node::Node;
+use crate::sysfs::Function;
 use crate::{fail, failure, files};
 
 /// How long an IPAM plugin may take when the call is about its own attachment.
@@ -35,16 +36,23 @@ impl Record {
         if let Some(debt) = &self.debt {
             return debt.owed.clone();
         }
-        let device_info = self.device_info.as_ref().map(|_| What::DeviceInfo);
-        let host = self.host.as_ref().map(|_| What::HostAddresses);
-        let all = [self.ipam.as_ref().map(|_| What::Ipam), device_info, Some(What::Device), host];
+        let all = [
+            (What::Ipam, self.ipam.is_some()),
+            (What::DeviceInfo, self.device_info.is_some()),
+            (What::Idle, self.device.link.is_some()),
+            (What::Reset, self.reset),
+            (What::Vf, self.vf.is_some() || self.bind.is_some()),
+            (What::Device, true),
+            (What::HostAddresses, self.host.is_some()),
+        ];
         let why = || "the call that worked on it ended early".to_owned();
-        all.into_iter().flatten().map(|what| Owed { what, why: why() }).collect()
+        let may_be = all.into_iter().filter(|(_, may_be)| *may_be);
+        may_be.map(|(what, _)| Owed { what, why: why() }).collect()
     }
 
     /// May it be owed? Where no call has said what is left, everything may be.
     pub fn may_owe(&self, what: What) -> bool {
-        self.debt.as_ref().is_none_or(|debt| debt.owed.iter().any(|owed| owed.what == what))
+        self.debt.is_none() || self.owed().iter().any(|owed| owed.what == what)
     }
 
     /// Was it tried in vain? If not, the next DEL or GC does it, and no operator needs to.
@@ -181,17 +189,6 @@ fn restore_again(
     node: &Node,
     host: &mut Socket,
 ) -> Vec<Owed> {
-    // What is written down as left is all that is tried the next time.
-    if record.debt.is_none() {
-        let all = [What::Idle, What::Reset, What::Vf, What::Device, What::HostAddresses].into_iter();
-        let may_be = |what: &What| match what {
-            What::Reset => record.reset,
-            What::HostAddresses => record.host.is_some(),
-            _ => true,
-        };
-        let why = || "the call that worked on it ended early".to_owned();
-        owed = all.filter(may_be).map(|what| Owed { what, why: why() }).collect();
-    }
     let done = refuse_used(record, next, node, host)
         .context("it waits until nothing uses the device")
         .and_then(|()| restore::on_host(record, records, node, host));
@@ -209,14 +206,22 @@ fn restore_again(
 
 /// Fails if the host or another CNI plugin uses the device by now, which was free: to restore it takes it down.
 fn refuse_used(record: &Record, next: Next, node: &Node, host: &mut Socket) -> Result<()> {
-    let Some(original) = &record.device.link else { return Ok(()) };
-    // The addresses of the host are what is owed where it had some. After a reboot nothing is owed.
-    if record.host.is_some() || record.boot_id != files::boot_id()? {
+    // After a reboot nothing is owed.
+    if record.boot_id != files::boot_id()? {
         return Ok(());
     }
+    // A virtual machine may have it, also where the pod had a netdev.
+    if let Some(function) = restore::function(&record.device, node)?.filter(Function::is_userspace) {
+        userspace::refuse_held(&record.device.id, &function)?;
+    }
+    let Some(original) = &record.device.link else { return Ok(()) };
     let Some(link) = restore::find_on_host(record, node, host)? else { return Ok(()) };
     let what = &link.name;
     device::refuse_parts(what, &link, node, host)?;
+    // The addresses of the host are what is owed where it had some.
+    if record.host.is_some() {
+        return Ok(());
+    }
     device::refuse_addresses(what, &link, host)?;
     // Until the pod's use has ended, this may be the pod's.
     if record.may_owe(What::Idle) {
@@ -273,10 +278,9 @@ fn pay_these(
     file(debt, left, records)
 }
 
-/// Whether the driver may have to be bound again. What a record owes that was never tried is not known.
+/// Whether the driver may have to be bound again.
 fn may_bind(record: &Record, owed: &[Owed]) -> bool {
-    let is_vf_left = record.debt.is_none() || owed.iter().any(|owed| owed.what == What::Vf);
-    record.bind.is_some() && is_vf_left
+    record.bind.is_some() && owed.iter().any(|owed| owed.what == What::Vf)
 }
 
 /// Restores the device, which is on the host, or in another pod: whoever has it now has taken over what it was.
@@ -289,8 +293,9 @@ fn pay_device(
 ) -> Result<Vec<Owed>> {
     let claims = records.claims_on(&record.device.id, lock, None)?;
     if !claims.is_empty() {
-        // One of the RDMA device alone has not taken over what is owed of the netdev.
-        let is_taken = record.is_chained() || claims.iter().any(|claim| !claim.is_chained());
+        // One of the RDMA device alone has not taken over what is owed of the netdev, and a rebuilt one knows nothing of it.
+        let is_heir = |claim: &Record| !claim.is_chained() && !lost::is_rebuilt(claim);
+        let is_taken = record.is_chained() || claims.iter().any(is_heir);
         return Ok(if is_taken { Vec::new() } else { owed });
     }
     Ok(restore_again(record, owed, Next::StaysFree, records, node, &mut Socket::open()?))
@@ -329,19 +334,23 @@ fn in_pod(record: &Record, what: What, records: &Records, node: &Node) -> Result
     if what == What::Rules {
         return netns.map_or(Ok(()), |netns| restore::remove_rules(record, &mut netns.run(Socket::open)?));
     }
-    // The devices of a pod that is gone come back by themselves, with what it changed of them.
-    let back = netns.map_or(Ok(()), |netns| rdma::take_back(record, &netns));
     let Some(mut lock) = records.try_lock_device(&record.device.id)? else {
         fail!(TryAgain, "another call has {}", record.device.id);
     };
+    let claims = records.claims_on(&record.device.id, &mut lock, None)?;
+    let waits_for = |other: &Record, what: &str| {
+        let holder = other.holder();
+        failure!(TryAgain, "its RDMA device can only be restored after {holder}, which has {what}")
+    };
+    // It may be in the same namespace.
+    if let Some(other) = claims.iter().find(|claim| !claim.rdma.is_empty()) {
+        return Err(waits_for(other, "it"));
+    }
+    // The devices of a pod that is gone come back by themselves, with what it changed of them.
+    let back = netns.map_or(Ok(()), |netns| rdma::take_back(record, &netns));
     // A pod that has the netdev without the RDMA device has not taken over what that was.
-    if let Some(other) = records.claims_on(&record.device.id, &mut lock, None)?.first() {
-        back?;
-        fail!(
-            TryAgain,
-            "its RDMA device can only be restored after {}, which has the netdev",
-            other.holder()
-        );
+    if let Some(other) = claims.first() {
+        return back.and(Err(waits_for(other, "the netdev")));
     }
     all_of([back, rdma::restore(record, node)])
 }
@@ -352,9 +361,15 @@ fn file(debt: &mut DebtFile, mut left: Vec<Owed>, records: &Records) -> Result<(
     }
     records.change(debt, |record| {
         let now = record.debt.take();
-        // The next pod's ADD may have restored the device meanwhile, or taken over what it was.
-        let owes_device = now.as_ref().is_none_or(|now| now.owed.iter().any(|owed| owed.what.is_of_device()));
-        left.retain(|owed| owes_device || !owed.what.is_of_device());
+        // The next pod's ADD may have restored the device meanwhile, or taken over what it was. Idle and Reset are tried
+        // only where they are owed, and a second time would be done to the next pod's device.
+        let owes = |is: &dyn Fn(What) -> bool| {
+            now.as_ref().is_none_or(|now| now.owed.iter().any(|owed| is(owed.what)))
+        };
+        left.retain(|Owed { what, .. }| match what {
+            What::Idle | What::Reset => owes(&|owed| owed == *what),
+            what => !what.is_of_device() || owes(&What::is_of_device),
+        });
         let Debt { tries, since, .. } = now.unwrap_or_default();
         let pause = FIRST_PAUSE.saturating_mul(1 << tries.min(16)).min(LONGEST_PAUSE);
         let next = u64::try_from((files::since_boot() + pause).as_millis()).unwrap_or(u64::MAX);

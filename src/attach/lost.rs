@@ -22,6 +22,11 @@ use crate::watchdog::{self, SearchTime};
 /// The container id of a rebuilt record, followed by the inode of its namespace. The runtime's own id is not known.
 const CONTAINER: &str = "rebuilt-";
 
+/// Was the record rebuilt? It has the state of the device in the pod for the original one.
+pub fn is_rebuilt(record: &Record) -> bool {
+    record.container_id.starts_with(CONTAINER)
+}
+
 /// A device in a network namespace, without a record.
 #[derive(Clone, Debug)]
 pub struct Lost {

@@ -70,7 +70,9 @@ pub fn on_host(
         return Ok(Some(owed));
     }
     let Some(original) = &record.device.link else {
-        owe(&mut owed, What::Reset, reset(record, node));
+        if record.may_owe(What::Reset) {
+            owe(&mut owed, What::Reset, reset(record, node));
+        }
         owe(&mut owed, What::Device, rdma::restore(record, node));
         owe(&mut owed, What::Vf, vf::restore(record, records, node, host));
         return Ok(Some(owed));

@@ -106,21 +106,27 @@ reap_rebuild_looks_again_before_it_writes() {
     done
 }
 
-# Another plugin may attach a device that still owes its name.
+# Another plugin may attach a device that still owes its name. A record that is rebuilt of that does not know the name.
 an_add_of_an_indebted_vf_names_the_namespace_that_has_it() {
     local name
+    ip link set ens0f0v0 name mine0
     pod podA
     add podA net1 "$(conf 0 "$(vf 0)")"
-    ip link add ens0f0v0 type veth peer name other
+    ip link add mine0 type veth peer name other
     del podA net1 "$(conf 0 "$(vf 0)")"
     name=$(basename "/sys/bus/pci/devices/$(vf 0)/net/"*)
     pod podB
     ip link set "$name" netns podB
     refused "$(vf 0) is $name in the namespace /run/netns/podB, and there is no record of it" \
         ADD podA net1 "$(conf 0 "$(vf 0)")"
+    contains "reap" "$(vf 0)" "$("$bin/rail-cni" reap --rebuild || true)"
+    same "debts" 1 "$(find /run/rail-cni/debts -type f | wc -l)"
     ip -n podB link set "$name" netns 1
-    ip link del ens0f0v0
+    ip link del mine0
     "$bin/rail-cni" reap >/dev/null
+    same "name" mine0 "$(basename "/sys/bus/pci/devices/$(vf 0)/net/"*)"
+    same "debts" 0 "$(find /run/rail-cni/debts -type f | wc -l)"
+    ip link set mine0 name ens0f0v0
 }
 
 # A pod that is at home in no mounted namespace, with the interface renamed.

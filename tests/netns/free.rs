@@ -1,10 +1,11 @@
 //! A device that is back on the host is free, also where something of it is still owed: whoever uses it by now keeps
 //! it as it is.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::PathBuf;
 
 use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
 use nix::libc;
 use serde_json::{Value, json};
 
@@ -48,6 +49,11 @@ impl Bench {
         self.host.ip("link add vf0 type bridge");
         let deleted = self.call("DEL", 0).run(&self.config()).ok();
         assert!(deleted.stderr.contains("another device has it"), "{deleted:?}");
+        self.follow_name()
+    }
+
+    /// The sysfs of files says by which name the device returned, as the kernel's own does.
+    fn follow_name(&self) -> String {
         let links = self.host.json(None, "link show");
         let names = links.as_array().unwrap().iter().filter_map(|link| link["ifname"].as_str());
         let name = names.into_iter().find(|name| name.starts_with("dev")).unwrap().to_owned();
@@ -63,6 +69,22 @@ impl Bench {
             debt["debt"]["next"] = json!(0);
             fs::write(file, debt.to_string()).unwrap();
         }
+    }
+
+    /// Of one debt.
+    fn owed(&self) -> Vec<String> {
+        let [file] = &self.host.debts()[..] else { panic!("one debt: {:?}", self.host.debts()) };
+        let debt: Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+        let owed = debt["debt"]["owed"].as_array().unwrap().iter();
+        owed.map(|owed| owed["what"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// A DEL that was killed has not written what is left.
+    fn forget_what_is_owed(&self) {
+        let [file] = &self.host.debts()[..] else { panic!("one debt: {:?}", self.host.debts()) };
+        let mut record: Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+        record.as_object_mut().unwrap().remove("debt");
+        fs::write(file, record.to_string()).unwrap();
     }
 
     /// What somebody sees who uses the device. The kernel gives an address of its own to what is up.
@@ -168,6 +190,19 @@ fn a_name_that_is_still_taken_costs_no_carrier() {
     bench.ends_as_before();
 }
 
+/// DEL cannot search for what the pod stacked on its rail: the first thread after the move home is that of the search.
+fn no_search() -> impl FnMut(trace::Point) -> Fate {
+    let (mut is_home, mut is_refused) = (false, false);
+    move |point| {
+        is_home |= point.sent().is_some_and(|sent| sent[4..6] == libc::RTM_SETLINK.to_ne_bytes());
+        if !is_home || is_refused || !point.makes_thread() {
+            return Fate::Made;
+        }
+        is_refused = true;
+        Fate::Fails(Errno::EAGAIN)
+    }
+}
+
 /// A pod's macvlan keeps the rail beyond its end, wherever it is: that it could not be removed at once is no reason to
 /// leave it there.
 #[test]
@@ -181,26 +216,19 @@ fn what_a_pod_stacked_on_its_rail_is_owed_until_it_is_gone() {
     bench.call("ADD", 0).run(&bench.config()).ok();
     bench.host.ip_in(&bench.pods[0], "link add mv link net1 type macvlan");
     bench.host.ip_in(&bench.pods[0], &format!("link set mv netns {other}"));
-    // The search for it cannot start: the first thread after the move home is that of the search.
-    let (mut is_home, mut is_refused) = (false, false);
-    let fate = |point: trace::Point| {
-        is_home |= point.sent().is_some_and(|sent| sent[4..6] == libc::RTM_SETLINK.to_ne_bytes());
-        if !is_home || is_refused || !point.makes_thread() {
-            return Fate::Made;
-        }
-        is_refused = true;
-        Fate::Fails(Errno::EAGAIN)
-    };
-    let deleted = trace::run_with(&bench.call("DEL", 0), &bench.config(), fate).ran.ok();
+    let deleted = trace::run_with(&bench.call("DEL", 0), &bench.config(), no_search()).ran.ok();
     let says = "still owed by pod default/pod, container c1 as net1";
     assert!(deleted.stderr.contains(says) && deleted.stderr.contains("the end of its use"), "{deleted:?}");
     assert!(!deleted.stderr.contains("went back to the host"), "{deleted:?}");
     bench.host.ip_in(&bench.pods[1], "link show mv");
-    // A DEL that was killed has not written what is left. It stays everything while somebody uses the device.
-    let [file] = &bench.host.debts()[..] else { panic!("one debt: {:?}", bench.host.debts()) };
-    let mut record: Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
-    record.as_object_mut().unwrap().remove("debt");
-    fs::write(file, record.to_string()).unwrap();
+    // It stays everything while somebody uses the device, and while another call has it.
+    bench.forget_what_is_owed();
+    let lock = File::open(bench.host.path(&format!("run/locks/device-{}", vf_address(0)))).unwrap();
+    let lock = Flock::lock(lock, FlockArg::LockExclusive).unwrap();
+    bench.call("DEL", 1).run(&rail(1)).ok();
+    drop(lock);
+    assert_eq!(bench.owed(), ["idle", "device"]);
+    bench.forget_what_is_owed();
     bench.host.ip("addr add 10.9.9.1/24 dev vf0");
     let reaped = bench.reap();
     assert!(reaped.stdout.contains("it waits until nothing uses the device"), "{reaped:?}");
@@ -209,6 +237,42 @@ fn what_a_pod_stacked_on_its_rail_is_owed_until_it_is_gone() {
     bench.reap().ok();
     assert!(!bench.host.ip_in(&bench.pods[1], "link show").contains("mv@"));
     assert_eq!(bench.host.snapshot(), bench.before);
+}
+
+/// The device is free while the DEL of its IPAM is at work: what the next ADD restores by then is not done a second time,
+/// to whoever stacks something on the device later.
+#[test]
+fn what_an_add_paid_beside_the_end_of_a_del_is_not_owed_again() {
+    let test = "free::beside";
+    let Some(bench) = Bench::new("beside") else { return };
+    if !trace::is_allowed(test) || !trace::can_fail(test) {
+        return;
+    }
+    let (reached, go) = (bench.host.path("reached"), bench.host.path("go"));
+    let waits = format!("touch {}; until test -e {}; do sleep 0.01; done", reached.display(), go.display());
+    let ipam = env!("CARGO_BIN_EXE_rail-ipam");
+    bench.host.add_plugin("stand-in", &format!("test $CNI_COMMAND = DEL && {{ {waits}; }}; exec {ipam}"));
+    let config = with(bench.config(), json!({"ipam": {"type": "stand-in", "pool": "rail-0"}}));
+    bench.call("ADD", 0).run(&config).ok();
+    let other = bench.pods[1].file_name().unwrap().to_str().unwrap();
+    bench.host.ip_in(&bench.pods[0], "link add mv link net1 type macvlan");
+    bench.host.ip_in(&bench.pods[0], &format!("link set mv netns {other}"));
+    bench.host.ip("link add vf0 type bridge");
+    std::thread::scope(|scope| {
+        let deleting = scope.spawn(|| trace::run_with(&bench.call("DEL", 0), &config, no_search()));
+        while !reached.exists() && !deleting.is_finished() {
+            std::thread::yield_now();
+        }
+        bench.follow_name();
+        // What the ADD asks for is looked at after the device was restored.
+        bench.call("ADD", 1).run(&with(config.clone(), json!({"mtu": 100_000}))).error(7);
+        assert!(!bench.host.ip_in(&bench.pods[1], "link show").contains("mv@"));
+        fs::write(go, "").unwrap();
+        let deleted = deleting.join().unwrap().ran.ok();
+        assert!(deleted.stderr.contains("the end of its use"), "{deleted:?}");
+    });
+    assert_eq!(bench.owed(), ["device"]);
+    bench.ends_as_before();
 }
 
 /// The PF would take the settings of the VF with it.

@@ -251,6 +251,28 @@ fn what_cannot_be_restored_is_owed_and_paid_later() {
     is_as_before(&host, &before);
 }
 
+/// The host has found another use for the device by then.
+#[test]
+fn what_is_owed_to_the_host_waits_while_the_device_is_part_of_a_bridge() {
+    let Some((host, pod)) = host("host_address::bridge") else { return };
+    host.cni("ADD", "c1", &pod, &config()).ok();
+    let record = host.records()[0].clone();
+    let mut broken: Value = serde_json::from_str(&std::fs::read_to_string(&record).unwrap()).unwrap();
+    let neighbour = &mut broken["hostAddresses"]["neighbours"][0];
+    *neighbour = json!(neighbour.as_str().unwrap().replacen("02", "63", 1));
+    std::fs::write(&record, broken.to_string()).unwrap();
+    host.cni("DEL", "c1", &pod, &config()).ok();
+    assert_eq!(host.debts().len(), 1);
+    for step in ["link add br0 type bridge", "addr flush dev vf0", "link set vf0 up master br0"] {
+        host.ip(step);
+    }
+    let seen = || (host.ip("-oneline addr show dev vf0"), host.ip("-oneline link show vf0"));
+    let before = seen();
+    let reaped = host.call("", "", &pod).args(&["reap"]).run(&json!({}));
+    assert!(reaped.stdout.contains("it is part of br0"), "{reaped:?}");
+    assert_eq!(seen(), before);
+}
+
 /// Every record of the device keeps what is owed to the host, and no pod gets it for that.
 #[test]
 fn a_network_that_did_not_ask_gets_nothing_of_the_host() {
