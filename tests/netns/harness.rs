@@ -480,6 +480,11 @@ impl Call {
         Call { args, ..self }.without("CNI_COMMAND")
     }
 
+    /// The verb, of a call of the protocol.
+    pub fn verb(&self) -> Option<&str> {
+        self.vars.get("CNI_COMMAND").map(String::as_str).filter(|verb| !verb.is_empty())
+    }
+
     /// The command, for tests that need its pipes.
     pub fn command(&self) -> Command {
         let mut words = self.wrapper.iter().map(PathBuf::from).chain([self.program.clone()]);

@@ -2,7 +2,9 @@
 //! that knows who may have what judges how both ended, and what they left.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs;
+use std::net::IpAddr;
 use std::os::unix::fs::symlink;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -316,8 +318,9 @@ impl World {
         }
     }
 
-    fn run(&self, pair: Pair, schedule: Schedule) -> Outcome {
-        let calls = match self {
+    /// Makes what a pair meets, and its two processes.
+    fn begin(&self, pair: Pair) -> [(Call, Value); 2] {
+        match self {
             World::Pods(pods) => {
                 pods.begin(pair);
                 pods.calls(pair)
@@ -326,12 +329,13 @@ impl World {
                 plans_begin(plans, pair);
                 plans_calls(plans, pair)
             }
-        };
-        schedule::run(&calls, schedule)
+        }
     }
 
-    fn judge(&self, pair: Pair, outcome: &Outcome) {
-        outcome.ran.iter().for_each(is_clean);
+    fn judge(&self, pair: Pair, calls: &[(Call, Value); 2], outcome: &Outcome) {
+        for ((call, _), ran) in calls.iter().zip(&outcome.ran) {
+            is_clean(call.verb(), ran);
+        }
         match self {
             World::Pods(pods) => pods.judge(pair, outcome),
             World::Plans(plans) => plans_judge(plans, pair, outcome),
@@ -339,15 +343,34 @@ impl World {
     }
 }
 
-/// An answer is a result, or one error object; a command says something when it fails.
+/// A verb that fails answers with one error object, an ADD that succeeds with a result, and every other verb with nothing.
+/// A command says something when it fails.
 #[track_caller]
-fn is_clean(ran: &Ran) {
+fn is_clean(verb: Option<&str>, ran: &Ran) {
     assert!(ran.status == 0 || ran.status == 1, "{ran:?}");
     assert!(!ran.stderr.contains("panicked"), "{ran:?}");
-    if ran.status == 1 && ran.stdout.starts_with('{') {
-        assert!(ran.json()["code"].as_u64().is_some_and(|code| code > 0), "{ran:?}");
+    match (verb, ran.status) {
+        (None, 0) => (),
+        (None, _) => assert!(!ran.stdout.is_empty() || !ran.stderr.is_empty(), "{ran:?}"),
+        (Some("ADD"), 0) => {
+            let result = ran.json();
+            let addresses: Vec<&str> =
+                result["ips"].as_array().unwrap().iter().map(|ip| ip["address"].as_str().unwrap()).collect();
+            assert!(!addresses.is_empty(), "{ran:?}");
+            for address in addresses {
+                let (address, length) = address.split_once('/').unwrap();
+                assert!(address.parse::<IpAddr>().is_ok() && length.parse::<u8>().is_ok(), "{ran:?}");
+            }
+            assert_eq!(result["cniVersion"], "1.1.0", "{ran:?}");
+        }
+        (Some(_), 0) => assert_eq!(ran.stdout, "", "{ran:?}"),
+        (Some(_), _) => {
+            let error = ran.json();
+            assert!(error["code"].as_u64().is_some_and(|code| code > 0), "{ran:?}");
+            assert!(error["msg"].as_str().is_some_and(|msg| !msg.is_empty()), "{ran:?}");
+            assert_eq!(error["cniVersion"], "1.1.0", "{ran:?}");
+        }
     }
-    assert!(ran.status == 0 || !ran.stdout.is_empty() || !ran.stderr.is_empty(), "{ran:?}");
 }
 
 /// Numbers without a pattern, the same for the same seed: splitmix64.
@@ -373,7 +396,37 @@ fn count(few: usize) -> usize {
     all.or(is_full.then_some(10_000)).map_or(few, |all| all.div_ceil(PAIRS.len()))
 }
 
-/// Tries schedules of a pair, on as many hosts at once as there are processors.
+/// Most of the time a process waits: for the other one to end, or for the kernel to remove a namespace.
+const WORKERS_PER_PROCESSOR: usize = 4;
+
+/// Which orders there were.
+#[derive(Default)]
+struct Seen {
+    orders: BTreeSet<Vec<(usize, usize)>>,
+    /// Of them, those with both switches of their schedule.
+    whole: BTreeSet<Vec<(usize, usize)>>,
+    waited: usize,
+}
+
+impl Seen {
+    fn note(&mut self, outcome: &Outcome) {
+        let order = outcome.order();
+        if outcome.went_as_planned() {
+            self.whole.insert(order.clone());
+        }
+        self.orders.insert(order);
+        self.waited += usize::from(outcome.has_waited());
+    }
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (all, whole) = (self.orders.len(), self.whole.len());
+        write!(f, "{all} distinct orders, {whole} of them with both switches; in {} one waited", self.waited)
+    }
+}
+
+/// Tries schedules of a pair, on several hosts at once.
 fn meet(pair: Pair, few: usize) {
     let test = &format!("interleave::{pair:?}");
     let Some(world) = World::new(test, pair) else { return };
@@ -382,24 +435,26 @@ fn meet(pair: Pair, few: usize) {
     }
     // Whoever comes second may do less, or wait and do more.
     let lengths = [0, 1].map(|first| {
-        let whole = world.run(pair, Schedule { first, until: [usize::MAX; 2] });
-        world.judge(pair, &whole);
+        let calls = world.begin(pair);
+        let whole = schedule::run(&calls, Schedule { first, until: [usize::MAX; 2] });
+        world.judge(pair, &calls, &whole);
         whole.calls[first]
     });
     drop(world);
     let only = std::env::var("RAIL_INTERLEAVING").ok().map(|text| text.parse::<usize>().unwrap());
     let numbers: Vec<usize> = only.map_or_else(|| sample(0..count(few)), |only| vec![only]);
-    let (next, waited, failures) = (AtomicUsize::new(0), AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let (next, failures, seen) = (AtomicUsize::new(0), Mutex::new(Vec::new()), Mutex::new(Seen::default()));
     let worker = || {
         let mut world = World::new(test, pair).unwrap();
         while let Some(number) = numbers.get(next.fetch_add(1, Ordering::Relaxed)).copied() {
             let schedule = schedule(number, lengths);
             let mut ended = String::new();
             let work = AssertUnwindSafe(|| {
-                let outcome = world.run(pair, schedule);
+                let calls = world.begin(pair);
+                let outcome = schedule::run(&calls, schedule);
                 ended = format!("{outcome:?}");
-                waited.fetch_add(usize::from(outcome.waits > 0), Ordering::Relaxed);
-                world.judge(pair, &outcome);
+                seen.lock().unwrap().note(&outcome);
+                world.judge(pair, &calls, &outcome);
             });
             if catch_unwind(work).is_err() {
                 failures.lock().unwrap().push(format!("{number}: {schedule:?}: {ended}"));
@@ -408,15 +463,13 @@ fn meet(pair: Pair, few: usize) {
         }
     };
     std::thread::scope(|scope| {
-        for _ in 0..std::thread::available_parallelism().map_or(2, usize::from) {
+        let processors = std::thread::available_parallelism().map_or(2, usize::from);
+        for _ in 0..numbers.len().min(processors * WORKERS_PER_PROCESSOR) {
             scope.spawn(worker);
         }
     });
-    let (waited, failures) = (waited.into_inner(), failures.into_inner().unwrap());
-    println!(
-        "{pair:?}: {} schedules of {lengths:?} calls; in {waited} one waited for the other",
-        numbers.len()
-    );
+    let (seen, failures) = (seen.into_inner().unwrap(), failures.into_inner().unwrap());
+    println!("{pair:?}: {} schedules of {lengths:?} calls: {seen}", numbers.len());
     assert!(failures.is_empty(), "{} of {}:\n{}", failures.len(), numbers.len(), failures.join("\n"));
 }
 

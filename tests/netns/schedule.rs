@@ -1,11 +1,14 @@
 //! Runs two processes, of which only one makes system calls at a time: a schedule says when the other one's turn is.
 
 use std::collections::{HashMap, HashSet};
+use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use nix::fcntl::{Flock, FlockArg};
 use nix::libc;
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
@@ -14,7 +17,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::harness::{Call, Ran};
-use crate::tracer::{self, WAITING};
+use crate::tracer::{self, LOOKER, Point, WAITING};
 
 /// More calls that the other process has no part in: on signals, threads and descriptors of the process itself.
 const OWN: [i64; 15] = [
@@ -35,12 +38,39 @@ const OWN: [i64; 15] = [
     libc::SYS_waitid,
 ];
 
+/// A pause after one of these waits for a process that it started itself.
+const CHILDREN: [i64; 2] = [libc::SYS_wait4, libc::SYS_waitid];
+
+/// Calls by which a process pauses. How many there are depends on the time, so they have no number.
+const PAUSES: [i64; 2] = [libc::SYS_nanosleep, libc::SYS_clock_nanosleep];
+
 /// Who runs when: `first` until it is about to make its call number `until[0]`, the other one until its call number
-/// `until[1]`, then the first to its end and the other to its end. Who waits for the other ends its turn earlier.
+/// `until[1]`, then the first to its end and the other to its end. Who waits for the other one lets it run meanwhile, and
+/// goes on with its turn once the lock is free that it waits for.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule {
     pub first: usize,
     pub until: [usize; 2],
+}
+
+/// Why it was the other one's turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The schedule says so.
+    Planned,
+    /// Whoever ran waited for the other one.
+    Waited,
+    /// The other one had waited for a lock that was free now.
+    Freed,
+}
+
+/// One of the two ran, and now the other one does.
+#[derive(Clone, Copy, Debug)]
+pub struct Switch {
+    pub from: usize,
+    /// The number of the call that it was about to make.
+    pub call: usize,
+    pub why: Why,
 }
 
 /// How both ended.
@@ -53,8 +83,59 @@ pub struct Outcome {
     pub begun_after: [usize; 2],
     /// The number of the last call with which it emptied a file, as it does with the note of a lock.
     pub emptied_at: [usize; 2],
-    /// How often one of them waited.
-    pub waits: usize,
+    /// In their order, without the last one, which an end is.
+    pub switches: Vec<Switch>,
+}
+
+impl Outcome {
+    pub fn has_waited(&self) -> bool {
+        self.switches.iter().any(|switch| switch.why == Why::Waited)
+    }
+
+    /// Whether both switches of the schedule came.
+    pub fn went_as_planned(&self) -> bool {
+        let is_there = |from| self.switches.iter().any(|one| one.from == from && one.why == Why::Planned);
+        is_there(0) && is_there(1)
+    }
+
+    /// What tells this order from others. When a process waits follows from the switches before, so only those of the
+    /// schedule have their number.
+    pub fn order(&self) -> Vec<(usize, usize)> {
+        let place = |switch: &Switch| (switch.from, if switch.why == Why::Planned { switch.call } else { 0 });
+        self.switches.iter().map(place).collect()
+    }
+}
+
+/// The last calls of a thread, as far as they tell what it waits for when it pauses.
+#[derive(Default)]
+struct Last {
+    call: i64,
+    /// The file that it wanted to lock, if it did nothing but close it since.
+    lock: Option<PathBuf>,
+}
+
+impl Last {
+    /// Notes a call, of those that the process itself has no part in, too.
+    fn note(&mut self, point: &Point) {
+        let [fd, ..] = point.arguments;
+        match point.number {
+            libc::SYS_flock => self.lock = fs::read_link(format!("/proc/{}/fd/{fd}", point.pid)).ok(),
+            libc::SYS_close => (),
+            number if OWN.contains(&number) || tracer::is_inward(number) || PAUSES.contains(&number) => (),
+            _ => self.lock = None,
+        }
+        self.call = point.number;
+    }
+}
+
+/// What a process is about to do.
+enum Made {
+    /// Nothing that the other one has a part in.
+    Nothing,
+    /// It waits for the other one.
+    Pause,
+    /// A call that has a number.
+    Call,
 }
 
 /// One of the two.
@@ -69,6 +150,9 @@ struct Side {
     begun_after: Option<usize>,
     emptied_at: usize,
     calls: usize,
+    last: HashMap<Pid, Last>,
+    /// The lock that the other one has, and that it waits for.
+    waits_for: Option<PathBuf>,
     status: Option<i32>,
 }
 
@@ -88,12 +172,47 @@ impl Side {
             begun_after: None,
             emptied_at: 0,
             calls: 0,
+            last: HashMap::new(),
+            waits_for: None,
             status: None,
         }
     }
 
     fn has_ended(&self) -> bool {
         self.members.is_empty()
+    }
+
+    /// Lets it go on.
+    fn resume(&mut self) {
+        self.waits_for = None;
+        for (pid, signal) in std::mem::take(&mut self.held) {
+            let _ = ptrace::syscall(pid, signal);
+        }
+    }
+
+    /// Notes a call that it is about to make, when the other one has made so many.
+    fn makes(&mut self, point: &Point, calls_of_other: usize) -> Made {
+        let pid = point.pid;
+        let last = self.last.entry(pid).or_default();
+        let waits_for_own = CHILDREN.contains(&last.call);
+        last.note(point);
+        if tracer::is_inward(point.number) || OWN.contains(&point.number) || tracer::comm(pid) == LOOKER {
+            return Made::Nothing;
+        }
+        if PAUSES.contains(&point.number) {
+            self.waits_for = last.lock.clone();
+            return if waits_for_own { Made::Nothing } else { Made::Pause };
+        }
+        self.calls += 1;
+        match point.number {
+            // Its first thread is made before it reads its configuration.
+            libc::SYS_clone | libc::SYS_clone3 => {
+                self.begun_after.get_or_insert(calls_of_other);
+            }
+            libc::SYS_ftruncate => self.emptied_at = self.calls,
+            _ => (),
+        }
+        Made::Call
     }
 
     fn ran(&mut self) -> Ran {
@@ -120,30 +239,32 @@ pub fn run(calls: &[(Call, Value); 2], schedule: Schedule) -> Outcome {
                 }
             }
         });
-        let waits = follow(&mut sides, schedule);
+        let switches = follow(&mut sides, schedule);
         drop(ended);
         let calls = [sides[0].calls, sides[1].calls];
         let begun_after = sides.each_ref().map(|side| side.begun_after.unwrap_or(usize::MAX));
         let emptied_at = sides.each_ref().map(|side| side.emptied_at);
-        Outcome { ran: sides.each_mut().map(Side::ran), calls, begun_after, emptied_at, waits }
+        Outcome { ran: sides.each_mut().map(Side::ran), calls, begun_after, emptied_at, switches }
     })
 }
 
-/// Follows both to their ends, and counts how often one waited.
-fn follow(sides: &mut [Side; 2], schedule: Schedule) -> usize {
-    let mut turns = vec![schedule.until[1], schedule.until[0]];
-    let (mut active, mut until) = (schedule.first, turns.pop().unwrap());
-    let mut waits = 0;
+/// Follows both to their ends.
+fn follow(sides: &mut [Side; 2], schedule: Schedule) -> Vec<Switch> {
+    let mut active = schedule.first;
+    let mut until = schedule.until;
+    if schedule.first == 1 {
+        until.reverse();
+    }
+    let mut switches = Vec::new();
     // A thread may stop before its maker's stop tells whose it is.
     let mut unknown: HashMap<Pid, Option<Signal>> = HashMap::new();
     loop {
         if sides[active].has_ended() {
-            let other = 1 - active;
-            if sides[other].has_ended() {
-                return waits;
+            active = 1 - active;
+            if sides[active].has_ended() {
+                return switches;
             }
-            (active, until) = (other, usize::MAX);
-            release(&mut sides[active]);
+            sides[active].resume();
         }
         let flags = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD;
         let stopped = waitpid(None, Some(flags)).unwrap();
@@ -153,9 +274,10 @@ fn follow(sides: &mut [Side; 2], schedule: Schedule) -> usize {
             unknown.insert(pid, signal);
             continue;
         };
-        let (mut signal, mut is_turn_over) = (None, false);
-        let calls_of_other = sides[1 - side].calls;
-        let now = &mut sides[side];
+        let (mut signal, mut why) = (None, None);
+        let [one, two] = &mut *sides;
+        let (now, other) = if side == 0 { (one, two) } else { (two, one) };
+        let is_turn = side == active && !other.has_ended();
         match stopped {
             WaitStatus::Exited(_, code) => {
                 now.members.remove(&pid);
@@ -185,43 +307,46 @@ fn follow(sides: &mut [Side; 2], schedule: Schedule) -> usize {
                 }
             }
             WaitStatus::PtraceSyscall(_) if now.is_loaded => {
-                let point = tracer::entered(pid);
-                let point =
-                    point.filter(|point| !tracer::is_inward(point.number) && !OWN.contains(&point.number));
-                if let Some(point) = point.filter(|_| tracer::comm(pid) != tracer::LOOKER) {
-                    now.calls += 1;
-                    match point.number {
-                        // Its first thread is made before it reads its configuration.
-                        libc::SYS_clone | libc::SYS_clone3 => {
-                            now.begun_after.get_or_insert(calls_of_other);
+                if let Some(point) = tracer::entered(pid) {
+                    match now.makes(&point, other.calls) {
+                        Made::Pause if is_turn => why = Some(Why::Waited),
+                        Made::Call if is_turn => {
+                            let is_due = now.calls >= until[active];
+                            why = match &other.waits_for {
+                                Some(lock) => is_free(lock).then_some(Why::Freed),
+                                None => is_due.then_some(Why::Planned),
+                            };
                         }
-                        libc::SYS_ftruncate => now.emptied_at = now.calls,
                         _ => (),
                     }
-                    let is_pause = [libc::SYS_nanosleep, libc::SYS_clock_nanosleep].contains(&point.number);
-                    let is_wait = is_pause && side == active && !sides[1 - side].has_ended();
-                    waits += usize::from(is_wait);
-                    is_turn_over = is_wait || (side == active && sides[side].calls >= until);
                 }
             }
             _ => (),
         }
-        let is_other_there = !sides[1 - side].has_ended();
-        if side == active && !(is_turn_over && is_other_there) {
+        if side == active && why.is_none() {
             // It may have been killed meanwhile, with its process.
             let _ = ptrace::syscall(pid, signal);
             continue;
         }
-        sides[side].held.push((pid, signal));
-        if side == active {
-            (active, until) = (1 - active, turns.pop().unwrap_or(usize::MAX));
-            release(&mut sides[active]);
+        now.held.push((pid, signal));
+        if let Some(why) = why {
+            switches.push(Switch { from: active, call: now.calls, why });
+            if why == Why::Planned {
+                until[active] = usize::MAX;
+            }
+            active = 1 - active;
+            other.resume();
         }
     }
 }
 
-fn release(side: &mut Side) {
-    for (pid, signal) in std::mem::take(&mut side.held) {
-        let _ = ptrace::syscall(pid, signal);
-    }
+/// Whether nobody has this lock.
+fn is_free(lock: &Path) -> bool {
+    let file = match File::open(lock) {
+        Ok(file) => file,
+        // Whoever waits for it makes a new one.
+        Err(_) => return true,
+    };
+    // It is given back at once, also by a child of a neighbouring test that is just being started.
+    Flock::lock(file, FlockArg::LockSharedNonblock).is_ok_and(|lock| lock.unlock().is_ok())
 }
