@@ -265,7 +265,7 @@ fn told_by_all(
         let call = format!(" rail-cni {verb} rail-{} ", end.rail);
         for line in ran.stderr.lines().filter(|line| line.contains(&call)) {
             let Some(start) = line.find("gateway ") else { continue };
-            let Some(length) = line[start..].find(" within 500ms") else { continue };
+            let Some(length) = line[start..].find(" within 2s") else { continue };
             told.entry(end).or_default().push(line[start..start + length].to_owned());
         }
     }
@@ -284,7 +284,7 @@ fn silence(fabric: &Fabric, end: End) -> String {
 
 #[test]
 fn the_gateway_probe_names_every_cable_in_a_wrong_port() {
-    let probe = |what| Some(json!({"gatewayProbe": what, "gatewayProbeTimeout": "500ms"}));
+    let probe = |what| Some(json!({"gatewayProbe": what, "gatewayProbeTimeout": "2s"}));
     let setup = Setup { families: vec![Family::V4, Family::V6], conf: probe("require"), ..Setup::default() };
     let Some(mut fabric) = Fabric::new("fabric::cables", setup) else { return };
     fabric.start_pods();

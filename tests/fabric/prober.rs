@@ -16,10 +16,9 @@ use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, Tim
 use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketType, bind, connect, ipproto, send, socket};
 
 const PORT: u16 = 7000;
-/// How long an ICMP answer is waited for. A fabric in one kernel answers within a millisecond.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// TCP sends its first packet again by itself, after one second and after three.
-const PATIENCE_TCP: Duration = Duration::from_secs(5);
+/// How long an answer is waited for. A fabric in one kernel answers within a millisecond where nothing else wants the
+/// processors. TCP sends its first packet again by itself, after one second and after three.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Questions that are asked at once. Those of one rail share its queue of packets that wait for the leaf's MAC.
 const WORKERS: usize = 256;
 /// The TTL that every packet starts with.
@@ -185,9 +184,8 @@ impl Probe {
             IpAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6),
         };
         let socket = socket(family, what, (what == SocketType::DGRAM).then_some(icmp))?;
-        let patience = if what == SocketType::STREAM { PATIENCE_TCP } else { PATIENCE };
-        sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(patience))?;
-        sockopt::set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
+        sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+        sockopt::set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
         if matches!(self.kind, Kind::Device | Kind::TcpDevice) {
             setsockopt(&socket, BindToDevice, &self.interface.as_str().into())?;
         }

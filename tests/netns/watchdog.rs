@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 
 use crate::harness::{Host, Ran, rail, with};
 
-/// A rail whose calls may take a second.
+/// A rail whose calls may take three seconds: on a busy machine, one is not enough to get to the step that hangs.
 fn host(test: &str) -> Option<(Host, PathBuf)> {
     let host = Host::new(&format!("watchdog::{test}"))?;
     host.add_rail(0);
-    host.set_node(json!({"callTimeout": 1, "log": {"file": host.path("log")}}));
+    host.set_node(json!({"callTimeout": 3, "log": {"file": host.path("log")}}));
     let pod = host.add_netns("pod");
     Some((host, pod))
 }
@@ -45,7 +45,7 @@ fn full_pipe() -> (OwnedFd, OwnedFd) {
 fn says(ran: &Ran, host: &Host, what: &str) {
     let error = ran.error(11);
     let msg = error["msg"].as_str().unwrap();
-    assert!(msg.contains("longer than 1s") && msg.contains(what), "{msg}");
+    assert!(msg.contains("longer than 3s") && msg.contains(what), "{msg}");
     let log = fs::read_to_string(host.path("log")).unwrap();
     assert!(log.contains(what), "{log}");
 }
@@ -70,10 +70,10 @@ fn an_ipam_that_does_not_answer_ends_with_its_call() {
     let Some((host, pod)) = host("ipam") else { return };
     let before = host.snapshot();
     let woken = host.path("woken");
-    host.add_plugin("asleep", &format!("sleep 3\ntouch {}", woken.display()));
+    host.add_plugin("asleep", &format!("sleep 10\ntouch {}", woken.display()));
     let ran = host.cni("ADD", "c1", &pod, &with(rail(0), json!({"ipam": {"type": "asleep"}})));
     says(&ran, &host, "waiting for the IPAM plugin asleep: ADD");
-    std::thread::sleep(Duration::from_secs(4));
+    std::thread::sleep(Duration::from_secs(11));
     assert!(!woken.exists());
     host.add_plugin("asleep", "exit 0");
     all_is_well(&host, &pod, &before);
