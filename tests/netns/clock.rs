@@ -1,4 +1,5 @@
-//! The clock of the node jumps, and /run comes from an image of an earlier boot.
+//! Files of the run directory that are dated a year before or after now, as they are once the clock of the node has been
+//! set, and a /run from an image of an earlier boot.
 
 use std::fs::{self, File, FileTimes};
 use std::path::{Path, PathBuf};
@@ -33,9 +34,9 @@ fn date(host: &Host, time: SystemTime) {
 }
 
 #[test]
-fn a_clock_that_jumps_a_year_costs_no_pod_its_rail_and_no_rail_its_pod() {
+fn files_dated_a_year_before_or_after_cost_no_pod_its_rail_and_no_rail_its_pod() {
     for time in [SystemTime::now() - YEAR, SystemTime::now() + YEAR] {
-        let Some(host) = Host::new("clock::jump") else { return };
+        let Some(host) = Host::new("clock::dated") else { return };
         host.add_rail(0);
         let before = host.snapshot();
         let (pod, next) = (host.add_netns("pod"), host.add_netns("next"));
@@ -70,10 +71,10 @@ fn a_clock_that_jumps_a_year_costs_no_pod_its_rail_and_no_rail_its_pod() {
     }
 }
 
-/// What a DEL has noted stops an ADD that is still waiting. So many lock files that calls remove old ones, and the clock is
-/// set a year on between two of them.
+/// What a DEL has noted stops an ADD that is still waiting. So many lock files that calls remove old ones, and all are dated
+/// a year before the next call.
 #[test]
-fn a_clock_that_jumps_takes_no_note_of_a_del_away() {
+fn a_lock_file_dated_a_year_before_keeps_the_note_of_a_del() {
     let Some(host) = Host::new("clock::note") else { return };
     host.add_rail(0);
     let pod = host.add_netns("pod");
