@@ -1,7 +1,7 @@
 //! A seccomp filter that finds the system call by halving, as bpf(4) allows. When it is installed, the kernel runs it once
 //! for every system call that exists (`seccomp_cache_prepare` in kernel/seccomp.c): a list that is compared one by one,
-//! which is what the library makes, takes 0.3 ms of every call. It
-//! also translates the filter, so that a short one is worth having.
+//! which is what the library makes, takes 0.3 ms of every call. The kernel also translates the filter, so that a short one
+//! is worth having.
 
 use nix::errno::Errno;
 use nix::libc;

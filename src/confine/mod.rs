@@ -4,8 +4,9 @@
 //! netlink. With Landlock, it writes below the run directory alone. rail-cni starts other plugins, which inherit its
 //! limits, so it gives up only what no plugin needs: [`NEVER`].
 //!
-//! A kernel or a container that has neither is no error: the call goes on without, and `doctor` says so. A forbidden call fails with EPERM (of
-//! Landlock: EACCES), which is reported as any other error. `confine` of node.json turns all of it off.
+//! A kernel or a container that has neither is no error: the call goes on without. `doctor` says what the kernel has. A
+//! forbidden call fails with EPERM (of Landlock: EACCES), which is reported as any other error. `confine` of node.json
+//! turns all of it off.
 
 mod filter;
 
