@@ -164,13 +164,12 @@ fn sections(summary: &[Summary], counted: &[Counted], run: &Run) -> Result<Vec<S
     }
     if !short.is_empty() {
         let head = head("short", &short, run);
-        let mut text =
-            format!("{head}| call | ms | p99 | longest | CPU ms |\n| --- | --- | --- | --- | --- |\n");
-        for row in &short {
-            let p99 = if row.n < 100 { "–".to_owned() } else { ms(row.p99_us) };
-            let cells = [ms(row.p50_us), p99, ms(row.max_us), ms(row.cpu_us)].join(" | ");
-            text.push_str(&format!("| {} of {} | {cells} |\n", row.verb, row.contender));
-        }
+        let heads = ["call", "ms", "p99", "longest", "CPU ms"].map(str::to_owned);
+        let cells = short.iter().map(|row| {
+            let call = format!("{} of {}", row.verb, row.contender);
+            vec![call, ms(row.p50_us), p99(row), ms(row.max_us), ms(row.cpu_us)]
+        });
+        let text = head + &table(&heads, &cells.collect::<Vec<_>>());
         sections.push(Section { part: "short", heading: "VERSION and STATUS", text, pictures: Vec::new() });
     }
     for growth in &GROWTHS {
@@ -271,20 +270,22 @@ fn ways(
         }
         let name = format!("bench-{}.svg", shape.replace(' ', "-"));
         text.push_str(&format!("![ADD, {shape}, by contender and caller](images/{name})\n\n"));
-        text.push_str(&format!(
-            "| {shape} | caller | ADD ms | p99 | longest | DEL ms | p99 | longest | both, of the floor | CPU ms of both |\n\
-            | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
-        ));
+        let times = ["ADD ms", "p99", "longest", "DEL ms", "p99", "longest"];
+        let heads =
+            [*shape, "caller"].into_iter().chain(times).chain(["both, of the floor", "CPU ms of both"]);
+        let heads: Vec<String> = heads.map(str::to_owned).collect();
+        let mut lines = Vec::new();
         let floor = of_shape.iter().find(|row| row.contender.starts_with("floor") && row.verb == "ADD");
         let floor = floor.map(|add| add.p50_us + del_of(&of_shape, add));
         for way in WAYS {
             for add in in_order(of_shape.iter().filter(|row| row.verb == "ADD" && row.way == way)) {
                 let Some(del) = same(&of_shape, add, "DEL") else { continue };
-                let p99 = |row: &Summary| if row.n < 100 { "–".to_owned() } else { ms(row.p99_us) };
-                let ratio = floor.map_or("–".to_owned(), |floor| {
+                let ratio = floor.map_or(NOTHING.to_owned(), |floor| {
                     format!("{:.2}", as_ms(add.p50_us + del.p50_us) / as_ms(floor).max(0.001))
                 });
-                let cells = [
+                lines.push(vec![
+                    add.contender.clone(),
+                    way.to_owned(),
                     ms(add.p50_us),
                     p99(add),
                     ms(add.max_us),
@@ -293,10 +294,10 @@ fn ways(
                     ms(del.max_us),
                     ratio,
                     ms(add.cpu_us + del.cpu_us),
-                ];
-                text.push_str(&format!("| {} | {way} | {} |\n", add.contender, cells.join(" | ")));
+                ]);
             }
         }
+        text.push_str(&table(&heads, &lines));
         text.push('\n');
         pictures.push((name, bars_of(shape, &of_shape)?));
     }
@@ -338,14 +339,12 @@ fn counts_of(counted: &[&Counted]) -> String {
     if counted.is_empty() {
         return String::new();
     }
-    let has_instructions = counted.iter().any(|one| one.instructions.is_some());
-    let mut text = "What the calls do, counted in one call each; ADD / DEL. *Peak* is that of the largest process. Under \
-        Multus eth0 is counted, too.\n\n\
-        | | caller | shape | programs run | moves between namespaces | `setns` | system calls | peak MiB |"
-        .to_owned();
-    text.push_str(if has_instructions { " instructions, million |\n" } else { "\n" });
-    text.push_str("| --- | --- | --- | --- | --- | --- | --- | --- |");
-    text.push_str(if has_instructions { " --- |\n" } else { "\n" });
+    let text = "What the calls do, counted in one call each; ADD / DEL. *Peak* is that of the largest process. Under \
+        Multus eth0 is counted, too.\n\n";
+    let kinds = ["programs run", "moves between namespaces", "`setns`", "system calls", "peak MiB"];
+    let heads = ["", "caller", "shape"].into_iter().chain(kinds).chain(["instructions, million"]);
+    let heads: Vec<String> = heads.map(str::to_owned).collect();
+    let mut lines = Vec::new();
     let mut adds: Vec<&Counted> = counted.iter().filter(|one| one.verb == "ADD").copied().collect();
     let way_of = |one: &Counted| WAYS.iter().position(|way| *way == one.way);
     adds.sort_by_key(|one| (way_of(one), place_of(&one.contender)));
@@ -358,28 +357,49 @@ fn counts_of(counted: &[&Counted]) -> String {
         };
         let Some(del) = counted.iter().find(is_same) else { continue };
         let pair = |of: fn(&Counted) -> u64| match [of(add), of(del)] {
-            [0, 0] => "–".to_owned(),
+            [0, 0] => NOTHING.to_owned(),
             both => {
                 both.map(|count| grouped(f64::from(u32::try_from(count).unwrap_or(u32::MAX)))).join(" / ")
             }
         };
         let peak = [add, del]
             .map(|one| format!("{:.1}", f64::from(u32::try_from(one.peak_kib).unwrap_or(0)) / 1024.0));
-        let cells = [
+        lines.push(vec![
+            add.contender.clone(),
+            add.way.clone(),
+            add.shape.clone(),
             pair(|one| one.execs),
             pair(|one| one.moves),
             pair(|one| one.setns),
             pair(|one| one.syscalls),
             peak.join(" / "),
-        ];
-        let instructions = match has_instructions {
-            true => format!(" {} |", pair(|one| one.instructions.unwrap_or(0) / 1_000_000)),
-            false => String::new(),
-        };
-        let first = format!("| {} | {} | {} |", add.contender, add.way, add.shape);
-        text.push_str(&format!("{first} {} |{instructions}\n", cells.join(" | ")));
+            pair(|one| one.instructions.unwrap_or(0) / 1_000_000),
+        ]);
     }
-    text
+    text.to_owned() + &table(&heads, &lines)
+}
+
+/// What a cell has where there is no value.
+const NOTHING: &str = "–";
+
+/// The 99th percentile, if there were a hundred calls.
+fn p99(row: &Summary) -> String {
+    if row.n < 100 { NOTHING.to_owned() } else { ms(row.p99_us) }
+}
+
+/// A table without the columns in which no line has a value.
+fn table(heads: &[String], lines: &[Vec<String>]) -> String {
+    let has_value = |column: &usize| lines.iter().any(|cells| cells[*column] != NOTHING);
+    let columns: Vec<usize> = (0..heads.len()).filter(has_value).collect();
+    let line = |cells: &[String]| {
+        let cells = columns.iter().map(|&column| match cells[column].as_str() {
+            "" => " |".to_owned(),
+            cell => format!(" {cell} |"),
+        });
+        format!("|{}\n", cells.collect::<String>())
+    };
+    let rule = format!("|{}\n", " --- |".repeat(columns.len()));
+    line(heads) + &rule + &lines.iter().map(|cells| line(cells)).collect::<String>()
 }
 
 fn grows(growth: &Growth, rows: &[&Summary], counted: &[Counted], run: &Run) -> Result<Section, String> {
@@ -412,25 +432,22 @@ fn grows(growth: &Growth, rows: &[&Summary], counted: &[Counted], run: &Run) -> 
         counted.iter().find(is_same).map(|one| one.syscalls).filter(|&calls| calls > 0)
     };
     let unit = if adds.iter().any(|row| calls(row).is_some()) { "ms (system calls)" } else { "ms" };
-    let heads = contenders.iter().map(|contender| format!(" {contender}: ADD / DEL {unit} |"));
-    text.push_str(&format!(
-        "| {} |{}\n|{}\n",
-        growth.x,
-        heads.collect::<String>(),
-        " --- |".repeat(contenders.len() + 1)
-    ));
+    let heads = contenders.iter().map(|contender| format!("{contender}: ADD / DEL {unit}"));
+    let heads: Vec<String> = [growth.x.to_owned()].into_iter().chain(heads).collect();
+    let mut lines = Vec::new();
     for x in values {
         let cells = contenders.iter().map(|contender| {
-            let Some(add) = of(contender, x) else { return " – |".to_owned() };
+            let Some(add) = of(contender, x) else { return NOTHING.to_owned() };
             let both: Vec<&Summary> = [Some(*add), same(rows, add, "DEL")].into_iter().flatten().collect();
             let times = both.iter().map(|row| ms(row.p50_us)).collect::<Vec<_>>().join(" / ");
             let made: Option<Vec<String>> =
                 both.iter().map(|row| calls(row).map(|calls| grouped(count(calls)))).collect();
             let made = made.map_or(String::new(), |made| format!(" ({})", made.join(" / ")));
-            format!(" {times}{made} |")
+            times + &made
         });
-        text.push_str(&format!("| {} |{}\n", grouped(count(x)), cells.collect::<String>()));
+        lines.push([grouped(count(x))].into_iter().chain(cells).collect());
     }
+    text.push_str(&table(&heads, &lines));
     Ok(Section { part: growth.part, heading: growth.heading, text, pictures: vec![(name, picture)] })
 }
 
@@ -581,9 +598,24 @@ mod tests {
         ];
         let sections = sections(&rows, &[], &run()).unwrap();
         assert_eq!(sections.iter().map(|section| section.part).collect::<Vec<_>>(), ["one", "leases"]);
-        let ours = "| rail-cni + rail-ipam | direct | 12.0 | – | 12.0 | 21.0 | – | 21.0 | 1.10 | 2.00 |";
+        let ours = "| rail-cni + rail-ipam | direct | 12.0 | 12.0 | 21.0 | 21.0 | 1.10 | 2.00 |";
         assert!(sections[0].text.contains(ours), "{}", sections[0].text);
         assert!(sections[0].text.contains("Left out: instructions, because perf is not here."));
         assert!(sections[1].text.contains("| 5,000 | 1.50 |"), "{}", sections[1].text);
+    }
+
+    #[test]
+    fn a_column_without_any_value_is_left_out() {
+        let of_ours = |count, verb| Summary {
+            n: count,
+            ..row("short", "rail-cni", "direct", "one call", 1, verb, 1_000)
+        };
+        let text_of = |rows: &[Summary]| sections(rows, &[], &run()).unwrap().pop().unwrap().text;
+        let few = text_of(&[of_ours(80, "VERSION"), of_ours(80, "STATUS")]);
+        assert!(few.contains("| call | ms | longest | CPU ms |\n| --- | --- | --- | --- |\n"), "{few}");
+        assert!(few.contains("| STATUS of rail-cni | 1.00 | 1.00 | 1.00 |\n"), "{few}");
+        let some = text_of(&[of_ours(80, "VERSION"), of_ours(100, "STATUS")]);
+        assert!(some.contains("| call | ms | p99 | longest | CPU ms |\n"), "{some}");
+        assert!(some.contains("| VERSION of rail-cni | 1.00 | – | 1.00 | 1.00 |\n"), "{some}");
     }
 }
