@@ -46,7 +46,7 @@ pub fn run(call: &Call, config: &Value, mut is_deadly: impl FnMut(Point) -> bool
 pub fn run_with(call: &Call, config: &Value, fate: impl FnMut(Point) -> Fate) -> Traced {
     let mut child = call.clone().under(&WAITING).command().spawn().unwrap();
     child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
-    let Ended { status, calls, killed } = tracer::follow(Pid::from_raw(child.id().cast_signed()), fate);
+    let Ended { status, calls, killed, .. } = tracer::follow(Pid::from_raw(child.id().cast_signed()), fate);
     let (mut stdout, mut stderr) = (String::new(), String::new());
     child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
     child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();

@@ -86,7 +86,8 @@ pub enum Fate {
     Deadly,
     /// It is not made, and fails so.
     Fails(Errno),
-    /// It reads or writes half of what it asks for.
+    /// It writes half of what it was to write, or returns half of what it has read: the next read of the thread returns the
+    /// rest.
     Halved,
     /// What it sends does not leave, and the next `recvfrom` of the thread gets these bytes.
     Answered(Vec<u8>),
@@ -156,6 +157,108 @@ pub struct Ended {
     pub calls: usize,
     /// Who was killed before what.
     pub killed: Option<String>,
+    /// The counts of those that read one byte at most: they have no half.
+    pub unread: HashSet<usize>,
+}
+
+/// What was done to calls, and what follows from that for the next ones.
+#[derive(Default)]
+struct Meddling {
+    /// What calls return that were not made.
+    returning: HashMap<Pid, i64>,
+    /// What threads receive next.
+    replies: HashMap<Pid, Vec<u8>>,
+    /// Reads under way, and whether they return a half.
+    reading: HashMap<Pid, (Point, bool)>,
+    /// What threads read next from a descriptor.
+    rests: HashMap<(Pid, u64), Vec<u8>>,
+    /// As in [`Ended`].
+    unread: HashSet<usize>,
+}
+
+impl Meddling {
+    /// `pid` is on its way back from a call.
+    fn leave(&mut self, pid: Pid) {
+        if let Some(value) = self.returning.remove(&pid) {
+            return answer(pid, value);
+        }
+        let Some((point, is_halved)) = self.reading.remove(&pid) else { return };
+        let [fd, at, _] = point.arguments;
+        let read = returned(pid).and_then(|read| u64::try_from(read).ok()).filter(|read| *read > 1);
+        let Some(read) = read else {
+            self.unread.insert(point.count);
+            return;
+        };
+        if is_halved {
+            let half = read.div_ceil(2);
+            let rest = point.memory(at + half, read - half).unwrap();
+            answer(pid, half.cast_signed());
+            // pread(2) is told where to read.
+            if point.number == libc::SYS_read {
+                self.rests.insert((pid, fd), rest);
+            }
+        }
+    }
+
+    /// Whether the call that is about to be made is not, because what it returns was decided before.
+    fn is_decided(&mut self, point: &Point) -> bool {
+        let [fd, at, length] = point.arguments;
+        let bytes = match point.number {
+            libc::SYS_recvfrom => self.replies.remove(&point.pid),
+            libc::SYS_read => self.rests.remove(&(point.pid, fd)),
+            libc::SYS_close => {
+                self.rests.remove(&(point.pid, fd));
+                None
+            }
+            _ => None,
+        };
+        let Some(mut bytes) = bytes else { return false };
+        if point.number == libc::SYS_read {
+            let rest = bytes.split_off(bytes.len().min(usize::try_from(length).unwrap()));
+            if !rest.is_empty() {
+                self.rests.insert((point.pid, fd), rest);
+            }
+        }
+        let memory = fs::File::options().write(true).open(format!("/proc/{}/mem", point.pid)).unwrap();
+        memory.write_all_at(&bytes, at).unwrap();
+        self.replaces(point, i64::try_from(bytes.len()).unwrap());
+        true
+    }
+
+    /// The call is not made, and returns `value`.
+    fn replaces(&mut self, point: &Point, value: i64) {
+        skip_call(point.pid);
+        self.returning.insert(point.pid, value);
+    }
+
+    /// Lets happen what was decided of a call; `Deadly` says who was killed.
+    fn let_happen(&mut self, point: &Point, fate: Fate) -> Option<String> {
+        let pid = point.pid;
+        let reads = [libc::SYS_read, libc::SYS_pread64].contains(&point.number);
+        if reads && [Fate::Made, Fate::Halved].contains(&fate) {
+            self.reading.insert(pid, (*point, fate == Fate::Halved));
+        }
+        match fate {
+            Fate::Made => (),
+            Fate::Deadly => {
+                // The call is not made: the kernel looks for a deadly signal first.
+                kill(pid, Signal::SIGKILL).unwrap();
+                return Some(format!("{} before its call {}", comm(pid), point.number));
+            }
+            Fate::Fails(errno) => self.replaces(point, -i64::from(errno as i32)),
+            Fate::Becomes(number, arguments) => replace_call(pid, number, arguments),
+            Fate::Halved if reads => (),
+            Fate::Halved => {
+                let [first, second, length] = point.arguments;
+                replace_call(pid, point.number, [first, second, length.div_ceil(2)]);
+            }
+            Fate::Answered(reply) => {
+                self.replaces(point, point.arguments[2].cast_signed());
+                self.replies.insert(pid, reply);
+            }
+        }
+        None
+    }
 }
 
 /// What runs a command that waits to be traced, so that no call is missed.
@@ -173,9 +276,7 @@ pub fn follow_but(harmless: &[i64], first: Pid, mut fate: impl FnMut(Point) -> F
     seize(first);
     let (mut calls, mut killed, mut started, mut status) = (0, None, false, 0);
     let harmless: HashSet<i64> = harmless.iter().copied().collect();
-    // What calls return that were not made, and what threads receive next.
-    let mut returning: HashMap<Pid, i64> = HashMap::new();
-    let mut replies: HashMap<Pid, Vec<u8>> = HashMap::new();
+    let mut meddling = Meddling::default();
     // Only this thread's children: other tests have theirs.
     let flags = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD;
     loop {
@@ -196,44 +297,17 @@ pub fn follow_but(harmless: &[i64], first: Pid, mut fate: impl FnMut(Point) -> F
                 (pid, None)
             }
             Ok(WaitStatus::PtraceSyscall(pid)) => {
-                let point = entered(pid).filter(|_| started);
-                let receives = point.filter(|point| point.number == libc::SYS_recvfrom);
-                let point = point.filter(|point| {
+                let is_swept = |point: &Point| {
                     let number = point.number;
                     !is_inward(number) && !harmless.contains(&number) && comm(pid) != LOOKER
-                });
-                if let Some(value) = returning.remove(&pid) {
-                    answer(pid, value);
-                } else if let Some((at, reply)) =
-                    receives.map(|point| point.arguments[1]).zip(replies.remove(&pid))
-                {
-                    let memory = fs::File::options().write(true).open(format!("/proc/{pid}/mem")).unwrap();
-                    memory.write_all_at(&reply, at).unwrap();
-                    skip_call(pid);
-                    returning.insert(pid, i64::try_from(reply.len()).unwrap());
-                } else if let Some(point) = point {
-                    calls += 1;
-                    match fate(Point { count: calls, ..point }) {
-                        Fate::Made => (),
-                        Fate::Deadly => {
-                            killed = Some(format!("{} before its call {}", comm(pid), point.number));
-                            // The call is not made: the kernel looks for a deadly signal first.
-                            kill(pid, Signal::SIGKILL).unwrap();
-                        }
-                        Fate::Fails(errno) => {
-                            skip_call(pid);
-                            returning.insert(pid, -i64::from(errno as i32));
-                        }
-                        Fate::Becomes(number, arguments) => replace_call(pid, number, arguments),
-                        Fate::Halved => {
-                            let [first, second, length] = point.arguments;
-                            replace_call(pid, point.number, [first, second, length.div_ceil(2)]);
-                        }
-                        Fate::Answered(reply) => {
-                            skip_call(pid);
-                            returning.insert(pid, point.arguments[2].cast_signed());
-                            replies.insert(pid, reply);
-                        }
+                };
+                match entered(pid) {
+                    None => meddling.leave(pid),
+                    Some(point) if !started || meddling.is_decided(&point) || !is_swept(&point) => (),
+                    Some(point) => {
+                        calls += 1;
+                        let point = Point { count: calls, ..point };
+                        killed = meddling.let_happen(&point, fate(point)).or(killed);
                     }
                 }
                 (pid, None)
@@ -243,7 +317,7 @@ pub fn follow_but(harmless: &[i64], first: Pid, mut fate: impl FnMut(Point) -> F
         // It may have been killed meanwhile, with its process.
         let _ = ptrace::syscall(pid, signal);
     }
-    Ended { status, calls, killed }
+    Ended { status, calls, killed, unread: meddling.unread }
 }
 
 /// Takes hold of a process that was started with [`WAITING`], and lets it go on.
@@ -300,6 +374,17 @@ fn answer(pid: Pid, value: i64) {
     let mut registers = ptrace::getregs(pid).unwrap();
     registers.rax = value.cast_unsigned();
     ptrace::setregs(pid, registers).unwrap();
+}
+
+/// What a call returns, on the way back from it.
+#[cfg(target_arch = "x86_64")]
+fn returned(pid: Pid) -> Option<i64> {
+    ptrace::getregs(pid).ok().map(|registers| registers.rax.cast_signed())
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn returned(_: Pid) -> Option<i64> {
+    None
 }
 
 #[cfg(not(target_arch = "x86_64"))]
