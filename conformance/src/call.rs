@@ -247,6 +247,8 @@ impl Running {
             Some(status) => status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
             None => {
                 let _ = killpg(group, Signal::SIGKILL);
+                // It may be in another group by now.
+                let _ = self.child.kill();
                 let _ = self.child.wait();
                 return Err(Hung);
             }

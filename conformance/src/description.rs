@@ -7,6 +7,8 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::sandbox::{self, DIR};
+
 /// All versions of the specification.
 pub const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
@@ -128,6 +130,13 @@ impl Description {
             if let Some(wrong) = claimed.iter().find(|one| !known.contains(&one.as_str())) {
                 return Err(format!("{wrong}: expected some of {}", known.join(", ")));
             }
+        }
+        // As root, any other file would be one of the host.
+        if let Some(path) =
+            self.files.keys().find(|path| !sandbox::is_hidden(path.replace("{DIR}", DIR).as_ref()))
+        {
+            let hidden: Vec<_> = sandbox::hidden().iter().map(|path| path.display().to_string()).collect();
+            return Err(format!("files: {path}: expected a path without .. below {}", hidden.join(", ")));
         }
         if self.cni_versions.is_empty() {
             return Err("cniVersions must name a version".to_owned());

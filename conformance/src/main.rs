@@ -17,8 +17,9 @@ const AFTER: &str = "\
 Exit status: 0 no MUST failed, 1 some did, 2 wrong usage, 3 this machine does not allow it: no namespaces, no iproute2, \
 or no device of the kind that the plugin needs. A failure that the description names as known does not count.
 
-It runs as root, or as any user who may create user namespaces, and changes no link, route or state of the host: \
-/run, /dev/shm, /etc/cni and /var/lib/cni are empty for each check.";
+It runs as root, or as any user who may create user namespaces. Each check has network namespaces of its own, and what \
+of /run, /dev/shm, /etc/cni and /var/lib/cni this machine has is empty for it; all of /var/lib, if there is no /var/lib/cni. \
+Whatever else a plugin writes, it writes to the host. What it leaves running is killed at the end of the check.";
 
 /// Judges CNI plugins by the CNI specification, each check in namespaces of its own.
 #[derive(Debug, Parser)]

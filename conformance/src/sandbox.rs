@@ -2,11 +2,14 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 /// The directory that exists for one check. Not below /run: plugins refuse state below a /run that is not the host's.
 pub const DIR: &str = "/dev/shm/conformance";
@@ -46,18 +49,76 @@ pub fn hidden() -> Vec<&'static Path> {
     all.into_iter().filter(|path| path.exists()).collect()
 }
 
+/// Is this the path of a file that a world has for itself?
+pub fn is_hidden(path: &Path) -> bool {
+    let goes_up = path.components().any(|part| part == Component::ParentDir);
+    !goes_up && hidden().into_iter().any(|hidden| path != hidden && path.starts_with(hidden))
+}
+
 /// Moves this thread, and what it starts from now on, into a network and a mount namespace of its own, with an empty
 /// /run, /var/lib/cni and [`DIR`].
 pub fn enter_world() -> Result<(), String> {
     unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
         .map_err(|errno| format!("cannot make namespaces: {errno}"))?;
-    hidden().into_iter().try_for_each(empty)?;
+    let hidden = hidden();
+    hidden.iter().try_for_each(|path| empty(path))?;
     for directory in ["/run/netns", "/var/lib/cni", DIR] {
+        if !hidden.iter().any(|hidden| Path::new(directory).starts_with(hidden)) {
+            return Err(format!(
+                "{directory} would be made on this machine, which has no directory to cover"
+            ));
+        }
         fs::create_dir_all(directory).map_err(|error| format!("cannot create {directory}: {error}"))?;
     }
     // Only where the machine allows it: plugins that look for a device by its address need it.
     let _ = mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), None::<&str>);
     Ok(())
+}
+
+/// Who is in a world: each process in its mount or its network namespace, whatever its session and its parent are.
+#[derive(Clone, Debug)]
+pub struct Inhabitants([u64; 2]);
+
+impl Inhabitants {
+    /// Those of the world of this thread.
+    pub fn of_this_world() -> Result<Inhabitants, String> {
+        let numbers = spaces("thread-self").zip(spaces("self"));
+        match numbers {
+            // Whoever is in those of the suite is none of ours.
+            Some((own, of_suite)) if own[0] != of_suite[0] && own[1] != of_suite[1] => Ok(Inhabitants(own)),
+            _ => Err("cannot see the namespaces of a check in /proc".to_owned()),
+        }
+    }
+
+    /// Ends them all, also those that they start meanwhile.
+    pub fn end(&self) {
+        for _ in 0..500 {
+            if !self.end_once() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(4));
+        }
+    }
+
+    /// Was there any?
+    fn end_once(&self) -> bool {
+        let mut found = false;
+        let names = fs::read_dir("/proc").into_iter().flatten().flatten();
+        for process in names.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()) {
+            let is_in = |[mount, net]: [u64; 2]| mount == self.0[0] || net == self.0[1];
+            if process != Pid::this().as_raw() && spaces(&process.to_string()).is_some_and(is_in) {
+                found = true;
+                let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
+            }
+        }
+        found
+    }
+}
+
+/// The mount and the network namespace of a process; of one that has ended there are none.
+fn spaces(process: &str) -> Option<[u64; 2]> {
+    let number = |kind| fs::metadata(format!("/proc/{process}/ns/{kind}")).ok().map(|file| file.ino());
+    Some([number("mnt")?, number("net")?])
 }
 
 /// An empty file system of 8 MiB over `path`.

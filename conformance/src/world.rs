@@ -7,17 +7,15 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::call::{Call, Ran, Running, quoted};
 use crate::description::{Description, Kind};
-use crate::sandbox::{self, DIR};
+use crate::sandbox::{self, DIR, Inhabitants};
 use crate::tracer::{self, Fate, WAITING};
 
 /// Why a check ended before its end.
@@ -75,6 +73,7 @@ pub struct World<'s> {
     /// The plugin.
     pub settings: &'s Settings,
     steps: RefCell<Vec<String>>,
+    inhabitants: Inhabitants,
     is_furnished: Cell<bool>,
     path: RefCell<Vec<PathBuf>>,
     attachments: RefCell<BTreeMap<usize, Attachment>>,
@@ -105,11 +104,13 @@ impl<'s> World<'s> {
         check: impl FnOnce(&World<'s>) -> Result<T, Stop> + Send,
     ) -> (Result<T, Stop>, Vec<String>) {
         let inside = move || {
-            if let Err(reason) = sandbox::enter_world() {
-                return (Err(Stop::LeftOut(reason)), Vec::new());
-            }
+            let inhabitants = match sandbox::enter_world().and_then(|()| Inhabitants::of_this_world()) {
+                Ok(inhabitants) => inhabitants,
+                Err(reason) => return (Err(Stop::LeftOut(reason)), Vec::new()),
+            };
             let world = World {
                 settings,
+                inhabitants,
                 steps: RefCell::default(),
                 is_furnished: Cell::new(false),
                 path: RefCell::new(settings.path.clone()),
@@ -496,25 +497,32 @@ impl<'s> World<'s> {
         }
         let first = Pid::from_raw(child.id().cast_signed());
         // One that hangs is ended, with all that it started.
-        let is_over = Arc::new(AtomicBool::new(false));
-        let watched = Arc::clone(&is_over);
-        let limit = self.settings.limit;
-        std::thread::spawn(move || {
-            std::thread::park_timeout(limit);
-            if !watched.load(Ordering::Relaxed) {
-                let _ = killpg(first, Signal::SIGKILL);
+        let (over, is_over) = channel::<()>();
+        let (limit, inhabitants) = (self.settings.limit, self.inhabitants.clone());
+        let watcher = std::thread::spawn(move || {
+            if is_over.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                inhabitants.end();
             }
         });
         let ended = tracer::follow(first, |point| match Some(point.count) == victim {
             true => Fate::Deadly,
             false => Fate::Made,
         });
-        is_over.store(true, Ordering::Relaxed);
+        // It must not meet the next call.
+        drop(over);
+        let _ = watcher.join();
         let mut stdout = String::new();
         if let Some(mut stream) = child.stdout.take() {
             let _ = stream.read_to_string(&mut stdout);
         }
         Ok(Traced { status: ended.status, calls: ended.calls, killed: ended.killed, stdout })
+    }
+}
+
+impl Drop for World<'_> {
+    /// What a plugin left running does not outlive the check.
+    fn drop(&mut self) {
+        self.inhabitants.end();
     }
 }
 

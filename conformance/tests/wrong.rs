@@ -7,9 +7,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -33,7 +34,7 @@ const TAIL: &str = r#"
 exec "$REAL" "$@"
 "#;
 
-/// A check, and what a plugin does that fails it. Before `ipam:` it is rail-ipam, and else rail-cni.
+/// A check, and what a plugin does that fails it; some have more than one. Before `ipam:` it is rail-ipam, and else rail-cni.
 const WRONG: &[(&str, &str)] = &[
     ("add_succeeds", "is ADD && echo hello"),
     ("success_is_silent", "is DEL && echo '{}'"),
@@ -247,24 +248,41 @@ fn described(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("plugins/{name}.json"))
 }
 
-/// What the suite says of `check` where the plugin does `wrong`.
-fn verdict(directory: &Path, plugins: &Path, name: &str, check: &str, wrong: &str) -> Value {
+/// Runs the suite with `arguments` on the plugin `name` that does `wrong`. The files have the name `file`.
+fn judged(
+    directory: &Path,
+    plugins: &Path,
+    name: &str,
+    file: &str,
+    wrong: &str,
+    arguments: &[&str],
+) -> Output {
     let mut description: Value = serde_json::from_slice(&fs::read(described(name)).unwrap()).unwrap();
     description["known"] = json!({});
     description["env"]["REAL"] = json!(plugins.join(name));
-    let script = directory.join(check);
+    let script = directory.join(file);
     fs::write(&script, format!("{HEAD}{wrong}{TAIL}")).unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
-    let file = directory.join(format!("{check}.json"));
+    let file = directory.join(format!("{file}.json"));
     fs::write(&file, description.to_string()).unwrap();
     let mut command = suite();
-    command.args(["--format", "json", "--jobs", "2", "--sample", "6", "--limit", "10", "--only", check]);
+    command.args(["--format", "json", "--jobs", "2"]).args(arguments);
     command.arg("--describe").arg(file).arg("--plugin").arg(script).arg("--path").arg(plugins);
-    let output = command.output().unwrap();
+    command.output().unwrap()
+}
+
+/// The checks of its report.
+fn checks(output: &Output) -> Vec<Value> {
     let report: Value =
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{check}: {output:?}"));
-    let checks = report["plugins"][0]["checks"].as_array().unwrap();
-    checks.iter().find(|one| one["name"] == check).unwrap().clone()
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("no report: {output:?}"));
+    report["plugins"][0]["checks"].as_array().unwrap().clone()
+}
+
+/// What the suite says of `check` where the plugin does `wrong`.
+fn verdict(directory: &Path, plugins: &Path, name: &str, check: &str, file: &str, wrong: &str) -> Value {
+    let arguments = ["--sample", "6", "--limit", "10", "--only", check];
+    let output = judged(directory, plugins, name, file, wrong, &arguments);
+    checks(&output).into_iter().find(|one| one["name"] == check).unwrap()
 }
 
 #[test]
@@ -273,12 +291,15 @@ fn each_check_fails_a_plugin_that_does_it_wrong() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let (next, faults) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let worker = || {
-        while let Some((name, wrong)) = WRONG.get(next.fetch_add(1, Ordering::Relaxed)) {
+        while let Some((at, (name, wrong))) = {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            WRONG.get(at).map(|one| (at, one))
+        } {
             let (plugin, check) = match name.strip_prefix("ipam:") {
                 Some(check) => ("rail-ipam", check),
                 None => ("rail-cni", *name),
             };
-            let found = verdict(directory.path(), &plugins, plugin, check, wrong);
+            let found = verdict(directory.path(), &plugins, plugin, check, &format!("{check}-{at}"), wrong);
             println!("{check}: {} {}", found["outcome"], found["seen"]);
             if found["outcome"] != "fail" {
                 faults.lock().unwrap().push(format!("{check}: {}, {}", found["outcome"], found["seen"]));
@@ -311,6 +332,49 @@ fn every_description_is_read() {
         assert!(description.known.keys().all(|name| checks.contains(name.as_str())), "{}", path.display());
         assert_eq!(path.file_stem().unwrap().to_str(), Some(description.name.as_str()));
     }
+}
+
+/// The processes of this machine whose command line ends so.
+fn running(end: &str) -> Vec<String> {
+    let of_process = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("cmdline")).ok();
+    let all = fs::read_dir("/proc").unwrap().filter_map(|entry| of_process(entry.unwrap()));
+    all.map(|line| line.replace('\0', " ")).filter(|line| line.trim_end().ends_with(end)).collect()
+}
+
+#[test]
+fn what_a_plugin_leaves_running_ends_with_the_check() {
+    let Some(plugins) = plugins("what_a_plugin_leaves_running") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    // Nobody else sleeps as long.
+    let time = format!("77{}", std::process::id());
+    let daemon = format!("is ADD && {{ setsid sleep {time} </dev/null >/dev/null 2>&1 & }}");
+    let run = |file: &str, arguments: &[&str]| {
+        let begun = Instant::now();
+        let output = judged(directory.path(), &plugins, "rail-ipam", file, &daemon, arguments);
+        assert_eq!(checks(&output)[0]["outcome"], "pass", "{output:?}");
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+        assert_eq!(running(&time), Vec::<String>::new());
+    };
+    run("daemon", &["--only", "no_child_is_left"]);
+    // The tracer waits for all that was started.
+    run("traced", &["--only", "killed_add_is_added_again", "--sample", "2", "--limit", "3"]);
+}
+
+#[test]
+fn files_are_those_of_the_check() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let outside = directory.path().join("host.conf");
+    let up = format!("/run/..{}", outside.display());
+    for path in [outside.to_str().unwrap(), &up, "/run", "run/x", "{DIR}/../../etc/x"] {
+        let file = directory.path().join("described.json");
+        fs::write(&file, json!({"kind": "main", "conf": {"type": "x"}, "files": {path: "x"}}).to_string())
+            .unwrap();
+        let output = suite().arg("--describe").arg(file).args(["--plugin", "/bin/true"]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{path}: {text}");
+        assert!(text.contains(&format!("files: {path}: expected a path")), "{path}: {text}");
+    }
+    assert!(!outside.exists());
 }
 
 #[test]
