@@ -203,6 +203,8 @@ the_archive_of_the_suite_judges_a_plugin() {
         --format json >report
     jq -e '[.. | .outcome? // empty] | length > 3 and all(. == "pass")' report
     [[ -s $name/LICENSE && -s $name/conformance.md && -s $name/cni-contract.md ]]
+    local link
+    while read -r link; do [[ -s $name/$link ]]; done < <(grep -ohE '\]\([^):#]+\.md' "$name"/*.md | cut -c 3-)
     grep -q '^=== nix ' "$name/THIRD-PARTY-LICENSES"
     jq -e --arg sum "$(sha256sum <"$name/cni-conformance" | cut -d ' ' -f 1)" '
         .metadata.component.components[0].hashes[0].content == $sum' "$bill"
