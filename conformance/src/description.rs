@@ -7,6 +7,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::checks;
 use crate::sandbox::{self, DIR};
 
 /// All versions of the specification.
@@ -27,8 +28,9 @@ pub enum Kind {
     Ipam,
 }
 
-/// A plugin. In all texts `{N}` is the number of the attachment, which begins at 0, `{CONTAINER}` the name of its pod's
+/// A plugin. In its texts `{N}` is the number of the attachment, which begins at 0, `{CONTAINER}` the name of its pod's
 /// namespace and `{NETNS}` the path of it, `{IFNAME}` the interface, and `{DIR}` a directory that exists for one check.
+/// `conf` and `prevResult` also have `{MAC}`, the address of the interface before ADD; `files` and `stays` only `{DIR}`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Description {
@@ -102,11 +104,17 @@ impl Description {
         Ok(read)
     }
 
-    /// What can be said of a plugin of which there is only a configuration.
+    /// What can be said of a plugin of which there is only a configuration: it serves versions up to that of it.
     pub fn of_conf(conf: Value, kind: Kind) -> Result<Description, String> {
         let mut description: Description = serde_json::from_value(json!({"kind": "main", "conf": conf}))
             .map_err(|error| format!("the configuration: {error}"))?;
         description.kind = kind;
+        if let Some(newest) = description.conf["cniVersion"].as_str() {
+            let Some(at) = VERSIONS.iter().position(|known| *known == newest) else {
+                return Err(format!("cniVersion: expected one of {}", VERSIONS.join(", ")));
+            };
+            description.cni_versions.truncate(at + 1);
+        }
         description.complete()?;
         Ok(description)
     }
@@ -131,6 +139,10 @@ impl Description {
                 return Err(format!("{wrong}: expected some of {}", known.join(", ")));
             }
         }
+        let checks = checks::all();
+        if let Some(name) = self.known.keys().find(|name| checks.iter().all(|check| check.name != **name)) {
+            return Err(format!("known: there is no check {name}: --list names them"));
+        }
         // As root, any other file would be one of the host.
         if let Some(path) =
             self.files.keys().find(|path| !sandbox::is_hidden(path.replace("{DIR}", DIR).as_ref()))
@@ -154,6 +166,18 @@ impl Description {
         self.cni_versions.iter().any(|one| one == version)
     }
 
+    /// Why it cannot be asked for a result of this version, if so.
+    pub fn lacks_version(&self, version: &str) -> Option<String> {
+        if !self.claims_version(version) {
+            return Some(format!("it does not claim {version}"));
+        }
+        // libcni, which most plugins are made with, has no result without an address there.
+        let needs_address = ["0.1.0", "0.2.0"].contains(&version);
+        let may_lack_address = self.kind == Kind::Main && !self.delegates();
+        (needs_address && may_lack_address)
+            .then(|| format!("a result of {version} has addresses, and it calls no IPAM plugin"))
+    }
+
     /// Does it claim this verb, in the newest version that it claims?
     pub fn claims(&self, verb: &str) -> bool {
         let since = match verb {
@@ -168,5 +192,28 @@ impl Description {
     /// Does it call an IPAM plugin?
     pub fn delegates(&self) -> bool {
         self.kind == Kind::Main && self.conf["ipam"]["type"].is_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_claims_versions_up_to_its_own() {
+        let of =
+            |version: &str| Description::of_conf(json!({"type": "x", "cniVersion": version}), Kind::Main);
+        assert_eq!(of("0.3.1").unwrap().cni_versions, VERSIONS[..4]);
+        assert!(!of("0.4.0").unwrap().claims("GC") && of("0.4.0").unwrap().claims("CHECK"));
+        assert_eq!(of("0.3.2").unwrap_err(), format!("cniVersion: expected one of {}", VERSIONS.join(", ")));
+        assert_eq!(Description::of_conf(json!({"type": "x"}), Kind::Main).unwrap().cni_versions, VERSIONS);
+    }
+
+    #[test]
+    fn a_result_of_0_2_0_is_not_asked_of_a_plugin_without_addresses() {
+        let of = |conf| Description::of_conf(conf, Kind::Main).unwrap();
+        let without = of(json!({"type": "x"}));
+        assert!(without.lacks_version("0.2.0").is_some() && without.lacks_version("0.3.0").is_none());
+        assert!(of(json!({"type": "x", "ipam": {"type": "y"}})).lacks_version("0.2.0").is_none());
     }
 }

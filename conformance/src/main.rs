@@ -1,6 +1,7 @@
 //! cni-conformance: judges any CNI plugin by the CNI specification, in namespaces of its own.
 
 use std::io::Write as _;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use cni_conformance::description::{Description, Kind};
 use cni_conformance::report::{self, Format};
 use cni_conformance::run::{Outcome, judge};
 use cni_conformance::sandbox;
-use cni_conformance::world::Settings;
+use cni_conformance::world::{Settings, firewall};
 
 const AFTER: &str = "\
 Exit status: 0 no MUST failed, 1 some did, 2 wrong usage, 3 this machine does not allow it: no namespaces, no iproute2, \
@@ -53,8 +54,8 @@ struct Arguments {
     #[arg(long)]
     full: bool,
     /// How many system calls of a verb the sample has
-    #[arg(long, value_name = "COUNT", default_value_t = 12)]
-    sample: usize,
+    #[arg(long, value_name = "COUNT", default_value = "12")]
+    sample: NonZeroUsize,
     /// Seconds that a call may take
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     limit: u64,
@@ -113,8 +114,14 @@ fn list(checks: &[Check]) -> String {
 }
 
 fn run(arguments: &Arguments, checks: &[Check]) -> Result<u8, (u8, String)> {
-    let all = settings(arguments).map_err(|reason| (2, reason))?;
+    let mut all = settings(arguments).map_err(|reason| (2, reason))?;
     sandbox::enter().map_err(|reason| (3, reason))?;
+    match firewall() {
+        Ok(_) => all.iter_mut().for_each(|settings| settings.sees_firewall = true),
+        Err(reason) => {
+            let _ = writeln!(std::io::stderr(), "cni-conformance: firewall rules are not compared: {reason}");
+        }
+    }
     let jobs =
         arguments.jobs.unwrap_or_else(|| 4 * std::thread::available_parallelism().map_or(2, usize::from));
     let reports: Vec<_> = all.iter().map(|settings| judge(settings, checks, jobs)).collect();
@@ -178,7 +185,8 @@ fn settings(arguments: &Arguments) -> Result<Vec<Settings>, String> {
             program,
             path: path.clone(),
             limit: Duration::from_secs(arguments.limit),
-            sample: (!arguments.full).then_some(arguments.sample),
+            sees_firewall: false,
+            sample: (!arguments.full).then_some(arguments.sample.get()),
         });
     }
     Ok(all)

@@ -42,7 +42,7 @@ pub struct Judged {
     /// What the description says of it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub known: String,
-    /// Of a failure: all that was done, as shell commands for an empty network namespace. The last one shows it.
+    /// Of a failure: all that was done, as shell commands. docs/conformance.md has the shell for them. The last one shows it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<String>,
 }

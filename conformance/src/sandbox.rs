@@ -9,6 +9,7 @@ use std::time::Duration;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::statfs::{NSFS_MAGIC, statfs};
 use nix::unistd::Pid;
 
 /// The directory that exists for one check. Not below /run: plugins refuse state below a /run that is not the host's.
@@ -22,12 +23,16 @@ pub fn enter() -> Result<(), String> {
     if !user.is_root() {
         kinds |= CloneFlags::CLONE_NEWUSER;
     }
-    unshare(kinds).map_err(|errno| {
-        format!("cannot make namespaces ({errno}): run it as root, or allow user namespaces")
-    })?;
+    // Ubuntu lets a user make a user namespace without any right in it.
+    let remedy = if user.is_root() {
+        ""
+    } else {
+        ": run it as root, or allow user namespaces (on Ubuntu, sysctl kernel.apparmor_restrict_unprivileged_userns=0)"
+    };
+    unshare(kinds).map_err(|errno| format!("cannot make namespaces: {errno}{remedy}"))?;
     if !user.is_root() {
         let write = |file: &str, text: String| {
-            fs::write(file, text).map_err(|error| format!("cannot write {file}: {error}"))
+            fs::write(file, text).map_err(|error| format!("cannot write {file}: {error}{remedy}"))
         };
         write("/proc/self/setgroups", "deny".to_owned())?;
         write("/proc/self/uid_map", format!("0 {user} 1"))?;
@@ -35,7 +40,7 @@ pub fn enter() -> Result<(), String> {
     }
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(None::<&str>, "/", None::<&str>, private, None::<&str>)
-        .map_err(|errno| format!("cannot make mounts private: {errno}"))?;
+        .map_err(|errno| format!("cannot make mounts private: {errno}{remedy}"))?;
     match Command::new("ip").arg("-V").output() {
         Ok(output) if output.status.success() => Ok(()),
         _ => Err("ip (iproute2) is not installed".to_owned()),
@@ -147,6 +152,11 @@ pub fn make_netns(path: &Path) -> Result<(), String> {
     }
 }
 
+/// Is a namespace bound to `path`?
+pub fn is_netns(path: &Path) -> bool {
+    statfs(path).is_ok_and(|stats| stats.filesystem_type() == NSFS_MAGIC)
+}
+
 /// Deletes the namespace at `path`, as a runtime does.
 pub fn delete_netns(path: &Path) -> Result<(), String> {
     nix::mount::umount2(path, nix::mount::MntFlags::MNT_DETACH)
@@ -154,9 +164,9 @@ pub fn delete_netns(path: &Path) -> Result<(), String> {
     fs::remove_file(path).map_err(|error| format!("cannot remove {}: {error}", path.display()))
 }
 
-/// Fills the file systems on which plugins keep their state, and returns the files that do so.
-pub fn fill() -> Result<Vec<PathBuf>, String> {
-    let mut filled = Vec::new();
+/// Files that fill the file systems on which plugins keep their state: one for each.
+pub fn fillers() -> Result<Vec<PathBuf>, String> {
+    let mut fillers = Vec::new();
     let mut devices = Vec::new();
     for directory in ["/run", "/var/lib/cni", DIR] {
         let device = fs::metadata(directory).map_err(|error| format!("{directory}: {error}"))?.dev();
@@ -164,11 +174,14 @@ pub fn fill() -> Result<Vec<PathBuf>, String> {
             continue;
         }
         devices.push(device);
-        let path = Path::new(directory).join("conformance-fills-this");
-        filled.push(path.clone());
-        // It ends when no page is left. No inode is made after it, so an empty file can still be.
-        let mut file = fs::File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        while std::io::Write::write_all(&mut file, &[0; 4096]).is_ok() {}
+        fillers.push(Path::new(directory).join("conformance-fills-this"));
     }
-    Ok(filled)
+    Ok(fillers)
+}
+
+/// Writes a file until no page is left. No inode is made after it, so an empty file can still be.
+pub fn fill(path: &Path) -> Result<(), String> {
+    let mut file = fs::File::create(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    while std::io::Write::write_all(&mut file, &[0; 4096]).is_ok() {}
+    Ok(())
 }

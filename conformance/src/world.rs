@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -50,6 +50,8 @@ pub struct Settings {
     pub limit: Duration,
     /// How many system calls of a sweep are tried; all of them without a number.
     pub sample: Option<usize>,
+    /// Are firewall rules compared? [`firewall`] must work here.
+    pub sees_firewall: bool,
 }
 
 /// An attachment of a pod to the network, which need not have been made.
@@ -65,6 +67,29 @@ pub struct Attachment {
     pub n: usize,
     /// The configuration.
     pub conf: Value,
+}
+
+impl Attachment {
+    /// A text of a description, for this attachment. What is `{MAC}` is not known before the devices are there.
+    pub fn filled(&self, text: &str) -> String {
+        text.replace("{N}", &self.n.to_string())
+            .replace("{IFNAME}", &self.ifname)
+            .replace("{NETNS}", &self.netns.to_string_lossy())
+            .replace("{CONTAINER}", &self.container)
+            .replace("{DIR}", DIR)
+    }
+
+    /// Fails if the plugin took the namespace of the pod away: it is the runtime's.
+    fn has_netns(&self) -> Result<(), Stop> {
+        ensure!(sandbox::is_netns(&self.netns), "{} is no namespace any more", self.netns.display());
+        Ok(())
+    }
+
+    /// What `ip` shows of the pod.
+    pub fn shown(&self, options: &str, command: &str) -> Result<String, Stop> {
+        self.has_netns()?;
+        ip(&format!("{options} -n {} {command}", self.container)).map_err(left_out)
+    }
 }
 
 /// See the module.
@@ -168,7 +193,8 @@ impl<'s> World<'s> {
         self.steps.replace(steps);
     }
 
-    fn step(&self, text: String) {
+    /// Writes down what is done, as a shell command.
+    pub fn step(&self, text: String) {
         self.steps.borrow_mut().push(text);
     }
 
@@ -182,6 +208,7 @@ impl<'s> World<'s> {
 
     /// `ip` in the namespace of a pod; it must succeed.
     pub fn in_pod(&self, attachment: &Attachment, arguments: &str) -> Result<String, Stop> {
+        attachment.has_netns()?;
         self.host(&format!("-n {} {arguments}", attachment.container))
     }
 
@@ -207,9 +234,23 @@ impl<'s> World<'s> {
     /// Writes a file in the world.
     pub fn write(&self, path: &Path, text: &str) -> Result<(), Stop> {
         let told = |error: std::io::Error| left_out(format!("{}: {error}", path.display()));
-        fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).map_err(told)?;
+        let directory = path.parent().unwrap_or(Path::new("/"));
+        if !directory.exists() {
+            self.step(format!("mkdir -p {}", directory.display()));
+            fs::create_dir_all(directory).map_err(told)?;
+        }
         self.step(format!("printf %s {} >{}", quoted(text), path.display()));
         fs::write(path, text).map_err(told)
+    }
+
+    /// Another path of the namespace of a pod.
+    pub fn link_to(&self, attachment: &Attachment) -> Result<PathBuf, Stop> {
+        let link = Path::new(DIR).join("bin/link");
+        self.write(&Path::new(DIR).join("bin/.made"), "")?;
+        self.step(format!("ln -s {} {}", attachment.netns.display(), link.display()));
+        symlink(&attachment.netns, &link)
+            .map_err(|error| left_out(format!("{}: {error}", link.display())))?;
+        Ok(link)
     }
 
     /// Attachment `n` to a pod of its own.
@@ -225,21 +266,20 @@ impl<'s> World<'s> {
     /// Attachment `n` to a pod that there is.
     pub fn attachment_in(&self, n: usize, container: &str, ifname: &str) -> Result<Attachment, Stop> {
         self.furnish()?;
-        let netns = Path::new("/run/netns").join(container);
-        let filled = |text: &str| {
-            text.replace("{N}", &n.to_string())
-                .replace("{IFNAME}", ifname)
-                .replace("{NETNS}", &netns.to_string_lossy())
-                .replace("{CONTAINER}", container)
-                .replace("{DIR}", DIR)
+        let mut attachment = Attachment {
+            container: container.to_owned(),
+            netns: Path::new("/run/netns").join(container),
+            ifname: ifname.to_owned(),
+            n,
+            conf: self.description().conf.clone(),
         };
         for line in self.description().host.iter().filter(|line| line.contains("{N}")) {
-            self.host(&filled(line))?;
+            self.host(&attachment.filled(line))?;
         }
         for line in &self.description().pod {
-            self.host(&format!("-n {container} {}", filled(line)))?;
+            self.in_pod(&attachment, &attachment.filled(line))?;
         }
-        let mut conf = self.description().conf.clone();
+        let conf = &mut attachment.conf;
         if conf["name"].is_null() {
             conf["name"] = json!("conformance");
         }
@@ -254,9 +294,7 @@ impl<'s> World<'s> {
         let shown = ip(&format!("-json -n {container} link show {ifname}")).unwrap_or_default();
         let shown: Value = serde_json::from_str(&shown).unwrap_or_default();
         let mac = shown[0]["address"].as_str().unwrap_or("02:00:00:00:00:01").to_owned();
-        conf = map_texts(&conf, &|text| filled(text).replace("{MAC}", &mac));
-        let attachment =
-            Attachment { container: container.to_owned(), netns, ifname: ifname.to_owned(), n, conf };
+        attachment.conf = map_texts(&attachment.conf, &|text| attachment.filled(text).replace("{MAC}", &mac));
         let attachment = self.of_version(attachment, self.description().newest());
         self.attachments.borrow_mut().insert(n, attachment.clone());
         Ok(attachment)
@@ -349,7 +387,8 @@ impl<'s> World<'s> {
         self.baseline.borrow().clone()
     }
 
-    /// What must be as it was when everything was given back: links, addresses, routes and rules of the host, and files.
+    /// What must be as it was when everything was given back: links, addresses, routes, rules and firewall of the host, and
+    /// files.
     /// Two looks in succession see the same: the kernel does some of its work later.
     pub fn state(&self) -> Result<Value, Stop> {
         settled(|| self.look())
@@ -362,6 +401,9 @@ impl<'s> World<'s> {
             self.list(Path::new(directory), &mut files);
         }
         state["files"] = json!(files);
+        if self.settings.sees_firewall {
+            state["firewall"] = json!(firewall().map_err(left_out)?);
+        }
         Ok(state)
     }
 
@@ -371,6 +413,7 @@ impl<'s> World<'s> {
     }
 
     fn look_into(&self, attachment: &Attachment) -> Result<Value, Stop> {
+        attachment.has_netns()?;
         of_namespace(&format!("-n {}", attachment.container), &[])
     }
 
@@ -419,7 +462,7 @@ impl<'s> World<'s> {
             )
             .conf(&attachment.conf);
         for (name, value) in &self.description().env {
-            call = call.var(name, value.replace("{DIR}", DIR));
+            call = call.var(name, attachment.filled(value));
         }
         call
     }
@@ -452,11 +495,16 @@ impl<'s> World<'s> {
         Ok(ran)
     }
 
-    /// Makes a call that has to fail, and returns its error object.
-    pub fn refused(&self, call: &Call, what: &str) -> Result<Value, Stop> {
+    /// Makes a call that has to fail. The specification only recommends an error object.
+    pub fn fails(&self, call: &Call, what: &str) -> Result<Ran, Stop> {
         let ran = self.run(call)?;
         ensure!(ran.status != 0, "{what}: the call succeeded with {:?}", ran.stdout);
-        ran.error().map_err(|why| Stop::Fails(format!("{what}: {why}")))
+        Ok(ran)
+    }
+
+    /// Makes a call that has to fail, and returns its error object.
+    pub fn refused(&self, call: &Call, what: &str) -> Result<Value, Stop> {
+        self.fails(call, what)?.error().map_err(|why| Stop::Fails(format!("{what}: {why}")))
     }
 
     /// ADD, for a check that is about something else: left out if it fails.
@@ -548,6 +596,33 @@ fn ip_with(arguments: &str, text: &str) -> Result<String, String> {
         return Err(format!("this machine refuses ip {arguments}: {text}"));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The rules of nftables of this thread's namespace, each behind its table and chain; iptables-nft writes there, too.
+pub fn firewall() -> Result<Vec<String>, String> {
+    let told = |error: &dyn std::fmt::Display| format!("nft list ruleset: {error}");
+    let output =
+        Command::new("nft").args(["-s", "list", "ruleset"]).output().map_err(|error| told(&error))?;
+    if !output.status.success() {
+        return Err(told(&String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    let mut within: Vec<&str> = Vec::new();
+    let mut rules = Vec::new();
+    let text = String::from_utf8_lossy(&output.stdout);
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        if line == "}" {
+            within.pop();
+            continue;
+        }
+        let name = line.trim_end_matches(" {");
+        rules.push([&within[..], &[name]].concat().join(": "));
+        if name != line {
+            within.push(name);
+        }
+    }
+    // The order of tables is that in which they were made.
+    rules.sort();
+    Ok(rules)
 }
 
 /// What a namespace has: links with their addresses, routes, rules.
@@ -647,8 +722,9 @@ pub fn difference(before: &Value, after: &Value) -> Option<String> {
     let (Some(old), Some(new)) = (before.as_object(), after.as_object()) else {
         if let (Some(old), Some(new)) = (before.as_array(), after.as_array()) {
             let gone = old.iter().find(|one| !new.contains(one)).map(|one| format!("{one} is gone"));
-            return gone
-                .or_else(|| new.iter().find(|one| !old.contains(one)).map(|one| format!("{one} is new")));
+            let added = || new.iter().find(|one| !old.contains(one)).map(|one| format!("{one} is new"));
+            // Some of them are there more often, or in another order.
+            return gone.or_else(added).or_else(|| Some(format!("are {after}, and were {before}")));
         }
         return Some(format!("is {after}, and was {before}"));
     };

@@ -1,15 +1,11 @@
 //! docs/cni-contract.md, items 86 to 93: CHECK.
 
-use std::os::unix::fs::symlink;
-use std::path::Path;
-
 use serde_json::{Value, json};
 
 use super::{Check, Must, Quality, Should, check};
 use crate::call::Call;
 use crate::description::Kind;
 use crate::ensure;
-use crate::sandbox::DIR;
 use crate::world::{Attachment, Stop, World, with};
 
 pub const CHECKS: &[Check] = &[
@@ -100,7 +96,7 @@ fn working(world: &World<'_>) -> Result<(Attachment, Value, Call), Stop> {
 }
 
 fn fails(world: &World<'_>, call: &Call, what: &str) -> Result<(), Stop> {
-    world.refused(call, what).map(drop)
+    world.fails(call, what).map(drop)
 }
 
 fn check_after_add(world: &World<'_>) -> Result<(), Stop> {
@@ -211,8 +207,6 @@ fn check_changes_nothing(world: &World<'_>) -> Result<(), Stop> {
 
 fn check_takes_another_path(world: &World<'_>) -> Result<(), Stop> {
     let (one, _, call) = working(world)?;
-    let link = Path::new(DIR).join("bin/link");
-    world.write(&Path::new(DIR).join("bin/.made"), "")?;
-    symlink(&one.netns, &link).map_err(|error| Stop::LeftOut(format!("{}: {error}", link.display())))?;
+    let link = world.link_to(&one)?;
     world.ok(&call.var("CNI_NETNS", link.to_string_lossy())).map(drop)
 }

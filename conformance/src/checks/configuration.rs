@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::{Check, Must, Quality, check};
+use super::{Check, Must, Quality, Should, check};
 use crate::description::VERBS;
 use crate::ensure;
 use crate::sandbox::DIR;
@@ -21,28 +21,28 @@ pub const CHECKS: &[Check] = &[
     check(
         "garbage_changes_nothing",
         &[30],
-        Must,
+        Quality,
         "calls with garbage on stdin end, fail, and change nothing",
         garbage_changes_nothing,
     ),
     check(
         "wrong_types_are_refused",
         &[30, 38],
-        Must,
+        Quality,
         "values of another type end in an error object, or are ignored; never in a crash",
         wrong_types_are_refused,
     ),
     check(
         "network_has_a_name",
         &[31],
-        Must,
+        Should,
         "a network without a name, or with one that is no identifier, is error 7",
         network_has_a_name,
     ),
     check(
         "unknown_version_is_error_1",
         &[32],
-        Must,
+        Should,
         "a cniVersion that it does not support is error 1",
         unknown_version_is_error_1,
     ),
@@ -77,7 +77,7 @@ pub const CHECKS: &[Check] = &[
     check(
         "foreign_keys_are_accepted",
         &[35, 40],
-        Must,
+        Quality,
         "keys of the specification, of runtimes and of lists are accepted",
         foreign_keys_are_accepted,
     ),
@@ -85,7 +85,7 @@ pub const CHECKS: &[Check] = &[
         "letter_case_has_no_meaning",
         &[36],
         Quality,
-        "top-level keys are accepted in capital letters, as go-cni writes some",
+        "top-level keys are accepted in capital letters, and capitalised ones in runtimeConfig: go-cni writes HostPort",
         letter_case_has_no_meaning,
     ),
     check("null_is_absent", &[36], Quality, "null counts as absent", null_is_absent),
@@ -137,10 +137,10 @@ fn garbage_changes_nothing(world: &World<'_>) -> Result<(), Stop> {
     for verb in verbs(world).filter(|verb| *verb != "DEL") {
         for text in [cut, "{", "nonsense", "[]", &deep, &"x".repeat(1 << 20)] {
             let begin: String = text.chars().take(20).collect();
-            world.refused(&world.call(verb, &one).text(text), &format!("{verb} with {begin:?}..."))?;
+            world.fails(&world.call(verb, &one).text(text), &format!("{verb} with {begin:?}..."))?;
         }
-        let ran = world.run(&world.call(verb, &one).text(b"{\"name\":\"\xff\xfe".as_slice()))?;
-        ensure!(ran.status != 0, "{verb} with bytes that are no text succeeded");
+        let bytes = b"{\"name\":\"\xff\xfe".as_slice();
+        world.fails(&world.call(verb, &one).text(bytes), &format!("{verb} with bytes that are no text"))?;
     }
     world.is_as(&before, "after garbage")
 }
@@ -210,8 +210,8 @@ fn error_1_names_versions(world: &World<'_>) -> Result<(), Stop> {
 }
 
 fn no_version_is_the_first(world: &World<'_>) -> Result<(), Stop> {
-    if !world.description().claims_version("0.1.0") {
-        return Err(Stop::LeftOut("it does not claim 0.1.0".to_owned()));
+    if let Some(reason) = world.description().lacks_version("0.1.0") {
+        return Err(Stop::LeftOut(reason));
     }
     let one = world.of_version(world.working()?, "0.1.0");
     let mut conf = one.conf.clone();
@@ -228,7 +228,13 @@ fn no_version_is_the_first(world: &World<'_>) -> Result<(), Stop> {
 
 fn versions_are_served(world: &World<'_>) -> Result<(), Stop> {
     let mut next = world.attachment(0)?;
-    for version in &world.description().cni_versions {
+    let description = world.description();
+    let versions: Vec<_> =
+        description.cni_versions.iter().filter(|one| description.lacks_version(one).is_none()).collect();
+    if versions.is_empty() {
+        return Err(Stop::LeftOut(description.lacks_version(description.newest()).unwrap_or_default()));
+    }
+    for version in versions {
         let one = world.of_version(next.clone(), version);
         let ran = world.run(&world.call("ADD", &one))?;
         ensure!(ran.status == 0, "ADD with {version}: {}", ran.told());
@@ -290,7 +296,27 @@ fn letter_case_has_no_meaning(world: &World<'_>) -> Result<(), Stop> {
         world.ok(&world.call("ADD", &one).conf(&in_capitals(&one.conf)))?.result().map_err(Stop::Fails)?;
     ensure!(added["cniVersion"] == one.conf["cniVersion"], "the result is of {}", added["cniVersion"]);
     let conf = with(&one.conf, "prevResult", added);
-    world.ok(&world.call("DEL", &one).conf(&in_capitals(&conf))).map(drop)
+    world.ok(&world.call("DEL", &one).conf(&in_capitals(&conf)))?;
+    let two = world.attachment(1)?;
+    if !two.conf["runtimeConfig"].is_object() {
+        return Ok(());
+    }
+    let conf = with(&two.conf, "runtimeConfig", capitalised(&two.conf["runtimeConfig"], false));
+    let added = world.ok(&world.call("ADD", &two).conf(&conf))?.result().map_err(Stop::Fails)?;
+    world.ok(&world.call("DEL", &two).conf(&with(&conf, "prevResult", added))).map(drop)
+}
+
+/// Each key with a capital letter, but those of the capabilities themselves.
+fn capitalised(value: &Value, is_inside: bool) -> Value {
+    let key = |key: &str| match key.chars().next() {
+        Some(first) if is_inside => format!("{}{}", first.to_uppercase(), &key[first.len_utf8()..]),
+        _ => key.to_owned(),
+    };
+    match value {
+        Value::Object(map) => map.iter().map(|(name, one)| (key(name), capitalised(one, true))).collect(),
+        Value::Array(list) => list.iter().map(|one| capitalised(one, is_inside)).collect(),
+        other => other.clone(),
+    }
 }
 
 fn null_is_absent(world: &World<'_>) -> Result<(), Stop> {
@@ -325,7 +351,7 @@ fn ipam_type_is_no_path(world: &World<'_>) -> Result<(), Stop> {
     world.write(&Path::new(DIR).join("bin/sub/.made"), "")?;
     for path in ["../bin/never", "./never", "/dev/shm/conformance/bin/never", "sub/../never"] {
         let conf = with(&one.conf, "ipam", json!({"type": path}));
-        world.refused(&world.call("ADD", &one).conf(&conf), &format!("ipam.type {path}"))?;
+        world.fails(&world.call("ADD", &one).conf(&conf), &format!("ipam.type {path}"))?;
         ensure!(!called.exists(), "ipam.type {path} was executed");
     }
     Ok(())
@@ -342,7 +368,11 @@ fn del_takes_another_configuration(world: &World<'_>) -> Result<(), Stop> {
     }
     for (what, key, value) in others {
         let before = world.state()?;
-        let result = world.add(&one)?;
+        let mut added = one.clone();
+        if key == "args" {
+            added.conf["args"] = json!({"cni": {"conformance": 1}});
+        }
+        let result = world.add(&added)?;
         let conf = with(&with(&one.conf, "prevResult", result.clone()), key, value.clone());
         let conf = if key == "cniVersion" {
             with(&conf, "prevResult", crate::world::result_of(&result, "0.4.0"))

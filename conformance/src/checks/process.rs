@@ -122,8 +122,7 @@ fn success_is_silent(world: &World<'_>) -> Result<(), Stop> {
 
 fn failure_has_a_status(world: &World<'_>) -> Result<(), Stop> {
     for (call, what) in of_no_configuration(world)? {
-        let ran = world.run(&call)?;
-        ensure!(ran.status != 0, "{what}: the call succeeded with {:?}", ran.stdout);
+        world.fails(&call, &what)?;
     }
     Ok(())
 }
@@ -165,7 +164,7 @@ fn error_has_version(world: &World<'_>) -> Result<(), Stop> {
 
 fn stderr_is_not_needed(world: &World<'_>) -> Result<(), Stop> {
     let one = world.working()?;
-    world.refused(&world.call("ADD", &one).text("{").null_stderr(), "half a configuration")?;
+    world.fails(&world.call("ADD", &one).text("{").null_stderr(), "half a configuration")?;
     let ran = world.ok(&world.call("ADD", &one).null_stderr())?;
     let result = ran.result().map_err(Stop::Fails)?;
     world.ok(&world.del_call(&one, &result).null_stderr()).map(drop)
@@ -195,7 +194,7 @@ fn stdin_may_be_a_file(world: &World<'_>) -> Result<(), Stop> {
     let file = PathBuf::from(DIR).join("bin/conf.json");
     world.write(&file, &one.conf.to_string())?;
     world.ok(&world.call("ADD", &one).stdin(Stdin::File(file)))?;
-    world.refused(&world.call("ADD", &one).stdin(Stdin::File("/dev/null".into())), "/dev/null").map(drop)
+    world.fails(&world.call("ADD", &one).stdin(Stdin::File("/dev/null".into())), "/dev/null").map(drop)
 }
 
 fn stdin_may_be_large(world: &World<'_>) -> Result<(), Stop> {

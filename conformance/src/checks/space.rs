@@ -26,17 +26,27 @@ pub const CHECKS: &[Check] = &[
 ];
 
 /// Files that fill the disks, while it lives.
-struct Full(Vec<PathBuf>);
+struct Full<'w, 's> {
+    world: &'w World<'s>,
+    files: Vec<PathBuf>,
+}
 
-impl Full {
-    fn new() -> Result<Full, Stop> {
-        sandbox::fill().map(Full).map_err(Stop::LeftOut)
+impl<'w, 's> Full<'w, 's> {
+    fn new(world: &'w World<'s>) -> Result<Full<'w, 's>, Stop> {
+        let files = sandbox::fillers().map_err(Stop::LeftOut)?;
+        let full = Full { world, files };
+        for path in &full.files {
+            world.step(format!("cat /dev/zero >{}", path.display()));
+            sandbox::fill(path).map_err(Stop::LeftOut)?;
+        }
+        Ok(full)
     }
 }
 
-impl Drop for Full {
+impl Drop for Full<'_, '_> {
     fn drop(&mut self) {
-        for path in &self.0 {
+        for path in &self.files {
+            self.world.step(format!("rm {}", path.display()));
             let _ = fs::remove_file(path);
         }
     }
@@ -45,7 +55,7 @@ impl Drop for Full {
 fn add_on_a_full_disk(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
     let before = world.baseline()?;
-    let full = Full::new()?;
+    let full = Full::new(world)?;
     let ran = world.run(&world.call("ADD", &one))?;
     drop(full);
     if ran.status != 0 {
@@ -62,7 +72,7 @@ fn del_on_a_full_disk(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
     let before = world.baseline()?;
     let result = world.add(&one)?;
-    let full = Full::new()?;
+    let full = Full::new(world)?;
     let ran = world.run(&world.del_call(&one, &result))?;
     drop(full);
     ensure!(ran.status == 0, "{}", ran.told());

@@ -89,7 +89,7 @@ pub const CHECKS: &[Check] = &[
         "an error of the IPAM plugin's GC is an error of GC",
         gc_tells_errors_of_the_ipam,
     ),
-    check("gc_then_del", &[105], Must, "a DEL after GC succeeds, and another GC", gc_then_del),
+    check("gc_then_del", &[76, 105], Must, "a DEL after GC succeeds", gc_then_del),
 ];
 
 fn begun(world: &World<'_>, verb: &str) -> Result<Attachment, Stop> {
@@ -189,7 +189,7 @@ fn listed(attachments: &[Attachment]) -> Value {
 fn gc_keeps_what_is_listed(world: &World<'_>) -> Result<(), Stop> {
     let left = left(world)?;
     let pods = [world.pod_state(&left.attachments[0])?, world.pod_state(&left.attachments[1])?];
-    world.ok(&gc(
+    world.run(&gc(
         world,
         &left.attachments[0],
         json!({"cni.dev/valid-attachments": listed(&left.attachments)}),
@@ -227,7 +227,7 @@ fn gc_reads_the_key_of_libcni(world: &World<'_>) -> Result<(), Stop> {
 
 fn gc_keeps_other_networks(world: &World<'_>) -> Result<(), Stop> {
     let left = left(world)?;
-    world.ok(&gc(
+    world.run(&gc(
         world,
         &left.attachments[0],
         json!({"name": "another", "cni.dev/valid-attachments": []}),
@@ -255,7 +255,7 @@ fn gc_asks_the_ipam(world: &World<'_>) -> Result<(), Stop> {
     let one = begun(world, "GC")?;
     world.stand_in("stand-in", "cat >$0.$CNI_COMMAND; exit 0")?;
     let list = listed(std::slice::from_ref(&one));
-    world.ok(&gc(world, &one, json!({"ipam": {"type": "stand-in"}, "cni.dev/valid-attachments": list}))?)?;
+    world.run(&gc(world, &one, json!({"ipam": {"type": "stand-in"}, "cni.dev/valid-attachments": list}))?)?;
     let text = std::fs::read_to_string("/dev/shm/conformance/bin/stand-in.GC");
     let text = text.map_err(|_| Stop::Fails("the IPAM plugin was not called".to_owned()))?;
     let conf: Value = serde_json::from_str(&text).unwrap_or_default();
@@ -271,7 +271,7 @@ fn gc_tells_errors_of_the_ipam(world: &World<'_>) -> Result<(), Stop> {
         r#"[ $CNI_COMMAND = GC ] && echo '{"code": 111, "msg": "no"}' && exit 1; exit 0"#,
     )?;
     let call = gc(world, &one, json!({"ipam": {"type": "stand-in"}, "cni.dev/valid-attachments": []}))?;
-    world.refused(&call, "GC while that of the IPAM plugin fails").map(drop)
+    world.fails(&call, "GC while that of the IPAM plugin fails").map(drop)
 }
 
 fn gc_then_del(world: &World<'_>) -> Result<(), Stop> {
@@ -282,7 +282,6 @@ fn gc_then_del(world: &World<'_>) -> Result<(), Stop> {
         world.delete_netns(&one)?;
     }
     let call = gc(world, &one, json!({"cni.dev/valid-attachments": []}))?;
-    world.ok(&call)?;
-    world.del(&one, &result)?;
-    world.ok(&call).map(drop)
+    world.run(&call)?;
+    world.del(&one, &result)
 }

@@ -66,16 +66,18 @@ fn sweep(
         )));
     }
     let points = sample(world, whole.calls);
-    let mut failures = Vec::new();
+    let (mut kills, mut failures, mut left_out) = (0, Vec::new(), Vec::new());
     for victim in &points {
         let (verdict, steps) = World::with(world.settings, |world| {
             let traced = once(world, Some(*victim))?;
             // A shorter run than the first one has no such call.
-            if traced.killed.is_none() { Ok(()) } else { aftermath(world, &traced) }
+            if traced.killed.is_none() { Ok(0) } else { aftermath(world, &traced).map(|()| 1) }
         });
         match verdict {
-            Ok(()) => (),
-            Err(Stop::LeftOut(reason)) => return Err(Stop::LeftOut(reason)),
+            Ok(count) => kills += count,
+            Err(Stop::LeftOut(reason)) => {
+                left_out.push(format!("call {victim} of {}: {reason}", whole.calls))
+            }
             Err(Stop::Fails(seen)) => {
                 if failures.is_empty() {
                     world.take_over(steps);
@@ -86,7 +88,12 @@ fn sweep(
     }
     let first = failures.first().cloned().unwrap_or_default();
     ensure!(failures.is_empty(), "killed before {first} ({} of {} kills)", failures.len(), points.len());
-    Ok(())
+    // What could not be judged hides no failure, and is no success.
+    match left_out.into_iter().next() {
+        Some(reason) => Err(Stop::LeftOut(reason)),
+        None if kills == 0 => Err(Stop::LeftOut("no system call was met".to_owned())),
+        None => Ok(()),
+    }
 }
 
 fn is_put_right(world: &World<'_>, traced: &Traced) -> Result<(), Stop> {
