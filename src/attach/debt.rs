@@ -39,6 +39,8 @@ impl Record {
         let all = [
             (What::Ipam, self.ipam.is_some()),
             (What::DeviceInfo, self.device_info.is_some()),
+            (What::Rules, !self.applied.rules.is_empty()),
+            (What::Rdma, !self.rdma.is_empty()),
             (What::Idle, self.device.link.is_some()),
             (What::Reset, self.reset),
             (What::Vf, self.vf.is_some() || self.bind.is_some()),
@@ -294,8 +296,9 @@ fn pay_device(
     let claims = records.claims_on(&record.device.id, lock, None)?;
     if !claims.is_empty() {
         // One of the RDMA device alone has not taken over what is owed of the netdev, and a rebuilt one knows nothing of it.
-        let is_heir = |claim: &Record| !claim.is_chained() && !lost::is_rebuilt(claim);
-        let is_taken = record.is_chained() || claims.iter().any(is_heir);
+        let is_heir =
+            |claim: &Record| (record.is_chained() || !claim.is_chained()) && !lost::is_rebuilt(claim);
+        let is_taken = claims.iter().any(is_heir);
         return Ok(if is_taken { Vec::new() } else { owed });
     }
     Ok(restore_again(record, owed, Next::StaysFree, records, node, &mut Socket::open()?))
@@ -342,8 +345,8 @@ fn in_pod(record: &Record, what: What, records: &Records, node: &Node) -> Result
         let holder = other.holder();
         failure!(TryAgain, "its RDMA device can only be restored after {holder}, which has {what}")
     };
-    // It may be in the same namespace.
-    if let Some(other) = claims.iter().find(|claim| !claim.rdma.is_empty()) {
+    // It may be in the same namespace. A rebuilt record does not say whether it has it.
+    if let Some(other) = claims.iter().find(|claim| !claim.rdma.is_empty() || lost::is_rebuilt(claim)) {
         return Err(waits_for(other, "it"));
     }
     // The devices of a pod that is gone come back by themselves, with what it changed of them.
@@ -395,7 +398,10 @@ pub fn pay_due(records: &Records, node: &Node) -> Result<()> {
 /// Tries what an earlier attachment of the same key owes; the caller holds its lock. DEL does so when it is called
 /// again, and ADD because its IPAM would take the new attachment for the old one.
 pub fn pay_own(records: &Records, node: &Node, attachment: &Attachment, patience: Duration) -> Result<()> {
-    all_of(records.debts_by(attachment)?.iter_mut().map(|debt| pay(debt, records, node, patience)))
+    let debts = records.debts_by(attachment)?;
+    // An ADD may pay what is of the device while the first one's IPAM is at work.
+    let debts = debts.iter().filter_map(|debt| records.debt_now(debt));
+    all_of(debts.map(|mut debt| pay(&mut debt, records, node, patience)))
 }
 
 /// Tries to free the addresses of earlier pods, after the IPAM plugin's ADD found none, and waits for a DEL that is about to

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-use super::record::{Original, Owed, Record, Records, What};
+use super::record::{DebtFile, Original, Owed, Record, Records, What};
 use super::{host_address, infiniband, lost, rdma, stacked, vf};
 use crate::error::all_of;
 use crate::netlink::link::{self, Link, Move, parse_mac};
@@ -120,6 +120,12 @@ pub fn on_host(
     }
     owe(&mut owed, What::Vf, given_back);
     restore_link(&link, original, record, node, host, &mut owed);
+    // An older debt knows how it was, and a rebuilt record does not.
+    let knows =
+        |debt: &DebtFile| debt.record.owes_device() && debt.record.attachment() != record.attachment();
+    if lost::is_rebuilt(record) && records.debts_of(&record.device.id)?.iter().any(knows) {
+        owed.retain(|one| one.what != What::Device);
+    }
     if is_mac_left {
         owe(&mut owed, What::Vf, vf::restore_mac(record, records, node, host));
     }

@@ -14,7 +14,7 @@ use crate::netlink::vf::{self, Report, VfState};
 use crate::netlink::{Error, Socket};
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
-use crate::{fail, failure};
+use crate::{fail, failure, files};
 
 /// What ADD will set, decided before anything changes.
 #[derive(Debug)]
@@ -164,7 +164,10 @@ fn isolates(setting: &VfState) -> bool {
 
 /// Whether the VF still has such a setting of a pod that is gone. ADD refuses the VF while it cannot be restored.
 pub fn owes_isolation(record: &Record, node: &Node, host: &mut Socket) -> bool {
-    let Some(vf) = record.vf.as_ref().filter(|_| record.may_owe(What::Vf)) else { return false };
+    // After a reboot nothing is owed.
+    let is_of_this_boot = files::boot_id().is_ok_and(|id| id == record.boot_id);
+    let may_owe = is_of_this_boot && record.may_owe(What::Vf);
+    let Some(vf) = record.vf.as_ref().filter(|_| may_owe) else { return false };
     let pf = pf_link(vf, node, host);
     let now = pf.and_then(|pf| pf.map(|pf| vf::state(host, pf.index, vf.number)).transpose());
     match now {

@@ -98,7 +98,9 @@ pub fn reap(node: &Node, args: &ReapArgs, output: Output) -> Result<ExitCode> {
         let is_due = |debt: &DebtFile, given_back: &[Record]| {
             let is_untried = debt.record.debt.as_ref().is_none_or(|debt| debt.tries == 0);
             let waited = |record: &Record| {
-                record.device.id == debt.record.device.id && record.attachment() != debt.record.attachment()
+                let (device, owing) = (&record.device, &debt.record.device);
+                let is_its_pf = device.pci_id.is_some() && device.pci_id == owing.pf;
+                (device.id == owing.id || is_its_pf) && record.attachment() != debt.record.attachment()
             };
             is_untried || given_back.iter().any(waited)
         };

@@ -85,7 +85,6 @@ impl Fabric {
         Asked { cells, packets: seen.packets, strays: seen.strays }
     }
 
-    /// What the pod of `node` asks. An unbound question goes to each rail once.
     /// Waits for the connections of the kind before. The last segment of one that has not ended may come again, and would
     /// be a question of this kind.
     fn settle(&self) {
@@ -108,6 +107,7 @@ impl Fabric {
         }
     }
 
+    /// What the pod of `node` asks. An unbound question goes to each rail once.
     fn questions(&self, node: usize, kind: Kind) -> Vec<Question> {
         let mut questions = Vec::new();
         for &family in &self.setup.families {

@@ -266,7 +266,14 @@ fn what_is_owed_to_the_host_waits_while_the_device_is_part_of_a_bridge() {
     for step in ["link add br0 type bridge", "addr flush dev vf0", "link set vf0 up master br0"] {
         host.ip(step);
     }
-    let seen = || (host.ip("-oneline addr show dev vf0"), host.ip("-oneline link show vf0"));
+    let seen = || {
+        let link = &host.json(None, "link show vf0")[0];
+        let is_up = link["flags"].as_array().unwrap().contains(&json!("UP"));
+        (
+            host.ip("-4 -oneline addr show dev vf0"),
+            json!([is_up, link["master"], link["mtu"], link["address"]]),
+        )
+    };
     let before = seen();
     let reaped = host.call("", "", &pod).args(&["reap"]).run(&json!({}));
     assert!(reaped.stdout.contains("it is part of br0"), "{reaped:?}");
