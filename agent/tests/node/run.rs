@@ -395,6 +395,8 @@ fn an_agent_whose_run_directory_is_not_the_plugins_ends_and_begins_there() {
         let agent = Running::start(&api, &[]);
         // The condition may be that of the first one.
         agent.until("looking", || served("/metrics").contains("rail_cni_ready 1"));
+        // It looks at the node and writes the plan side by side.
+        agent.until("written", || allocation(0).contains("172.16.0.0/31"));
         start_pod("pod-a", 0);
         let added = r#"rail_cni_calls_total{plugin="rail-cni",verb="ADD",code="0"} 1"#;
         agent.until("counted", || served("/metrics").contains(added));
