@@ -11,7 +11,7 @@ use super::config::NetConf;
 use super::debt::{self, Heir};
 use super::device::{self, Device};
 use super::host_address::{self, HostAddresses};
-use super::record::{self, DeviceLock, Phase, Record, Records};
+use super::record::{self, DeviceLock, Phase, Record, Records, What};
 use super::settings::Settings;
 use super::{claim, devinfo, infiniband, planes, pod, probe, rdma, restore, started, vf};
 use crate::cni::{self, AddResult, Attachment, Delegate, Network, Version, find_plugin};
@@ -292,7 +292,7 @@ impl<'a> Request<'a> {
         if self.netns.is(&Netns::current()?)? {
             fail!(InvalidConfig, "ipam.source: the namespace of the pod is that of the host");
         }
-        let was = left.filter(|left| left.owes_host_addresses()).and_then(|left| left.host.clone());
+        let was = left.filter(|left| left.owes(What::HostAddresses)).and_then(|left| left.host.clone());
         match was {
             Some(was) if !host_address::has_address(link, &mut self.host)? => Ok(was),
             was => HostAddresses::take(&what, link, &mut self.host).map(|now| was.unwrap_or(now)),

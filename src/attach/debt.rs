@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
 use super::record::{AttachmentLock, Debt, DebtFile, DeviceLock, Owed, Record, Records, What};
-use super::{device, devinfo, lost, rdma, restore, userspace};
+use super::{device, devinfo, rdma, restore, userspace};
 use crate::cni::Attachment;
 use crate::error::all_of;
 use crate::netlink::Socket;
@@ -52,19 +52,14 @@ impl Record {
         may_be.map(|(what, _)| Owed { what, why: why() }).collect()
     }
 
-    /// May it be owed? Where no call has said what is left, everything may be.
-    pub fn may_owe(&self, what: What) -> bool {
-        self.debt.is_none() || self.owed().iter().any(|owed| owed.what == what)
+    /// Is it owed, or may it be?
+    pub fn owes(&self, what: What) -> bool {
+        self.owed().iter().any(|owed| owed.what == what)
     }
 
     /// Was it tried in vain? If not, the next DEL or GC does it, and no operator needs to.
     pub fn is_owed_in_vain(&self) -> bool {
         self.owes_device() || self.debt.as_ref().is_some_and(|debt| debt.tries > 0)
-    }
-
-    /// Are addresses of the host owed?
-    pub fn owes_host_addresses(&self) -> bool {
-        self.owed().iter().any(|owed| owed.what == What::HostAddresses)
     }
 
     /// Is something of the device itself owed?
@@ -226,7 +221,7 @@ fn refuse_used(record: &Record, next: Next, node: &Node, host: &mut Socket) -> R
     }
     device::refuse_addresses(what, &link, host)?;
     // Until the pod's use has ended, this may be the pod's.
-    if record.may_owe(What::Idle) {
+    if record.owes(What::Idle) {
         return Ok(());
     }
     device::refuse_stacked(what, &link)?;
@@ -234,6 +229,14 @@ fn refuse_used(record: &Record, next: Next, node: &Node, host: &mut Socket) -> R
         fail!(TryAgain, "{what} was down, and is up: if nothing needs that, `ip link set {what} down`");
     }
     Ok(())
+}
+
+/// The earliest attachment that owes something of the device `id`: its record has the original state.
+pub fn earliest(records: &Records, id: &str) -> Result<Option<Record>> {
+    let boot = files::boot_id()?;
+    let debts = records.debts_of(id)?.into_iter().map(|debt| debt.record);
+    let owing = debts.filter(|record| record.owes_device() && record.boot_id == boot);
+    Ok(owing.min_by(|one, other| one.since.cmp(&other.since)))
 }
 
 /// Notes that the original state of the device `id` is in a new record now.
@@ -295,10 +298,8 @@ fn pay_device(
 ) -> Result<Vec<Owed>> {
     let claims = records.claims_on(&record.device.id, lock, None)?;
     if !claims.is_empty() {
-        // One of the RDMA device alone has not taken over what is owed of the netdev, and a rebuilt one knows nothing of it.
-        let is_heir =
-            |claim: &Record| (record.is_chained() || !claim.is_chained()) && !lost::is_rebuilt(claim);
-        let is_taken = claims.iter().any(is_heir);
+        // One of the RDMA device alone has not taken over what is owed of the netdev.
+        let is_taken = record.is_chained() || claims.iter().any(|claim| !claim.is_chained());
         return Ok(if is_taken { Vec::new() } else { owed });
     }
     Ok(restore_again(record, owed, Next::StaysFree, records, node, &mut Socket::open()?))
@@ -345,8 +346,8 @@ fn in_pod(record: &Record, what: What, records: &Records, node: &Node) -> Result
         let holder = other.holder();
         failure!(TryAgain, "its RDMA device can only be restored after {holder}, which has {what}")
     };
-    // It may be in the same namespace. A rebuilt record does not say whether it has it.
-    if let Some(other) = claims.iter().find(|claim| !claim.rdma.is_empty() || lost::is_rebuilt(claim)) {
+    // It may be in the same namespace.
+    if let Some(other) = claims.iter().find(|claim| !claim.rdma.is_empty()) {
         return Err(waits_for(other, "it"));
     }
     // The devices of a pod that is gone come back by themselves, with what it changed of them.
@@ -363,17 +364,13 @@ fn file(debt: &mut DebtFile, mut left: Vec<Owed>, records: &Records) -> Result<(
         log::warn!("still owed by {}: {}: {why}", debt.record.holder(), what.as_str());
     }
     records.change(debt, |record| {
-        let now = record.debt.take();
         // The next pod's ADD may have restored the device meanwhile, or taken over what it was. Idle and Reset are tried
         // only where they are owed, and a second time would be done to the next pod's device.
-        let owes = |is: &dyn Fn(What) -> bool| {
-            now.as_ref().is_none_or(|now| now.owed.iter().any(|owed| is(owed.what)))
-        };
-        left.retain(|Owed { what, .. }| match what {
-            What::Idle | What::Reset => owes(&|owed| owed == *what),
-            what => !what.is_of_device() || owes(&What::is_of_device),
+        left.retain(|owed| match owed.what {
+            What::Idle | What::Reset => record.owes(owed.what),
+            what => !what.is_of_device() || record.owes_device(),
         });
-        let Debt { tries, since, .. } = now.unwrap_or_default();
+        let Debt { tries, since, .. } = record.debt.take().unwrap_or_default();
         let pause = FIRST_PAUSE.saturating_mul(1 << tries.min(16)).min(LONGEST_PAUSE);
         let next = u64::try_from((files::since_boot() + pause).as_millis()).unwrap_or(u64::MAX);
         let since = if since.is_empty() { files::now() } else { since };

@@ -69,7 +69,7 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
 /// Whether nothing of the device is left to do. What is left was logged when it was noted.
 fn is_restored(records: &Records, record: &Record) -> Result<bool> {
     let of = record.attachment();
-    let owes = |debt: &DebtFile| debt.record.owes_device() || debt.record.may_owe(What::Rdma);
+    let owes = |debt: &DebtFile| debt.record.owes_device() || debt.record.owes(What::Rdma);
     Ok(records.on_file(&of)?.is_none() && !records.debts_by(&of)?.iter().any(owes))
 }
 

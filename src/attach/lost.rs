@@ -8,11 +8,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
-use super::record::{Applied, AttachmentLock, Original, Phase, Record, Records};
+use super::debt::{self, Heir};
+use super::record::{Applied, AttachmentLock, Original, Phase, Record, Records, VfRecord};
 use crate::cni::Attachment;
 use crate::every_netns::{self, Seen, Which};
 use crate::fail;
 use crate::netlink::link::{self, Link};
+use crate::netlink::vf::VfState;
 use crate::netlink::{Socket, address};
 use crate::netns::NetnsId;
 use crate::node::Node;
@@ -21,11 +23,6 @@ use crate::watchdog::{self, SearchTime};
 
 /// The container id of a rebuilt record, followed by the inode of its namespace. The runtime's own id is not known.
 const CONTAINER: &str = "rebuilt-";
-
-/// Was the record rebuilt? It has the state of the device in the pod for the original one.
-pub fn is_rebuilt(record: &Record) -> bool {
-    record.container_id.starts_with(CONTAINER)
-}
 
 /// A device in a network namespace, without a record.
 #[derive(Clone, Debug)]
@@ -104,8 +101,8 @@ impl Lost {
     }
 
     /// Writes a record of what can be seen, unless an ADD has put the device on record since it was found, or it is on the
-    /// host again. The original state cannot be seen: MTU and MAC stay as they are, and the name will be the device's
-    /// usual one.
+    /// host again. The original state is what an earlier pod owes; where none owes anything, it cannot be seen: MTU and MAC
+    /// stay as they are, and the name will be the device's usual one.
     pub fn rebuild(&self, records: &Records, node: &Node, host: &mut Socket) -> Result<Option<Record>> {
         let id =
             DeviceId::parse(&self.id).with_context(|| format!("{} is no address of a device", self.id))?;
@@ -136,7 +133,7 @@ impl Lost {
             siblings: false,
             link: Some(was),
         };
-        let record = Record {
+        let mut record = Record {
             phase: Phase::Attached,
             rail: rail.map(|one| one.rail),
             applied: Applied {
@@ -148,7 +145,16 @@ impl Lost {
             },
             ..Record::new(&attachment, netns, device)?
         };
+        let left = debt::earliest(records, &self.id)?;
+        if let Some(left) = &left {
+            record.begin_as(left);
+            record.vf = left.vf.clone().map(|vf| VfRecord { wanted: VfState::default(), ..vf });
+            record.bind = left.bind.clone();
+        }
         records.write(&record, &mut lock)?;
+        if left.is_some() {
+            debt::taken_over(records, &self.id, Heir::OfDevice)?;
+        }
         Ok(Some(record))
     }
 }

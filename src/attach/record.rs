@@ -394,7 +394,7 @@ impl Record {
             *now = Link { index: now.index, ..first.clone() };
             self.settings = left.settings.clone().or(self.settings.take());
         }
-        self.reset |= left.owed().iter().any(|owed| owed.what == What::Reset);
+        self.reset |= left.owes(What::Reset);
         let names = left.rdma.iter().map(|device| (device.index, &device.name));
         for (index, name) in
             names.chain(left.rdma_renamed.iter().map(|renamed| (renamed.index, &renamed.before)))
@@ -420,7 +420,7 @@ impl Record {
             }
             now.groups.clone_from(&left.groups);
         }
-        if left.owes_host_addresses() {
+        if left.owes(What::HostAddresses) {
             self.host = left.host.clone();
         }
     }

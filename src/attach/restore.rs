@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-use super::record::{DebtFile, Original, Owed, Record, Records, What};
+use super::record::{Original, Owed, Record, Records, What};
 use super::{host_address, infiniband, lost, rdma, stacked, vf};
 use crate::error::all_of;
 use crate::netlink::link::{self, Link, Move, parse_mac};
@@ -70,7 +70,7 @@ pub fn on_host(
         return Ok(Some(owed));
     }
     let Some(original) = &record.device.link else {
-        if record.may_owe(What::Reset) {
+        if record.owes(What::Reset) {
             owe(&mut owed, What::Reset, reset(record, node));
         }
         owe(&mut owed, What::Device, rdma::restore(record, node));
@@ -90,9 +90,8 @@ pub fn on_host(
     let is_as_it_was = is_as_it_was(&link, original, host)?;
     if !host_address::is_in_use(record, &link, is_as_it_was, host)? {
         // Once the pod's use has ended, what is stacked on the device is not the pod's.
-        let is_of_pod = record.may_owe(What::Idle);
-        let is_reset = record.reset && record.may_owe(What::Reset);
-        if link.up && (is_of_pod || is_reset || !is_as_it_was) {
+        let is_of_pod = record.owes(What::Idle);
+        if link.up && (is_of_pod || record.owes(What::Reset) || !is_as_it_was) {
             let what = if is_of_pod { What::Idle } else { What::Device };
             owe(&mut owed, what, link::set_down(host, &link));
         }
@@ -100,7 +99,7 @@ pub fn on_host(
             owe(&mut owed, What::Idle, stacked::remove_elsewhere(&link));
         }
     }
-    if record.reset && record.may_owe(What::Reset) {
+    if record.owes(What::Reset) {
         owe(&mut owed, What::Reset, reset(record, node));
         // A driver may make the netdev anew.
         match wait_for(record, node, host)? {
@@ -120,12 +119,6 @@ pub fn on_host(
     }
     owe(&mut owed, What::Vf, given_back);
     restore_link(&link, original, record, node, host, &mut owed);
-    // An older debt knows how it was, and a rebuilt record does not.
-    let knows =
-        |debt: &DebtFile| debt.record.owes_device() && debt.record.attachment() != record.attachment();
-    if lost::is_rebuilt(record) && records.debts_of(&record.device.id)?.iter().any(knows) {
-        owed.retain(|one| one.what != What::Device);
-    }
     if is_mac_left {
         owe(&mut owed, What::Vf, vf::restore_mac(record, records, node, host));
     }
@@ -175,9 +168,6 @@ fn is_to_come_back(original: &Link, record: &Record, node: &Node) -> Result<bool
 
 /// The reset that the network asked for.
 fn reset(record: &Record, node: &Node) -> Result<()> {
-    if !record.reset {
-        return Ok(());
-    }
     match function(&record.device, node)? {
         Some(function) => function.flr(),
         None => Ok(()),
@@ -445,7 +435,7 @@ fn restore_link(
     // link up, and stay as they are on one that the host uses by now.
     if let Some(of_host) = &record.host {
         let now = link::by_index(host, link.index);
-        let set = now.and_then(|now| match now.filter(|now| !now.up || record.owes_host_addresses()) {
+        let set = now.and_then(|now| match now.filter(|now| !now.up || record.owes(What::HostAddresses)) {
             Some(now) => of_host.restore_sysctls(&now),
             None => Ok(()),
         });

@@ -166,7 +166,7 @@ fn isolates(setting: &VfState) -> bool {
 pub fn owes_isolation(record: &Record, node: &Node, host: &mut Socket) -> bool {
     // After a reboot nothing is owed.
     let is_of_this_boot = files::boot_id().is_ok_and(|id| id == record.boot_id);
-    let may_owe = is_of_this_boot && record.may_owe(What::Vf);
+    let may_owe = is_of_this_boot && record.owes(What::Vf);
     let Some(vf) = record.vf.as_ref().filter(|_| may_owe) else { return false };
     let pf = pf_link(vf, node, host);
     let now = pf.and_then(|pf| pf.map(|pf| vf::state(host, pf.index, vf.number)).transpose());

@@ -94,19 +94,10 @@ pub fn reap(node: &Node, args: &ReapArgs, output: Output) -> Result<ExitCode> {
                 reaped.left.push((record, Some(format!("{error:#}"))));
             }
         }
-        // Those that an ADD has just made, for it does not wait for them, and those that waited for what returned now.
-        let is_due = |debt: &DebtFile, given_back: &[Record]| {
-            let is_untried = debt.record.debt.as_ref().is_none_or(|debt| debt.tries == 0);
-            let waited = |record: &Record| {
-                let (device, owing) = (&record.device, &debt.record.device);
-                let is_its_pf = device.pci_id.is_some() && device.pci_id == owing.pf;
-                (device.id == owing.id || is_its_pf) && record.attachment() != debt.record.attachment()
-            };
-            is_untried || given_back.iter().any(waited)
-        };
-        let mut debts = records.debts()?;
-        debts.retain(|debt| !args.dry_run && args.means(&debt.record) && is_due(debt, &reaped.given_back));
-        for debt in debts {
+        // Those that an ADD has just made, for it does not wait for them.
+        let is_untried =
+            |debt: &DebtFile| debt.record.debt.as_ref().is_none_or(|debt| debt.tries == 0) && !args.dry_run;
+        for debt in records.debts()?.into_iter().filter(|debt| is_untried(debt) && args.means(&debt.record)) {
             reap_debt(&records, debt, node, &mut reaped).unwrap_or_else(|error| log::warn!("{error:#}"));
         }
         for debt in records.debts()?.into_iter().filter(|debt| args.means(&debt.record)) {

@@ -106,7 +106,7 @@ reap_rebuild_looks_again_before_it_writes() {
     done
 }
 
-# Another plugin may attach a device that still owes its name. A record that is rebuilt of that does not know the name.
+# Another plugin may attach a device that still owes its name. A record that is rebuilt of that takes the name over.
 an_add_of_an_indebted_vf_names_the_namespace_that_has_it() {
     local name
     ip link set ens0f0v0 name mine0
@@ -120,7 +120,7 @@ an_add_of_an_indebted_vf_names_the_namespace_that_has_it() {
     refused "$(vf 0) is $name in the namespace /run/netns/podB, and there is no record of it" \
         ADD podA net1 "$(conf 0 "$(vf 0)")"
     contains "reap" "$(vf 0)" "$("$bin/rail-cni" reap --rebuild || true)"
-    same "debts" 1 "$(find /run/rail-cni/debts -type f | wc -l)"
+    same "debts" 0 "$(find /run/rail-cni/debts -type f | wc -l)"
     ip -n podB link set "$name" netns 1
     ip link del mine0
     "$bin/rail-cni" reap >/dev/null

@@ -186,8 +186,7 @@ pub fn refuse_owed(conf: &NetConf, device: &Device, records: &Records) -> Result
     if conf.rdma != Rdma::Required || !device.rdma_devices()?.is_empty() {
         return Ok(());
     }
-    let owes = |record: &Record| record.owed().iter().any(|owed| owed.what == What::Rdma);
-    match records.debts_of(&device.original.id)?.into_iter().find(|debt| owes(&debt.record)) {
+    match records.debts_of(&device.original.id)?.into_iter().find(|debt| debt.record.owes(What::Rdma)) {
         None => Ok(()),
         Some(debt) => fail!(
             TryAgain,

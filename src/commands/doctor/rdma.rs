@@ -8,7 +8,7 @@ use super::infiniband;
 use super::networks::Network;
 use super::{Check, Findings, count};
 use crate::attach::rdma;
-use crate::attach::record::{Owed, What};
+use crate::attach::record::What;
 use crate::commands::inventory::{Inventory, Rail, RdmaMode, State};
 use crate::every_netns::Which;
 use crate::netlink::link::Link;
@@ -83,8 +83,7 @@ fn devices(inventory: &Inventory, why: Option<&str>, found: &mut Findings) {
         !inventory.lost.is_empty() || inventory.attachments.iter().any(|one| !one.record.rdma.is_empty());
     // Of a device whose netdev is not on the host either, a pod is the owner.
     let owes = |function: &Function| {
-        let is_rdma = |owed: &Owed| owed.what == What::Rdma;
-        inventory.debts.iter().any(|debt| debt.device.is_of(&function.id) && debt.owed().iter().any(is_rdma))
+        inventory.debts.iter().any(|debt| debt.device.is_of(&function.id) && debt.owes(What::Rdma))
     };
     let lacking = rails.iter().flat_map(|(_, all)| all).filter(|(one, _)| !has(one));
     let searched = lacking.filter(|(one, link)| link.is_some() && !owes(one)).map(|(one, _)| *one);
