@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use rail_cni::attach::record::Records;
+use rail_cni::attach::record::{Records, What};
 use rail_cni::cni::Plugin as _;
 use rail_cni::cni::{Args, Attachment, Network, Strictness};
 use rail_cni::ipam::lease::{self, Ask, Folder, Holder};
@@ -200,7 +200,7 @@ pub fn record(data: &[u8]) {
         assert_eq!(serde_json::to_value(again).expect("a record"), text);
         assert!(!record.holder().is_empty() && !record.interface().is_empty() || record.ifname.is_empty());
         let _ = (record.life(), record.is_chained(), record.runtime_key(), record.owed());
-        let _ = (record.owes_device(), record.owes_host_addresses(), record.is_owed_in_vain());
+        let _ = (record.owes_device(), record.owes(What::HostAddresses), record.is_owed_in_vain());
         if let Some(host) = &record.host {
             assert!(host.lease().ips.iter().all(|ip| !ip.address.addr().is_multicast()));
         }
