@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::net::IpAddr;
+use std::ops::Range;
 use std::os::unix::fs::symlink;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -389,11 +390,21 @@ fn schedule(number: usize, lengths: [usize; 2]) -> Schedule {
     Schedule { first, until: [at(first, 1), at(1 - first, 2)] }
 }
 
-/// How many are tried: RAIL_INTERLEAVINGS, or else `few`, and with `--full` ten thousand in all.
-fn count(few: usize) -> usize {
+/// Which schedules of each pair are tried: those of RAIL_INTERLEAVINGS, or else the first `few`, and with `--full` the first
+/// of ten thousand in all. The variable says how many of all pairs, or from which one on: 14000..50000 goes on where 14000
+/// ended.
+fn numbers(few: usize) -> Range<usize> {
+    let each = |all: &str| all.parse::<usize>().unwrap().div_ceil(PAIRS.len());
     let is_full = std::env::var("RAIL_TEST_MODE").is_ok_and(|mode| mode == "full");
-    let all = std::env::var("RAIL_INTERLEAVINGS").ok().map(|text| text.parse::<usize>().unwrap());
-    all.or(is_full.then_some(10_000)).map_or(few, |all| all.div_ceil(PAIRS.len()))
+    let wanted = std::env::var("RAIL_INTERLEAVINGS").ok();
+    match wanted
+        .as_deref()
+        .or(is_full.then_some("10000"))
+        .map(|all| all.split_once("..").unwrap_or(("0", all)))
+    {
+        Some((from, to)) => each(from)..each(to),
+        None => 0..few,
+    }
 }
 
 /// Most of the time a process waits: for the other one to end, or for the kernel to remove a namespace.
@@ -442,7 +453,7 @@ fn meet(pair: Pair, few: usize) {
     });
     drop(world);
     let only = std::env::var("RAIL_INTERLEAVING").ok().map(|text| text.parse::<usize>().unwrap());
-    let numbers: Vec<usize> = only.map_or_else(|| sample(0..count(few)), |only| vec![only]);
+    let numbers: Vec<usize> = only.map_or_else(|| sample(numbers(few)), |only| vec![only]);
     let (next, failures, seen) = (AtomicUsize::new(0), Mutex::new(Vec::new()), Mutex::new(Seen::default()));
     let worker = || {
         let mut world = World::new(test, pair).unwrap();

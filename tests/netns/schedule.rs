@@ -109,6 +109,8 @@ impl Outcome {
 /// The last calls of a thread, as far as they tell what it waits for when it pauses.
 #[derive(Default)]
 struct Last {
+    /// Whether its name is that of those that only look. It has its name before its first call that matters.
+    is_looker: Option<bool>,
     call: i64,
     /// The file that it wanted to lock, if it did nothing but close it since.
     lock: Option<PathBuf>,
@@ -196,7 +198,10 @@ impl Side {
         let last = self.last.entry(pid).or_default();
         let waits_for_own = CHILDREN.contains(&last.call);
         last.note(point);
-        if tracer::is_inward(point.number) || OWN.contains(&point.number) || tracer::comm(pid) == LOOKER {
+        if tracer::is_inward(point.number) || OWN.contains(&point.number) {
+            return Made::Nothing;
+        }
+        if *last.is_looker.get_or_insert_with(|| tracer::comm(pid) == LOOKER) {
             return Made::Nothing;
         }
         if PAUSES.contains(&point.number) {

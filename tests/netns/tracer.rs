@@ -342,15 +342,25 @@ pub fn comm(pid: Pid) -> String {
 /// The system call that `pid` is about to make, if it is not on its way back from one.
 pub fn entered(pid: Pid) -> Option<Point> {
     let info = ptrace::syscall_info(pid).ok()?;
-    if info.op != libc::PTRACE_SYSCALL_INFO_ENTRY {
-        return None;
-    }
+    let (number, arguments) = (info.op == libc::PTRACE_SYSCALL_INFO_ENTRY).then(|| call_of(pid))??;
+    Some(Point { count: 0, number, pid, arguments })
+}
+
+/// The number and the first arguments of the call that a process is about to make. It is stopped twice at each, so this is
+/// what a sweep spends its time on.
+#[cfg(target_arch = "x86_64")]
+fn call_of(pid: Pid) -> Option<(i64, [u64; 3])> {
+    let registers = ptrace::getregs(pid).ok()?;
+    Some((registers.orig_rax.cast_signed(), [registers.rdi, registers.rsi, registers.rdx]))
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn call_of(pid: Pid) -> Option<(i64, [u64; 3])> {
     let text = fs::read_to_string(format!("/proc/{pid}/syscall")).ok()?;
     let mut words = text.split(' ');
     let number = words.next()?.parse().ok()?;
     let mut argument = || u64::from_str_radix(words.next()?.trim_start_matches("0x"), 16).ok();
-    let arguments = [argument()?, argument()?, argument()?];
-    Some(Point { count: 0, number, pid, arguments })
+    Some((number, [argument()?, argument()?, argument()?]))
 }
 
 /// The kernel makes no call of this number.
