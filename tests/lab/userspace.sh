@@ -6,6 +6,9 @@ set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,4s/^# //p' "$0" && exit ;; esac
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
+refuser=$target/debug/examples/refuser
+[[ -x $refuser ]] || die "no $refuser: cargo build --example refuser"
+
 # to_driver FUNCTION DRIVER
 to_driver() {
     local at=/sys/bus/pci/devices/$1
@@ -19,6 +22,8 @@ to_driver() {
 bind() {
     [[ -e /sys/kernel/iommu_groups/0 ]] || return
     to_driver "$(vf 0)" vfio-pci
+    # igb forgets a MAC that it did not set itself when the VF is reset (igb_vf_reset_event).
+    ip link set ens0f0 vf 0 mac 02:00:00:00:0a:01
 }
 
 vfio() { conf 0 "$(vf 0)"; }
@@ -82,6 +87,67 @@ its_neighbour_with_a_netdev_is_attached_as_ever() {
     del pod1 net1 "$(conf 0 "$(vf 0 1)")"
 }
 
+# end_refused CONF: DEL of pod1 while the PF refuses to take the VLAN back.
+end_refused() {
+    status=0
+    output=$(CNI_COMMAND=DEL CNI_CONTAINERID=pod1 CNI_NETNS=/run/netns/pod1 CNI_IFNAME=net1 CNI_PATH=$bin \
+        "$refuser" /run/refusals vlan=0 "$bin/rail-cni" <<<"$1") || status=$?
+    ((status == 0)) || fail "DEL: $output"
+}
+
+debts() { find /run/rail-cni/debts -type f -exec jq -r '.debt.owed[] | "\(.what): \(.why)"' {} +; }
+
+# A program opened the VF before the debt was tried again: a reset would tear the device out of its hands, and without
+# its VLAN it would be on another network.
+what_a_dead_pod_owes_waits_until_nothing_has_the_vf_open() {
+    local at method config group keeper
+    at=/sys/bus/pci/devices/$(vf 0)
+    method=$(cat "$at/reset_method")
+    [[ $method == *flr* ]] || skip "this VF has no function-level reset: $method"
+    config=$(jq -c '. + {vlan: 100, resetOnDel: "flr"}' <<<"$(vfio)")
+    pod pod1
+    add pod1 net1 "$config"
+    # The kernel refuses the reset, too.
+    printf '\n' >"$at/reset_method"
+    end_refused "$config"
+    contains "what is owed" "reset: " "$(debts)"
+    contains "what is owed" "vf: " "$(debts)"
+    printf '%s\n' "$method" >"$at/reset_method"
+    group=$(readlink "$at/iommu_group")
+    sleep 1000 <>"/dev/vfio/${group##*/}" &
+    keeper=$!
+    sleep 0.2
+    output=$("$bin/rail-cni" reap 2>&1) && fail "reap succeeds: $output"
+    contains "reap" "it waits until nothing uses the device" "$output"
+    contains "reap" "process $keeper (sleep)" "$output"
+    same "the VLAN" "100" "$(ip -json link show ens0f0 | jq -r '.[0].vfinfo_list[0].vlan_list[0].vlan // .[0].vfinfo_list[0].vlan')"
+    contains "what is owed" "reset: it waits" "$(debts)"
+    kill "$keeper"
+    wait "$keeper" || true
+    "$bin/rail-cni" reap >/dev/null
+    same "what is owed" "" "$(debts)"
+}
+
+# The reset was done when the pod ended, and only the VLAN is owed: by the second try, somebody else may have the VF.
+a_second_try_does_not_reset_what_was_reset() {
+    local at method config
+    at=/sys/bus/pci/devices/$(vf 0)
+    method=$(cat "$at/reset_method")
+    [[ $method == *flr* ]] || skip "this VF has no function-level reset: $method"
+    config=$(jq -c '. + {vlan: 100, resetOnDel: "flr"}' <<<"$(vfio)")
+    pod pod1
+    add pod1 net1 "$config"
+    end_refused "$config"
+    contains "what is owed" "vf: " "$(debts)"
+    [[ $(debts) != *reset:* ]] || fail "a reset is owed: $(debts)"
+    # A reset would fail, and be owed.
+    printf '\n' >"$at/reset_method"
+    output=$("$bin/rail-cni" reap 2>&1) || fail "reap: $output"
+    printf '%s\n' "$method" >"$at/reset_method"
+    same "what is owed" "" "$(debts)"
+}
+
 bind
 run_cases it_is_leased_and_reported_and_nothing_is_moved it_is_nobody_elses_while_its_pod_lives \
-    a_dead_pod_does_not_keep_it del_works_after_a_lost_record_too its_neighbour_with_a_netdev_is_attached_as_ever
+    a_dead_pod_does_not_keep_it del_works_after_a_lost_record_too \
+    what_a_dead_pod_owes_waits_until_nothing_has_the_vf_open a_second_try_does_not_reset_what_was_reset its_neighbour_with_a_netdev_is_attached_as_ever
