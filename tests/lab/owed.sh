@@ -196,6 +196,31 @@ a_pod_that_needs_the_rdma_device_of_another_is_told_whose() {
     del pod2 net1 "$config"
 }
 
+# Somebody brought the RDMA device home, and another interface of the same pod has it by now: what the first one owes is not
+# taken from it.
+an_rdma_device_that_was_attached_again_stays_in_its_pod() {
+    local config result
+    config=$(network rail-0 "$vf0" "${wanted[rdma]}")
+    pod pod1
+    add pod1 net1 "$config"
+    refuse=rdma
+    del pod1 net1 "$config"
+    refuse=''
+    ip netns attach host 1
+    in_pod pod1 rdma dev set rxe0 netns host
+    ip netns del host
+    add pod1 net2 "$config"
+    result=$output
+    output=$("$bin/rail-cni" reap 2>&1) && fail "reap succeeds: $output"
+    contains "reap" "its RDMA device can only be restored after pod lab/pod1, container pod1 as net2" "$output"
+    same "the pod's RDMA device" "rxe0" "$(in_pod pod1 rdma dev show | sed -n 's/^[0-9]*: \([^:]*\):.*/\1/p')"
+    check pod1 net2 "$config" "$result"
+    del pod1 net2 "$config"
+    "$bin/rail-cni" reap >/dev/null
+    same "debts" "" "$(find /run/rail-cni/debts -type f)"
+    same "RDMA devices" "$devices" "$(rdma_devices)"
+}
+
 rdma_devices() { rdma link show | sed 's/ state.* netdev / /'; }
 
 rdma link add rxe0 type rxe netdev ens0f0v0
@@ -205,4 +230,4 @@ devices=$(rdma_devices) first=$(of_vf 0) second=$(of_vf 1)
 back[mac]=mac=$(sed -E 's/.*link.ether ([0-9a-f:]+).*/\1/' <<<"$first")
 trap 'cat /run/owed.sum' EXIT
 run_cases whatever_the_pf_refuses_the_next_pod_starts what_an_operator_set_meanwhile_is_set_back \
-    a_pod_that_needs_the_rdma_device_of_another_is_told_whose
+    a_pod_that_needs_the_rdma_device_of_another_is_told_whose an_rdma_device_that_was_attached_again_stays_in_its_pod
