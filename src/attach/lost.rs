@@ -77,7 +77,7 @@ pub fn refuse(id: &DeviceId, node: &Node) -> Result<()> {
     }
     match find(&HashSet::from([function.id.clone()]))?.first() {
         Some(lost) => {
-            fail!(TryAgain, "{}: end that pod; `rail-cni reap --rebuild` puts it on record", lost.describe())
+            fail!(TryAgain, "{}: {REMEDY}", lost.describe())
         }
         None => fail!(
             InvalidConfig,
@@ -86,6 +86,11 @@ pub fn refuse(id: &DeviceId, node: &Node) -> Result<()> {
         ),
     }
 }
+
+/// What to do about a device without a record. Another plugin's DEL gives its device back by itself: a record of ours would
+/// take what that pod has for the original.
+pub const REMEDY: &str =
+    "end that pod; if rail-cni attached the device, `rail-cni reap --rebuild` records it";
 
 impl Lost {
     /// Where the device is, for people.

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::count;
 use super::inventory::{Attached, Inventory, State};
 use crate::attach::check::of_device;
-use crate::attach::lost::Lost;
+use crate::attach::lost::{Lost, REMEDY};
 use crate::attach::probe;
 use crate::attach::record::{Probe, Record, Records};
 use crate::cni::{AddResult, Version};
@@ -175,7 +175,7 @@ fn text(checked: &[Checked<'_>], inventory: &Inventory) -> String {
         text += &(output::table(&headers, rows.into_iter()) + "\n");
     }
     for lost in &inventory.lost {
-        let line = format!("{}: run `rail-cni reap --rebuild` to record it", lost.describe());
+        let line = format!("{}: {}", lost.describe(), REMEDY);
         text += &(output::printable(&line) + "\n");
     }
     for name in &inventory.unreadable {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::inventory::{Attached, Inventory, Rail, RdmaMode, State, link_state};
 use crate::attach::debt;
-use crate::attach::lost::Lost;
+use crate::attach::lost::{Lost, REMEDY};
 use crate::attach::planes::is_same_rail;
 use crate::attach::record::Record;
 use crate::node::Node;
@@ -142,7 +142,7 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
         );
     }
     for lost in &inventory.lost {
-        todo.push(format!("{}: run `rail-cni reap --rebuild` to record it", lost.describe()));
+        todo.push(format!("{}: {}", lost.describe(), REMEDY));
     }
     let left = inventory.attachments.iter().filter(|one| one.state.is_left_over()).count();
     if left > 0 {

@@ -8,7 +8,7 @@ use super::{Check, Findings, Verdict, count};
 use crate::attach::device::{refuse_addresses, refuse_what_the_host_needs};
 use crate::attach::host_address::HostAddresses;
 use crate::attach::planes::is_same_rail;
-use crate::attach::{order, restore, userspace, vf};
+use crate::attach::{lost, order, restore, userspace, vf};
 use crate::commands::inventory::{Attached, Inventory, Rail, State, link_state};
 use crate::netlink::Socket;
 use crate::netlink::link::Link;
@@ -230,7 +230,7 @@ fn lost(rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
             let functions = rail.function.iter().chain(rail.vfs.iter().map(|vf| &vf.function));
             functions.into_iter().any(|function| function.id == lost.id)
         };
-        let check = Check::fail(name, lost.describe(), "run `rail-cni reap --rebuild`, or delete that pod");
+        let check = Check::fail(name, lost.describe(), lost::REMEDY);
         found.add(match rails.iter().find(has) {
             Some(rail) => check.on(rail),
             None => check,
@@ -395,13 +395,18 @@ fn vfs(node: &Node, inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Fin
             let (id, most) = (&pf.id, pf.max_vf_count());
             let (text, remedy) = if most == 0 {
                 let remedy = format!(
-                    "enable SR-IOV in BIOS and firmware: `mlxconfig -d {id} set SRIOV_EN=1 NUM_OF_VFS=8`"
+                    "enable SR-IOV in BIOS and firmware: `mlxconfig -d {id} set SRIOV_EN=1 NUM_OF_VFS=8`, then reboot"
                 );
                 (format!("{id} has no SR-IOV"), remedy)
             } else {
                 let file = node.sysfs_root.join("bus/pci/devices").join(id).join("sriov_numvfs");
                 let text = format!("{id} has no VFs; it supports {most}");
-                (text, format!("run `echo {} > {}`, now and at every boot", most.min(8), file.display()))
+                // Of a /31 one pod has the address, and the scheduler counts VFs.
+                let remedy = format!(
+                    "run `echo 1 > {}`, now and at every boot; more only with addresses for them",
+                    file.display()
+                );
+                (text, remedy)
             };
             found.add(Check::fail(name, text, remedy).on(rail));
             continue;
