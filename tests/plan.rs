@@ -296,7 +296,14 @@ fn a_topology_in_another_order_is_caught() {
 #[test]
 fn a_store_that_the_plan_does_not_know_whole_is_told() {
     let place = Place::new();
+    // The same addresses under other names would be given twice.
     place.ok("store", &["plan", FABRIC, "--to", "store", "--pool-name", "old-{rail}"]);
+    let said = place.fails(1, &["plan", FABRIC, "--to", "store"]);
+    assert!(said.contains("which the store has for node worker-gpu-62 in pool old-"), "{said}");
+    fs::remove_dir_all(place.path("store")).unwrap();
+    let octet = fs::read_to_string(FABRIC).unwrap().replace("firstOctet: 172", "firstOctet: 11");
+    let old = place.write("old.yaml", &octet);
+    place.ok("store", &["plan", &old, "--to", "store", "--pool-name", "old-{rail}"]);
     let output = place.run("store", &["plan", FABRIC, "--to", "store"]);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}");

@@ -5,16 +5,16 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::record::{AttachmentLock, Debt, DebtFile, DeviceLock, Owed, Record, Records, What};
-use super::{device, devinfo, rdma, restore, userspace};
+use super::{device, devinfo, lost, rdma, restore};
 use crate::cni::Attachment;
 use crate::error::all_of;
 use crate::netlink::Socket;
+use crate::netlink::link::Link;
 use crate::node::Node;
-use crate::sysfs::Function;
 use crate::{fail, failure, files};
 
 /// How long an IPAM plugin may take when the call is about its own attachment.
@@ -186,10 +186,10 @@ fn restore_again(
     node: &Node,
     host: &mut Socket,
 ) -> Vec<Owed> {
-    let done = refuse_used(record, next, node, host)
-        .context("it waits until nothing uses the device")
-        .and_then(|()| restore::on_host(record, records, node, host));
-    match done {
+    if let Err(error) = refuse_used(record, next, node, host) {
+        return restore::waiting(record, &error);
+    }
+    match restore::on_host(record, records, node, host) {
         Ok(Some(left)) => left,
         // It is not on the host: nothing was tried.
         Ok(None) => owed,
@@ -207,16 +207,12 @@ fn refuse_used(record: &Record, next: Next, node: &Node, host: &mut Socket) -> R
     if record.boot_id != files::boot_id()? {
         return Ok(());
     }
-    // A virtual machine may have it, also where the pod had a netdev.
-    if let Some(function) = restore::function(&record.device, node)?.filter(Function::is_userspace) {
-        userspace::refuse_held(&record.device.id, &function)?;
-    }
     let Some(original) = &record.device.link else { return Ok(()) };
     let Some(link) = restore::find_on_host(record, node, host)? else { return Ok(()) };
     let what = &link.name;
     device::refuse_parts(what, &link, node, host)?;
-    // The addresses of the host are what is owed where it had some.
-    if record.host.is_some() {
+    // The addresses of the host are what is owed.
+    if record.owes(What::HostAddresses) {
         return Ok(());
     }
     device::refuse_addresses(what, &link, host)?;
@@ -346,8 +342,13 @@ fn in_pod(record: &Record, what: What, records: &Records, node: &Node) -> Result
         let holder = other.holder();
         failure!(TryAgain, "its RDMA device can only be restored after {holder}, which has {what}")
     };
-    // It may be in the same namespace.
-    if let Some(other) = claims.iter().find(|claim| !claim.rdma.is_empty()) {
+    // It may be in the same namespace; a rebuilt record does not say. The kernel makes an IPoIB netdev anew where its RDMA
+    // device goes.
+    let may_lose = |claim: &&Record| {
+        let is_infiniband = claim.device.link.as_ref().is_some_and(Link::is_infiniband);
+        !claim.rdma.is_empty() || lost::is_rebuilt(claim) || is_infiniband
+    };
+    if let Some(other) = claims.iter().find(may_lose) {
         return Err(waits_for(other, "it"));
     }
     // The devices of a pod that is gone come back by themselves, with what it changed of them.

@@ -9,7 +9,7 @@ use anyhow::Result;
 
 use super::config::{IB_APP, NetConf, Rdma};
 use super::device::Device;
-use super::record::{Bind, Record, Records};
+use super::record::{Bind, Record, Records, What};
 use super::{rdma, restore};
 use crate::cni::Network;
 use crate::netlink::Socket;
@@ -66,7 +66,8 @@ pub fn prepare(
         }
         log::warn!("{problem}");
     }
-    let mut bind = match left.and_then(|left| left.bind.clone()) {
+    let owing = left.filter(|left| left.owes(What::Vf));
+    let mut bind = match owing.and_then(|left| left.bind.clone()) {
         Some(bind) => bind,
         None => Bind {
             driver: function.driver().unwrap_or_default(),

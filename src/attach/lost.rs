@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
 use super::debt::{self, Heir};
-use super::record::{Applied, AttachmentLock, Original, Phase, Record, Records, VfRecord};
+use super::record::{Applied, AttachmentLock, Original, Phase, Record, Records, VfRecord, What};
 use crate::cni::Attachment;
 use crate::every_netns::{self, Seen, Which};
 use crate::fail;
@@ -23,6 +23,11 @@ use crate::watchdog::{self, SearchTime};
 
 /// The container id of a rebuilt record, followed by the inode of its namespace. The runtime's own id is not known.
 const CONTAINER: &str = "rebuilt-";
+
+/// Was the record rebuilt? It does not say which RDMA devices its pod has.
+pub fn is_rebuilt(record: &Record) -> bool {
+    record.container_id.starts_with(CONTAINER)
+}
 
 /// A device in a network namespace, without a record.
 #[derive(Clone, Debug)]
@@ -153,8 +158,10 @@ impl Lost {
         let left = debt::earliest(records, &self.id)?;
         if let Some(left) = &left {
             record.begin_as(left);
-            record.vf = left.vf.clone().map(|vf| VfRecord { wanted: VfState::default(), ..vf });
-            record.bind = left.bind.clone();
+            if left.owes(What::Vf) {
+                record.vf = left.vf.clone().map(|vf| VfRecord { wanted: VfState::default(), ..vf });
+                record.bind = left.bind.clone();
+            }
         }
         records.write(&record, &mut lock)?;
         if left.is_some() {

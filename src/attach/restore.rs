@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 use super::record::{Original, Owed, Record, Records, What};
-use super::{host_address, infiniband, lost, rdma, stacked, vf};
+use super::{host_address, infiniband, lost, rdma, stacked, userspace, vf};
 use crate::error::all_of;
 use crate::netlink::link::{self, Link, Move, parse_mac};
 use crate::netlink::{Socket, address, rule};
@@ -69,21 +69,26 @@ pub fn on_host(
     if record.boot_id != files::boot_id()? {
         return Ok(Some(owed));
     }
+    if let Err(error) = refuse_held(record, node) {
+        return Ok(Some(waiting(record, &error)));
+    }
     let Some(original) = &record.device.link else {
         if record.owes(What::Reset) {
             owe(&mut owed, What::Reset, reset(record, node));
         }
         owe(&mut owed, What::Device, rdma::restore(record, node));
-        owe(&mut owed, What::Vf, vf::restore(record, records, node, host));
+        owe(&mut owed, What::Vf, settings(record, records, node, host));
         return Ok(Some(owed));
     };
-    owe(&mut owed, What::Vf, infiniband::bind(record, records, node, host));
+    if owes_settings(record) {
+        owe(&mut owed, What::Vf, infiniband::bind(record, records, node, host));
+    }
     let Some(mut link) = wait_for(record, node, host)? else {
         if is_to_come_back(original, record, node)? {
             return Ok(None);
         }
         owe(&mut owed, What::Device, rdma::restore(record, node));
-        owe(&mut owed, What::Vf, vf::restore(record, records, node, host));
+        owe(&mut owed, What::Vf, settings(record, records, node, host));
         return Ok(Some(owed));
     };
     // It never left, or has returned before: what is stacked on it is the host's.
@@ -111,9 +116,13 @@ pub fn on_host(
     owe(&mut owed, What::Device, rdma::restore(record, node));
     // Not while the pod has it: without its VLAN it would be on another network for a moment. But before the MAC, which
     // a VF may not change while its PF prescribes another.
-    let settings = vf::restore(record, records, node, host);
+    let settings = settings(record, records, node, host);
     let is_mac_left = *settings.as_ref().unwrap_or(&false);
-    let given_back = settings.and_then(|_| infiniband::give_back(record, records, node, host));
+    let give_back = |_| match owes_settings(record) {
+        true => infiniband::give_back(record, records, node, host),
+        false => Ok(None),
+    };
+    let given_back = settings.and_then(give_back);
     if let Ok(Some(anew)) = &given_back {
         link = anew.clone();
     }
@@ -122,10 +131,38 @@ pub fn on_host(
     if is_mac_left {
         owe(&mut owed, What::Vf, vf::restore_mac(record, records, node, host));
     }
-    if let Some(of_host) = &record.host {
+    if let Some(of_host) = record.host.as_ref().filter(|_| record.owes(What::HostAddresses)) {
         owe(&mut owed, What::HostAddresses, of_host.restore(&link, host));
     }
     Ok(Some(owed))
+}
+
+/// Fails while a virtual machine, or another program in user space, has the function. A reset would tear it out of its
+/// hands, and the pod's settings may be its own by now.
+fn refuse_held(record: &Record, node: &Node) -> Result<()> {
+    match function(&record.device, node)?.filter(Function::is_userspace) {
+        Some(function) => userspace::refuse_held(&record.device.id, &function),
+        None => Ok(()),
+    }
+}
+
+/// Everything that is owed of a device that somebody uses by now.
+pub fn waiting(record: &Record, why: &anyhow::Error) -> Vec<Owed> {
+    let mut owed = record.owed();
+    owed.retain(|owed| owed.what.is_of_device());
+    owed.iter_mut().for_each(|owed| owed.why = format!("it waits until nothing uses the device: {why:#}"));
+    owed
+}
+
+/// Whether the VF may have settings of the pod. Once they are restored, what the PF says is somebody else's; a reset may make
+/// it forget.
+fn owes_settings(record: &Record) -> bool {
+    record.owes(What::Vf) || record.owes(What::Reset)
+}
+
+/// The settings of the VF. Returns whether its MAC is left.
+fn settings(record: &Record, records: &Records, node: &Node, host: &mut Socket) -> Result<bool> {
+    if owes_settings(record) { vf::restore(record, records, node, host) } else { Ok(false) }
 }
 
 /// Whether a link of the host has MTU, MAC and state as they were, and the name, or another netdev has that.
@@ -433,7 +470,7 @@ fn restore_link(
     }
     // sysctls are found by the name, and below an MTU of 1280 there are none of IPv6. They come before anything sets the
     // link up, and stay as they are on one that the host uses by now.
-    if let Some(of_host) = &record.host {
+    if let Some(of_host) = record.host.as_ref().filter(|_| record.owes(What::HostAddresses)) {
         let now = link::by_index(host, link.index);
         let set = now.and_then(|now| match now.filter(|now| !now.up || record.owes(What::HostAddresses)) {
             Some(now) => of_host.restore_sysctls(&now),

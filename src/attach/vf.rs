@@ -65,7 +65,7 @@ pub fn prepare(
         if let Some(key) = conf.vf_keys.first() {
             fail!(UnsupportedField, "{key}: the PF {} of {what} does not report its VF {number}", pf.address);
         }
-        if let Some(left) = left.filter(|left| left.vf.is_some()) {
+        if let Some(left) = left.filter(|left| left.vf.is_some() && left.owes(What::Vf)) {
             fail!(
                 TryAgain,
                 "{what} still has settings of {}, and its PF {} cannot be asked: is its netdev on the host?",
@@ -88,7 +88,8 @@ pub fn prepare(
             }
         }
     }
-    let first = left.and_then(|left| left.vf.as_ref()).filter(|first| first.pf == pf.address);
+    let owing = left.filter(|left| left.owes(What::Vf));
+    let first = owing.and_then(|left| left.vf.as_ref()).filter(|first| first.pf == pf.address);
     let mut before = first.map_or_else(|| now.clone(), |first| first.before.over(&now));
     wanted.rate = wanted.rate.map(|rate| with_kept_rate(rate, before.rate)).transpose()?;
     let stale = differing(&before, &now, |key, one| {
@@ -174,8 +175,13 @@ pub fn owes_isolation(record: &Record, node: &Node, host: &mut Socket) -> bool {
         Ok(None | Some(Report::NoSuchVf)) => false,
         Ok(Some(Report::Known(now))) => !differing(&vf.before, &now, |_, one| isolates(one)).is_empty(),
         // It is not known: it may have what the network set.
-        Ok(Some(Report::TooLong)) | Err(_) => vf.wanted.settings().iter().any(|(_, one)| isolates(one)),
+        Ok(Some(Report::TooLong)) | Err(_) => set_by_pod(vf).settings().iter().any(|(_, one)| isolates(one)),
     }
+}
+
+/// Which settings the pod's network made. Of a rebuilt record that is not known: all that were known before may be.
+fn set_by_pod(vf: &VfRecord) -> &VfState {
+    if vf.wanted == VfState::default() { &vf.before } else { &vf.wanted }
 }
 
 /// The MAC that the PF prescribes to a VF whose driver is in user space: only the PF knows it.
@@ -267,7 +273,7 @@ fn put_back(
         Report::Known(now) => differing(&vf.before, &now, meant),
         // The present values are not known: restore what the network set.
         Report::TooLong => {
-            let set = vf.before.masked_by(&vf.wanted).settings();
+            let set = vf.before.masked_by(set_by_pod(vf)).settings();
             set.into_iter().filter(|(key, one)| meant(key, one)).collect()
         }
     };

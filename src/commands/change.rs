@@ -173,7 +173,7 @@ impl fmt::Display for Outside {
     }
 }
 
-/// A node whose prefix in the plan belongs to another node, which keeps it.
+/// A node whose prefix in the plan belongs to another node, which keeps it, or to another pool of its own.
 #[derive(Debug)]
 pub struct Taken {
     /// The node that the plan gives it to.
@@ -412,19 +412,16 @@ fn places(import: &mut Import, beside: &Beside, named: &BTreeSet<&str>) {
     let mut taken: BTreeMap<(String, String), Taken> = BTreeMap::new();
     for line in &mut import.lines {
         let Some(prefix) = line.new_prefix() else { continue };
-        let other = |found: Option<(&str, &str)>| {
-            found
-                .filter(|(owner, _)| *owner != line.node_name)
-                .map(|(owner, pool)| (owner.to_owned(), pool.to_owned()))
-        };
-        if let Some((owner, pool)) = other(beside.staying.of(prefix)) {
+        let owned = |(owner, pool): (&str, &str)| (owner.to_owned(), pool.to_owned());
+        // Also of the same node: a pool that stays under an old name would give the address once more.
+        if let Some((owner, pool)) = beside.staying.of(prefix).map(owned) {
             let key = (line.node_name.clone(), owner.clone());
             let is_pool = named.contains(owner.as_str());
             let node_name = line.node_name.clone();
             let first = Taken { node_name, owner, prefix, pool, count: 0, is_pool };
             taken.entry(key).or_insert(first).count += 1;
-        } else if let Some((owner, _)) = other(beside.leaving.of(prefix)) {
-            line.takes_place_of = Some(owner);
+        } else if let Some((owner, _)) = beside.leaving.of(prefix).map(owned) {
+            line.takes_place_of = Some(owner).filter(|owner| *owner != line.node_name);
         }
     }
     import.taken = taken.into_values().collect();

@@ -94,10 +94,18 @@ pub fn reap(node: &Node, args: &ReapArgs, output: Output) -> Result<ExitCode> {
                 reaped.left.push((record, Some(format!("{error:#}"))));
             }
         }
-        // Those that an ADD has just made, for it does not wait for them.
-        let is_untried =
-            |debt: &DebtFile| debt.record.debt.as_ref().is_none_or(|debt| debt.tries == 0) && !args.dry_run;
-        for debt in records.debts()?.into_iter().filter(|debt| is_untried(debt) && args.means(&debt.record)) {
+        // Those that an ADD has just made, for it does not wait for them, and those that waited for what came back now.
+        let is_due = |debt: &DebtFile, given_back: &[Record]| {
+            let owing = &debt.record;
+            let waited = |back: &Record| {
+                let is_its_pf = back.device.pci_id.is_some() && back.device.pci_id == owing.device.pf;
+                (back.device.id == owing.device.id || is_its_pf) && back.attachment() != owing.attachment()
+            };
+            owing.debt.as_ref().is_none_or(|debt| debt.tries == 0) || given_back.iter().any(waited)
+        };
+        let mut due = records.debts()?;
+        due.retain(|debt| !args.dry_run && args.means(&debt.record) && is_due(debt, &reaped.given_back));
+        for debt in due {
             reap_debt(&records, debt, node, &mut reaped).unwrap_or_else(|error| log::warn!("{error:#}"));
         }
         for debt in records.debts()?.into_iter().filter(|debt| args.means(&debt.record)) {

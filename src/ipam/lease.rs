@@ -558,9 +558,10 @@ impl Folder {
         let damaged = |why: String| {
             format!(
                 "{} cannot be read ({why}), so its holder is unknown: if no pod has the address, \
-                 `rail-ipam release --address {}`",
+                 `rail-ipam release --address {} --pool {}`",
                 file.display(),
-                entry.address
+                entry.address,
+                self.pool
             )
         };
         let Some(content) = self.dir.read(&entry.name).map_err(|error| damaged(format!("{error:#}")))? else {
@@ -700,10 +701,10 @@ impl Folder {
                         Life::Alive => String::new(),
                         Life::Unknown(why) => format!(" (it is not known whether it is alive: {why})"),
                     };
-                    let Lease { holder, since, .. } = lease;
+                    let (Lease { holder, since, .. }, pool) = (lease, &self.pool);
                     return Ok(Err(format!(
                         "{address} is held by {holder} since {since}{unsure}: delete that pod or, if it is \
-                         gone, `rail-ipam release --address {address} --force`"
+                         gone, `rail-ipam release --address {address} --pool {pool} --force`"
                     )));
                 }
                 Err(why) => return Ok(Err(format!("{address} is held: {why}"))),

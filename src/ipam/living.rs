@@ -152,11 +152,13 @@ fn mark_used(run_dir: &Path) -> Result<()> {
 
 /// The addresses of every namespace but the plugin's own.
 fn look() -> Result<(Vec<Living>, Seen)> {
-    let mut found = Vec::new();
+    let (mut found, mut is_whole) = (Vec::new(), true);
     let seen = every_netns::visit(Which::All, Instant::now() + LOOK, |socket, netns| {
-        let addresses = address::in_namespace(socket)
-            .inspect_err(|error| log::warn!("{} cannot be asked: {error:#}", netns.display()))
-            .unwrap_or_default();
+        let addresses = address::in_namespace(socket).unwrap_or_else(|error| {
+            log::warn!("{} cannot be asked: {error:#}", netns.display());
+            is_whole = false;
+            Vec::new()
+        });
         let addresses =
             addresses.into_iter().filter(|(_, one)| !one.is_link_local() && !one.net.addr().is_loopback());
         for (index, one) in addresses.take(MOST) {
@@ -165,5 +167,5 @@ fn look() -> Result<(Vec<Living>, Seen)> {
         }
         Ok(ControlFlow::Continue(()))
     })?;
-    Ok((found, seen))
+    Ok((found, if is_whole { seen } else { Seen::Part }))
 }

@@ -190,6 +190,23 @@ impl Plan {
                 faults.push(fault.at(pool.places.get(index).cloned().unwrap_or_default()));
             }
         }
+        // Two prefixes are apart, or one is a part of the other: then they are neighbours in this order.
+        let mut all: Vec<_> = first.into_iter().collect();
+        all.sort_unstable_by_key(|(prefix, _)| *prefix);
+        let mut wider: Option<(IpNet, (&Pool, usize))> = None;
+        for (prefix, (pool, index)) in all {
+            let Some((wide, (other, at))) = wider.filter(|(wide, _)| wide.contains(&prefix)) else {
+                wider = Some((prefix, (pool, index)));
+                continue;
+            };
+            let node = |pool: &Pool, index: usize| {
+                pool.spec.static_allocations.get(index).map_or_else(String::new, |row| row.node_name.clone())
+            };
+            let problem =
+                format!("{prefix} is a part of {wide} of node {} in pool {}", node(other, at), other.name);
+            let fault = Fault::whole(problem).of(format!("pool {}: node {}", pool.name, node(pool, index)));
+            faults.push(fault.at(pool.places.get(index).cloned().unwrap_or_default()));
+        }
         faults
     }
 

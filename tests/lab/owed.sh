@@ -221,6 +221,62 @@ an_rdma_device_that_was_attached_again_stays_in_its_pod() {
     same "RDMA devices" "$devices" "$(rdma_devices)"
 }
 
+# The record of the second interface is lost, and a rebuilt one does not say which RDMA devices it has.
+a_rebuilt_record_keeps_the_rdma_device_in_its_pod() {
+    local config
+    config=$(network rail-0 "$vf0" "${wanted[rdma]}")
+    pod pod1
+    add pod1 net1 "$config"
+    refuse=rdma
+    del pod1 net1 "$config"
+    refuse=''
+    ip netns attach host 1
+    in_pod pod1 rdma dev set rxe0 netns host
+    ip netns del host
+    add pod1 net2 "$config"
+    find /run/rail-cni/attachments -type f -delete
+    output=$("$bin/rail-cni" reap --rebuild 2>&1) && fail "reap succeeds: $output"
+    contains "reap" "recorded $vf0" "$output"
+    same "the pod's RDMA device" "rxe0" "$(in_pod pod1 rdma dev show | sed -n 's/^[0-9]*: \([^:]*\):.*/\1/p')"
+    kill_pod pod1
+    "$bin/rail-cni" reap >/dev/null
+    same "debts" "" "$(find /run/rail-cni/debts -type f)"
+    same "RDMA devices" "$devices" "$(rdma_devices)"
+}
+
+# The pod that the debt waits for is dead, and gives the device back in the same call.
+what_waited_for_a_device_is_done_when_reap_returns_it() {
+    local config
+    config=$(network rail-0 "$vf0" "${wanted[rdma]}")
+    pod pod1 && pod pod2
+    add pod1 net1 "$config"
+    refuse=rdma
+    del pod1 net1 "$config"
+    refuse=''
+    add pod2 net1 "${config/required/auto}"
+    kill_pod pod2
+    "$bin/rail-cni" reap >/dev/null || fail "reap has to be called twice"
+    same "debts" "" "$(find /run/rail-cni/debts -type f)"
+    same "RDMA devices" "$devices" "$(rdma_devices)"
+}
+
+# Only the name is owed. What the operator sets on the free VF meanwhile stays.
+a_debt_of_a_name_leaves_the_settings_of_the_vf_alone() {
+    local config name=ens0f0v0
+    config=$(network rail-0 "$vf0" '"vlan": 100')
+    pod pod1
+    add pod1 net1 "$config"
+    ip link add "$name" type dummy
+    del pod1 net1 "$config"
+    ip link set ens0f0 vf 0 vlan 7
+    output=$("$bin/rail-cni" reap 2>&1) && fail "reap succeeds: $output"
+    contains "the VF" "vlan 7" "$(of_vf 0)"
+    ip link set ens0f0 vf 0 vlan 0
+    ip link del "$name"
+    "$bin/rail-cni" reap >/dev/null
+    same "debts" "" "$(find /run/rail-cni/debts -type f)"
+}
+
 rdma_devices() { rdma link show | sed 's/ state.* netdev / /'; }
 
 rdma link add rxe0 type rxe netdev ens0f0v0
@@ -230,4 +286,6 @@ devices=$(rdma_devices) first=$(of_vf 0) second=$(of_vf 1)
 back[mac]=mac=$(sed -E 's/.*link.ether ([0-9a-f:]+).*/\1/' <<<"$first")
 trap 'cat /run/owed.sum' EXIT
 run_cases whatever_the_pf_refuses_the_next_pod_starts what_an_operator_set_meanwhile_is_set_back \
-    a_pod_that_needs_the_rdma_device_of_another_is_told_whose an_rdma_device_that_was_attached_again_stays_in_its_pod
+    a_pod_that_needs_the_rdma_device_of_another_is_told_whose an_rdma_device_that_was_attached_again_stays_in_its_pod \
+    a_rebuilt_record_keeps_the_rdma_device_in_its_pod what_waited_for_a_device_is_done_when_reap_returns_it \
+    a_debt_of_a_name_leaves_the_settings_of_the_vf_alone

@@ -129,6 +129,32 @@ what_a_dead_pod_owes_waits_until_nothing_has_the_vf_open() {
     same "what is owed" "" "$(debts)"
 }
 
+# The same before anything was tried: the pod died, and a virtual machine was started with its VF.
+a_dead_pods_vf_is_left_alone_while_something_has_it_open() {
+    local config group
+    config=$(jq -c '. + {vlan: 100, resetOnDel: "flr"}' <<<"$(vfio)")
+    pod pod1
+    add pod1 net1 "$config"
+    kill_pod pod1
+    group=$(readlink "/sys/bus/pci/devices/$(vf 0)/iommu_group")
+    sleep 1000 <>"/dev/vfio/${group##*/}" &
+    keeper=$!
+    trap 'kill "$keeper" 2>/dev/null || true' EXIT
+    sleep 0.2
+    ip link set ens0f0 vf 0 vlan 7
+    # As the next pod's ADD and the late DEL see it.
+    pod pod2
+    refused "process $keeper (sleep)" ADD pod2 net1 "$(vfio)"
+    del pod1 net1 "$config"
+    "$bin/rail-cni" reap >/dev/null 2>&1 || true
+    contains "what is owed" "reset: it waits" "$(debts)"
+    contains "the VF" "vlan 7," "$(ip link show ens0f0 | grep 'vf 0')"
+    kill "$keeper"
+    wait "$keeper" || true
+    "$bin/rail-cni" reap >/dev/null
+    same "what is owed" "" "$(debts)"
+}
+
 # The reset was done when the pod ended, and only the VLAN is owed: by the second try, somebody else may have the VF.
 a_second_try_does_not_reset_what_was_reset() {
     local at method config
@@ -152,4 +178,5 @@ a_second_try_does_not_reset_what_was_reset() {
 bind
 run_cases it_is_leased_and_reported_and_nothing_is_moved it_is_nobody_elses_while_its_pod_lives \
     a_dead_pod_does_not_keep_it del_works_after_a_lost_record_too \
-    what_a_dead_pod_owes_waits_until_nothing_has_the_vf_open a_second_try_does_not_reset_what_was_reset its_neighbour_with_a_netdev_is_attached_as_ever
+    what_a_dead_pod_owes_waits_until_nothing_has_the_vf_open \
+    a_dead_pods_vf_is_left_alone_while_something_has_it_open a_second_try_does_not_reset_what_was_reset its_neighbour_with_a_netdev_is_attached_as_ever

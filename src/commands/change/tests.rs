@@ -218,7 +218,12 @@ fn a_pool_with_another_name_waits_for_the_pods_of_the_old_one() {
         assert!(written(&node, &import, Force::No).is_err());
     }
     std::fs::remove_file(temp.path().join("netns")).unwrap();
+    // Both would give the address.
     let import = changes(&node, &pools, &Nodes::Own("n".into()), &terms(false, &[])).unwrap();
+    let told = import.taken[0].to_string();
+    assert!(told.contains("the plan does not name that pool") && told.contains("--prune"), "{told}");
+    assert!(written(&node, &import, Force::No).is_err());
+    let import = changes(&node, &pools, &Nodes::Own("n".into()), &terms(true, &[])).unwrap();
     written(&node, &import, Force::No).unwrap();
 }
 

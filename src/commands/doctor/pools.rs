@@ -228,7 +228,7 @@ fn leases(
                     Check::warn(name, text, "its device is on the host, so the next ADD releases the address")
                 } else {
                     let remedy = format!(
-                        "if that pod is gone, run `rail-ipam release --address {} --force`",
+                        "if that pod is gone, run `rail-ipam release --address {} --pool {pool} --force`",
                         lease.address
                     );
                     Check::fail(name, text + "; no pod gets the address", remedy)

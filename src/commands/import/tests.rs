@@ -119,6 +119,10 @@ fn what_cannot_be_meant_is_refused_with_its_place() {
             format!("{good}---\n{}", good.replace("name: r", "name: s")),
             "/pools:9: pool s: node a: 172.16.0.0/31 is also the prefix of node a in pool r",
         ),
+        (
+            format!("{good}---\n{}", good.replace("name: r", "name: s").replace("31", "30")),
+            "pool r: node a: 172.16.0.0/31 is a part of 172.16.0.0/30 of node a in pool s",
+        ),
         (format!("{good}kind: CIDRPool\n"), "the key \"kind\" is given twice"),
         (pool("r", ""), "kubectl get cidrpool r"),
     ] {
