@@ -280,6 +280,37 @@ fn what_is_owed_to_the_host_waits_while_the_device_is_part_of_a_bridge() {
     assert_eq!(seen(), before);
 }
 
+/// Another netdev has the name of the device, and that alone is owed. What the operator does with the addresses meanwhile
+/// stays.
+#[test]
+fn a_debt_of_a_name_puts_no_address_back() {
+    let Some((host, pod)) = host("host_address::name") else { return };
+    host.cni("ADD", "c1", &pod, &config()).ok();
+    host.ip("link add vf0 type veth peer name other");
+    host.cni("DEL", "c1", &pod, &config()).ok();
+    assert_eq!(host.debts().len(), 1);
+    let links = host.json(None, "link show");
+    let names = links.as_array().unwrap().iter().map(|link| link["ifname"].as_str().unwrap().to_owned());
+    let name = names.into_iter().find(|name| name.starts_with("dev")).unwrap();
+    let addresses = |name: &str| host.ip(&format!("-oneline addr show dev {name} scope global"));
+    assert!(addresses(&name).contains("172.16.0.0"), "{}", addresses(&name));
+    let reap = || host.call("", "", &pod).args(&["reap"]).run(&json!({}));
+    let told = reap();
+    assert!(told.stdout.contains("in use by the host"), "{told:?}");
+    for family in ["", "-6 "] {
+        host.ip(&format!("{family}addr flush dev {name} scope global"));
+        host.ip(&format!("{family}route flush dev {name} proto static"));
+        host.ip(&format!("{family}route flush dev {name} proto boot"));
+    }
+    let told = reap();
+    assert!(told.stdout.contains("another device has it"), "{told:?}");
+    assert_eq!(addresses(&name), "");
+    host.ip("link delete vf0");
+    reap().ok();
+    assert_eq!(addresses("vf0"), "");
+    assert!(host.debts().is_empty());
+}
+
 /// Every record of the device keeps what is owed to the host, and no pod gets it for that.
 #[test]
 fn a_network_that_did_not_ask_gets_nothing_of_the_host() {
