@@ -53,7 +53,8 @@ pub struct PlanArgs {
     /// Print what would change, and write nothing
     #[arg(long, requires = "to")]
     diff: bool,
-    /// Compare the plan with the store of this node; the exit status is 1 if anything differs
+    /// Compare the plan with the store of this node; the exit status is 1 if anything differs. What only the store has is
+    /// a warning, and with --prune a difference
     #[arg(long, conflicts_with = "to")]
     check: bool,
     /// Compare with these files instead: manifests, or any other source
