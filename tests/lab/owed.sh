@@ -234,7 +234,8 @@ a_rebuilt_record_keeps_the_rdma_device_in_its_pod() {
     in_pod pod1 rdma dev set rxe0 netns host
     ip netns del host
     add pod1 net2 "$config"
-    find /run/rail-cni/attachments -type f -delete
+    # The record, and its copy in the lock of the device.
+    find /run/rail-cni -type f ! -path '*/debts/*' ! -path '*/leases/*' -delete
     output=$("$bin/rail-cni" reap --rebuild 2>&1) && fail "reap succeeds: $output"
     contains "reap" "recorded $vf0" "$output"
     same "the pod's RDMA device" "rxe0" "$(in_pod pod1 rdma dev show | sed -n 's/^[0-9]*: \([^:]*\):.*/\1/p')"
@@ -242,6 +243,9 @@ a_rebuilt_record_keeps_the_rdma_device_in_its_pod() {
     "$bin/rail-cni" reap >/dev/null
     same "debts" "" "$(find /run/rail-cni/debts -type f)"
     same "RDMA devices" "$devices" "$(rdma_devices)"
+    # A rebuilt record does not know the former MTU, and the lease waits for the next pod.
+    ip link set ens0f0v0 mtu 1500
+    "$bin/rail-ipam" release --dead >/dev/null
 }
 
 # The pod that the debt waits for is dead, and gives the device back in the same call.
@@ -266,7 +270,7 @@ a_debt_of_a_name_leaves_the_settings_of_the_vf_alone() {
     config=$(network rail-0 "$vf0" '"vlan": 100')
     pod pod1
     add pod1 net1 "$config"
-    ip link add "$name" type dummy
+    ip link add "$name" type veth peer name other
     del pod1 net1 "$config"
     ip link set ens0f0 vf 0 vlan 7
     output=$("$bin/rail-cni" reap 2>&1) && fail "reap succeeds: $output"
