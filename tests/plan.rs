@@ -467,7 +467,10 @@ fn a_node_is_replaced_by_a_word_and_not_by_a_slip() {
     assert!(!is_done, "{said}");
     let told = "node spare-7 would get 172.16.0.10/31 and 7 more, which the store has for node worker-gpu-5 in pool rail-0";
     assert!(said.contains(told) && said.contains("add --replaces spare-7=worker-gpu-5"), "{said}");
-    assert!(said.ends_with("nothing was written: 1 nodes would get prefixes of other nodes\n"), "{said}");
+    assert!(
+        said.ends_with("nothing was written: 1 nodes would get prefixes of other nodes or pools\n"),
+        "{said}"
+    );
     assert!(place.files("store") == before, "the store changed");
 
     // With it, on the command line or in the plan.

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use super::host_address::HostAddresses;
 use super::record::{AttachmentLock, Debt, DebtFile, DeviceLock, Owed, Record, Records, What};
 use super::{device, devinfo, lost, rdma, restore};
 use crate::cni::Attachment;
 use crate::error::all_of;
 use crate::netlink::Socket;
-use crate::netlink::link::Link;
+use crate::netlink::link::{self, Link};
 use crate::node::Node;
 use crate::{fail, failure, files};
 
@@ -144,9 +145,7 @@ pub fn take_over(records: &Records, id: &str, heir: Heir, node: &Node, host: &mu
     let mut found = Found::Untouched;
     let is_ours = |debt: &DebtFile| debt.record.owes_device() && heir.is_of(&debt.record);
     for mut debt in records.debts_of(id)?.into_iter().filter(is_ours) {
-        let mut owed = debt.record.owed();
-        owed.retain(|owed| owed.what.is_of_device());
-        let mut left = restore_again(&debt.record, owed, Next::HasIt, records, node, host);
+        let mut left = restore_again(&mut debt, Next::HasIt, records, node, host)?;
         let is_left = left.iter().any(|owed| owed.what.is_of_device());
         let of_device = left.clone();
         records.change(&mut debt, |record| {
@@ -179,17 +178,20 @@ enum Next {
 /// Restores what is owed of a device that is free, and returns what is left of that: everything, as long as somebody
 /// uses the device.
 fn restore_again(
-    record: &Record,
-    mut owed: Vec<Owed>,
+    debt: &mut DebtFile,
     next: Next,
     records: &Records,
     node: &Node,
     host: &mut Socket,
-) -> Vec<Owed> {
+) -> Result<Vec<Owed>> {
+    keep_addresses(debt, records, node, host)?;
+    let record = &debt.record;
     if let Err(error) = refuse_used(record, next, node, host) {
-        return restore::waiting(record, &error);
+        return Ok(restore::waiting(record, &error));
     }
-    match restore::on_host(record, records, node, host) {
+    let mut owed = record.owed();
+    owed.retain(|owed| owed.what.is_of_device());
+    Ok(match restore::on_host(record, records, node, host) {
         Ok(Some(left)) => left,
         // It is not on the host: nothing was tried.
         Ok(None) => owed,
@@ -198,7 +200,29 @@ fn restore_again(
             owed.iter_mut().for_each(|owed| owed.why = format!("{error:#}"));
             owed
         }
+    })
+}
+
+/// A device whose addresses the host has again, under another name, gets its name as soon as that is free. For that it goes
+/// down: what the host has on it by now is owed from here on.
+fn keep_addresses(debt: &mut DebtFile, records: &Records, node: &Node, host: &mut Socket) -> Result<()> {
+    let record = &debt.record;
+    let Some(original) = record.device.link.as_ref().filter(|_| record.host.is_some()) else { return Ok(()) };
+    if record.owes(What::HostAddresses) || record.boot_id != files::boot_id()? {
+        return Ok(());
     }
+    let Some(link) = restore::find_on_host(record, node, host)? else { return Ok(()) };
+    if link.name == original.name || link::by_any_name(host, &original.name)?.is_some() {
+        return Ok(());
+    }
+    // What cannot be put back is refused below.
+    let Ok(now) = HostAddresses::take(&link.name, &link, host) else { return Ok(()) };
+    let why = "they go while the device gets its name".to_owned();
+    records.change(debt, |record| {
+        record.host = Some(now);
+        let owed = &mut record.debt.get_or_insert_default().owed;
+        owed.push(Owed { what: What::HostAddresses, why });
+    })
 }
 
 /// Fails if the host or another CNI plugin uses the device by now, which was free: to restore it takes it down.
@@ -259,7 +283,7 @@ fn pay_these(
         // A driver is not bound again beside another pod's call: it may take long, and the host may use the netdev.
         (false, _) if patience < WHOLE && may_bind(&debt.record, &of_device) => of_device,
         (false, None) => of_device,
-        (false, Some(mut lock)) => pay_device(&debt.record, of_device, &mut lock, records, node)?,
+        (false, Some(mut lock)) => pay_device(debt, of_device, &mut lock, records, node)?,
     };
     let has_heir = records.on_file(&debt.record.attachment())?.is_some();
     for one in others {
@@ -286,19 +310,20 @@ fn may_bind(record: &Record, owed: &[Owed]) -> bool {
 
 /// Restores the device, which is on the host, or in another pod: whoever has it now has taken over what it was.
 fn pay_device(
-    record: &Record,
+    debt: &mut DebtFile,
     owed: Vec<Owed>,
     lock: &mut DeviceLock,
     records: &Records,
     node: &Node,
 ) -> Result<Vec<Owed>> {
+    let record = &debt.record;
     let claims = records.claims_on(&record.device.id, lock, None)?;
     if !claims.is_empty() {
         // One of the RDMA device alone has not taken over what is owed of the netdev.
         let is_taken = record.is_chained() || claims.iter().any(|claim| !claim.is_chained());
         return Ok(if is_taken { Vec::new() } else { owed });
     }
-    Ok(restore_again(record, owed, Next::StaysFree, records, node, &mut Socket::open()?))
+    restore_again(debt, Next::StaysFree, records, node, &mut Socket::open()?)
 }
 
 /// What is left of one thing that is neither of the device nor in the pod.

@@ -469,13 +469,10 @@ fn restore_link(
         steps.push(link::set_mtu(host, link, original.mtu));
     }
     // sysctls are found by the name, and below an MTU of 1280 there are none of IPv6. They come before anything sets the
-    // link up, and stay as they are on one that the host uses by now.
+    // link up.
     if let Some(of_host) = record.host.as_ref().filter(|_| record.owes(What::HostAddresses)) {
         let now = link::by_index(host, link.index);
-        let set = now.and_then(|now| match now.filter(|now| !now.up || record.owes(What::HostAddresses)) {
-            Some(now) => of_host.restore_sysctls(&now),
-            None => Ok(()),
-        });
+        let set = now.and_then(|now| now.map_or(Ok(()), |now| of_host.restore_sysctls(&now)));
         owe(owed, What::HostAddresses, set);
     }
     // That of an InfiniBand netdev comes from the hardware.

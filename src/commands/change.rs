@@ -535,7 +535,11 @@ fn refuse_outside(count: usize, force: Force) -> Result<()> {
 pub fn write(node: &Node, writer: Writer, import: &Import, force: Force) -> Result<()> {
     if !import.taken.is_empty() {
         let count: BTreeSet<&str> = import.taken.iter().map(|taken| taken.node_name.as_str()).collect();
-        fail!(InvalidConfig, "nothing was written: {} nodes would get prefixes of other nodes", count.len());
+        fail!(
+            InvalidConfig,
+            "nothing was written: {} nodes would get prefixes of other nodes or pools",
+            count.len()
+        );
     }
     let refuse_hurt = || -> Result<()> {
         let (outside, _) = hurt(node, &import.lines)?;

@@ -23,6 +23,7 @@ pub mod volcano;
 pub mod yaml;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
 use std::net::IpAddr;
 use std::rc::Rc;
 
@@ -144,6 +145,33 @@ pub struct File {
     pub text: String,
 }
 
+/// A row of a pool.
+#[derive(Clone, Copy)]
+struct Given<'a> {
+    prefix: IpNet,
+    pool: &'a Pool,
+    index: usize,
+    row: &'a cidrpool::Row,
+}
+
+impl Given<'_> {
+    /// A prefix that no node has is kept free, perhaps for another pool.
+    fn is_reserved(&self) -> bool {
+        self.row.node_name.is_empty()
+    }
+
+    fn place(&self) -> Option<&Place> {
+        self.pool.places.get(self.index)
+    }
+}
+
+impl fmt::Display for Given<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {} in pool {}", self.row.node_name, self.pool.name)?;
+        self.place().map_or(Ok(()), |place| write!(f, " ({place})"))
+    }
+}
+
 impl Plan {
     /// Checks the plan as a whole. Doubts and warnings are added to the plan. A source has reported the faults of its
     /// own files before.
@@ -174,38 +202,36 @@ impl Plan {
         if faults.is_empty() { Ok(pools) } else { Err(faults) }
     }
 
-    /// Prefixes that two of these pools give.
-    fn shared_prefixes(&self, pools: &Pools) -> Vec<Fault> {
-        let mut faults = Vec::new();
-        let mut first: HashMap<IpNet, (&Pool, usize)> = HashMap::new();
-        for pool in self.pools.iter().filter(|pool| pools.contains_key(&pool.name)) {
-            for (index, row) in pool.spec.static_allocations.iter().enumerate() {
-                let Ok(prefix) = row.prefix.parse::<IpNet>() else { continue };
-                let Some((other, at)) = first.insert(prefix, (pool, index)) else { continue };
-                let Some(owner) = other.spec.static_allocations.get(at) else { continue };
-                let place = other.places.get(at).map_or_else(String::new, |place| format!(" ({place})"));
-                let (node, in_pool) = (&owner.node_name, &other.name);
-                let problem = format!("{prefix} is also the prefix of node {node} in pool {in_pool}{place}");
-                let fault = Fault::whole(problem).of(format!("pool {}: node {}", pool.name, row.node_name));
-                faults.push(fault.at(pool.places.get(index).cloned().unwrap_or_default()));
+    /// Prefixes that two of these pools give, or that are a part of another one.
+    fn shared_prefixes<'a>(&'a self, pools: &Pools) -> Vec<Fault> {
+        let rows = |pool: &'a Pool| {
+            let rows = pool.spec.static_allocations.iter().enumerate();
+            rows.filter_map(move |(index, row)| {
+                Some(Given { prefix: row.prefix.parse().ok()?, pool, index, row })
+            })
+        };
+        let pools = self.pools.iter().filter(|pool| pools.contains_key(&pool.name));
+        let mut all: Vec<_> = pools.flat_map(rows).collect();
+        // Equal ones are neighbours then, in the order of the pools, and a wider one is right before its parts.
+        all.sort_by_key(|given| given.prefix);
+        let (mut faults, mut last, mut wide) = (Vec::new(), None::<Given<'_>>, None::<Given<'_>>);
+        for given in all {
+            let Given { prefix, pool, .. } = given;
+            let has_part = |wide: &Given<'_>| wide.prefix.contains(&prefix);
+            let same = last.filter(|last| last.prefix == prefix);
+            let same = same.map(|other| format!("{prefix} is also the prefix of {other}"));
+            let outer = wide.filter(|wide| has_part(wide) && !given.is_reserved());
+            let part =
+                outer.map(|wide| format!("{prefix} is a part of {}, the prefix of {wide}", wide.prefix));
+            if let Some(problem) = same.or(part) {
+                let fault =
+                    Fault::whole(problem).of(format!("pool {}: node {}", pool.name, given.row.node_name));
+                faults.push(fault.at(given.place().cloned().unwrap_or_default()));
             }
-        }
-        // Two prefixes are apart, or one is a part of the other: then they are neighbours in this order.
-        let mut all: Vec<_> = first.into_iter().collect();
-        all.sort_unstable_by_key(|(prefix, _)| *prefix);
-        let mut wider: Option<(IpNet, (&Pool, usize))> = None;
-        for (prefix, (pool, index)) in all {
-            let Some((wide, (other, at))) = wider.filter(|(wide, _)| wide.contains(&prefix)) else {
-                wider = Some((prefix, (pool, index)));
-                continue;
-            };
-            let node = |pool: &Pool, index: usize| {
-                pool.spec.static_allocations.get(index).map_or_else(String::new, |row| row.node_name.clone())
-            };
-            let problem =
-                format!("{prefix} is a part of {wide} of node {} in pool {}", node(other, at), other.name);
-            let fault = Fault::whole(problem).of(format!("pool {}: node {}", pool.name, node(pool, index)));
-            faults.push(fault.at(pool.places.get(index).cloned().unwrap_or_default()));
+            if !given.is_reserved() && wide.as_ref().is_none_or(|wide| !has_part(wide)) {
+                wide = Some(given);
+            }
+            last = Some(given);
         }
         faults
     }

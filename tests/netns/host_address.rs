@@ -311,6 +311,26 @@ fn a_debt_of_a_name_puts_no_address_back() {
     assert!(host.debts().is_empty());
 }
 
+/// As soon as the name is free the device gets it, and what the host has on it by then goes with it.
+#[test]
+fn a_device_gets_its_name_back_with_the_addresses_of_the_host() {
+    let Some((host, pod)) = host("host_address::named") else { return };
+    let before = before(&host);
+    host.cni("ADD", "c1", &pod, &config()).ok();
+    host.ip("link add vf0 type veth peer name other");
+    host.cni("DEL", "c1", &pod, &config()).ok();
+    assert_eq!(host.debts().len(), 1);
+    host.ip("link delete vf0");
+    host.call("", "", &pod).args(&["reap"]).run(&json!({})).ok();
+    assert!(host.debts().is_empty());
+    // The kernel makes labels of its own when a device gets another name (inetdev_changename).
+    let unlabelled = |(snapshot, of_host): (Value, Value)| {
+        let labels = ["vf0:rail", "vf0:2", "vf0:3", "vf0:4"];
+        labels.iter().fold(format!("{snapshot:#}{of_host:#}"), |text, label| text.replace(label, "vf0"))
+    };
+    assert_eq!(unlabelled(self::before(&host)), unlabelled(before));
+}
+
 /// Every record of the device keeps what is owed to the host, and no pod gets it for that.
 #[test]
 fn a_network_that_did_not_ask_gets_nothing_of_the_host() {

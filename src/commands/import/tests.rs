@@ -121,7 +121,7 @@ fn what_cannot_be_meant_is_refused_with_its_place() {
         ),
         (
             format!("{good}---\n{}", good.replace("name: r", "name: s").replace("31", "30")),
-            "pool r: node a: 172.16.0.0/31 is a part of 172.16.0.0/30 of node a in pool s",
+            "pool r: node a: 172.16.0.0/31 is a part of 172.16.0.0/30, the prefix of node a in pool s",
         ),
         (format!("{good}kind: CIDRPool\n"), "the key \"kind\" is given twice"),
         (pool("r", ""), "kubectl get cidrpool r"),
@@ -129,6 +129,12 @@ fn what_cannot_be_meant_is_refused_with_its_place() {
         let error = format!("{:#}", plan_of(&text, &Nodes::All).unwrap_err());
         assert!(error.contains(told) && error.contains("/pools:"), "{told}: {error}");
     }
+    // A prefix of no node is kept free for another pool.
+    let kept = pool("r", &format!("{row}, {{prefix: 172.16.0.4/31}}"))
+        .replace("31", "30")
+        .replace("0.0/30", "0.8/30");
+    let other = pool("s", "{nodeName: a, prefix: 172.16.0.6/31}");
+    plan_of(&format!("{kept}---\n{other}"), &Nodes::All).unwrap();
     assert!(
         plan_of(&good, &Nodes::One("A.example".into())).unwrap_err().to_string().contains("did you mean a?")
     );
