@@ -97,10 +97,25 @@ end_refused() {
 
 debts() { find /run/rail-cni/debts -type f -exec jq -r '.debt.owed[] | "\(.what): \(.why)"' {} +; }
 
+# Sets $keeper to a program that has the VF open, until close_vf or the end of the case.
+open_vf() {
+    local group
+    group=$(readlink "/sys/bus/pci/devices/$(vf 0)/iommu_group")
+    sleep 1000 <>"/dev/vfio/${group##*/}" &
+    keeper=$!
+    trap 'kill "$keeper" 2>/dev/null || true' EXIT
+    sleep 0.2
+}
+
+close_vf() {
+    kill "$keeper"
+    wait "$keeper" || true
+}
+
 # A program opened the VF before the debt was tried again: a reset would tear the device out of its hands, and without
 # its VLAN it would be on another network.
 what_a_dead_pod_owes_waits_until_nothing_has_the_vf_open() {
-    local at method config group
+    local at method config
     at=/sys/bus/pci/devices/$(vf 0)
     method=$(cat "$at/reset_method")
     [[ $method == *flr* ]] || skip "this VF has no function-level reset: $method"
@@ -113,34 +128,25 @@ what_a_dead_pod_owes_waits_until_nothing_has_the_vf_open() {
     contains "what is owed" "reset: " "$(debts)"
     contains "what is owed" "vf: " "$(debts)"
     printf '%s\n' "$method" >"$at/reset_method"
-    group=$(readlink "$at/iommu_group")
-    sleep 1000 <>"/dev/vfio/${group##*/}" &
-    keeper=$!
-    trap 'kill "$keeper" 2>/dev/null || true' EXIT
-    sleep 0.2
+    open_vf
     output=$("$bin/rail-cni" reap 2>&1) && fail "reap succeeds: $output"
     contains "reap" "it waits until nothing uses the device" "$output"
     contains "reap" "process $keeper (sleep)" "$output"
     same "the VLAN" "100" "$(ip -json link show ens0f0 | jq -r '.[0].vfinfo_list[0].vlan_list[0].vlan // .[0].vfinfo_list[0].vlan')"
     contains "what is owed" "reset: it waits" "$(debts)"
-    kill "$keeper"
-    wait "$keeper" || true
+    close_vf
     "$bin/rail-cni" reap >/dev/null
     same "what is owed" "" "$(debts)"
 }
 
 # The same before anything was tried: the pod died, and a virtual machine was started with its VF.
 a_dead_pods_vf_is_left_alone_while_something_has_it_open() {
-    local config group
+    local config
     config=$(jq -c '. + {vlan: 100, resetOnDel: "flr"}' <<<"$(vfio)")
     pod pod1
     add pod1 net1 "$config"
     kill_pod pod1
-    group=$(readlink "/sys/bus/pci/devices/$(vf 0)/iommu_group")
-    sleep 1000 <>"/dev/vfio/${group##*/}" &
-    keeper=$!
-    trap 'kill "$keeper" 2>/dev/null || true' EXIT
-    sleep 0.2
+    open_vf
     ip link set ens0f0 vf 0 vlan 7
     # As the next pod's ADD and the late DEL see it.
     pod pod2
@@ -149,8 +155,7 @@ a_dead_pods_vf_is_left_alone_while_something_has_it_open() {
     "$bin/rail-cni" reap >/dev/null 2>&1 || true
     contains "what is owed" "reset: it waits" "$(debts)"
     contains "the VF" "vlan 7," "$(ip link show ens0f0 | grep 'vf 0')"
-    kill "$keeper"
-    wait "$keeper" || true
+    close_vf
     "$bin/rail-cni" reap >/dev/null
     same "what is owed" "" "$(debts)"
 }
