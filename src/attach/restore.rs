@@ -272,6 +272,8 @@ pub fn move_home(record: &Record, link: &Link, pod: &mut Socket, host: &mut Sock
         None => original.name.clone(),
         Some(_) => free_name(host, link)?,
     };
+    // Two of them clash unseen.
+    link::remove_unreadable(pod, link).unwrap_or_else(|error| log::warn!("{error:#}"));
     for altname in clashing(link, host)? {
         // If it stays, the move fails, and is tried again below.
         link::remove_altname(pod, link, &altname).unwrap_or_else(|error| log::warn!("{error:#}"));
@@ -457,6 +459,7 @@ fn restore_link(
         steps.extend(settings.restore(link, &node.sysfs_root, host));
     }
     // An altname that the pod gave must not stay: the next pod may have the same one already.
+    steps.push(link::remove_unreadable(host, link));
     for altname in
         link.altnames.iter().filter(|name| !original.altnames.contains(name) && **name != original.name)
     {

@@ -16,6 +16,7 @@ use rtnetlink::LinkUnspec;
 use serde::{Deserialize, Serialize};
 
 use super::{Error, Message, Socket, attributes, nest};
+use crate::error::all_of;
 
 /// Index of a link in its namespace. It is never 0: a request with index 0 and a name acts on the link of that
 /// name, so a move "to net1" would move the host's own net1.
@@ -41,6 +42,9 @@ pub struct Link {
     pub name: String,
     /// Further names, up to 128 bytes each.
     pub altnames: Vec<String>,
+    /// Those that are no text. Only a tenant gives such names, so they are on no record.
+    #[serde(skip)]
+    pub unreadable: Vec<Vec<u8>>,
     /// MTU in bytes.
     pub mtu: u32,
     /// Largest MTU that the driver accepts, in bytes; 0 if it does not report one.
@@ -89,6 +93,10 @@ impl Link {
 
 /// The link whose name is `name`, or whose altname is, if it is no longer than a name.
 pub fn by_name(socket: &mut Socket, name: &str) -> Result<Option<Link>> {
+    // No link has such a name; one that is no text is read as a longer one.
+    if name.len() >= IFNAMSIZ {
+        return Ok(None);
+    }
     let mut message = request();
     message.attributes.push(LinkAttribute::IfName(name.to_owned()));
     get(socket, message, &[Errno::ENODEV], &format!("cannot look up the link {name}"))
@@ -155,6 +163,7 @@ fn parse(reply: &Message) -> Option<Link> {
         index: NonZeroU32::new(header.index)?,
         name: String::new(),
         altnames: Vec::new(),
+        unreadable: Vec::new(),
         mtu: 0,
         max_mtu: 0,
         min_mtu: 0,
@@ -173,7 +182,7 @@ fn parse(reply: &Message) -> Option<Link> {
     for attribute in attributes(reply.payload.get(HEADER_LEN..)?) {
         let value = attribute.value();
         match attribute.kind() {
-            IFLA_IFNAME => link.name = parse_string(value).ok()?,
+            IFLA_IFNAME => link.name = name(value),
             IFLA_MTU => link.mtu = parse_u32(value).ok()?,
             IFLA_MAX_MTU => link.max_mtu = parse_u32(value).unwrap_or(0),
             IFLA_MIN_MTU => link.min_mtu = parse_u32(value).unwrap_or(0),
@@ -185,8 +194,12 @@ fn parse(reply: &Message) -> Option<Link> {
             IFLA_PARENT_DEV_NAME => link.parent = parse_string(value).ok(),
             IFLA_XDP => link.xdp = has_xdp(value),
             IFLA_PROP_LIST => {
-                let names = attributes(value).filter(|prop| prop.kind() == IFLA_ALT_IFNAME);
-                link.altnames.extend(names.filter_map(|prop| parse_string(prop.value()).ok()));
+                for prop in attributes(value).filter(|prop| prop.kind() == IFLA_ALT_IFNAME) {
+                    match parse_string(prop.value()) {
+                        Ok(name) => link.altnames.push(name),
+                        Err(_) => link.unreadable.push(prop.value().to_owned()),
+                    }
+                }
             }
             IFLA_LINKINFO => {
                 let kind = attributes(value).find(|info| info.kind() == IFLA_INFO_KIND);
@@ -197,6 +210,12 @@ fn parse(reply: &Message) -> Option<Link> {
     }
     link.lower = link.lower.filter(|_| !is_elsewhere);
     Some(link)
+}
+
+/// A name from the kernel, which takes any bytes but a few (dev_valid_name). One that is no text must not hide the link: a
+/// tenant can give it. It is shown with replacement characters, and names nothing: the link has its index.
+pub fn name(value: &[u8]) -> String {
+    String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned()
 }
 
 /// Whether an XDP program is attached, from IFLA_XDP. Mode 0 means none; the others say who runs it.
@@ -338,7 +357,8 @@ pub fn remove(socket: &mut Socket, link: &Link) -> Result<()> {
 /// Adds an altname to a link, unless the link has it.
 pub fn add_altname(socket: &mut Socket, link: &Link, name: &str) -> Result<()> {
     let flags = NLM_F_CREATE | NLM_F_EXCL | NLM_F_APPEND;
-    let added = socket.change(Message::new(RTM_NEWLINKPROP, &altname_message(link, name)), flags, || {
+    let message = altname_message(link, Prop::AltIfName(name.to_owned()));
+    let added = socket.change(Message::new(RTM_NEWLINKPROP, &message), flags, || {
         format!("cannot add the altname {name} to {}", link.name)
     });
     unless(added, socket, link, &|now| now.altnames.iter().any(|altname| altname == name))
@@ -346,15 +366,27 @@ pub fn add_altname(socket: &mut Socket, link: &Link, name: &str) -> Result<()> {
 
 /// Removes an altname from a link, if the link has it.
 pub fn remove_altname(socket: &mut Socket, link: &Link, name: &str) -> Result<()> {
-    let removed = socket.change(Message::new(RTM_DELLINKPROP, &altname_message(link, name)), 0, || {
+    let message = altname_message(link, Prop::AltIfName(name.to_owned()));
+    let removed = socket.change(Message::new(RTM_DELLINKPROP, &message), 0, || {
         format!("cannot remove the altname {name} of {}", link.name)
     });
     unless(removed, socket, link, &|now| now.altnames.iter().all(|altname| altname != name))
 }
 
-fn altname_message(link: &Link, name: &str) -> LinkMessage {
+/// Removes the altnames that are no text.
+pub fn remove_unreadable(socket: &mut Socket, link: &Link) -> Result<()> {
+    all_of(link.unreadable.iter().map(|name| {
+        let message = altname_message(link, Prop::Other(DefaultNla::new(IFLA_ALT_IFNAME, name.clone())));
+        let removed = socket.change(Message::new(RTM_DELLINKPROP, &message), 0, || {
+            format!("cannot remove an altname of {} that is no text", link.name)
+        });
+        unless(removed, socket, link, &|now| !now.unreadable.contains(name))
+    }))
+}
+
+fn altname_message(link: &Link, name: Prop) -> LinkMessage {
     let mut message = LinkUnspec::new_with_index(link.index.get()).build();
-    message.attributes.push(LinkAttribute::PropList(vec![Prop::AltIfName(name.to_owned())]));
+    message.attributes.push(LinkAttribute::PropList(vec![name]));
     message
 }
 

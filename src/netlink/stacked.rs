@@ -14,7 +14,7 @@ use nix::libc::{
 
 use rtnetlink::LinkUnspec;
 
-use super::link::{HEADER_LEN, Index};
+use super::link::{HEADER_LEN, Index, name};
 use super::{Message, Socket, attributes};
 
 /// Kinds that refer to another link without being stacked on it: the other link is their peer.
@@ -69,7 +69,7 @@ fn parse(reply: &Message, index: Index) -> Option<(Stacked, i32)> {
     for attribute in attributes(reply.payload.get(HEADER_LEN..)?) {
         let value = attribute.value();
         match attribute.kind() {
-            IFLA_IFNAME => link.name = parse_string(value).ok()?,
+            IFLA_IFNAME => link.name = name(value),
             IFLA_LINK => lower = parse_u32(value).ok(),
             IFLA_LINK_NETNSID => netns = parse_i32(value).ok(),
             IFLA_LINKINFO => {

@@ -247,7 +247,7 @@ impl Host {
     pub fn ip(&self, args: &str) -> String {
         let output = Command::new("ip").args(args.split_whitespace()).output().expect("iproute2");
         assert!(output.status.success(), "ip {args}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
+        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     /// Runs `ip` in the namespace at `netns`.

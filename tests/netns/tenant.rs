@@ -789,6 +789,8 @@ fn no_pod_keeps_its_rail_by_a_name() {
         "names",
         &[
             ("it is renamed", renamed("mine")),
+            ("its name is no text", renamed("$(printf '\\377\\377')")),
+            ("an altname is no text", altname("$(printf '\\377\\377')")),
             ("it is called as a free VF of the host", renamed("vf2")),
             ("it is called as the host's end of a pod", renamed("cali1")),
             ("another link is net1", renamed("x") + "; ip link add net1 type bridge"),
