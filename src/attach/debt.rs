@@ -145,7 +145,7 @@ pub fn take_over(records: &Records, id: &str, heir: Heir, node: &Node, host: &mu
     let mut found = Found::Untouched;
     let is_ours = |debt: &DebtFile| debt.record.owes_device() && heir.is_of(&debt.record);
     for mut debt in records.debts_of(id)?.into_iter().filter(is_ours) {
-        let mut left = restore_again(&mut debt, Next::HasIt, records, node, host)?;
+        let mut left = restore_again(&mut debt, Next::HasIt, records, node, host);
         let is_left = left.iter().any(|owed| owed.what.is_of_device());
         let of_device = left.clone();
         records.change(&mut debt, |record| {
@@ -183,15 +183,16 @@ fn restore_again(
     records: &Records,
     node: &Node,
     host: &mut Socket,
-) -> Result<Vec<Owed>> {
-    keep_addresses(debt, records, node, host)?;
+) -> Vec<Owed> {
+    let may_begin =
+        keep_addresses(debt, records, node, host).and_then(|()| refuse_used(&debt.record, next, node, host));
     let record = &debt.record;
-    if let Err(error) = refuse_used(record, next, node, host) {
-        return Ok(restore::waiting(record, &error));
+    if let Err(error) = may_begin {
+        return restore::waiting(record, &error);
     }
     let mut owed = record.owed();
     owed.retain(|owed| owed.what.is_of_device());
-    Ok(match restore::on_host(record, records, node, host) {
+    match restore::on_host(record, records, node, host) {
         Ok(Some(left)) => left,
         // It is not on the host: nothing was tried.
         Ok(None) => owed,
@@ -200,7 +201,7 @@ fn restore_again(
             owed.iter_mut().for_each(|owed| owed.why = format!("{error:#}"));
             owed
         }
-    })
+    }
 }
 
 /// A device whose addresses the host has again, under another name, gets its name as soon as that is free. For that it goes
@@ -323,7 +324,7 @@ fn pay_device(
         let is_taken = record.is_chained() || claims.iter().any(|claim| !claim.is_chained());
         return Ok(if is_taken { Vec::new() } else { owed });
     }
-    restore_again(debt, Next::StaysFree, records, node, &mut Socket::open()?)
+    Ok(restore_again(debt, Next::StaysFree, records, node, &mut Socket::open()?))
 }
 
 /// What is left of one thing that is neither of the device nor in the pod.

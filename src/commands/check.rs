@@ -175,7 +175,7 @@ fn text(checked: &[Checked<'_>], inventory: &Inventory) -> String {
         text += &(output::table(&headers, rows.into_iter()) + "\n");
     }
     for lost in &inventory.lost {
-        let line = format!("{}: {}", lost.describe(), REMEDY);
+        let line = format!("{}: {REMEDY}", lost.describe());
         text += &(output::printable(&line) + "\n");
     }
     for name in &inventory.unreadable {

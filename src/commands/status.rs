@@ -142,7 +142,7 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
         );
     }
     for lost in &inventory.lost {
-        todo.push(format!("{}: {}", lost.describe(), REMEDY));
+        todo.push(format!("{}: {REMEDY}", lost.describe()));
     }
     let left = inventory.attachments.iter().filter(|one| one.state.is_left_over()).count();
     if left > 0 {

@@ -182,14 +182,20 @@ what_an_operator_set_meanwhile_is_set_back() {
     same "the VF" "$first" "$(of_vf 0)"
 }
 
-a_pod_that_needs_the_rdma_device_of_another_is_told_whose() {
-    local config
+# Sets $config. Its DEL could not take the RDMA device out of pod1.
+owe_rdma_device() {
     config=$(network rail-0 "$vf0" "${wanted[rdma]}")
-    pod pod1 && pod pod2
+    pod pod1
     add pod1 net1 "$config"
     refuse=rdma
     del pod1 net1 "$config"
     refuse=''
+}
+
+a_pod_that_needs_the_rdma_device_of_another_is_told_whose() {
+    local config
+    owe_rdma_device
+    pod pod2
     refused "is still in pod lab/pod1" ADD pod2 net1 "$config"
     "$bin/rail-cni" reap >/dev/null
     add pod2 net1 "$config"
@@ -198,12 +204,7 @@ a_pod_that_needs_the_rdma_device_of_another_is_told_whose() {
 
 # Sets $config. The first interface of pod1 owes its RDMA device; somebody brought that home, and the second one has it.
 attached_again() {
-    config=$(network rail-0 "$vf0" "${wanted[rdma]}")
-    pod pod1
-    add pod1 net1 "$config"
-    refuse=rdma
-    del pod1 net1 "$config"
-    refuse=''
+    owe_rdma_device
     ip netns attach host 1
     in_pod pod1 rdma dev set rxe0 netns host
     ip netns del host
@@ -246,17 +247,31 @@ a_rebuilt_record_keeps_the_rdma_device_in_its_pod() {
 # The pod that the debt waits for is dead, and gives the device back in the same call.
 what_waited_for_a_device_is_done_when_reap_returns_it() {
     local config
-    config=$(network rail-0 "$vf0" "${wanted[rdma]}")
-    pod pod1 && pod pod2
-    add pod1 net1 "$config"
-    refuse=rdma
-    del pod1 net1 "$config"
-    refuse=''
+    owe_rdma_device
+    pod pod2
     add pod2 net1 "${config/required/auto}"
     kill_pod pod2
     "$bin/rail-cni" reap >/dev/null || fail "reap has to be called twice"
     same "debts" "" "$(find /run/rail-cni/debts -type f)"
     same "RDMA devices" "$devices" "$(rdma_devices)"
+}
+
+# Another plugin attached the VF while its VLAN was owed; rail-cni has that on a rebuilt record, and gives it back.
+a_rebuilt_record_gives_back_what_an_earlier_pod_owes() {
+    local config
+    config=$(network rail-0 "$vf0" "${wanted[vlan]}")
+    pod pod1 && pod pod2
+    add pod1 net1 "$config"
+    refuse=vlan=0
+    del pod1 net1 "$config"
+    refuse=''
+    ip link set ens0f0v0 netns pod2
+    "$bin/rail-cni" reap --rebuild >/dev/null
+    same "debts" "" "$(find /run/rail-cni/debts -type f)"
+    contains "the VF" "vlan 100" "$(of_vf 0)"
+    kill_pod pod2
+    "$bin/rail-cni" reap >/dev/null
+    same "the VF" "$first" "$(of_vf 0)"
 }
 
 # Only the name is owed. What the operator sets on the free VF meanwhile stays.
@@ -287,4 +302,4 @@ trap 'cat /run/owed.sum' EXIT
 run_cases whatever_the_pf_refuses_the_next_pod_starts what_an_operator_set_meanwhile_is_set_back \
     a_pod_that_needs_the_rdma_device_of_another_is_told_whose an_rdma_device_that_was_attached_again_stays_in_its_pod \
     a_rebuilt_record_keeps_the_rdma_device_in_its_pod what_waited_for_a_device_is_done_when_reap_returns_it \
-    a_debt_of_a_name_leaves_the_settings_of_the_vf_alone
+    a_rebuilt_record_gives_back_what_an_earlier_pod_owes a_debt_of_a_name_leaves_the_settings_of_the_vf_alone

@@ -225,7 +225,23 @@ a_leaf_learns_which_vf_has_the_address_now() {
 
 in_leaf() { ip netns exec leaf "$@"; }
 
-run_cases del_puts_right_what_two_dead_pods_left del_without_a_device_in_its_configuration_puts_right_too \
+# A tenant gives the VF a name and an altname that are no text. The kernel takes both home, and nobody says DEL.
+no_name_keeps_the_vf() {
+    local config
+    config=$(conf 0 "$(vf 0)")
+    pod podA && pod podB
+    add podA net1 "$config"
+    in_pod podA ip link set net1 down
+    in_pod podA ip link property add dev net1 altname $'\376\376'
+    in_pod podA ip link set net1 name $'\377\377'
+    kill_pod podA
+    ip link show | grep -qaF $'\377\377' || fail "the VF did not come home by that name"
+    add podB net1 "$config"
+    same "altnames" "" "$(ip -n podB link show net1 | grep -a altname || true)"
+    del podB net1 "$config"
+}
+
+run_cases no_name_keeps_the_vf del_puts_right_what_two_dead_pods_left del_without_a_device_in_its_configuration_puts_right_too \
     the_next_add_puts_right_what_two_dead_pods_left reap_puts_right_what_two_dead_pods_left \
     a_late_del_leaves_the_new_owner_alone a_vf_in_a_namespace_below_the_pods_comes_back_with_its_end \
     del_ends_when_the_vf_has_vanished del_ends_when_the_driver_was_unbound a_lost_record_does_not_lose_the_vf \

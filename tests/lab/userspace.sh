@@ -87,6 +87,16 @@ its_neighbour_with_a_netdev_is_attached_as_ever() {
     del pod1 net1 "$(conf 0 "$(vf 0 1)")"
 }
 
+# Sets $at, $method and $config: pod1 has the VF with a VLAN, and a reset at its end.
+add_with_reset() {
+    at=/sys/bus/pci/devices/$(vf 0)
+    method=$(cat "$at/reset_method")
+    [[ $method == *flr* ]] || skip "this VF has no function-level reset: $method"
+    config=$(jq -c '. + {vlan: 100, resetOnDel: "flr"}' <<<"$(vfio)")
+    pod pod1
+    add pod1 net1 "$config"
+}
+
 # end_refused CONF: DEL of pod1 while the PF refuses to take the VLAN back.
 end_refused() {
     status=0
@@ -116,12 +126,7 @@ close_vf() {
 # its VLAN it would be on another network.
 what_a_dead_pod_owes_waits_until_nothing_has_the_vf_open() {
     local at method config
-    at=/sys/bus/pci/devices/$(vf 0)
-    method=$(cat "$at/reset_method")
-    [[ $method == *flr* ]] || skip "this VF has no function-level reset: $method"
-    config=$(jq -c '. + {vlan: 100, resetOnDel: "flr"}' <<<"$(vfio)")
-    pod pod1
-    add pod1 net1 "$config"
+    add_with_reset
     # The kernel refuses the reset, too.
     printf '\n' >"$at/reset_method"
     end_refused "$config"
@@ -141,10 +146,8 @@ what_a_dead_pod_owes_waits_until_nothing_has_the_vf_open() {
 
 # The same before anything was tried: the pod died, and a virtual machine was started with its VF.
 a_dead_pods_vf_is_left_alone_while_something_has_it_open() {
-    local config
-    config=$(jq -c '. + {vlan: 100, resetOnDel: "flr"}' <<<"$(vfio)")
-    pod pod1
-    add pod1 net1 "$config"
+    local at method config
+    add_with_reset
     kill_pod pod1
     open_vf
     ip link set ens0f0 vf 0 vlan 7
@@ -163,12 +166,7 @@ a_dead_pods_vf_is_left_alone_while_something_has_it_open() {
 # The reset was done when the pod ended, and only the VLAN is owed: by the second try, somebody else may have the VF.
 a_second_try_does_not_reset_what_was_reset() {
     local at method config
-    at=/sys/bus/pci/devices/$(vf 0)
-    method=$(cat "$at/reset_method")
-    [[ $method == *flr* ]] || skip "this VF has no function-level reset: $method"
-    config=$(jq -c '. + {vlan: 100, resetOnDel: "flr"}' <<<"$(vfio)")
-    pod pod1
-    add pod1 net1 "$config"
+    add_with_reset
     end_refused "$config"
     contains "what is owed" "vf: " "$(debts)"
     [[ $(debts) != *reset:* ]] || fail "a reset is owed: $(debts)"
