@@ -16,11 +16,8 @@ use crate::fail;
 use crate::fault::Fault;
 use crate::netlink::link::parse_mac;
 use crate::netlink::vf::{LinkState, VfState, Vlan};
-use crate::node::Node;
+use crate::node::{MAX_RAIL, Node};
 use crate::sysfs::DeviceId;
-
-/// Rails that have a routing table of their own: 100 to 227, clear of the kernel's 253 to 255.
-const MAX_RAIL: u8 = 127;
 
 /// A configuration that can be acted on.
 #[derive(Clone, Debug)]

@@ -118,7 +118,7 @@ pub fn remove(path: &Path, original: &Original, attachment: &Attachment) -> Resu
 enum Whose {
     /// It names its owner.
     Of(Attachment),
-    /// It describes this device, and not ours.
+    /// It describes this device, or one of this type, and not ours.
     About(String),
 }
 
@@ -161,7 +161,12 @@ fn of_another(dir: &Dir, name: &str, original: &Original, attachment: &Attachmen
         ["/pci/pci-address", "/vdpa/pci-address"].iter().find_map(|path| info.pointer(path)?.as_str());
     let other =
         described.filter(|id| original.pci_id.as_deref() != Some(*id) && original.pf.as_deref() != Some(*id));
-    Ok(other.map(|id| Whose::About(id.to_owned())))
+    let of_other_type = || {
+        let of_type =
+            info.get("type").and_then(Value::as_str).filter(|of_type| !matches!(*of_type, "pci" | "vdpa"));
+        of_type.map(|of_type| format!("a device of the type {of_type}"))
+    };
+    Ok(other.map(str::to_owned).or_else(of_other_type).map(Whose::About))
 }
 
 /// The folder, if it is there.

@@ -135,6 +135,11 @@ impl Plugin for Attach {
     }
 }
 
+fn is_in_a_pod(pf: &str, node: &Node) -> Result<bool> {
+    let Some(records) = Records::open_existing(node)? else { return Ok(false) };
+    Ok(records.all()?.0.iter().any(|record| record.device.is_pf(pf)))
+}
+
 /// Fails when the PF of the network's rail is not on this node.
 fn rail_is_there(network: &Network, node: &Node) -> Result<()> {
     let Some(rail) = config::rail_of(network) else { return Ok(()) };
@@ -145,7 +150,7 @@ fn rail_is_there(network: &Network, node: &Node) -> Result<()> {
     for one in pfs {
         let there = match DeviceId::parse(&one.pf) {
             Some(id) => Function::find(&node.sysfs_root, &id)?.is_some(),
-            None => node.sysfs_root.join("class/net").join(&one.pf).exists(),
+            None => node.sysfs_root.join("class/net").join(&one.pf).exists() || is_in_a_pod(&one.pf, node)?,
         };
         if !there {
             fail!(NotAvailable, "rail {rail}: the node has no PF {}", one.pf);

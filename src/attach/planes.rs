@@ -8,7 +8,7 @@ use super::record::Records;
 use super::restore;
 use crate::fail;
 use crate::netlink::Socket;
-use crate::netlink::link::{self, Link};
+use crate::netlink::link;
 use crate::netns::Netns;
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
@@ -85,14 +85,9 @@ fn has_carrier(pf: &str, node: &Node, records: &Records, host: &mut Socket) -> R
     if let Some(link) = name.map(|name| link::by_name(host, &name)).transpose()?.flatten() {
         return Ok(link.carrier);
     }
-    let is_its = |link: &Link| link.name == pf || link.altnames.iter().any(|name| name == pf);
-    for record in records.all()?.0 {
-        let device = &record.device;
-        if device.pci_id.as_deref() == Some(pf) || device.link.as_ref().is_some_and(is_its) {
-            let in_pod =
-                || restore::find_in_pod(&record, &mut Netns::open(&record.netns.path)?.run(Socket::open)?);
-            return Ok(in_pod().ok().flatten().is_some_and(|link| link.carrier));
-        }
-    }
-    Ok(false)
+    let Some(record) = records.all()?.0.into_iter().find(|record| record.device.is_pf(pf)) else {
+        return Ok(false);
+    };
+    let in_pod = || restore::find_in_pod(&record, &mut Netns::open(&record.netns.path)?.run(Socket::open)?);
+    Ok(in_pod().ok().flatten().is_some_and(|link| link.carrier))
 }

@@ -25,6 +25,8 @@ const FIRST_TABLE: u32 = 100;
 const FIRST_METRIC: u32 = 1000;
 /// Where networks without `rail` look for a free table: behind all rails and the kernel's tables.
 const FIRST_FREE: u32 = 900;
+/// Most addresses and routes of a rail. Every call reads the records of all pods: a tenant's must not be megabytes.
+const MAX_ROUTES: usize = 1000;
 
 /// Refuses a pod that has an interface with this name or altname.
 pub fn refuse_name_in_use(pod: &mut Socket, name: &str) -> Result<()> {
@@ -48,6 +50,10 @@ pub fn clashing_altnames(pod: &mut Socket, device: &Link, name: &str) -> Result<
 
 /// What the rail will be in the pod, by the configuration and the IPAM's result.
 pub fn prepare(conf: &NetConf, original: &Link, leased: &AddResult, pod: &mut Socket) -> Result<Applied> {
+    let all = leased.ips.len() + leased.routes.len() + conf.routes.len();
+    if all > MAX_ROUTES {
+        fail!(InvalidConfig, "{all} addresses and routes, and a rail can have {MAX_ROUTES}: combine them");
+    }
     let addresses: Vec<IpNet> = leased.ips.iter().map(|ip| ip.address).collect();
     for ip in &leased.ips {
         let address = ip.address.addr();
@@ -72,7 +78,8 @@ pub fn prepare(conf: &NetConf, original: &Link, leased: &AddResult, pod: &mut So
     let mut routes = Vec::new();
     // A route that both the pool and the network give is one route, and the network's takes precedence.
     let is_of_pool_alone = |of_pool: &&cni::Route| {
-        let key = |route: &cni::Route| (route.dst.trunc(), route.table, route.priority);
+        let key =
+            |route: &cni::Route| (route.dst.trunc(), route.table.unwrap_or(0), route.priority.unwrap_or(0));
         conf.routes.iter().all(|route| key(route) != key(of_pool))
     };
     for wanted in leased.routes.iter().filter(is_of_pool_alone).chain(&conf.routes) {
@@ -95,7 +102,7 @@ pub fn prepare(conf: &NetConf, original: &Link, leased: &AddResult, pod: &mut So
             continue;
         }
         if is_source_based && !addresses.is_empty() {
-            routes.push(Route { table, metric: 0, ..route.clone() });
+            routes.push(Route { table, ..route.clone() });
         }
         let metric = if route.metric == 0 { metric } else { route.metric };
         routes.push(Route { metric, ..route });
@@ -111,13 +118,18 @@ pub fn prepare(conf: &NetConf, original: &Link, leased: &AddResult, pod: &mut So
         }
     }
     let mut once: Vec<Route> = Vec::new();
-    routes.retain(|route| {
-        let is_new = !once.contains(route);
-        if is_new {
-            once.push(route.clone());
+    for route in routes {
+        let key = |route: &Route| (route.dst, route.table, route.metric);
+        match once.iter().find(|other| key(other) == key(&route)) {
+            None => once.push(route),
+            Some(same) if *same == route => (),
+            // To the kernel, too, they would be one.
+            Some(other) => {
+                fail!(InvalidConfig, "{other} and {route}: give one of these routes another priority")
+            }
         }
-        is_new
-    });
+    }
+    let routes = once;
     let mac = conf.mac.as_deref().map_or_else(|| original.mac.clone(), link::format_mac);
     Ok(Applied { index: 0, mtu: conf.mtu, mac, addresses, routes, rules })
 }

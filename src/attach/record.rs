@@ -225,6 +225,13 @@ impl Original {
     pub fn is_of(&self, function: &str) -> bool {
         self.id.strip_prefix(function).is_some_and(|rest| rest.is_empty() || rest.starts_with("-port"))
     }
+
+    /// Is it the PF that a row of node.json names, by its PCI address or by the name that its netdev has on the host?
+    pub fn is_pf(&self, pf: &str) -> bool {
+        let is_its = |link: &Link| link.name == pf || link.altnames.iter().any(|name| name == pf);
+        self.pci_id.as_ref().is_some_and(|id| id.eq_ignore_ascii_case(pf))
+            || self.link.as_ref().is_some_and(is_its)
+    }
 }
 
 /// What ADD makes of the device in the pod: CHECK compares with it, DEL undoes it.
@@ -892,5 +899,21 @@ impl Ipam {
         let netns = if is_alive { record.netns.path.as_path() } else { Path::new("") };
         let delegate = Delegate::find(&self.r#type, &self.path, self.config.as_bytes())?;
         Ok(delegate.on_behalf_of(&record.attachment(), netns, &self.args, &self.path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_row_of_node_json_means_a_pf_by_address_name_or_altname() {
+        let named = |id: &str, link: serde_json::Value| -> Original {
+            serde_json::from_value(json!({"id": id, "pciID": id, "link": link})).unwrap()
+        };
+        let original = named("0000:0a:00.0", json!(null));
+        assert!(original.is_pf("0000:0a:00.0") && original.is_pf("0000:0A:00.0"));
+        assert!(!original.is_pf("0000:0a:00.1") && !original.is_pf("ens1f0"));
     }
 }

@@ -235,6 +235,8 @@ fn take_from_pod(record: &Record, netns: &Netns, host: &mut Socket, owed: &mut V
     if netns.is(&Netns::current()?)? {
         let addresses = record.applied.addresses.iter();
         owe(owed, What::Device, all_of(addresses.map(|net| address::remove(host, &link, *net))));
+        // Kernels before 6.2 rename no link that is up.
+        owe(owed, What::Device, link::set_down(host, &link));
     }
     remove_stacked(&mut pod, &link);
     move_home(record, &link, &mut pod, host)

@@ -54,6 +54,9 @@ pub struct Node {
     pub policy: Policy,
 }
 
+/// The largest number of a rail: each has a routing table of its own, 100 to 227, clear of the kernel's 253 to 255.
+pub const MAX_RAIL: u8 = 127;
+
 /// A rail and its PF.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -62,6 +65,13 @@ pub struct RailPf {
     pub rail: u8,
     /// PCI address or netdev name of the PF.
     pub pf: String,
+    /// Whether rail-ipam gives the rail's addresses, so that the plan must have a pool for it.
+    #[serde(default = "yes")]
+    pub pool: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -336,6 +346,9 @@ fn parse(path: &Path, value: &Value) -> Result<Node> {
         {
             fail!(InvalidConfig, "{}: rails: rail {} is listed twice", path.display(), other.rail);
         }
+        if one.rail > MAX_RAIL {
+            fail!(InvalidConfig, "{}: rails: rail {} is more than {MAX_RAIL}", path.display(), one.rail);
+        }
     }
     let mut vf_keys = node.policy.vf_keys.iter().flatten();
     if let Some(key) = vf_keys.find(|key| !VF_KEYS.contains(&key.as_str())) {
@@ -366,6 +379,15 @@ mod tests {
         let error = format!("{:#}", parsed(json!(["vlan", "infinibandGuid"])).unwrap_err());
         assert!(error.contains("\"infinibandGuid\" is not one of"), "{error}");
         assert!(error.ends_with("did you mean infinibandGUID?"), "{error}");
+    }
+
+    #[test]
+    fn a_rail_has_a_table_that_is_not_the_kernels() {
+        let parsed =
+            |rail: Value| parse(Path::new("node.json"), &json!({"rails": [{"rail": rail, "pf": "ens1f0"}]}));
+        assert!(parsed(json!(MAX_RAIL)).is_ok_and(|node| node.rails[0].pool));
+        let error = format!("{:#}", parsed(json!(155)).unwrap_err());
+        assert!(error.contains("rails: rail 155 is more than 127"), "{error}");
     }
 
     #[test]

@@ -8,12 +8,11 @@ use ipnet::IpNet;
 use super::scheme::place_of;
 use super::{File, Plan, Pool, yaml};
 use crate::fail;
+use crate::node::MAX_RAIL;
 use crate::pool::rail_in;
 
 /// The MTU of pods if no source says that of the hosts, in bytes: below the 9216 of the leaves.
 const MTU: u32 = 9000;
-/// The largest `rail` of a network.
-const MAX_RAIL: u8 = 127;
 
 const CAPABILITIES: &str =
     r#""capabilities": {"deviceID": true, "mac": true, "ips": true, "CNIDeviceInfoFile": true}"#;

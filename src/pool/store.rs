@@ -102,6 +102,11 @@ impl Store {
         names.filter(|name| super::is_name(name)).take(most).collect()
     }
 
+    /// Whether somebody writes the store, or was killed while he did: some nodes may have the plan from before.
+    pub fn is_unfinished(&self) -> bool {
+        self.path.join(UNFINISHED).exists()
+    }
+
     /// The pools that have an allocation for `node_name`, sorted.
     pub fn pools(&self, node_name: &str) -> Result<Vec<String>> {
         let names = self.of_one_plan(node_name, |_| false, Dir::names)?.unwrap_or_default();

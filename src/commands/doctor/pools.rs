@@ -60,6 +60,10 @@ fn pools(
     let mut pools = BTreeMap::new();
     let store = Store::open(node)?;
     let ours = store.pools(node_name)?;
+    if store.is_unfinished() {
+        let text = "a plan is being written to the store, or that was cut off: some nodes may have the one from before";
+        found.add(Check::warn(name, text, "if it is still so in a minute, write the plan again"));
+    }
     for (pool, allocation) in ours.iter().zip(store.find(node_name, &ours)?) {
         match allocation {
             Ok(Some(allocation)) => drop(pools.insert(pool.clone(), allocation)),
@@ -75,6 +79,13 @@ fn pools(
     }
     let mut others = store.some_nodes(OTHER_NODES + 2);
     let near = store.near(node_name);
+    if ours.is_empty() && !node.rails.is_empty() && !node.rails.iter().any(|rail| rail.pool) {
+        found.add(Check::skip(
+            name,
+            "node.json says of each rail that another IPAM plugin gives its addresses",
+        ));
+        return Ok(pools);
+    }
     if ours.is_empty() {
         let text = format!("node {node_name} has no allocation in any pool");
         let file = crate::node::path();
@@ -138,7 +149,7 @@ fn pools(
             found.add(Check::fail(name, text, "boot without ipv6.disable=1"));
         }
     }
-    rails_without_pool(&pools, inventory, found);
+    rails_without_pool(node, &pools, inventory, found);
     let all: Vec<_> = pools.keys().map(String::as_str).collect();
     let mut text = format!("node {node_name} has {}: {}", count(all.len(), "allocation"), all.join(", "));
     if others.len() > OTHER_NODES {
@@ -149,7 +160,12 @@ fn pools(
 }
 
 /// Checks that each rail of node.json has a pool, as far as the pools say which rail they are for.
-fn rails_without_pool(pools: &BTreeMap<String, Allocation>, inventory: &Inventory, found: &mut Findings) {
+fn rails_without_pool(
+    node: &Node,
+    pools: &BTreeMap<String, Allocation>,
+    inventory: &Inventory,
+    found: &mut Findings,
+) {
     let name = "pools";
     let of: Vec<Option<u8>> =
         pools.iter().map(|(pool, allocation)| allocation.rail.or_else(|| rail_in(pool))).collect();
@@ -174,7 +190,8 @@ fn rails_without_pool(pools: &BTreeMap<String, Allocation>, inventory: &Inventor
             found.add(Check::fail(name, text, "add the rail to node.json, or correct the plan"));
         }
     }
-    let missing: Vec<_> = listed.iter().filter(|rail| !has(**rail)).map(u8::to_string).collect();
+    let expected: BTreeSet<u8> = node.rails.iter().filter(|rail| rail.pool).map(|one| one.rail).collect();
+    let missing: Vec<_> = expected.iter().filter(|rail| !has(**rail)).map(u8::to_string).collect();
     if missing.is_empty() {
         return;
     }
@@ -188,7 +205,7 @@ fn rails_without_pool(pools: &BTreeMap<String, Allocation>, inventory: &Inventor
         Check::fail(
             name,
             format!("there is no pool for {rails}"),
-            "run `rail-ipam import` with its plan, or correct node.json",
+            "run `rail-ipam import` with its plan, or correct node.json; with another IPAM plugin, `\"pool\": false` there",
         )
     });
 }

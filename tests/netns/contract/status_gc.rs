@@ -53,6 +53,22 @@ fn status_knows_the_rails_of_the_node() {
     assert!(status().error(50)["msg"].as_str().unwrap().contains("rail 0"));
 }
 
+/// docs/cni-contract.md, item 96: containerd asks again and again, also while a pod has the PF, whose name the host has not.
+#[test]
+fn a_node_whose_pf_a_pod_has_is_ready() {
+    let Some(bench) = Bench::cni("status::pf_in_pod") else { return };
+    let host = &bench.host;
+    fs::create_dir_all(host.path("sys/class/net/vf0")).unwrap();
+    host.set_node(json!({"rails": [{"rail": 0, "pf": "vf0"}]}));
+    let status = || bench.call("STATUS").run(&config());
+    status().ok();
+    bench.call("ADD").run(&config()).ok();
+    fs::remove_dir(host.path("sys/class/net/vf0")).unwrap();
+    status().ok();
+    bench.call("DEL").run(&config()).ok();
+    assert!(status().error(50)["msg"].as_str().unwrap().contains("the node has no PF vf0"));
+}
+
 /// docs/cni-contract.md, item 94: no ADD can succeed there.
 #[test]
 fn a_node_without_the_ipam_plugin_is_not_ready() {

@@ -216,6 +216,11 @@ fn faults_of_the_plan() {
     finds(&host, "pools", "fail", "the file is damaged");
     fs::write(&file, &good).unwrap();
 
+    // A write of many nodes was killed between two of them.
+    fs::write(host.path("store/.unfinished"), "").unwrap();
+    finds(&host, "pools", "warn", "or that was cut off");
+    fs::remove_file(host.path("store/.unfinished")).unwrap();
+
     host.plan("rail-1", "172.16.0.0/30", "172.16.0.2", &[]);
     finds(&host, "pools", "fail", "rail-0 and rail-1 overlap");
     let mut full: Value = serde_json::from_str(&good).unwrap();
@@ -230,6 +235,28 @@ fn faults_of_the_plan() {
 
     fs::remove_file(&file).unwrap();
     finds(&host, "pools", "fail", "there is no pool for rail 1");
+    // Another IPAM plugin has the rail, or all rails.
+    let node = fs::read_to_string(host.path("node.json")).unwrap();
+    let of_others = |rails: &[u8]| {
+        let mut node: Value = serde_json::from_str(&node).unwrap();
+        for row in node["rails"].as_array_mut().unwrap() {
+            if rails.iter().any(|rail| row["rail"] == *rail) {
+                row["pool"] = json!(false);
+            }
+        }
+        fs::write(host.path("node.json"), node.to_string()).unwrap();
+    };
+    of_others(&[1]);
+    is_well(&host);
+    of_others(&[0]);
+    finds(&host, "pools", "fail", "there is no pool for rail 1");
+    let rail_0 = fs::read_to_string(ours.join("rail-0.json")).unwrap();
+    fs::remove_file(ours.join("rail-0.json")).unwrap();
+    of_others(&[0, 1]);
+    finds(&host, "pools", "skip", "another IPAM plugin gives its addresses");
+    fs::write(ours.join("rail-0.json"), rail_0).unwrap();
+    fs::write(host.path("node.json"), node).unwrap();
+
     fs::create_dir(host.path("store/node-2")).unwrap();
     fs::write(host.path("store/node-2/rail-1.json"), &good).unwrap();
     finds(&host, "pools", "fail", "node node-1 is not in pool rail-1, which node-2 has");

@@ -548,7 +548,9 @@ fn a_device_info_file_of_another_pod_is_neither_overwritten_nor_removed() {
     };
     host.cni("ADD", "c1", &pod, &info(0)).ok();
     assert_eq!(host.snapshot()["records"], with_other["records"]);
-    for others in [first.replace("\"c1\"", "\"c9\""), unowned(1).to_string()] {
+    let of_another_type =
+        json!({"type": "vhost-user", "version": "1.1.0", "vhost-user": {"path": "/p"}}).to_string();
+    for others in [first.replace("\"c1\"", "\"c9\""), unowned(1).to_string(), of_another_type] {
         fs::write(&file, &others).unwrap();
         host.cni("DEL", "c1", &pod, &info(0)).ok();
         assert_eq!(host.snapshot(), before);

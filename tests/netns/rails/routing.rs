@@ -319,7 +319,7 @@ fn routes_have_the_keys_that_were_asked_for() {
             (&json!(4000), &json!(3900)),
             "{first}"
         );
-        assert_eq!(first["metric"], if table == "main" { json!(7) } else { json!(null) });
+        assert_eq!(first["metric"], 7, "{first}");
         let direct = route("10.4.0.0/16", table);
         assert_eq!(
             (direct.get("gateway"), direct["scope"].to_string().trim_matches('"')),
@@ -349,7 +349,61 @@ fn routes_have_the_keys_that_were_asked_for() {
     }
 }
 
-/// A host address has no neighbours by its prefix: its gateway is on the link all the same.
+/// One destination by two gateways: the smaller metric counts, in the rail's table too.
+#[test]
+fn a_destination_can_have_two_routes_of_different_priority() {
+    let Some(host) = Host::new("routing::priorities") else { return };
+    host.add_rail(0);
+    let pod = host.add_netns("pod");
+    host.plan("flat", "10.71.0.0/16", "10.71.0.1", &[]);
+    let before = host.snapshot();
+    let by =
+        |gateway: &str, priority: u32| json!({"dst": "10.9.0.0/16", "gw": gateway, "priority": priority});
+    let config = |first, second| {
+        let routes = [by("10.71.0.1", first), by("10.71.0.9", second)];
+        with(rail(0), json!({"ipam": {"type": "rail-ipam", "pool": "flat"}, "routes": routes}))
+    };
+    let added = host.cni("ADD", "c1", &pod, &config(10, 20)).ok().json();
+    for table in ["main", "100"] {
+        let shown = host.json(Some(&pod), &format!("route show 10.9.0.0/16 table {table}"));
+        let has = |metric: u32, gateway: &str| {
+            shown
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|route| route["metric"] == metric && route["gateway"] == gateway)
+        };
+        assert!(has(10, "10.71.0.1") && has(20, "10.71.0.9"), "{shown}");
+    }
+    host.cni("CHECK", "c1", &pod, &with(config(10, 20), json!({ "prevResult": added }))).ok();
+    host.cni("DEL", "c1", &pod, &config(10, 20)).ok();
+    // The kernel has room for one of them.
+    let error = host.cni("ADD", "c1", &pod, &config(10, 10)).error(7);
+    assert!(error["msg"].as_str().unwrap().contains("another priority"), "{error}");
+    assert_eq!(host.snapshot(), before);
+}
+
+/// A NAD of a megabyte has 20,000 routes. Their record would be read by each call of the node.
+#[test]
+fn more_routes_than_a_rail_can_have_are_refused() {
+    let Some(host) = fabric("routing::many", 1) else { return };
+    let pod = host.add_netns("pod");
+    let before = host.snapshot();
+    let config = |count: u32| {
+        let routes: Vec<_> =
+            (0..count).map(|n| json!({"dst": format!("10.{}.{}.0/24", n / 256, n % 256)})).collect();
+        with(rail(0), json!({ "routes": routes }))
+    };
+    let error = host.cni("ADD", "c1", &pod, &config(1000)).error(7);
+    let told = error["msg"].as_str().unwrap();
+    assert!(told.contains("addresses and routes, and a rail can have 1000"), "{told}");
+    host.cni("DEL", "c1", &pod, &config(1000)).ok();
+    assert_eq!(host.snapshot(), before);
+    host.cni("ADD", "c1", &pod, &config(900)).ok();
+    host.cni("DEL", "c1", &pod, &config(900)).ok();
+    assert_eq!(host.snapshot(), before);
+}
+
 /// The pool of a rail has its routes, and a network written before it had them names them too.
 #[test]
 fn a_route_of_pool_and_network_is_one_route_and_the_networks_word_counts() {
@@ -397,6 +451,7 @@ fn a_route_to_the_rails_own_network_stays_on_the_link() {
     }
 }
 
+/// A host address has no neighbours by its prefix: its gateway is on the link all the same.
 #[test]
 fn a_host_address_reaches_its_gateway_on_the_link() {
     let Some(host) = fabric("routing::onlink", 1) else { return };
