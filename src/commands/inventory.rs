@@ -10,7 +10,7 @@ use crate::attach::planes::is_same_rail;
 use crate::attach::record::{Phase, Record, Records};
 use crate::attach::{self, restore};
 use crate::files;
-use crate::ipam::{lease, living};
+use crate::ipam::{claim, lease, living};
 use crate::netlink::link::{self, Link};
 use crate::netlink::{Socket, address, rdma};
 use crate::netns::{Life, Netns};
@@ -32,6 +32,8 @@ pub struct Inventory {
     pub unreadable: Vec<String>,
     /// PFs and VFs of the rails that are in other namespaces without a record.
     pub lost: Vec<Lost>,
+    /// PCI addresses of the devices that resource claims hold.
+    pub claimed: HashSet<String>,
     /// Whether the run directory was emptied since the boot, and no ADD has come since.
     pub is_emptied: bool,
 }
@@ -236,28 +238,35 @@ impl Inventory {
             debts,
             unreadable,
             lost: Vec::new(),
+            claimed: claim::devices(node)?,
             is_emptied: living::is_emptied(node)?,
         };
-        inventory.lost = inventory.find_lost()?;
+        inventory.lost = lost::find(&inventory.astray()?)?;
         Ok(inventory)
     }
 
-    fn find_lost(&self) -> Result<Vec<Lost>> {
+    /// Devices of the rails that are not on the host, and that nobody holds.
+    fn astray(&self) -> Result<HashSet<String>> {
         let mut away = HashSet::new();
         for rail in &self.rails {
             let vfs = rail.vfs.iter().map(|vf| &vf.function);
             for function in rail.function.iter().chain(vfs) {
-                if self.holder(function).is_none() && lost::is_away(function)? {
+                if !self.is_held(function) && lost::is_away(function)? {
                     away.insert(function.id.clone());
                 }
             }
         }
-        lost::find(&away)
+        Ok(away)
     }
 
     /// The device, if it is in a namespace without a record.
     pub fn lost(&self, device: &Function) -> Option<&Lost> {
         self.lost.iter().find(|lost| lost.id == device.id)
+    }
+
+    /// Whether the device is on record, or a resource claim holds it.
+    pub fn is_held(&self, device: &Function) -> bool {
+        self.holder(device).is_some() || self.claimed.contains(&device.id)
     }
 
     /// The attachment that has the device, or had it last.
@@ -396,4 +405,44 @@ fn rails(node: &Node, attachments: &[Attached], links: &[Link]) -> Result<Vec<Ra
         rails.push(one);
     }
     Ok(rails)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_device_that_a_claim_holds_is_not_astray() {
+        let root = tempfile::tempdir().unwrap();
+        let function = |id: &str| {
+            let path = root.path().join("bus/pci/devices").join(id);
+            fs::create_dir_all(&path).unwrap();
+            symlink("mlx5_core", path.join("driver")).unwrap();
+            Function::find(root.path(), &DeviceId::parse(id).unwrap()).unwrap().unwrap()
+        };
+        let rail = Rail {
+            rail: Some(0),
+            named: String::new(),
+            function: Some(function("0000:1a:00.0")),
+            link: None,
+            rdma: Vec::new(),
+            vfs: vec![Vf { function: function("0000:1a:00.2"), link: None }],
+        };
+        let away = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<HashSet<_>>();
+        let mut inventory = Inventory {
+            rdma: RdmaMode::Absent,
+            rails: vec![rail],
+            attachments: Vec::new(),
+            debts: Vec::new(),
+            unreadable: Vec::new(),
+            lost: Vec::new(),
+            claimed: away(&["0000:1a:00.2"]),
+            is_emptied: false,
+        };
+        assert_eq!(inventory.astray().unwrap(), away(&["0000:1a:00.0"]));
+        inventory.claimed.clear();
+        assert_eq!(inventory.astray().unwrap(), away(&["0000:1a:00.0", "0000:1a:00.2"]));
+    }
 }

@@ -57,16 +57,15 @@ struct Count {
 
 impl Count {
     fn of(rail: &Rail, inventory: &Inventory) -> Count {
-        let holders: Vec<_> = rail.vfs.iter().filter_map(|vf| inventory.holder(&vf.function)).collect();
-        let dead = holders.iter().filter(|holder| holder.state.is_left_over()).count();
+        let held = rail.vfs.iter().filter(|vf| inventory.is_held(&vf.function)).count();
+        let holders = rail.vfs.iter().filter_map(|vf| inventory.holder(&vf.function));
+        let dead = holders.filter(|holder| holder.state.is_left_over()).count();
         let lost = rail.vfs.iter().filter(|vf| inventory.lost(&vf.function).is_some()).count();
         let is_unbound = |function: &Function| {
-            function.driver().is_none()
-                && inventory.holder(function).is_none()
-                && inventory.lost(function).is_none()
+            function.driver().is_none() && !inventory.is_held(function) && inventory.lost(function).is_none()
         };
         let unbound = rail.vfs.iter().filter(|vf| is_unbound(&vf.function)).count();
-        Count { enabled: rail.vfs.len(), attached: holders.len() - dead, dead, lost, unbound }
+        Count { enabled: rail.vfs.len(), attached: held - dead, dead, lost, unbound }
     }
 
     fn free(&self) -> usize {
@@ -76,12 +75,12 @@ impl Count {
 
 /// The state of the PF's link, or the reason why the host has no link for it.
 fn pf_link(rail: &Rail, inventory: &Inventory) -> &'static str {
-    match (&rail.link, rail.function.as_ref().and_then(|pf| inventory.holder(pf))) {
+    match (&rail.link, &rail.function) {
         (Some(link), _) => link_state(link),
-        (None, Some(_)) => "in-pod",
-        (None, None) if rail.function.as_ref().is_some_and(|pf| pf.is_userspace()) => "userspace",
-        (None, None) if rail.is_missing() => "missing",
-        (None, None) => "no-netdev",
+        (None, Some(pf)) if inventory.is_held(pf) => "in-pod",
+        (None, Some(pf)) if pf.is_userspace() => "userspace",
+        (None, None) => "missing",
+        (None, Some(_)) => "no-netdev",
     }
 }
 
@@ -320,7 +319,7 @@ fn json(node_name: &str, inventory: &Inventory, todo: &[String]) -> Value {
     let debts: Vec<_> = inventory.debts.iter().map(debt::json).collect();
     json!({"node": node_name, "rdma": rdma, "rails": rails.collect::<Vec<_>>(),
         "attachments": attachments.collect::<Vec<_>>(), "debts": debts, "unreadable": inventory.unreadable,
-        "lost": inventory.lost.iter().map(Lost::json).collect::<Vec<_>>(), "todo": todo})
+        "emptied": inventory.is_emptied, "lost": inventory.lost.iter().map(Lost::json).collect::<Vec<_>>(), "todo": todo})
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! there is no namespace by which to tell whether the holder lives. Such a lease belongs to the claim, and whoever made it
 //! releases it: nothing else takes it over while this boot lasts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 
 use anyhow::Result;
@@ -97,6 +97,23 @@ pub fn take(node: &Node, request: Request) -> Result<Given> {
         (pool.clone(), ask.allocation, address, shared)
     });
     Ok(Given { rail, addresses: given.collect() })
+}
+
+/// PCI addresses of the devices that claims hold. That of a claim that has ended is one of them until its lease is released,
+/// which is refused while a pod has the device: so nobody takes a device in a pod for lost meanwhile.
+pub fn devices(node: &Node) -> Result<HashSet<String>> {
+    let mut devices = HashSet::new();
+    lease::for_each_folder(node, |folder| {
+        for entry in folder.entries()? {
+            // `doctor` and `rail-ipam show` report a lease that cannot be read.
+            let Ok(Some(lease)) = folder.read(&entry) else { continue };
+            if !lease.is_dead()? {
+                devices.extend(lease.holder.claim.map(|claim| claim.function));
+            }
+        }
+        Ok(())
+    })?;
+    Ok(devices)
 }
 
 /// What the store has for this node. A file that cannot be read, of a pool that is not meant, stops nobody.

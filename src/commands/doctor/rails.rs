@@ -162,8 +162,8 @@ fn offer(
         // The next ADD restores the device.
         Some(holder) if holder.state.is_left_over() || holder.is_home => return Offer::Usable,
         Some(_) => return Offer::Held,
-        // The check `lost` reports it.
-        None if inventory.lost(function).is_some() => return Offer::Held,
+        // The check `lost` reports what no claim holds.
+        None if inventory.is_held(function) || inventory.lost(function).is_some() => return Offer::Held,
         None => (),
     }
     let Some(driver) = function.driver() else { return Offer::Unbound };
@@ -236,7 +236,10 @@ fn lost(rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
             None => check,
         });
     }
-    found.ok_unless_reported(name, "every device in a pod has a record".to_owned());
+    found.ok_unless_reported(
+        name,
+        "every device in a pod is on record, or a resource claim holds it".to_owned(),
+    );
 }
 
 fn pf(node: &Node, rail: &Rail, inventory: &Inventory, found: &mut Findings) {
@@ -266,7 +269,7 @@ fn pf(node: &Node, rail: &Rail, inventory: &Inventory, found: &mut Findings) {
                 Check::warn(name, text, "bind the NIC's own driver, unless pods get the PF itself").on(rail),
             );
         }
-        Some(_) if rail.link.is_none() && inventory.holder(pf).is_none() => {
+        Some(_) if rail.link.is_none() && !inventory.is_held(pf) => {
             let text = format!("{id} has no netdev on the host");
             found.add(
                 Check::fail(name, text, "move it back if it is in another network namespace (`ip netns`)")
@@ -390,7 +393,7 @@ fn vfs(node: &Node, inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Fin
     let mut all_dead = Vec::new();
     for stock in stocks {
         let rail = stock.rail;
-        let Some(pf) = rail.function.as_ref().filter(|pf| inventory.holder(pf).is_none()) else { continue };
+        let Some(pf) = rail.function.as_ref().filter(|pf| !inventory.is_held(pf)) else { continue };
         if rail.vfs.is_empty() {
             let (id, most) = (&pf.id, pf.max_vf_count());
             let (text, remedy) = if most == 0 {

@@ -58,7 +58,7 @@ fn at_home<'a>(rail: &'a Rail, inventory: &'a Inventory) -> Vec<(&'a Function, O
     let pf = rail.function.iter().map(|pf| (pf, rail.link.as_ref()));
     let all = pf.chain(rail.vfs.iter().map(|vf| (&vf.function, vf.link.as_ref())));
     let is_home = |function: &Function| {
-        inventory.holder(function).is_none() && inventory.lost(function).is_none() && !function.is_userspace()
+        !inventory.is_held(function) && inventory.lost(function).is_none() && !function.is_userspace()
     };
     all.filter(|(function, _)| is_home(function)).collect()
 }
@@ -78,9 +78,10 @@ fn devices(inventory: &Inventory, why: Option<&str>, found: &mut Findings) {
     }
     let rails: Vec<_> = inventory.rails.iter().map(|rail| (rail, at_home(rail, inventory))).collect();
     let with: usize = rails.iter().map(|(_, all)| all.iter().filter(|(one, _)| has(one)).count()).sum();
-    // Pods whose records were lost have devices as well.
-    let moved =
-        !inventory.lost.is_empty() || inventory.attachments.iter().any(|one| !one.record.rdma.is_empty());
+    // Pods whose records were lost have devices as well, and so have claims.
+    let moved = !inventory.lost.is_empty()
+        || !inventory.claimed.is_empty()
+        || inventory.attachments.iter().any(|one| !one.record.rdma.is_empty());
     // Of a device whose netdev is not on the host either, a pod is the owner.
     let owes = |function: &Function| {
         inventory.debts.iter().any(|debt| debt.device.is_of(&function.id) && debt.owes(What::Rdma))
@@ -329,6 +330,7 @@ mod tests {
             debts: Vec::new(),
             unreadable: Vec::new(),
             lost: Vec::new(),
+            claimed: Default::default(),
             is_emptied: false,
         }
     }

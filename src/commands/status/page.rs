@@ -110,6 +110,7 @@ mod tests {
             debts: Vec::new(),
             unreadable: Vec::new(),
             lost: Vec::new(),
+            claimed: Default::default(),
             is_emptied: false,
         };
         let text = page(HOSTILE, &inventory, &[HOSTILE.to_owned()], SystemTime::UNIX_EPOCH);

@@ -115,6 +115,20 @@ fn the_other_one_is_refused_by_the_name_of_the_claim_and_a_reboot_frees_it() {
 }
 
 #[test]
+fn a_claim_holds_its_device_while_the_lease_stands() {
+    let bench = bench(serde_json::json!({}));
+    bench.take("c1", &[], &[]).unwrap();
+    bench.netdev_goes();
+    assert_eq!(devices(&bench.node).unwrap(), HashSet::from([VF.to_owned()]));
+    // A reboot ends the pod. A lease that cannot be read names nobody.
+    for (file, with) in bench.leases().iter().zip(["another-boot", "\""]) {
+        let text = fs::read_to_string(file).unwrap();
+        fs::write(file, text.replace(crate::files::boot_id().unwrap(), with)).unwrap();
+    }
+    assert_eq!(devices(&bench.node).unwrap(), HashSet::new());
+}
+
+#[test]
 fn no_verb_of_a_runtime_ends_the_lease_of_a_claim() {
     let bench = bench(serde_json::json!({}));
     bench.take("c1", &["rail-3"], &[]).unwrap();
