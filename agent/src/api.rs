@@ -8,7 +8,7 @@ use clap::Args;
 use k8s_openapi::api::core::v1::{Namespace, Node, NodeCondition, ObjectReference, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, GetParams, Patch, PatchParams};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Config};
 use serde_json::{Value, json};
@@ -88,9 +88,11 @@ pub async fn cluster_uid(client: &Client) -> Result<String> {
     namespace.metadata.uid.context("the namespace kube-system has no UID")
 }
 
-/// The Node.
+/// The Node as the API server has it in memory, which may be a little old: each node asks often, and a question about what
+/// is stored now would go to etcd. What is written by an old one is refused if it replaces a list, and written again with
+/// the next look.
 pub async fn node(client: &Client, name: &str) -> Result<Node> {
-    within(Api::<Node>::all(client.clone()).get(name)).await
+    within(Api::<Node>::all(client.clone()).get_with(name, &GetParams::any())).await
 }
 
 /// The value of a label of the Node.
@@ -222,7 +224,7 @@ pub async fn patch_conditions(client: &Client, name: &str, conditions: &Value) -
 pub fn forget(name: &str, names: &Names) -> Result<()> {
     runtime()?.block_on(async {
         let client = client().await?;
-        let node = node(&client, name).await?;
+        let node = within(Api::<Node>::all(client.clone()).get(name)).await?;
         // The taint stays: without the plugins no pod with rails can start.
         let mut change =
             change(&node, &BTreeMap::new(), ready::Taint::Keep, &names.taint).unwrap_or_else(|| json!({}));
@@ -301,10 +303,12 @@ impl Events {
         Events { recorder: Recorder::new(client, reporter), node, limit: Limit::default() }
     }
 
-    /// Sends one. Returns false if there were too many.
+    /// Sends one, unless it was sent already. Returns false if it is lost.
     pub async fn send(&mut self, news: &News) -> bool {
-        if !self.limit.allows(news, Instant::now()) {
-            return false;
+        match self.limit.judge(news, Instant::now()) {
+            Verdict::Send => (),
+            Verdict::Repeated => return true,
+            Verdict::TooMany => return false,
         }
         let about = match &news.pod {
             None => self.node.clone(),
@@ -332,9 +336,19 @@ impl Events {
                 "warn",
                 &format!("the Event {} ({}) was not sent: {error:#}", news.reason, clean(&news.note)),
             );
+            return false;
         }
         true
     }
+}
+
+/// What becomes of an Event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Send,
+    /// It was sent a short time ago.
+    Repeated,
+    TooMany,
 }
 
 /// Which Events are sent.
@@ -348,20 +362,23 @@ impl Limit {
     const MINUTE: Duration = Duration::from_secs(60);
     const IN_A_MINUTE: usize = 40;
 
-    fn allows(&mut self, news: &News, now: Instant) -> bool {
+    fn judge(&mut self, news: &News, now: Instant) -> Verdict {
         while self.sent.front().is_some_and(|(then, _)| now.duration_since(*then) >= Self::SAME) {
             self.sent.pop_front();
         }
         let is_same = |other: &News| {
             (&other.pod, other.reason, &other.action) == (&news.pod, news.reason, &news.action)
         };
+        if self.sent.iter().any(|(_, other)| is_same(other)) {
+            return Verdict::Repeated;
+        }
         let recent =
             self.sent.iter().rev().take_while(|(then, _)| now.duration_since(*then) < Self::MINUTE).count();
-        if recent >= Self::IN_A_MINUTE || self.sent.iter().any(|(_, other)| is_same(other)) {
-            return false;
+        if recent >= Self::IN_A_MINUTE {
+            return Verdict::TooMany;
         }
         self.sent.push_back((now, news.clone()));
-        true
+        Verdict::Send
     }
 }
 
@@ -448,11 +465,15 @@ mod tests {
             action: "Add".to_owned(),
             note: String::new(),
         };
-        assert!(limit.allows(&news(0, "A"), now) && limit.allows(&news(0, "B"), now));
-        assert!(!limit.allows(&news(0, "A"), now + Duration::from_secs(299)));
-        assert!(limit.allows(&news(0, "A"), now + Duration::from_secs(300)));
-        let later = now + Duration::from_secs(1000);
-        assert_eq!((1..1000).filter(|pod| limit.allows(&news(*pod, "A"), later)).count(), Limit::IN_A_MINUTE);
+        let mut judge =
+            |pod, reason, seconds| limit.judge(&news(pod, reason), now + Duration::from_secs(seconds));
+        assert_eq!([judge(0, "A", 0), judge(0, "B", 0)], [Verdict::Send; 2]);
+        assert_eq!(judge(0, "A", 299), Verdict::Repeated);
+        assert_eq!(judge(0, "A", 300), Verdict::Send);
+        let many: Vec<_> = (1..1000).map(|pod| judge(pod, "A", 1000)).collect();
+        let of = |verdict| many.iter().filter(|one| **one == verdict).count();
+        assert_eq!((of(Verdict::Send), of(Verdict::TooMany)), (Limit::IN_A_MINUTE, 999 - Limit::IN_A_MINUTE));
+        assert_eq!(judge(1, "A", 1001), Verdict::Repeated, "it was sent, so nothing is lost");
         assert!(limit.sent.len() <= Limit::IN_A_MINUTE);
     }
 }

@@ -1,6 +1,8 @@
 //! Releases what resource claims have left behind. DRANET does not repeat a release that failed, so the agent asks the API
 //! server about each claim that holds an address. Only a whole answer that the claim has ended counts.
 
+use std::collections::HashMap;
+
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams};
 use serde_json::Value;
@@ -38,9 +40,18 @@ pub async fn ended(client: &Client, node: &str, claims: &[Claim]) -> Result<Vec<
     let mut ended = Vec::new();
     // The claims of an older DRANET have no name, and are found by their UID.
     let mut all = None;
+    // A claim may have a device on each rail.
+    let mut read = HashMap::new();
     for claim in claims {
         let found = match claim.name.as_deref().and_then(|name| name.split_once('/')) {
-            Some((namespace, name)) => get(client, namespace, name).await?,
+            Some(key @ (namespace, name)) => match read.get(&key) {
+                Some(found) => Option::clone(found),
+                None => {
+                    let found = get(client, namespace, name).await?;
+                    read.insert(key, found.clone());
+                    found
+                }
+            },
             None => {
                 let all = match &mut all {
                     Some(all) => all,

@@ -59,7 +59,11 @@ pub const METRICS: [(&str, &str, &str); 23] = [
         "When the plan was last found equal to the store, or written.",
     ),
     ("rail_cni_api_up", "gauge", "1 if the last request to the API server succeeded."),
-    ("rail_cni_events_dropped_total", "counter", "Events that were not sent because there were too many."),
+    (
+        "rail_cni_events_dropped_total",
+        "counter",
+        "Events that are lost: there were too many, or the API server did not take them.",
+    ),
     ("rail_cni_host_errors_total", "counter", "Programs on the host that could not be run, by program."),
 ];
 
@@ -87,7 +91,7 @@ pub struct Metrics {
     heals: u64,
     /// Devices that `rail-cni reap` restored.
     pub reaped: u64,
-    /// Events that were not sent.
+    /// Events that are lost.
     pub events_dropped: u64,
     /// Failures to run programs of the host, by program.
     pub host_errors: BTreeMap<&'static str, u64>,

@@ -72,8 +72,12 @@ pub fn check_cluster(data: &BTreeMap<String, String>, uid: Option<&str>) -> Resu
     }
 }
 
-/// The node.json for a node of this class, with the node's name in it.
-pub fn render(data: &BTreeMap<String, String>, class: Option<&str>, node_name: &str) -> Result<String> {
+/// The node.json for a node of this class, with the node's name in it, and its run directory.
+pub fn render(
+    data: &BTreeMap<String, String>,
+    class: Option<&str>,
+    node_name: &str,
+) -> Result<(String, PathBuf)> {
     let key = class.map_or_else(|| NAME.to_owned(), |class| format!("node.{class}.json"));
     let Some(text) = data.get(&key) else {
         let known: Vec<_> =
@@ -95,8 +99,13 @@ pub fn render(data: &BTreeMap<String, String>, class: Option<&str>, node_name: &
         None => drop(object.insert("nodeName".to_owned(), node_name.into())),
     }
     let text = format!("{:#}\n", Value::Object(object));
-    Node::parse(Path::new(&key), text.as_bytes())?;
-    Ok(text)
+    let node = Node::parse(Path::new(&key), text.as_bytes())?;
+    Ok((text, node.run_dir))
+}
+
+/// Whether the host has no node.json, whoever would have written it.
+pub fn is_missing(host: &Host) -> bool {
+    matches!(host.read(&Path::new(DIRECTORY).join(NAME)), Ok(None))
 }
 
 /// Writes node.json on the host, unless it has this content. Returns whether it was written.
@@ -122,7 +131,7 @@ mod tests {
     #[test]
     fn the_class_of_a_node_selects_its_file_and_its_name_is_filled_in() {
         let data = data(&[("node.json", "{}"), ("node.dgx.json", RAILS), ("fabric.yaml", "")]);
-        let of = |class| render(&data, class, "worker-1").unwrap();
+        let of = |class| render(&data, class, "worker-1").unwrap().0;
         assert!(
             of(Some("dgx")).contains("0000:1a:00.0")
                 && of(Some("dgx")).contains("\"nodeName\": \"worker-1\"")

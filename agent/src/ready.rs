@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::report::{Doctor, Status};
+use crate::report::{Doctor, Show, Status};
 use crate::text::clean;
 
 /// The type of the condition that says whether pods with rails can start.
@@ -70,6 +70,13 @@ pub fn rails_ready(doctor: &Result<Doctor, String>) -> Condition {
     Condition { kind: READY, is_true, reason, message: clean(&message) }
 }
 
+/// The condition [`READY`] of a node without node.json, whatever the doctor says: the plugins would work without the policy
+/// that its class may have.
+pub fn without_node_json(what_to_do: &str) -> Condition {
+    let message = clean(&format!("there is no /etc/rail-cni/node.json on this node: {what_to_do}"));
+    Condition { kind: READY, is_true: false, reason: "NoNodeJson".to_owned(), message }
+}
+
 /// The condition [`CURRENT`]; none before anything is known.
 pub fn plan_current(plan: &Plan) -> Option<Condition> {
     let (is_true, reason, message) = match plan {
@@ -112,23 +119,31 @@ pub fn taint(
     had_taint: bool,
     is_ready: bool,
     away_for: Duration,
-    status: Option<&Status>,
+    known: Option<(&Status, &Show)>,
 ) -> Taint {
     match (has_taint, is_ready) {
         (true, true) => Taint::Remove,
         (false, false) if had_taint && away_for >= PATIENCE => {
-            // Without a status nobody knows whether pods have rails.
-            let is_idle = status.is_some_and(|status| !status.attachments.iter().any(|one| one.is_alive()));
-            if is_idle { Taint::Add } else { Taint::Keep }
+            // Without an answer of the plugins nobody knows whether pods have rails.
+            if known.is_some_and(|(status, show)| is_idle(status, show)) { Taint::Add } else { Taint::Keep }
         }
         _ => Taint::Keep,
     }
 }
 
+/// Whether it is certain that no pod has a rail: neither one on record, nor one whose record is lost, nor one of a resource
+/// claim or behind another plugin, which have leases alone.
+fn is_idle(status: &Status, show: &Show) -> bool {
+    let is_on_record = status.attachments.iter().any(|one| one.is_alive());
+    let is_unknown = status.emptied || !status.lost.is_empty() || !status.unreadable.is_empty();
+    let leases = || show.pools.iter().flat_map(|pool| &pool.leases);
+    !is_on_record && !is_unknown && leases().all(|lease| lease.state == "dead")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Attachment, Check};
+    use crate::report::{Attachment, Check, Lease, Pool};
 
     fn doctor(verdicts: &[(&str, &str)]) -> Doctor {
         let checks = verdicts.iter().map(|(check, verdict)| Check {
@@ -165,12 +180,19 @@ mod tests {
         };
         let (now, long) = (Duration::ZERO, PATIENCE);
         let idle = Status::default();
-        let taint = |has, ready, away, status: Option<&Status>| super::taint(has, true, ready, away, status);
+        let none = Show::default();
+        let taint = |has, ready, away, status: Option<&Status>| {
+            super::taint(has, true, ready, away, status.map(|status| (status, &none)))
+        };
         assert_eq!(taint(true, true, now, None), Taint::Remove);
         assert_eq!(taint(true, false, long, Some(&idle)), Taint::Keep);
         assert_eq!(taint(false, true, now, Some(&idle)), Taint::Keep);
         assert_eq!(taint(false, false, long, Some(&idle)), Taint::Add);
-        assert_eq!(super::taint(false, false, false, long, Some(&idle)), Taint::Keep, "it never had one");
+        assert_eq!(
+            super::taint(false, false, false, long, Some((&idle, &none))),
+            Taint::Keep,
+            "it never had one"
+        );
         assert_eq!(taint(false, false, long, Some(&with("dead"))), Taint::Add);
         // A flap; running pods; nobody knows.
         assert_eq!(taint(false, false, now, Some(&idle)), Taint::Keep);
@@ -178,5 +200,19 @@ mod tests {
             assert_eq!(taint(false, false, long, Some(&with(state))), Taint::Keep, "{state}");
         }
         assert_eq!(taint(false, false, long, None), Taint::Keep);
+        // Pods may have what is on no record.
+        for unknown in [
+            Status { lost: vec![serde_json::json!({})], ..Status::default() },
+            Status { unreadable: vec!["x.json".to_owned()], ..Status::default() },
+            Status { emptied: true, ..Status::default() },
+        ] {
+            assert_eq!(taint(false, false, long, Some(&unknown)), Taint::Keep, "{unknown:?}");
+        }
+        // Those of resource claims, and behind other plugins, have leases alone.
+        for (state, expected) in [("live", Taint::Keep), ("unknown", Taint::Keep), ("dead", Taint::Add)] {
+            let lease = Lease { state: state.to_owned(), ..Lease::default() };
+            let show = Show { pools: vec![Pool { leases: vec![lease], ..Pool::default() }] };
+            assert_eq!(super::taint(false, true, false, long, Some((&idle, &show))), expected, "{state}");
+        }
     }
 }

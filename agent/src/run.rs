@@ -9,7 +9,7 @@ use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -19,6 +19,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::api::DynamicObject;
+use rail_cni::node::Node as NodeJson;
 use rustix::fs::FlockOperation;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -129,16 +130,31 @@ fn socket_address(text: &str) -> Result<SocketAddr, String> {
 pub fn run(args: RunArgs) -> Result<ExitCode> {
     let host = Host::open()?;
     let paths = Paths::of(&host)?;
-    // As the plugins make it.
-    let run_dir = host.make_dir(&paths.run_dir, 0o700)?;
-    let _lock = match lock(&run_dir, args.pod.as_deref())? {
-        Ok(lock) => lock,
-        Err(holder) => bail!("another rail-agent runs on this node: {holder}; end it first"),
+    let pod = args.pod.as_deref();
+    let (path, begun) = match begin(&host, &paths.run_dir, pod) {
+        // Nobody but this agent corrects a node.json whose runDir cannot be made.
+        Err(error) if paths.run_dir != NodeJson::default().run_dir => {
+            say(
+                "warn",
+                &format!(
+                    "the runDir of /etc/rail-cni/node.json cannot be used, so this agent waits for another node.json: {}",
+                    of(&error)
+                ),
+            );
+            let path = NodeJson::default().run_dir;
+            let begun = begin(&host, &path, pod)?;
+            (path, begun)
+        }
+        begun => (paths.run_dir, begun?),
     };
-    let tail = Tail::new(host.make_dir(&paths.run_dir, 0o700)?)?;
+    let (run_dir, _lock) = match begun {
+        (run_dir, Ok(lock)) => (run_dir, lock),
+        (_, Err(holder)) => bail!("another rail-agent runs on this node: {holder}; end it first"),
+    };
+    let tail = Tail::new(host.make_dir(&path, 0o700)?)?;
     api::runtime()?.block_on(async {
         if args.dranet {
-            dranet::serve(Host::open()?, paths.run_dir, &args.plugins_dir)?;
+            dranet::serve(Host::open()?, path, &args.plugins_dir)?;
         }
         let agent = Agent::new(args, host, run_dir, tail).await?;
         tokio::select! {
@@ -150,6 +166,13 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
             }
         }
     })
+}
+
+/// Makes a run directory as the plugins do, and takes the lock in it.
+fn begin(host: &Host, path: &Path, pod: Option<&str>) -> Result<(HostDir, Result<File, String>)> {
+    let dir = host.make_dir(path, 0o700)?;
+    let lock = lock(&dir, pod)?;
+    Ok((dir, lock))
 }
 
 /// The name of the lock in the run directory.
@@ -217,6 +240,8 @@ struct Agent {
     warned: String,
     doctor: Result<Doctor, String>,
     doctor_due: Instant,
+    /// What the last look found.
+    ready: Condition,
     reap_due: Option<Instant>,
     claims_due: Instant,
     not_ready_since: Option<Instant>,
@@ -247,6 +272,7 @@ impl Agent {
         let config_map = watch::config_map(&client, &args.namespace, &args.config_map, &shared);
         let pools = (args.plan_from == PlanFrom::Cidrpools).then(|| watch::cidr_pools(&client, &shared));
         let now = Instant::now();
+        let doctor = Err("`rail-cni doctor` was not run yet".to_owned());
         say("info", &format!("rail-agent {} looks after {}", env!("CARGO_PKG_VERSION"), args.node));
         Ok(Agent {
             // At once: an agent that starts anew before the interval has passed would otherwise never reap.
@@ -268,7 +294,8 @@ impl Agent {
             planned: None,
             place: None,
             warned: String::new(),
-            doctor: Err("`rail-cni doctor` was not run yet".to_owned()),
+            ready: ready::rails_ready(&doctor),
+            doctor,
             doctor_due: now,
             claims_due: now,
             not_ready_since: None,
@@ -334,6 +361,10 @@ impl Agent {
         let Ok(Some(paths)) = Paths::known(&self.host) else { return Ok(()) };
         let Ok(dir) = self.host.dir(&paths.run_dir) else { return Ok(()) };
         if dir.is_some_and(|dir| dir.is_same(&self.run_dir)) {
+            return Ok(());
+        }
+        // Where no agent can begin, this one stays, and waits for another node.json.
+        if begin(&self.host, &paths.run_dir, self.args.pod.as_deref()).is_err() {
             return Ok(());
         }
         for name in [calls::NAME, LOCK] {
@@ -440,7 +471,14 @@ impl Agent {
         self.config = Some(data.clone());
         let Some(node) = &self.node else { bail!("the class of this node is not known yet") };
         let class = api::label(node, &self.args.class_label);
-        let text = node_json::render(data, class, &self.args.node)?;
+        let (text, run_dir) = node_json::render(data, class, &self.args.node)?;
+        // Neither the plugins nor the agent could begin. A storeDir that cannot be written refuses the plan alone.
+        let _begun = begin(&self.host, &run_dir, self.args.pod.as_deref()).with_context(|| {
+            format!(
+                "its runDir {} cannot be used on this node: leave it out, or name a directory that can be made",
+                run_dir.display()
+            )
+        })?;
         node_json::write(&self.host, &text)
     }
 
@@ -576,6 +614,8 @@ impl Agent {
                 self.tell("status", None);
             }
             Err(error) => {
+                // The executable may be gone, and with it every start of a pod.
+                self.doctor_due = Instant::now();
                 self.shared.with(|metrics| metrics.status = None);
                 self.tell("status", Some(of(&error)));
             }
@@ -668,22 +708,33 @@ impl Agent {
         Ok(())
     }
 
-    /// Asks the doctor, if it is time.
+    /// Says whether the node is ready. Asks the doctor, if it is time.
     async fn judge(&mut self) {
-        if Instant::now() < self.doctor_due {
-            return;
+        if Instant::now() >= self.doctor_due {
+            self.doctor = self.ask::<Doctor>("rail-cni", &["doctor"]).await.map_err(|error| of(&error));
+            let is_ready = self.doctor.as_ref().is_ok_and(|doctor| doctor.ready);
+            // A node that is not ready is looked at each time: somebody waits for it.
+            let again = if is_ready { self.args.doctor_interval } else { self.args.interval };
+            self.doctor_due = Instant::now() + jittered(Duration::from_secs(again));
         }
-        self.doctor = self.ask::<Doctor>("rail-cni", &["doctor"]).await.map_err(|error| of(&error));
-        let is_ready = self.doctor.as_ref().is_ok_and(|doctor| doctor.ready);
-        // A node that is not ready is looked at each time: somebody waits for it.
-        let again = if is_ready { self.args.doctor_interval } else { self.args.interval };
-        self.doctor_due = Instant::now() + jittered(Duration::from_secs(again));
-        if is_ready {
+        let condition = match node_json::is_missing(&self.host) {
+            true => {
+                let why =
+                    self.told.get("node.json").map_or("the API server did not answer yet", String::as_str);
+                let RunArgs { class_label, config_map, namespace, .. } = &self.args;
+                ready::without_node_json(&format!(
+                    "{why}; label the node with its class ({class_label}=CLASS), and give the ConfigMap \
+                     {namespace}/{config_map} the key node.CLASS.json; without the label it is node.json"
+                ))
+            }
+            false => ready::rails_ready(&self.doctor),
+        };
+        if condition.is_true {
             self.not_ready_since = None;
         } else {
             self.not_ready_since.get_or_insert_with(Instant::now);
         }
-        let condition = ready::rails_ready(&self.doctor);
+        self.ready = condition.clone();
         if !condition.is_true {
             self.tell("ready", Some(format!("pods with rails cannot start: {}", condition.message)));
         } else {
@@ -703,10 +754,8 @@ impl Agent {
             None => self.plan.clone(),
         };
         self.shared.with(|metrics| metrics.plan = Some(plan.clone()));
-        let conditions: Vec<_> = [Some(ready::rails_ready(&self.doctor)), ready::plan_current(&plan)]
-            .into_iter()
-            .flatten()
-            .collect();
+        let conditions: Vec<_> =
+            [Some(self.ready.clone()), ready::plan_current(&plan)].into_iter().flatten().collect();
         let written = self.write_node(&conditions).await;
         self.shared.with(|metrics| metrics.api_up = Some(written.is_ok()));
         match written {
@@ -720,7 +769,7 @@ impl Agent {
     async fn write_node(&mut self, conditions: &[Condition]) -> Result<()> {
         let Some(node) = &self.node else { bail!("the API server did not answer yet") };
         let names = &self.args.names;
-        let is_ready = self.doctor.as_ref().is_ok_and(|doctor| doctor.ready);
+        let is_ready = self.ready.is_true;
         let (status, show) = self.shared.with(|metrics| (metrics.status.clone(), metrics.show.clone()));
         let mut labels = match &show {
             Some(show) => place::labels(show, self.place.as_ref(), &api::own_labels(node), &names.tier_label),
@@ -736,7 +785,7 @@ impl Agent {
             "" => ready::Taint::Keep,
             key => {
                 let (has, had) = (api::has_taint(node, key), api::had_taint(node, key));
-                ready::taint(has, had, is_ready, away_for, status.as_ref())
+                ready::taint(has, had, is_ready, away_for, status.as_ref().zip(show.as_ref()))
             }
         };
         // First the condition, so that whoever sees the label finds the reason.

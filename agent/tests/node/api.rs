@@ -30,6 +30,10 @@ struct State {
     forgotten: Option<&'static str>,
     /// What was asked, as `VERB PATH`.
     requests: Vec<String>,
+    /// What is answered from memory, where that is older than the objects.
+    old: BTreeMap<String, Value>,
+    /// Questions about one object that the memory does not answer.
+    quorum_reads: Vec<String>,
 }
 
 impl Api {
@@ -104,6 +108,18 @@ impl Api {
     /// How often a request was made.
     pub fn count(&self, request: &str) -> usize {
         self.lock().requests.iter().filter(|one| *one == request).count()
+    }
+
+    /// From now on the memory has this object as it is now.
+    pub fn freeze(&self, path: &str) {
+        let mut state = self.lock();
+        let object = state.objects[path].clone();
+        state.old.insert(path.to_owned(), object);
+    }
+
+    /// How often an object was asked for as it is stored now.
+    pub fn quorum_reads(&self, path: &str) -> usize {
+        self.lock().quorum_reads.iter().filter(|one| *one == path).count()
     }
 
     /// From now on there is no such kind of objects.
@@ -189,7 +205,15 @@ impl Api {
                 }
                 (200, json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items}))
             }
-            "GET" => state.objects.get(path).map_or_else(|| missing(path), |object| (200, object.clone())),
+            "GET" => {
+                let is_from_memory = query.split('&').any(|pair| pair == "resourceVersion=0");
+                if !is_from_memory {
+                    state.quorum_reads.push(path.to_owned());
+                }
+                let old = state.old.get(path).filter(|_| is_from_memory);
+                old.or_else(|| state.objects.get(path))
+                    .map_or_else(|| missing(path), |object| (200, object.clone()))
+            }
             "POST" => {
                 state.events.push(body.clone());
                 (201, body)

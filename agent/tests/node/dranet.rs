@@ -200,8 +200,11 @@ fn a_rail_is_with_a_claim_or_with_a_pod_of_rail_cni_and_the_other_is_refused_by_
             assert!(status == 409 && answer["error"].as_str().unwrap().contains(holder), "{answer}");
             // What looks after pods leaves the claim alone.
             sh("/opt/cni/bin/rail-cni reap; /opt/cni/bin/rail-ipam release --dead");
-            let text = text_of(&Command::new("/opt/cni/bin/rail-cni").arg("doctor").output().unwrap());
-            assert!(!text.contains("resource claim"), "doctor finds nothing wrong: {text}");
+            let doctor: Value =
+                serde_json::from_str(&sh("/opt/cni/bin/rail-cni doctor --output json")).unwrap();
+            let named = |check: &&Value| check.to_string().contains("UID u-1");
+            let named: Vec<_> = doctor["checks"].as_array().unwrap().iter().filter(named).collect();
+            assert!(named.is_empty() && doctor["ready"] == true, "doctor finds nothing wrong: {doctor}");
             let release = ["release", "--address", "172.16.0.0"];
             let refused = Command::new("/opt/cni/bin/rail-ipam").args(release).output().unwrap();
             assert!(text_of(&refused).contains("its claim has not ended"), "{}", text_of(&refused));
@@ -314,6 +317,46 @@ fn a_claim_that_has_ended_is_released_and_no_other() {
 }
 
 #[test]
+fn a_node_whose_rails_are_with_claims_is_ready_and_nothing_is_lost() {
+    on_a_node("dranet::a_node_whose_rails_are_with_claims_is_ready_and_nothing_is_lost", || {
+        let (api, agent) = begin(&[]);
+        api.put(&format!("{CLAIMS}/u-1"), claim("u-1", "u-1"));
+        for rail in 0..2 {
+            assert_eq!(give(rail, "u-1", &profile("rail")).0, 200);
+        }
+        is_in_pod(true);
+        let of = |command: &str| -> Value {
+            let command = format!("/opt/cni/bin/rail-cni {command} --output json || true");
+            serde_json::from_str(&sh(&command)).unwrap()
+        };
+        let vfs = |status: &Value| {
+            let vfs = &status["rails"][0]["vfs"];
+            (vfs["attached"].clone(), vfs["free"].clone())
+        };
+        let status = of("status");
+        assert_eq!(vfs(&status), (json!(1), json!(0)), "{status}");
+        assert_eq!((&status["lost"], &status["todo"]), (&json!([]), &json!([])));
+        let doctor = of("doctor");
+        assert_eq!(doctor["ready"], true, "{doctor}");
+        let free = doctor["checks"].as_array().unwrap().iter().find(|check| check["check"] == "vfs").unwrap();
+        assert!(free["text"].as_str().unwrap().contains("2 VFs, 0 free"), "{free}");
+        // One claim has both, and is read once in a round, which comes with a look at most.
+        let claims = || api.count(&format!("GET {CLAIMS}/u-1"));
+        let looks = || api.count(&format!("GET {}", crate::node::NODE));
+        let before = (looks(), claims());
+        agent.until("six looks", || looks() >= before.0 + 6);
+        let (looks, claims) = (looks() - before.0, claims() - before.1);
+        assert!(claims >= 3 && claims <= looks + 1, "{claims} questions in {looks} looks");
+        is_in_pod(false);
+        for rail in 0..2 {
+            assert_eq!(take_back(rail, "u-1").0, 200);
+        }
+        let status = of("status");
+        assert_eq!(vfs(&status), (json!(0), json!(1)), "{status}");
+    });
+}
+
+#[test]
 fn a_claim_of_an_older_dranet_is_found_by_its_uid_in_all_pages_of_the_list() {
     on_a_node("dranet::a_claim_of_an_older_dranet_is_found_by_its_uid_in_all_pages_of_the_list", || {
         let (api, agent) = begin(&[]);
@@ -343,8 +386,16 @@ fn an_api_server_that_does_not_know_claims_ends_none() {
 #[test]
 fn without_the_option_there_is_no_socket_and_no_question_about_claims() {
     on_a_node("dranet::without_the_option_there_is_no_socket_and_no_question_about_claims", || {
-        let (api, _agent) = ready(&[]);
+        let (api, agent) = ready(&["--claim-interval", "1"]);
         assert!(fs::metadata(DIRECTORY).is_err());
+        // A claim that nobody knows holds an address: with the option it would be asked for, and released.
+        sh(
+            "/opt/cni/bin/rail-ipam lease --claim=u-1 --device=pci-0000-1a-00-2 --function=0000:1a:00.2 --name=ai/c-1",
+        );
+        let looks = || api.count(&format!("GET {}", crate::node::NODE));
+        let before = looks();
+        agent.until("three looks", || looks() >= before + 3);
+        assert_eq!(held(), ["u-1 172.16.0.0"]);
         assert!(api.requests().iter().all(|request| !request.contains("resourceclaims")));
     });
 }

@@ -54,6 +54,130 @@ fn a_new_node_gets_its_plan_and_is_ready() {
 }
 
 #[test]
+fn the_node_is_read_from_the_memory_of_the_api_server_which_may_be_old() {
+    on_a_node("run::the_node_is_read_from_the_memory_of_the_api_server_which_may_be_old", || {
+        let api = cluster();
+        install();
+        api.freeze(NODE);
+        let agent = Running::start(&api, &[]);
+        agent.until("the taint away", || taints(&api.get(NODE)) == ["other"]);
+        let asked = || api.count("GET /api/v1/nodes/worker-gpu-0");
+        let before = asked();
+        agent.until("two looks", || asked() >= before + 2);
+        assert_eq!(taints(&api.get(NODE)), ["other"]);
+        assert!(!agent.log().contains("cannot write the Node"), "{}", agent.log());
+        assert_eq!(api.quorum_reads(NODE), 0);
+    });
+}
+
+#[test]
+fn a_node_without_node_json_is_not_ready_and_says_what_to_do() {
+    on_a_node("run::a_node_without_node_json_is_not_ready_and_says_what_to_do", || {
+        let api = cluster();
+        let of_other_class = || config_map(&json!({"node.hgx.json": node_json().to_string()}));
+        api.put(CONFIG_MAP, of_other_class());
+        install();
+        let agent = Running::start(&api, &[]);
+        let until_told = |agent: &Running, told: &str| {
+            agent.until(told, || {
+                let ready = condition(&api, "RailsReady");
+                ready["reason"] == "NoNodeJson" && ready["message"].as_str().unwrap().contains(told)
+            });
+        };
+        until_told(&agent, "no key \"node.dgx.json\"");
+        until_told(&agent, "(rail-cni/node-class=CLASS)");
+        agent.until_condition(&api, "RailsPlanCurrent", "False", "Refused");
+        api.delete(CONFIG_MAP);
+        until_told(&agent, "there is no ConfigMap kube-system/rail-cni");
+        agent.until("metric", || served("/metrics").contains("rail_cni_ready 0"));
+        assert_eq!(api.get(NODE)["metadata"]["labels"]["rail-cni/ready"], "false");
+        assert_eq!(taints(&api.get(NODE)), ["other", "rail-cni/not-ready"]);
+        // Whoever writes it: the next look finds it.
+        let mut by_hand = node_json();
+        by_hand["nodeName"] = json!("worker-gpu-0");
+        sh(&format!("mkdir -p /etc/rail-cni; echo '{by_hand}' >/etc/rail-cni/node.json"));
+        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        agent.until("the taint away", || taints(&api.get(NODE)) == ["other"]);
+        // The last good one stays when the key goes.
+        api.put(CONFIG_MAP, of_other_class());
+        agent.until_condition(&api, "RailsPlanCurrent", "False", "Refused");
+        assert_eq!(condition(&api, "RailsReady")["status"], "True");
+    });
+}
+
+#[test]
+fn a_run_directory_that_cannot_be_made_is_refused_and_corrected() {
+    on_a_node("run::a_run_directory_that_cannot_be_made_is_refused_and_corrected", || {
+        let (api, agent) = ready(&[]);
+        sh("mkdir /run/fixed; mount -t tmpfs -o ro tmpfs /run/fixed");
+        let with = |run_dir: &str| {
+            let mut node = node_json();
+            node["runDir"] = json!(run_dir);
+            node.to_string()
+        };
+        let good = fs::read_to_string("/etc/rail-cni/node.json").unwrap();
+        for (run_dir, why) in [
+            ("/dev/null/x", "Not a directory"),
+            ("/run/fixed/x", "Read-only file system"),
+            ("/run/fixed", "Read-only file system"),
+        ] {
+            api.put(CONFIG_MAP, config_map(&json!({"node.dgx.json": with(run_dir)})));
+            agent.until(run_dir, || {
+                let current = condition(&api, "RailsPlanCurrent")["message"].as_str().unwrap().to_owned();
+                current.contains(&format!("its runDir {run_dir} cannot be used")) && current.contains(why)
+            });
+            assert_eq!(fs::read_to_string("/etc/rail-cni/node.json").unwrap(), good);
+        }
+        assert!(agent.stop());
+        // What an older agent, or somebody by hand, has written.
+        for run_dir in ["/dev/null/x", "/run/fixed"] {
+            sh(&format!("echo '{}' >/etc/rail-cni/node.json", with(run_dir)));
+            api.put(CONFIG_MAP, config_map(&json!({"node.dgx.json": with(run_dir)})));
+            let agent = Running::start(&api, &[]);
+            agent.until("told", || agent.log().contains("waits for another node.json"));
+            let looks = || api.count("GET /api/v1/nodes/worker-gpu-0");
+            let before = looks();
+            agent.until("that it goes on", || looks() > before + 2);
+            api.put(CONFIG_MAP, config_map(&json!({"node.dgx.json": node_json().to_string()})));
+            agent.until("corrected", || {
+                fs::read_to_string("/etc/rail-cni/node.json").unwrap_or_default() == good
+            });
+            drop(agent);
+            let agent = Running::start(&api, &[]);
+            agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+            agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        }
+    });
+}
+
+#[test]
+fn a_node_whose_plugins_are_gone_is_not_ready_with_the_next_look() {
+    on_a_node("run::a_node_whose_plugins_are_gone_is_not_ready_with_the_next_look", || {
+        let (api, agent) = ready(&[]);
+        sh("mv /opt/cni/bin/rail-cni /opt/cni/bin/away");
+        agent.until_condition(&api, "RailsReady", "False", "DoctorDidNotRun");
+        sh("mv /opt/cni/bin/away /opt/cni/bin/rail-cni");
+        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+    });
+}
+
+/// The agent's own tests say what follows from it: the taint does not return.
+#[test]
+fn status_says_that_the_run_directory_was_emptied_under_a_pod() {
+    on_a_node("run::status_says_that_the_run_directory_was_emptied_under_a_pod", || {
+        let (_api, _agent) = ready(&[]);
+        start_pod("pod-a", 0);
+        let is_emptied = || {
+            let status = sh("/opt/cni/bin/rail-cni status --output json || true");
+            serde_json::from_str::<Value>(&status).unwrap()["emptied"].clone()
+        };
+        assert_eq!(is_emptied(), false);
+        sh("rm -r /run/rail-cni/*");
+        assert_eq!(is_emptied(), true);
+    });
+}
+
+#[test]
 fn the_agent_asks_the_api_server_for_nothing_that_its_roles_do_not_have() {
     on_a_node("run::the_agent_asks_the_api_server_for_nothing_that_its_roles_do_not_have", || {
         let (api, agent) = ready(&[]);
