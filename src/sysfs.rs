@@ -250,8 +250,8 @@ impl Function {
     }
 
     /// Performs a function-level reset, which removes what the former owner left in the hardware. The kernel
-    /// notifies the driver, which sets the device up again (pci_reset_function). Fails where the kernel would
-    /// have to use another method.
+    /// notifies a driver that has `reset_prepare` and `reset_done`, which sets the device up again (pci_reset_function):
+    /// igbvf, i40e and ice have them, mlx5_core and bnxt_en have not. Fails where the kernel would have to use another method.
     pub fn flr(&self) -> Result<()> {
         if !self.has_flr() {
             fail!(
@@ -277,7 +277,11 @@ impl Function {
 
     /// The RDMA devices of the function that are in the host's namespace.
     pub fn list_rdma_devices(&self) -> Result<Vec<String>> {
-        let mut names = names(&self.path.join("infiniband"))?;
+        // A pod can choose a name that no directory can list: getdents(2) fails with EIO.
+        let listed = names(&self.path.join("infiniband"));
+        let mut names = listed.context(
+            "has an RDMA device a name with a slash (`rdma dev`)? `rdma dev set` gives it another",
+        )?;
         names.sort();
         Ok(names)
     }

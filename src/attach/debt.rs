@@ -379,6 +379,7 @@ fn in_pod(record: &Record, what: What, records: &Records, node: &Node) -> Result
     }
     // The devices of a pod that is gone come back by themselves, with what it changed of them.
     let back = netns.map_or(Ok(()), |netns| rdma::take_back(record, &netns));
+    let back = back.and_then(|()| rdma::wait_for(record, node));
     // A pod that has the netdev without the RDMA device has not taken over what that was.
     if let Some(other) = claims.first() {
         return back.and(Err(waits_for(other, "the netdev")));

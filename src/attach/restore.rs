@@ -43,6 +43,10 @@ pub fn device(record: &Record, records: &Records, node: &Node) -> Result<Outcome
             take_from_pod(record, &netns, &mut host, &mut owed)?;
         }
     }
+    // One that the pod put into a namespace of its own comes back with that one's end, under a name of the pod's choice.
+    if is_of_this_boot && !record.is_chained() && owed.iter().all(|one| one.what != What::Rdma) {
+        owe(&mut owed, What::Rdma, rdma::wait_for(record, node));
+    }
     match on_host(record, records, node, &mut host)? {
         Some(left) => {
             // Its driver was bound again, and the RDMA device that the pod has kept is no more.

@@ -1,6 +1,8 @@
 //! What a PF sets for its VF: asked for by the network, put on record before, restored afterwards.
 
 use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use nix::errno::Errno;
@@ -15,6 +17,10 @@ use crate::netlink::{Error, Socket};
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
 use crate::{fail, failure, files};
+
+/// How long a VF may be in a reset, in which its PF does not report it.
+const IN_RESET: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// What ADD will set, decided before anything changes.
 #[derive(Debug)]
@@ -47,8 +53,14 @@ pub fn prepare(
     let has = device.original.link.as_ref().map(|link| link.mac.as_str()).filter(|_| left.is_none());
     wanted.mac = conf.mac.as_deref().map(format_mac).filter(|mac| has != Some(mac));
     let link = pf.netdev.as_ref().map(|name| link::by_name(host, name)).transpose()?.flatten();
-    let now = match link.as_ref().map(|link| vf::state(host, link.index, number)).transpose()? {
-        None | Some(Report::NoSuchVf) => None,
+    // If nothing is to be set, it need not be known.
+    let is_patient = !conf.vf_keys.is_empty() || left.is_some();
+    let report = |link: &Link| match is_patient {
+        true => self::report(link, &pf.address, number, node, host),
+        false => vf::state(host, link.index, number),
+    };
+    let now = match link.as_ref().map(report).transpose()? {
+        None | Some(Report::NoSuchVf | Report::Silent) => None,
         Some(Report::Known(state)) => Some(state),
         // Some IB drivers cannot answer for many VFs (sriov-network-operator#1021): then only what the network sets is
         // restored.
@@ -149,6 +161,23 @@ fn differing(
     was.settings().into_iter().filter(|one| differs(one)).collect()
 }
 
+/// What the PF reports of its VF, once the VF is no longer being reset. Fails if the PF says nothing of a VF that it has.
+fn report(pf: &Link, address: &str, number: u32, node: &Node, host: &mut Socket) -> Result<Report> {
+    let begun = Instant::now();
+    loop {
+        let report = vf::state(host, pf.index, number)?;
+        let virtfn = node.sysfs_root.join(format!("bus/pci/devices/{address}/virtfn{number}"));
+        if report != Report::Silent || !virtfn.exists() {
+            return Ok(report);
+        }
+        if begun.elapsed() > IN_RESET {
+            let name = &pf.name;
+            fail!(TryAgain, "the PF {name} ({address}) does not report its VF {number} now: is {name} up?");
+        }
+        sleep(PAUSE);
+    }
+}
+
 /// As [`VfState::settings`] calls it.
 const MAC: &str = "mac";
 
@@ -170,9 +199,9 @@ pub fn owes_isolation(record: &Record, node: &Node, host: &mut Socket) -> bool {
     let may_owe = is_of_this_boot && record.owes(What::Vf);
     let Some(vf) = record.vf.as_ref().filter(|_| may_owe) else { return false };
     let pf = pf_link(vf, node, host);
-    let now = pf.and_then(|pf| pf.map(|pf| vf::state(host, pf.index, vf.number)).transpose());
+    let now = pf.and_then(|pf| pf.map(|pf| report(&pf, &vf.pf, vf.number, node, host)).transpose());
     match now {
-        Ok(None | Some(Report::NoSuchVf)) => false,
+        Ok(None | Some(Report::NoSuchVf | Report::Silent)) => false,
         Ok(Some(Report::Known(now))) => !differing(&vf.before, &now, |_, one| isolates(one)).is_empty(),
         // It is not known: it may have what the network set.
         Ok(Some(Report::TooLong)) | Err(_) => set_by_pod(vf).settings().iter().any(|(_, one)| isolates(one)),
@@ -268,8 +297,8 @@ fn put_back(
     mut meant: impl FnMut(&str, &VfState) -> bool,
 ) -> Result<()> {
     let Some(pf) = pf_link(vf, node, host)? else { return Ok(()) };
-    let changed = match vf::state(host, pf.index, vf.number)? {
-        Report::NoSuchVf => return Ok(()),
+    let changed = match report(&pf, &vf.pf, vf.number, node, host)? {
+        Report::NoSuchVf | Report::Silent => return Ok(()),
         Report::Known(now) => differing(&vf.before, &now, meant),
         // The present values are not known: restore what the network set.
         Report::TooLong => {
@@ -291,8 +320,12 @@ pub fn differences(record: &Record, node: &Node, host: &mut Socket) -> Result<Ve
     let now = match vf::state(host, pf.index, vf.number)? {
         Report::Known(now) => now,
         Report::NoSuchVf => return Ok(vec![format!("the PF {} has no VF {}", pf.name, vf.number)]),
-        Report::TooLong => {
-            log::warn!("the PF {} cannot report so many VFs: their settings are not compared", pf.name);
+        Report::Silent | Report::TooLong => {
+            log::warn!(
+                "the PF {} does not report its VF {}: its settings are not compared",
+                pf.name,
+                vf.number
+            );
             return Ok(Vec::new());
         }
     };

@@ -184,8 +184,11 @@ impl std::fmt::Display for VfState {
 pub enum Report {
     /// The VF's settings.
     Known(VfState),
-    /// The PF has no such VF.
+    /// The PF has no such VF, or a driver that reports none.
     NoSuchVf,
+    /// The PF's driver has nothing to say of this VF: there is none, or it is being reset (ice, i40e), or the PF is down
+    /// (bnxt). The kernel leaves a VF out of the list whose driver answers with an error (rtnl_fill_vfinfo).
+    Silent,
     /// The list of all VFs does not fit into a message (sriov-network-operator#1021, InfiniBand drivers):
     /// settings can be made, but they cannot be read.
     TooLong,
@@ -196,7 +199,7 @@ impl Report {
     pub fn known(self) -> Option<VfState> {
         match self {
             Report::Known(state) => Some(state),
-            Report::NoSuchVf | Report::TooLong => None,
+            Report::NoSuchVf | Report::Silent | Report::TooLong => None,
         }
     }
 }
@@ -215,9 +218,10 @@ pub fn state(socket: &mut Socket, pf: Index, number: u32) -> Result<Report> {
         reply => reply?,
     };
     let payload = reply.as_ref().and_then(|reply| reply.payload.get(HEADER_LEN..)).unwrap_or_default();
-    let list = attributes(payload).filter(|attribute| kind(attribute) == IFLA_VFINFO_LIST);
-    let state = list.flat_map(|list| infos(list.value())).find(|(vf, _)| *vf == number);
-    Ok(state.map_or(Report::NoSuchVf, |(_, state)| Report::Known(state)))
+    let list = attributes(payload).find(|attribute| kind(attribute) == IFLA_VFINFO_LIST);
+    let Some(list) = list else { return Ok(Report::NoSuchVf) };
+    let state = infos(list.value()).into_iter().find(|(vf, _)| *vf == number);
+    Ok(state.map_or(Report::Silent, |(_, state)| Report::Known(state)))
 }
 
 fn infos(list: &[u8]) -> Vec<(u32, VfState)> {

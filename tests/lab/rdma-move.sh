@@ -214,6 +214,27 @@ a_name_that_is_no_name_of_a_file_goes_with_the_pod() {
     done
 }
 
+# The pod has NET_ADMIN and makes a namespace of its own, from which the device comes back later, by that name.
+a_name_from_a_namespace_below_the_pods_is_taken_away() {
+    local config before
+    config=$(conf 0 "$(vf 0)" '"rdma": "auto"')
+    before=$(on_host)
+    pod pod1 && pod pod2
+    add pod1 net1 "$config"
+    ip netns add below
+    in_pod pod1 rdma dev set rxe00 netns below
+    ip netns exec below rdma dev set rxe00 name ../x || skip "this kernel refuses ../x"
+    del pod1 net1 "$config"
+    contains "what is owed" "RDMA device" "$("$bin/rail-cni" status)"
+    # Another pod can have the VF meanwhile.
+    add pod2 net1 "$config"
+    del pod2 net1 "$config"
+    ip netns del below
+    wait_for_quiet
+    "$bin/rail-cni" reap >/dev/null
+    same "on the host" "$before" "$(on_host)"
+}
+
 # Nothing is on record of it: somebody else moved it.
 a_device_in_another_namespace_is_named_with_its_place() {
     local said
@@ -318,5 +339,6 @@ run_cases the_device_goes_with_its_vf_and_comes_back check_sees_that_the_device_
     a_vf_without_a_device_whose_pf_has_one_is_warned_of \
     the_device_info_names_what_the_pod_sees the_gid_of_the_address_is_there_when_add_returns \
     a_name_is_given_checked_and_taken_back a_name_that_is_no_name_of_a_file_goes_with_the_pod \
+    a_name_from_a_namespace_below_the_pods_is_taken_away \
     a_device_in_another_namespace_is_named_with_its_place \
     what_a_killed_call_left_is_restored_by_the_next_one eight_adds_and_dels_at_once_lose_no_device

@@ -22,6 +22,19 @@ the_gid_of_the_address_is_there_when_add_returns() {
     del pod1 net1 "$config"
 }
 
+# In this mode each pod with NET_ADMIN can rename each device. No directory can list this name.
+a_name_with_a_slash_keeps_no_vf_from_its_pod() {
+    local config said
+    config=$(conf 0 "$(vf 0)")
+    rdma dev set rxe00 name a/b || skip "this kernel refuses a/b"
+    pod pod1
+    said=$(cni ADD pod1 net1 "$config" 2>&1)
+    contains "what is said" "is attached without RDMA" "$said"
+    del pod1 net1 "$config"
+    refused "rdma dev set" ADD pod1 net1 "$(conf 0 "$(vf 0)" '"rdma": "required"')"
+    rdma dev set a/b name rxe00
+}
+
 # No RDMA device of that VF will have it.
 a_gid_that_does_not_come_is_told_and_undone_where_it_is_required() {
     local config
@@ -83,6 +96,6 @@ the_leaf_learns_the_mac_of_another_vf_within_a_second() {
 }
 
 rxe_on_vfs 2
-run_cases the_gid_of_the_address_is_there_when_add_returns \
+run_cases the_gid_of_the_address_is_there_when_add_returns a_name_with_a_slash_keeps_no_vf_from_its_pod \
     a_gid_that_does_not_come_is_told_and_undone_where_it_is_required a_name_is_given_checked_and_taken_back \
     the_leaf_learns_the_mac_of_another_vf_within_a_second

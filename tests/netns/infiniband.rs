@@ -39,6 +39,8 @@ struct Played {
     refusals: Cell<u32>,
     /// The netdev comes so many looks at the folder later.
     delay: Cell<u32>,
+    /// The PF's driver has no word of the VF so many times, as that of ice while the VF is being reset.
+    silent: Cell<u32>,
     /// Partitions of the fabric: those that every port gets.
     pkeys: RefCell<Vec<u16>>,
     /// The calls at which the hardware was told something.
@@ -71,6 +73,7 @@ impl Played {
             bound: Cell::new(0),
             refusals: Cell::new(0),
             delay: Cell::new(0),
+            silent: Cell::new(0),
             pkeys: RefCell::default(),
             marks: RefCell::default(),
             is_told: Cell::new(true),
@@ -215,7 +218,9 @@ impl Played {
             let guid =
                 |kind: u16, guid: u64| put(kind, &[&0_u64.to_ne_bytes()[..], &guid.to_ne_bytes()].concat());
             let info = [put(1, &[0; 36]), guid(10, node), guid(11, port)].concat();
-            let list = put(IFLA_VFINFO_LIST, &put(1, &info));
+            let silent = self.silent.get();
+            self.silent.set(silent.saturating_sub(1));
+            let list = put(IFLA_VFINFO_LIST, &if silent > 0 { Vec::new() } else { put(1, &info) });
             let header = [&[0; 4][..], &index.to_ne_bytes(), &[0; 8]].concat();
             return Fate::Answered(message(16, word(8).unwrap(), &[header, list].concat()));
         }
@@ -313,6 +318,35 @@ fn a_guid_is_taken_and_given_back() {
         assert_eq!((played.taken.get(), played.set.get(), played.bound.get()), (after, [after; 2], 2));
         played.is_as(&state);
     }
+}
+
+/// The kernel leaves a VF out of the list whose driver answers with an error: ice and i40e while it is being reset, bnxt
+/// while the PF is down. What the pod had set through the PF would go to the next one.
+#[test]
+fn a_vf_that_the_pf_does_not_report_just_now_keeps_nothing_of_its_pod() {
+    let Some(played) = Played::new("infiniband::silent", HOSTS) else { return };
+    let state = played.state();
+    let config = played.config(Some(OURS));
+    played.silent.set(3);
+    played.run("ADD", 0, &config).ok();
+    assert_eq!(played.set.get(), [OURS; 2]);
+    played.silent.set(3);
+    played.run("DEL", 0, &config).ok();
+    played.is_as(&state);
+
+    // For longer than a call waits.
+    played.run("ADD", 0, &config).ok();
+    played.silent.set(u32::MAX);
+    played.run("DEL", 0, &config).ok();
+    let told = played.host.call("", "", &played.pods[0]).args(&["status"]).run(&json!({})).stdout;
+    assert!(told.contains("does not report its VF 0 now"), "{told}");
+    let error = played.run("ADD", 1, &played.config(None)).error(11);
+    assert!(error["msg"].as_str().unwrap().contains("VF 0"), "{error}");
+    played.silent.set(0);
+    played.run("ADD", 1, &played.config(None)).ok();
+    assert_eq!(played.set.get(), [HOSTS; 2]);
+    played.run("DEL", 1, &played.config(None)).ok();
+    played.is_as(&state);
 }
 
 /// A pod that has this GUID by chance, or none, costs no one a driver.

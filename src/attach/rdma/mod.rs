@@ -67,9 +67,15 @@ impl Away {
 
 /// Decides what to do with the device's RDMA devices, and refuses what is not possible.
 pub fn prepare(conf: &NetConf, device: &Device, node: &Node) -> Result<Changes> {
-    let names = device.rdma_devices()?;
     let what = device.describe();
     let is_required = conf.rdma == Rdma::Required;
+    let names = match device.rdma_devices() {
+        Err(error) if !is_required => {
+            log::warn!("{what} is attached without RDMA: {error:#}");
+            Vec::new()
+        }
+        names => names?,
+    };
     // Opening the socket makes a kernel without RDMA search for the module.
     let has_rdma = is_required || node.sysfs_root.join("class/infiniband").exists() || !names.is_empty();
     let mut socket = if has_rdma { rdma::open()? } else { None };
@@ -235,7 +241,7 @@ pub fn take_back(record: &Record, netns: &Netns) -> Result<()> {
 
 /// The kernel returns the devices of a namespace some moments after its end. One that its driver made anew meanwhile has
 /// another index, and one without a driver is gone: nothing is left to wait for.
-fn wait_for(record: &Record, node: &Node) -> Result<()> {
+pub fn wait_for(record: &Record, node: &Node) -> Result<()> {
     let Some(mut host) = (if record.rdma.is_empty() { None } else { rdma::open()? }) else { return Ok(()) };
     let deadline = Instant::now() + PATIENCE;
     for device in &record.rdma {
@@ -247,7 +253,11 @@ fn wait_for(record: &Record, node: &Node) -> Result<()> {
                 break;
             }
             if Instant::now() > deadline {
-                fail!(TryAgain, "the RDMA device {} has not come back to the host", device.name);
+                let name = &device.name;
+                fail!(
+                    TryAgain,
+                    "the RDMA device {name} has not come back: another namespace of the pod may have it"
+                );
             }
             sleep(PAUSE);
         }
