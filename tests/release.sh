@@ -9,6 +9,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/lib.sh"
 
 cases=(two_packagings_are_the_same_bytes a_deb_installs_and_goes a_rpm_installs_and_goes
+    a_deb_stays_while_pods_need_it a_rpm_stays_while_pods_need_it
     the_packages_of_the_agent_install_beside_those_of_the_plugins the_agent_has_pages_and_completions
     the_bill_of_the_agent_names_what_its_package_links the_archive_of_the_suite_judges_a_plugin
     no_call_fails_while_a_deb_is_upgraded an_archive_has_what_install_takes every_command_has_a_page
@@ -21,6 +22,10 @@ passed=0 failed=0 status=0
 main() {
     case ${1:-} in
         -h | --help) usage && exit ;;
+        --removal)
+            removal "${@:2}"
+            exit
+            ;;
     esac
     needs jq git zsh fish mandoc dpkg-deb rpmbuild unshare
     # dpkg and rpm take a root directory from root alone.
@@ -79,10 +84,17 @@ two_packagings_are_the_same_bytes() {
 
 # --- packages ---------------------------------------------------------------------------------------------------
 
-# make_root: an empty one, with dpkg's database.
+# make_root: an empty one, with the databases of dpkg and rpm, and the shell that runs a package's script.
 make_root() {
-    mkdir -p root/var/lib/dpkg/{info,updates}
+    mkdir -p root/var/lib/dpkg/{info,updates} root/var/lib/rpm root/dev
     : >root/var/lib/dpkg/status
+    : >root/dev/null
+    rpm --root "$PWD/root" --dbpath /var/lib/rpm --initdb
+    local file
+    for file in /bin/sh $(ldd /bin/sh | grep -o '/[^ ]*'); do
+        mkdir -p "root${file%/*}"
+        cp -L "$file" "root$file"
+    done
 }
 
 install_deb() { dpkg --root="$PWD/root" --log=/dev/null --force-not-root --force-architecture -i "$1"; }
@@ -114,14 +126,111 @@ a_deb_installs_and_goes() {
 
 a_rpm_installs_and_goes() {
     local -a rpm=(rpm --root "$PWD/root" --dbpath /var/lib/rpm)
-    mkdir -p root/var/lib/rpm
-    "${rpm[@]}" --initdb
+    make_root
     "${rpm[@]}" -i --nodeps "$work/files/rail-cni-$version-1.x86_64.rpm"
     installed
-    "${rpm[@]}" -V rail-cni
+    # /bin/sh is no package's here.
+    "${rpm[@]}" -V --nodeps rail-cni
     echo '{}' >root/etc/rail-cni/node.json
     "${rpm[@]}" -e rail-cni
     [[ ! -e root/opt/cni/bin/rail-cni && -e root/etc/rail-cni/node.json ]]
+}
+
+a_deb_stays_while_pods_need_it() {
+    "$root/scripts/sandbox" "$BASH" "$root/tests/release.sh" --removal deb "$deb"
+}
+
+a_rpm_stays_while_pods_need_it() {
+    "$root/scripts/sandbox" "$BASH" "$root/tests/release.sh" --removal rpm "$work/files/rail-cni-$version-1.x86_64.rpm"
+}
+
+# removal deb|rpm PACKAGE: in a sandbox, with a rail whose PF and VF are files and a veth.
+removal() {
+    local kind=$1 package=$2
+    cd /dev/shm # its memory is no overlay, on which the plugins keep nothing
+    make_root
+    mkdir -p root/{proc,run,etc/rail-cni,sys/class/net,sys/devices/{0000:1a:00.0,0000:1a:00.2}/net} \
+        root/sys/bus/pci/{devices,drivers/mlx5_core}
+    mount --bind /dev/null root/dev/null
+    mount --rbind /proc root/proc
+    local pf=0000:1a:00.0 vf=0000:1a:00.2 one
+    for one in "$pf pf0" "$vf vf0"; do
+        mkdir -p "root/sys/devices/${one% *}/net/${one#* }" "root/sys/class/net/${one#* }"
+        ln -s "/sys/devices/${one% *}" "root/sys/bus/pci/devices/${one% *}"
+        ln -s "/sys/devices/${one% *}" "root/sys/class/net/${one#* }/device"
+        ln -s /sys/bus/pci/drivers/mlx5_core "root/sys/devices/${one% *}/driver"
+        ip link add "${one#* }" type veth peer name "leaf-${one#* }"
+    done
+    printf '1\n' | tee "root/sys/devices/$pf/sriov_numvfs" >"root/sys/devices/$pf/sriov_totalvfs"
+    ln -s "../$pf" "root/sys/devices/$vf/physfn"
+    ln -s "../$vf" "root/sys/devices/$pf/virtfn0"
+    jq '. + {nodeName: "worker-gpu-0", runDir: "/rail-cni-run", rails: .rails[:1]}
+        | .policy.kinds = ["veth"] | .policy.rails = [0]' "$root/conf/node.json" >root/etc/rail-cni/node.json
+    cp "$root/conf/fabric.yaml" root/fabric.yaml
+    unshare -n sleep 600 &
+    pod=$!
+    trap 'kill "$pod"' EXIT
+
+    # Nobody has anything.
+    install_it
+    chroot root /opt/cni/bin/rail-ipam plan /fabric.yaml --to store
+    remove_it
+    if [[ -e root/opt/cni/bin/rail-cni ]]; then return 1; fi
+    # A pod has a rail. An upgrade asks nobody.
+    install_it
+    call ADD rail-cni
+    stays 'ai/trainer-0 has 0000:1a:00.2 (live)'
+    if grep -q '172.16.0.0\|owed' said; then return 1; fi
+    install_it again
+    call DEL rail-cni
+    # A pod has an address alone.
+    call ADD rail-ipam
+    stays 'ai/trainer-0 has 172.16.0.0 (live)'
+    RAIL_CNI_REMOVE_ANYWAY=1 remove_it
+    if [[ -e root/opt/cni/bin/rail-cni ]]; then return 1; fi
+    # Nobody can say.
+    install_it
+    mv root/etc/rail-cni/node.json .
+    printf '{' >root/etc/rail-cni/node.json
+    stays 'not known: rail-cni: /etc/rail-cni/node.json'
+    mv node.json root/etc/rail-cni/
+    # Somebody took the executables away.
+    rm root/opt/cni/bin/rail-*
+    remove_it
+}
+
+# install_it [again]
+install_it() {
+    if [[ $kind == deb ]]; then
+        install_deb "$package"
+    else
+        rpm --root "$PWD/root" --dbpath /var/lib/rpm -U --nodeps ${1:+--replacepkgs} "$package"
+    fi
+}
+
+remove_it() {
+    if [[ $kind == deb ]]; then
+        dpkg --root="$PWD/root" --log=/dev/null --force-not-root -r rail-cni
+    else
+        rpm --root "$PWD/root" --dbpath /var/lib/rpm -e rail-cni
+    fi
+}
+
+# stays TEXT: it is not removed, and says why.
+stays() {
+    if remove_it >said 2>&1; then cat said && return 1; fi
+    cat said
+    grep -qF "$1" said
+    grep -q RAIL_CNI_REMOVE_ANYWAY=1 said
+    [[ -x root/opt/cni/bin/rail-cni && -x root/opt/cni/bin/rail-ipam ]]
+}
+
+# call VERB PLUGIN: as Multus calls for pod ai/trainer-0.
+call() {
+    printf '{"cniVersion": "1.1.0", "name": "rail-0", "type": "rail-cni", "rail": 0, "mtu": 1500, "deviceID": "0000:1a:00.2",
+        "ipam": {"type": "rail-ipam", "pool": "rail-0"}}' |
+        CNI_COMMAND=$1 CNI_CONTAINERID=trainer-0 CNI_NETNS=/proc/$pod/ns/net CNI_IFNAME=net1 CNI_PATH=/opt/cni/bin \
+            CNI_ARGS='K8S_POD_NAMESPACE=ai;K8S_POD_NAME=trainer-0' chroot root "/opt/cni/bin/$2"
 }
 
 # agent_installed: the files of its package, as they should be.
