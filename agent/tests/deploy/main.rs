@@ -269,6 +269,58 @@ fn the_values_of_the_chart_take_effect() {
     }
 }
 
+/// Of nodes that have the label of the control plane, both DaemonSets have to be.
+#[test]
+fn the_affinity_of_the_chart_is_that_of_agent_and_uninstall() {
+    const TEST: &str = "the_affinity_of_the_chart_is_that_of_agent_and_uninstall";
+    let expression = json!({"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]});
+    let terms = json!({"nodeSelectorTerms": [{"matchExpressions": [expression]}]});
+    let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}});
+    let value = format!("affinity={affinity}");
+    for more in [&[][..], &["--set", "uninstall=true"]] {
+        let Some(chart) = helm(&[&["--set-json", value.as_str()][..], more].concat()) else {
+            return skip(TEST, "helm is not here");
+        };
+        let set = chart.iter().find(|object| object["kind"] == "DaemonSet").unwrap();
+        assert_eq!(set["spec"]["template"]["spec"]["affinity"], affinity);
+    }
+    // docs/agent.md has this patch.
+    let path = "/spec/template/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution\
+                /nodeSelectorTerms/0/matchExpressions/1";
+    assert!(read("docs/agent.md").contains(&format!("path: {path}")));
+    for folder in ["DEPLOY", "DEPLOY/uninstall"] {
+        let text = format!(
+            "resources: [{folder}]\npatches:\n- target: {{kind: DaemonSet}}\n  patch: |-\n    - op: remove\n      path: {path}\n"
+        );
+        let Some(patched) = within(&text) else { return skip(TEST, "kustomize is not here") };
+        let set = patched.iter().find(|object| object["kind"] == "DaemonSet").unwrap();
+        assert_eq!(set["spec"]["template"]["spec"]["affinity"], affinity);
+    }
+}
+
+#[test]
+fn on_openshift_the_chart_lets_the_account_be_privileged() {
+    const TEST: &str = "on_openshift_the_chart_lets_the_account_be_privileged";
+    let Some(chart) = helm(&["--set", "openshift=true"]) else { return skip(TEST, "helm is not here") };
+    let (chart, without) = (by_name(chart), by_name(helm(&[]).unwrap()));
+    let name = "\"RoleBinding\" \"rail-agent-privileged\"";
+    let binding = &chart[name];
+    assert!(!without.contains_key(name) && without.len() + 1 == chart.len());
+    assert_eq!(binding["roleRef"]["name"], "system:openshift:scc:privileged");
+    assert_eq!(binding["metadata"]["namespace"], "kube-system");
+    let account =
+        chart["\"DaemonSet\" \"rail-agent\""]["spec"]["template"]["spec"]["serviceAccountName"].clone();
+    assert_eq!(
+        binding["subjects"],
+        json!([{"kind": "ServiceAccount", "name": account, "namespace": "kube-system"}])
+    );
+    // docs/agent.md shows the same one for kustomize.
+    let text = read("docs/agent.md");
+    let shown = text.split("```").filter_map(|block| block.strip_prefix("yaml\n"));
+    let mut shown = shown.filter(|block| block.contains("rail-agent-privileged"));
+    assert!(shown.any(|block| documents(block) == [binding.clone()]), "docs/agent.md");
+}
+
 #[test]
 fn the_config_map_has_a_node_json_that_the_plugins_accept() {
     let text = documents(&read("deploy/config.yaml"))[0]["data"]["node.json"].as_str().unwrap().to_owned();
