@@ -293,7 +293,7 @@ impl HostDir {
             rustix::fs::fchmod(&file, Mode::from_raw_mode(0o644))?;
             file.write_all(content)?;
             file.sync_all()?;
-            self.keep_previous(name, &format!("{name}.previous"))?;
+            self.keep_previous(name, self, &format!("{name}.previous"))?;
             std::fs::rename(self.at(&temporary), self.at(name))
         };
         if let Err(error) = replace() {
@@ -303,12 +303,13 @@ impl HostDir {
         self.sync()
     }
 
-    /// Gives the present file a second name, under which it stays when it is replaced.
-    pub fn keep_previous(&self, name: &str, previous: &str) -> std::io::Result<()> {
-        let temporary = self.at(format!(".{name}.kept"));
+    /// Gives the present file a second name in a directory of the same file system, under which it stays when it is
+    /// replaced.
+    pub fn keep_previous(&self, name: &str, kept: &HostDir, previous: &str) -> std::io::Result<()> {
+        let temporary = kept.at(format!(".{name}.kept"));
         let _ = std::fs::remove_file(&temporary);
         match std::fs::hard_link(self.at(name), &temporary) {
-            Ok(()) => std::fs::rename(&temporary, self.at(previous)),
+            Ok(()) => std::fs::rename(&temporary, kept.at(previous)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             Err(error) => Err(error),
         }

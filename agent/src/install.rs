@@ -22,6 +22,10 @@ use crate::text::say;
 
 /// rail-ipam first, so that a new rail-cni never calls an old rail-ipam.
 const PLUGINS: [&str; 2] = ["rail-ipam", "rail-cni"];
+/// Where the executables are before they are installed and after they were replaced: below the directory of the plugins,
+/// because there they can be renamed, and not in it, because a network names any executable there as its `type`. CNI takes
+/// no separator of paths in a type.
+const KEPT: &str = ".rail-cni";
 /// Where SELinux keeps the label of a file.
 const LABEL: &str = "security.selinux";
 /// How long another install may keep the lock of the directory: it writes two files.
@@ -70,63 +74,105 @@ pub fn install(args: &InstallArgs) -> Result<ExitCode> {
         let Some(dir) = host.dir(&args.plugins_dir)? else {
             bail!("{} is not on the host: there is nothing to roll back", args.plugins_dir.display());
         };
-        roll_back(&dir)?;
+        roll_back(&host, &dir, &args.plugins_dir.join(KEPT))?;
         return Ok(ExitCode::SUCCESS);
     }
     let dir = host.make_dir(&args.plugins_dir, 0o755)?;
-    for name in put_all(&dir, &args.from)? {
+    for name in put_all(&host, &dir, args)? {
         say("info", &format!("installed {}", dir.shown(name)));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Installs both executables, and returns the names of those that were not there already. Both are written before the
-/// first is renamed, so that a full disk leaves the old pair.
-fn put_all(dir: &HostDir, from: &Path) -> Result<Vec<&'static str>> {
+/// Installs both executables, and returns the names of those that were not there already. Both are written and have run
+/// before the first is renamed, so that a full disk, or an image for another machine, leaves the old pair.
+fn put_all(host: &Host, dir: &HostDir, args: &InstallArgs) -> Result<Vec<&'static str>> {
     let _lock = dir.lock(LOCKED)?;
-    let write_all = || -> Result<Vec<&'static str>> {
-        let mut new = Vec::new();
-        for name in PLUGINS {
-            let path = from.join(name);
-            let mut source = File::open(&path).with_context(|| {
-                format!("cannot open {}, which this image should contain", path.display())
-            })?;
-            if !is_same(&mut source, dir, name).with_context(|| format!("cannot read {}", dir.shown(name)))? {
-                write(&mut source, dir, name).with_context(|| {
-                    format!(
-                        "cannot write {} on the host; what was installed before is unchanged",
-                        dir.shown(name)
-                    )
-                })?;
-                new.push(name);
-            }
+    remove_old(dir)?;
+    let mut new = Vec::new();
+    for name in PLUGINS {
+        let path = args.from.join(name);
+        let mut source = File::open(&path)
+            .with_context(|| format!("cannot open {}, which this image should contain", path.display()))?;
+        if !is_same(&mut source, dir, name).with_context(|| format!("cannot read {}", dir.shown(name)))? {
+            new.push((name, source));
         }
-        Ok(new)
+    }
+    if new.is_empty() {
+        return Ok(Vec::new());
+    }
+    let path = args.plugins_dir.join(KEPT);
+    let kept = host.make_dir(&path, 0o700).with_context(|| unwritten(dir, KEPT))?;
+    let mut write_all = || -> Result<()> {
+        for (name, source) in &mut new {
+            write(source, dir, &kept, name).with_context(|| unwritten(dir, name))?;
+        }
+        for (name, _) in &new {
+            try_out(host, name, &path.join(temporary(name)))?;
+        }
+        Ok(())
     };
-    let new = write_all().inspect_err(|_| {
+    write_all().inspect_err(|_| {
         for name in PLUGINS {
-            let _ = std::fs::remove_file(dir.at(temporary(name)));
+            let _ = std::fs::remove_file(kept.at(temporary(name)));
         }
     })?;
-    for name in &new {
+    let names = new.iter().map(|(name, _)| *name);
+    for name in names.clone() {
         let rename = || {
-            dir.keep_previous(name, &previous(name))?;
-            std::fs::rename(dir.at(temporary(name)), dir.at(name))
+            dir.keep_previous(name, &kept, &previous(name))?;
+            std::fs::rename(kept.at(temporary(name)), dir.at(name))
         };
         rename().with_context(|| format!("cannot replace {} on the host", dir.shown(name)))?;
     }
+    kept.sync()?;
     dir.sync()?;
-    Ok(new)
+    Ok(names.collect())
 }
 
-/// The executable while it is written. A runtime finds plugins by their names, and never finds this.
+fn unwritten(dir: &HostDir, name: &str) -> String {
+    format!("cannot write {} on the host; what was installed before is unchanged", dir.shown(name))
+}
+
+/// The executable while it is written.
 fn temporary(name: &str) -> String {
-    format!(".{name}.new")
+    format!("{name}.new")
 }
 
 /// The executable that was replaced.
 fn previous(name: &str) -> String {
-    format!(".{name}.previous")
+    format!("{name}.previous")
+}
+
+/// The names of both, and of a link to the latter, beside the plugins: there the first agents had them.
+fn old_names() -> impl Iterator<Item = String> {
+    PLUGINS.iter().flat_map(|name| ["previous", "new", "kept"].map(|suffix| format!(".{name}.{suffix}")))
+}
+
+/// A tenant's network can name these as its type.
+fn remove_old(dir: &HostDir) -> Result<()> {
+    for name in old_names() {
+        // On a read-only file system, removing nothing fails, too.
+        if dir.at(&name).exists() {
+            dir.remove(&name)?;
+        }
+    }
+    Ok(())
+}
+
+/// Fails if this node cannot execute a file.
+fn try_out(host: &Host, name: &str, path: &Path) -> Result<()> {
+    let said = host.run_alone(path, &["--version"])?;
+    // A file that is for another machine, or empty, is executed by a shell, and that may succeed.
+    if !said.is_success || !said.stdout.starts_with(name) {
+        bail!(
+            "{name} of this image cannot be executed on this node; what was installed before is unchanged: use the image \
+             for this architecture. {} --version says: {}",
+            path.display(),
+            said.stderr.trim()
+        );
+    }
+    Ok(())
 }
 
 fn is_same(source: &mut File, dir: &HostDir, name: &str) -> io::Result<bool> {
@@ -146,8 +192,8 @@ fn is_same(source: &mut File, dir: &HostDir, name: &str) -> io::Result<bool> {
     Ok(one == other)
 }
 
-fn write(source: &mut File, dir: &HostDir, name: &str) -> io::Result<()> {
-    let path = dir.at(temporary(name));
+fn write(source: &mut File, dir: &HostDir, kept: &HostDir, name: &str) -> io::Result<()> {
+    let path = kept.at(temporary(name));
     // One that a killed install left.
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -173,30 +219,26 @@ fn copy_label(dir: &HostDir, name: &str, file: &File) -> io::Result<()> {
 }
 
 /// Exchanges each executable for the one before it.
-fn roll_back(dir: &HostDir) -> Result<()> {
+fn roll_back(host: &Host, dir: &HostDir, path: &Path) -> Result<()> {
     let _lock = dir.lock(LOCKED)?;
-    for name in PLUGINS {
-        let path = dir.at(previous(name));
-        if !path.exists() {
-            let shown = dir.shown(&previous(name));
-            bail!(
-                "there is no {shown} on the host, so nothing was changed: install the image of the version that you want"
-            );
-        }
-    }
+    let kept = host.dir(path)?;
+    let has = |name: &str| kept.as_ref().is_some_and(|kept| kept.at(previous(name)).exists());
+    let (Some(kept), None) = (&kept, PLUGINS.iter().find(|name| !has(name))) else {
+        bail!(
+            "{} has no previous version, so nothing was changed: install the image of the version that you want",
+            path.display()
+        );
+    };
     // The older rail-cni knows the older rail-ipam, and the newer one is not needed to know it.
     for name in PLUGINS.iter().rev() {
+        let (one, other) = (dir.at(name), kept.at(previous(name)));
         let flags = rustix::fs::RenameFlags::EXCHANGE;
-        rustix::fs::renameat_with(
-            rustix::fs::CWD,
-            dir.at(name),
-            rustix::fs::CWD,
-            dir.at(previous(name)),
-            flags,
-        )
-        .with_context(|| format!("cannot exchange {} and {}", dir.shown(name), dir.shown(&previous(name))))?;
+        rustix::fs::renameat_with(rustix::fs::CWD, one, rustix::fs::CWD, other, flags).with_context(
+            || format!("cannot exchange {} and {}", dir.shown(name), kept.shown(&previous(name))),
+        )?;
         say("info", &format!("{} is the previous version again", dir.shown(name)));
     }
+    kept.sync()?;
     dir.sync()
 }
 
@@ -216,8 +258,10 @@ pub fn uninstall(args: &UninstallArgs) -> Result<ExitCode> {
     }
     let paths = Paths::of(&host)?;
     let mut removed = remove(&host, &args.plugins_dir, &PLUGINS.map(str::to_owned))?;
+    removed += remove(&host, &args.plugins_dir, &old_names().collect::<Vec<_>>())?;
     let of_plugin = |name: &&str| [previous(name), temporary(name), format!(".{name}.kept")];
-    removed += remove(&host, &args.plugins_dir, &PLUGINS.iter().flat_map(of_plugin).collect::<Vec<_>>())?;
+    let kept: Vec<_> = PLUGINS.iter().flat_map(of_plugin).collect();
+    removed += remove(&host, &args.plugins_dir.join(KEPT), &kept)?;
     removed += remove(&host, &paths.run_dir, &["calls", ".calls.new"].map(str::to_owned))?;
     removed += remove(&host, &paths.run_dir.join(dranet::DIRECTORY), &[dranet::SOCKET.to_owned()])?;
     removed += remove_allocations(&host, &paths)?;
@@ -431,7 +475,7 @@ fn remove_allocations(host: &Host, paths: &Paths) -> Result<usize> {
 
 /// Removes one of our directories if nothing is left in it. /opt/cni/bin is everybody's.
 fn remove_empty(host: &Host, dir: &Path) {
-    if !dir.ends_with("rail-cni") {
+    if !dir.ends_with("rail-cni") && !dir.ends_with(KEPT) {
         return;
     }
     let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else { return };

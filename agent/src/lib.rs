@@ -44,11 +44,11 @@ enum Command {
         after_help = "The API server is found by KUBECONFIG, or by the service account of the pod. While it is \
 away, the last good node.json and store stay, and pods start as before."
     )]
-    Run(run::RunArgs),
+    Run(Box<run::RunArgs>),
     /// Install rail-cni and rail-ipam on the host, also while pods start: the init container of the DaemonSet
     #[command(
-        after_help = "Each executable is replaced by a rename, and the one before it is kept as .NAME.previous in \
-the same directory. An executable that is installed already is not written."
+        after_help = "Each executable is run once with --version, and then replaces the old one by a rename. The one \
+before it is kept as .rail-cni/NAME.previous in the directory. An executable that is installed already is not written."
     )]
     Install(install::InstallArgs),
     /// Remove from the host all that rail-cni and the agent wrote, once no pod has a rail
@@ -75,7 +75,7 @@ pub fn command() -> clap::Command {
 pub fn run() -> ExitCode {
     let done = match Cli::parse().command {
         Command::InHost { command } => return host::enter_and_become(&command),
-        Command::Run(args) => run::run(args),
+        Command::Run(args) => run::run(*args),
         Command::Install(args) => install::install(&args),
         Command::Uninstall(args) => install::uninstall(&args),
     };

@@ -10,13 +10,24 @@ use crate::node::{
     install, node_json, on_a_node, ready, sh, start_pod, text_of,
 };
 
+const KEPT: &str = "/opt/cni/bin/.rail-cni";
+const INSTALLED: [&str; 3] = [".rail-cni", "rail-cni", "rail-ipam"];
+
 fn names() -> Vec<String> {
-    let mut names: Vec<_> = fs::read_dir(PLUGINS)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
+    names_in(PLUGINS)
+}
+
+fn names_in(dir: &str) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
+}
+
+/// What is kept where no network can name it.
+fn kept() -> Vec<String> {
+    assert_eq!(fs::metadata(KEPT).unwrap().permissions().mode() & 0o7777, 0o700);
+    names_in(KEPT)
 }
 
 /// A directory with other versions of both plugins.
@@ -39,7 +50,8 @@ fn install_from(dir: &str) -> std::process::Output {
 fn both_plugins_are_replaced_while_they_run_and_the_ones_before_are_kept() {
     on_a_node("install::both_plugins_are_replaced_while_they_run_and_the_ones_before_are_kept", || {
         install();
-        assert_eq!(names(), ["rail-cni", "rail-ipam"]);
+        assert_eq!(names(), INSTALLED);
+        assert!(kept().is_empty());
         let inode = || fs::metadata("/opt/cni/bin/rail-cni").unwrap().ino();
         let before = inode();
         install();
@@ -60,7 +72,8 @@ fn both_plugins_are_replaced_while_they_run_and_the_ones_before_are_kept() {
         assert_ne!(inode(), before);
         drop(busy.stdin.take());
         assert_eq!(busy.wait().unwrap().code(), Some(1), "it was not disturbed: an empty stdin is its error");
-        assert_eq!(names(), [".rail-cni.previous", ".rail-ipam.previous", "rail-cni", "rail-ipam"]);
+        assert_eq!(names(), INSTALLED);
+        assert_eq!(kept(), ["rail-cni.previous", "rail-ipam.previous"]);
         for name in ["rail-cni", "rail-ipam"] {
             let path = Path::new(PLUGINS).join(name);
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o755);
@@ -73,6 +86,52 @@ fn both_plugins_are_replaced_while_they_run_and_the_ones_before_are_kept() {
             let same =
                 fs::read("/opt/cni/bin/rail-cni").unwrap() == fs::read(built().join("rail-cni")).unwrap();
             assert_eq!(same, is_old);
+            assert_eq!((names(), kept().len()), (INSTALLED.map(str::to_owned).to_vec(), 2));
+        }
+    });
+}
+
+/// A network of a tenant names any executable of the directory as its type.
+#[test]
+fn what_the_first_agents_kept_beside_the_plugins_is_removed() {
+    on_a_node("install::what_the_first_agents_kept_beside_the_plugins_is_removed", || {
+        let leave = || {
+            sh("cd /opt/cni/bin; for name in rail-cni rail-ipam; do for suffix in previous new kept; do
+                cp $name .$name.$suffix; done; done");
+        };
+        install();
+        leave();
+        install();
+        assert_eq!(names(), INSTALLED);
+        leave();
+        let output = agent(&["uninstall"]);
+        assert!(output.status.success() && names().is_empty(), "{}: {:?}", text_of(&output), names());
+    });
+}
+
+#[test]
+fn a_plugin_that_the_node_cannot_execute_replaces_nothing() {
+    on_a_node("install::a_plugin_that_the_node_cannot_execute_replaces_nothing", || {
+        install();
+        let before = fs::read("/opt/cni/bin/rail-ipam").unwrap();
+        let mut of_another_machine = fs::read(built().join("rail-cni")).unwrap();
+        // EM_AARCH64, or EM_X86_64 on an arm64.
+        of_another_machine[18] = if cfg!(target_arch = "aarch64") { 0x3e } else { 0xb7 };
+        for bad in [of_another_machine, Vec::new(), b"exit 0".to_vec()] {
+            // The first of both is good.
+            let other = other_versions();
+            crate::node::write(Path::new(other).join("rail-cni"), &bad);
+            let output = install_from(other);
+            let text = text_of(&output);
+            assert_eq!(output.status.code(), Some(1), "{text}");
+            assert!(
+                text.contains("rail-cni of this image cannot be executed on this node; what was installed")
+                    && text.contains("before is unchanged"),
+                "{text}"
+            );
+            assert_eq!(names(), INSTALLED);
+            assert!(kept().is_empty(), "{:?}", kept());
+            assert!(fs::read("/opt/cni/bin/rail-ipam").unwrap() == before);
         }
     });
 }
@@ -91,7 +150,7 @@ fn a_directory_that_cannot_be_written_keeps_the_old_plugins_and_nothing_half_wri
             install();
             let before = fs::read("/opt/cni/bin/rail-cni").unwrap();
             let is_unchanged = || {
-                assert_eq!(names(), ["rail-cni", "rail-ipam"]);
+                assert_eq!(names(), INSTALLED);
                 assert!(fs::read("/opt/cni/bin/rail-cni").unwrap() == before);
             };
             // Full: there is room for the first of both alone.
@@ -187,7 +246,7 @@ fn uninstall_refuses_while_a_pod_has_a_rail_and_then_leaves_nothing() {
         assert!(Path::new("/opt/cni/bin/rail-cni").is_file());
         end_pod("pod-a", 0);
         // What a killed agent, install or import left, and another node whose store is on the same file system.
-        sh("cd /run/rail-cni; touch .calls.new agent.lock; cd /opt/cni/bin; touch .rail-cni.new .rail-ipam.kept
+        sh("cd /run/rail-cni; touch .calls.new agent.lock; cd /opt/cni/bin; touch .rail-cni/rail-cni.new .rail-cni/.rail-ipam.kept
             cd /etc/rail-cni; touch .node.json.new .node.json.kept
             cd /var/lib/rail-cni/store; mkdir .new.1 worker-gpu-1; touch .unfinished worker-gpu-1/rail-0.json");
         let kubeconfig = crate::node::kubeconfig(&format!("http://{}", api.address));
@@ -273,7 +332,7 @@ fn uninstall_refuses_while_a_pod_has_an_address_behind_another_plugin() {
         );
         end_pod("pod-a", 1);
         assert_eq!(agent(&["uninstall"]).status.code(), Some(1));
-        assert_eq!(names(), ["rail-cni", "rail-ipam"]);
+        assert_eq!(names(), INSTALLED);
         let output = call_behind_macvlan("DEL", "pod-m", 0);
         assert!(output.status.success(), "{}", text_of(&output));
         let output = agent(&["uninstall"]);
