@@ -1,5 +1,6 @@
 //! The `ipam` section of a network configuration: the pools, where they are, and the requested addresses.
 
+use std::ffi::OsStr;
 use std::net::IpAddr;
 
 use anyhow::Result;
@@ -48,14 +49,7 @@ impl Config {
     /// Reads `{"pool": "rail-0"}`, nv-ipam's `{"poolName": "rail-0", "poolType": "cidrpool"}`, or the fields of
     /// a CIDRPool's spec. Without a name, the pool has the name of the network.
     pub fn parse(network: &Network) -> Result<Config> {
-        // Multus accepts a result without an interface: such a network would give a pod addresses of rails that it does not
-        // have, without any device that the pod has to ask for.
-        if network.get(&["type"]).and_then(Value::as_str) == Some("rail-ipam") {
-            return wrong(
-                "type",
-                "rail-ipam attaches no device: name it as ipam.type of the plugin that does",
-            );
-        }
+        refuse_type(network, OsStr::new("rail-ipam"))?;
         let section = match network.get(&["ipam"]) {
             Some(Value::Object(section)) => section,
             Some(_) => return wrong("ipam", "is not a JSON object"),
@@ -185,6 +179,17 @@ fn beside_the_plan(node: &Node, node_name: &str, pool: &str, allocation: &Alloca
         }
     }
     Ok(())
+}
+
+/// Refuses a network whose own type is `program`: rail-ipam by whatever name. Multus accepts a result without an interface:
+/// such a network would give a pod addresses of rails that it does not have, without any device that the pod has to ask for.
+pub fn refuse_type(network: &Network, program: &OsStr) -> Result<()> {
+    match network.get(&["type"]).and_then(Value::as_str) {
+        Some(name) if name == program => {
+            wrong("type", "rail-ipam attaches no device: name it as ipam.type of the plugin that does")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The requested addresses, each with its prefix length if the request has one. `runtimeConfig.ips` takes precedence

@@ -34,7 +34,7 @@ impl Plugin for Ipam {
     fn add(&self, network: &Network, attachment: &Attachment, netns: &Path) -> Result<AddResult> {
         let node = started(Node::load()?, network);
         node.check_place(Some(netns))?;
-        let config = Config::parse(network)?;
+        let config = parse(network)?;
         let node_name = node_name(&node)?;
         let requested = config::requested(network)?;
         let holder = Holder::new(network, attachment, netns_id(netns)?)?;
@@ -86,7 +86,7 @@ impl Plugin for Ipam {
     ) -> Result<()> {
         let node = started(Node::load()?, network);
         node.check_place(Some(netns))?;
-        let config = Config::parse(network)?;
+        let config = parse(network)?;
         let node_name = node_name(&node)?;
         let mut differences = Vec::new();
         for (pool, allocation) in config.pools.iter().zip(config.allocations(&node, &node_name)?) {
@@ -108,7 +108,7 @@ impl Plugin for Ipam {
     /// Takes no lock and writes nothing: runtimes call STATUS every few seconds.
     fn status(&self, network: &Network) -> Result<()> {
         let node = started(Node::load()?, network);
-        let config = Config::parse(network)?;
+        let config = parse(network)?;
         serves(&node, &config).map_err(|error| failure!(NotAvailable, "{error:#}"))
     }
 
@@ -118,6 +118,13 @@ impl Plugin for Ipam {
         let keep: HashSet<String> = keep.iter().map(|one| lease::key(&network.name, one)).collect();
         lease::collect(&node, &network.name, &keep)
     }
+}
+
+/// The configuration of a call. A runtime calls a copy of rail-ipam, or a link to it, by the name that the type is.
+fn parse(network: &Network) -> Result<Config> {
+    let program = std::env::args_os().next().unwrap_or_default();
+    config::refuse_type(network, Path::new(&program).file_name().unwrap_or_default())?;
+    Config::parse(network)
 }
 
 /// Starts the log, and gives up what no call of rail-ipam does. The first call of a boot, and the one after somebody emptied

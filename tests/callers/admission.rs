@@ -273,6 +273,18 @@ fn what_reaches_beyond_a_rail_is_refused() {
             (r#"{"plugins": [{"type":"sriov"}]}"#.to_owned(), "type sriov takes any device"),
             (r#"{"type":"ib-sriov"}"#.to_owned(), "type ib-sriov takes any device"),
             (r#"{"type":"host-de\u0076ice"}"#.to_owned(), "has a backslash"),
+            (r#"{"type": "multus", "confDir": "/tmp"}"#.to_owned(), "type multus takes any device"),
+            (r#"{"type": "multus-shim"}"#.to_owned(), "type multus-shim takes any device"),
+            (
+                r#"{"type": ".rail-ipam.previous", "ipam": {"pool": "rail-0,rail-1"}}"#.to_owned(),
+                "a type begins with a dot",
+            ),
+            ("{\"Type\"\t:\n\".rail-cni.previous\"}".to_owned(), "a type begins with a dot"),
+            (r#"{"plugins": [{"TYPE":".x"}]}"#.to_owned(), "a type begins with a dot"),
+            (
+                r#"{"type": "macvlan", "ipam": {"type" : ".rail-ipam.previous"}}"#.to_owned(),
+                "a type begins with a dot",
+            ),
         ];
         refuses(&attacks.clone().map(|(config, text)| (config, text)));
     });

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
@@ -290,6 +291,21 @@ fn rail_ipam_names_the_key_and_the_value_that_is_wrong() {
         bench.call("rail-ipam", "DEL").run(&config).ok();
         bench.call("rail-ipam", "GC").run(&config).ok();
         bench.is_as_before(&config.to_string());
+    }
+    // By a copy and by a link of another name, as by its own.
+    let (copy, link) = (bench.host.path("copy"), bench.host.path("link"));
+    // Not by this process: one that another test starts meanwhile would have the copy open, and it could not be executed.
+    let done = Command::new("cp").arg(env!("CARGO_BIN_EXE_rail-ipam")).arg(&copy).status();
+    assert!(done.unwrap().success());
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_rail-ipam"), &link).unwrap();
+    for (program, name) in [(copy, "copy"), (link, "link")] {
+        let call = || bench.call("rail-ipam", "ADD").program(&program);
+        let refused = call().run(&with(rail(0), json!({ "type": name })));
+        let told = refused.error(7)["msg"].as_str().unwrap().to_owned();
+        assert!(told.contains("ipam.type of the plugin"), "{told}");
+        bench.is_as_before(name);
+        call().run(&rail(0)).ok();
+        bench.call("rail-ipam", "DEL").program(&program).run(&rail(0)).ok();
     }
 }
 
