@@ -89,6 +89,9 @@ pub struct RunArgs {
     /// Source of the plan
     #[arg(long, value_enum, value_name = "SOURCE", default_value = "cidrpools")]
     plan_from: PlanFrom,
+    /// Namespace of the CIDRPools: what is elsewhere is not read. Without it, those of all namespaces are the plan
+    #[arg(long, value_name = "NAME")]
+    cidrpools_namespace: Option<String>,
     #[command(flatten)]
     names: api::Names,
     /// Directory of the plugins on the host
@@ -270,7 +273,8 @@ impl Agent {
         let uids = Uids::default();
         tokio::spawn(read_calls(tail, shared.clone(), news.clone(), uids.clone()));
         let config_map = watch::config_map(&client, &args.namespace, &args.config_map, &shared);
-        let pools = (args.plan_from == PlanFrom::Cidrpools).then(|| watch::cidr_pools(&client, &shared));
+        let pools = (args.plan_from == PlanFrom::Cidrpools)
+            .then(|| watch::cidr_pools(&client, args.cidrpools_namespace.as_deref(), &shared));
         let now = Instant::now();
         let doctor = Err("`rail-cni doctor` was not run yet".to_owned());
         say("info", &format!("rail-agent {} looks after {}", env!("CARGO_PKG_VERSION"), args.node));
@@ -505,7 +509,12 @@ impl Agent {
                     "this cluster has no CIDRPools: apply nv-ipam's CRD, or run the agent with --plan-from config-map"
                         .to_owned(),
                 )),
-                Seen::All(pools) if pools.is_empty() => Some(Err("there is no CIDRPool in this cluster".to_owned())),
+                Seen::All(pools) if pools.is_empty() => Some(Err(match &self.args.cidrpools_namespace {
+                    Some(name) => {
+                        format!("there is no CIDRPool in the namespace {name}, which --cidrpools-namespace names")
+                    }
+                    None => "there is no CIDRPool in this cluster".to_owned(),
+                })),
                 Seen::All(pools) => {
                     Some(Ok(Source { text: manifests(pools.values()), arguments: &["import", "-"] }))
                 }

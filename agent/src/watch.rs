@@ -42,14 +42,22 @@ pub fn config_map(
     follow(api, config, format!("the ConfigMap {namespace}/{name}"), shared)
 }
 
-/// Watches all CIDRPools.
-pub fn cidr_pools(client: &Client, shared: &Shared) -> Receiver<Seen<DynamicObject>> {
+/// Watches the CIDRPools of a namespace, or all.
+pub fn cidr_pools(
+    client: &Client,
+    namespace: Option<&str>,
+    shared: &Shared,
+) -> Receiver<Seen<DynamicObject>> {
     let kind = GroupVersionKind::gvk("nv-ipam.nvidia.com", "v1alpha1", "CIDRPool");
-    let api = Api::<DynamicObject>::all_with(
-        client.clone(),
-        &ApiResource::from_gvk_with_plural(&kind, "cidrpools"),
-    );
-    follow(api, watcher::Config::default(), "the CIDRPools".to_owned(), shared)
+    let resource = ApiResource::from_gvk_with_plural(&kind, "cidrpools");
+    let (api, what) = match namespace {
+        Some(name) => (
+            Api::<DynamicObject>::namespaced_with(client.clone(), name, &resource),
+            format!("the CIDRPools of the namespace {name}"),
+        ),
+        None => (Api::all_with(client.clone(), &resource), "the CIDRPools".to_owned()),
+    };
+    follow(api, watcher::Config::default(), what, shared)
 }
 
 fn follow<K>(api: Api<K>, config: watcher::Config, what: String, shared: &Shared) -> Receiver<Seen<K>>

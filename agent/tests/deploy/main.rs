@@ -138,10 +138,13 @@ fn what_is_rendered_is_what_two_versions_of_kubernetes_know() {
     assert_eq!(files.split(':').count(), 2, "one of the versions could not be had");
 }
 
+/// The value without which the chart reads more than deploy/ does.
+const SAME: [&str; 2] = ["--set", "cidrpoolsNamespace=nvidia-network-operator"];
+
 #[test]
 fn the_chart_renders_the_same_objects_as_the_kustomization() {
     const TEST: &str = "the_chart_renders_the_same_objects_as_the_kustomization";
-    let Some(chart) = helm(&[]) else { return skip(TEST, "helm is not here: scripts/test deploy gets it") };
+    let Some(chart) = helm(&SAME) else { return skip(TEST, "helm is not here: scripts/test deploy gets it") };
     let Some(kustomized) = kustomized("deploy") else { return skip(TEST, "kustomize is not here") };
     let (chart, kustomized) = (by_name(chart), by_name(kustomized));
     assert_eq!(chart.keys().collect::<Vec<_>>(), kustomized.keys().collect::<Vec<_>>());
@@ -213,7 +216,9 @@ fn the_chart_takes_rail_cni_off_the_nodes_as_the_kustomization_does() {
 #[test]
 fn dranet_is_an_option_of_chart_and_kustomization_and_off_by_default() {
     const TEST: &str = "dranet_is_an_option_of_chart_and_kustomization_and_off_by_default";
-    let Some(chart) = helm(&["--set", "dranet=true"]) else { return skip(TEST, "helm is not here") };
+    let Some(chart) = helm(&[&SAME[..], &["--set", "dranet=true"]].concat()) else {
+        return skip(TEST, "helm is not here");
+    };
     let text = "resources: [DEPLOY]\ncomponents: [DEPLOY/dranet]\n";
     let Some(component) = within(text) else { return skip(TEST, "kustomize is not here") };
     let (chart, component) = (by_name(chart), by_name(component));
@@ -238,7 +243,7 @@ fn the_values_of_the_chart_take_effect() {
     const TEST: &str = "the_values_of_the_chart_take_effect";
     let values = [
         "--set",
-        "image.repository=r.example.com/rail-cni,image.tag=1,args={--plan-from=config-map},pluginsDir=/home/cni/bin",
+        "image.repository=r.example.com/rail-cni,image.tag=1,args={--plan-from=config-map},pluginsDir=/home/cni/bin,cidrpoolsNamespace=n",
         "--set-json",
         "nodeSelector={\"gpu\":\"yes\"}",
         "--set-json",
@@ -253,7 +258,8 @@ fn the_values_of_the_chart_take_effect() {
     let pod = &objects["\"DaemonSet\" \"rail-agent\""]["spec"]["template"]["spec"];
     assert_eq!(pod["nodeSelector"], json!({"gpu": "yes"}));
     assert_eq!(pod["imagePullSecrets"], json!([{"name": "s"}]));
-    assert_eq!(pod["containers"][0]["args"][3], "--plan-from=config-map");
+    assert_eq!(pod["containers"][0]["args"][3], "--cidrpools-namespace=n");
+    assert_eq!(pod["containers"][0]["args"][4], "--plan-from=config-map");
     assert_eq!(objects["\"ConfigMap\" \"rail-cni\""]["data"]["cluster"], "u");
     let off = by_name(helm(&[&values[..], &["--set", "uninstall=true"]].concat()).unwrap());
     let off = &off["\"DaemonSet\" \"rail-uninstall\""]["spec"]["template"]["spec"];

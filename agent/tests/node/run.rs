@@ -264,6 +264,35 @@ fn what_is_wrong_in_the_cluster_leaves_the_last_good_state() {
     });
 }
 
+/// Who may write CIDRPools in any namespace stops the plan of the fleet, unless the agent reads one namespace.
+#[test]
+fn a_pool_of_another_namespace_is_no_part_of_the_plan_of_one_namespace() {
+    on_a_node("run::a_pool_of_another_namespace_is_no_part_of_the_plan_of_one_namespace", || {
+        let (api, agent) = ready(&[]);
+        let mut second = pool(0, Some("172.16.4.0/31"));
+        second["metadata"]["namespace"] = json!("tenant");
+        api.put("/apis/nv-ipam.nvidia.com/v1alpha1/namespaces/tenant/cidrpools/rail-0", second);
+        agent.until_condition(&api, "RailsPlanCurrent", "False", "Refused");
+        assert!(agent.stop());
+        let begun = api.requests().len();
+        let of_one = ["--cidrpools-namespace", "nvidia-network-operator"];
+        let agent = Running::start(&api, &of_one);
+        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        // Its own pools are watched.
+        api.put(&format!("{POOLS}/rail-1"), pool(1, Some("172.18.6.0/31")));
+        agent.until("the new prefix", || allocation(1).contains("172.18.6.0/31"));
+        assert!(allocation(0).contains("172.16.0.0/31"));
+        assert_eq!(api.requests().len(), begun + 1, "{:?}", api.requests());
+        for rail in 0..2 {
+            api.delete(&format!("{POOLS}/rail-{rail}"));
+        }
+        let told = "there is no CIDRPool in the namespace nvidia-network-operator, which --cidrpools-namespace names";
+        agent.until("none", || {
+            condition(&api, "RailsPlanCurrent")["message"].as_str().unwrap().contains(told)
+        });
+    });
+}
+
 #[test]
 fn a_node_that_the_plan_does_not_name_any_more_is_told_so_and_keeps_its_store() {
     on_a_node("run::a_node_that_the_plan_does_not_name_any_more_is_told_so_and_keeps_its_store", || {
