@@ -172,7 +172,9 @@ pub fn find_away(functions: &[&Function], which: Which, time: SearchTime) -> Res
         if rdma::open()?.as_mut().map(rdma::is_any).transpose()?.unwrap_or(false) {
             let sysfs = Mounted::here()?;
             for function in functions {
-                let names = function.seen_in(&sysfs.path()).list_rdma_devices()?;
+                // A pod can choose a name that makes the folder unreadable.
+                let listed = function.seen_in(&sysfs.path()).list_rdma_devices();
+                let names = listed.unwrap_or_else(|_| vec!["with a name that cannot be listed".to_owned()]);
                 if !names.is_empty() {
                     found.push(Away { id: function.id.clone(), names, netns: netns.to_owned() });
                 }
