@@ -41,13 +41,18 @@ pub struct Call {
 pub struct Ran {
     /// Exit status; 128 + the signal if one ended it.
     pub status: i32,
-    /// What it printed.
+    /// What it printed; of more than [`MOST`] bytes the first.
     pub stdout: String,
-    /// What it logged.
+    /// What it logged; of more than [`MOST`] bytes the first.
     pub stderr: String,
+    /// Did it print more than [`MOST`] bytes?
+    pub is_cut: bool,
     /// Does a process that it started still have its stdout or stderr?
     pub is_held: bool,
 }
+
+/// How many bytes of a stream are kept: 1 MiB.
+pub const MOST: usize = 1 << 20;
 
 /// A call that does not end.
 #[derive(Debug)]
@@ -212,7 +217,8 @@ impl Call {
             }
             (_, stdin) => stdin,
         };
-        let [stdout, stderr] = [child.stdout.take().map(collect), child.stderr.take().map(collect)];
+        let [stdout, stderr] =
+            [child.stdout.take().map(Collected::of), child.stderr.take().map(Collected::of)];
         Ok(Running {
             child,
             writer,
@@ -228,7 +234,7 @@ pub struct Running {
     child: Child,
     writer: Option<std::process::ChildStdin>,
     is_silent: bool,
-    streams: [Option<Receiver<Vec<u8>>>; 2],
+    streams: [Option<Collected>; 2],
 }
 
 impl Running {
@@ -254,30 +260,59 @@ impl Running {
             }
         };
         let mut is_held = false;
-        let mut texts = self.streams.into_iter().map(|stream| {
-            let Some(stream) = stream else { return String::new() };
-            let bytes = stream.recv_timeout(Duration::from_secs(2)).or_else(|error| {
-                is_held |= error == RecvTimeoutError::Timeout;
+        let mut until = Instant::now() + Duration::from_secs(2);
+        let [stdout, stderr] = self.streams.map(|stream| {
+            let mut bytes = Vec::new();
+            let Some(stream) = stream else { return bytes };
+            if !stream.take(&mut bytes, until) {
+                is_held = true;
                 let _ = killpg(group, Signal::SIGKILL);
-                stream.recv_timeout(Duration::from_secs(2))
-            });
-            String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
+                // What is in another group keeps the stream. What was printed is here.
+                until = Instant::now() + Duration::from_millis(200);
+                stream.take(&mut bytes, until);
+            }
+            bytes
         });
-        let [stdout, stderr] = [texts.next().unwrap_or_default(), texts.next().unwrap_or_default()];
-        drop(texts);
-        Ok(Ran { status, stdout, stderr, is_held })
+        let is_cut = stdout.len() > MOST;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(MOST)]).into_owned();
+        Ok(Ran { status, stdout: text(&stdout), stderr: text(&stderr), is_cut, is_held })
     }
 }
 
-/// Reads a stream to its end, in a thread.
-fn collect(mut stream: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
-    let (sender, receiver) = channel();
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        let _ = stream.read_to_end(&mut bytes);
-        let _ = sender.send(bytes);
-    });
-    receiver
+/// What a thread reads from a stream until its end: no plugin waits for a reader.
+#[derive(Debug)]
+pub struct Collected(Receiver<Vec<u8>>);
+
+impl Collected {
+    /// Begins to read.
+    pub fn of(mut stream: impl Read + Send + 'static) -> Collected {
+        let (sender, receiver) = channel();
+        std::thread::spawn(move || {
+            let (mut buffer, mut kept) = (vec![0; 1 << 16], 0);
+            while let Ok(count) = stream.read(&mut buffer) {
+                if count == 0 {
+                    break;
+                }
+                // One byte more than is kept says that there were more.
+                let count = count.min(MOST + 1 - kept);
+                kept += count;
+                if count > 0 && sender.send(buffer[..count].to_vec()).is_err() {
+                    break;
+                }
+            }
+        });
+        Collected(receiver)
+    }
+
+    /// Adds what there is until then. Has the stream ended?
+    pub fn take(&self, bytes: &mut Vec<u8>, until: Instant) -> bool {
+        loop {
+            match self.0.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(more) => bytes.extend(more),
+                Err(error) => return error == RecvTimeoutError::Disconnected,
+            }
+        }
+    }
 }
 
 fn ended(child: &mut Child, limit: Duration) -> Option<ExitStatus> {

@@ -65,10 +65,13 @@ pub struct Description {
     /// The verbs that it claims.
     #[serde(default = "all_verbs")]
     pub verbs: Vec<String>,
-    /// The versions that it claims.
-    #[serde(default = "all_versions")]
+    /// The versions that it claims; what VERSION tells, if none is named.
+    #[serde(default)]
     pub cni_versions: Vec<String>,
-    /// Files and links that may stay after a DEL: names, or beginnings of paths that end in `*`.
+    /// Are they those that VERSION tells?
+    #[serde(skip)]
+    are_versions_asked: bool,
+    /// Files, links and rules of the firewall that may stay after a DEL: names, or beginnings that end in `*`.
     #[serde(default)]
     pub stays: Vec<String>,
     /// Arguments of ip(8) that succeed where the plugin can run at all: a kind of device that a kernel may lack.
@@ -90,10 +93,6 @@ fn all_verbs() -> Vec<String> {
     VERBS.map(str::to_owned).into()
 }
 
-fn all_versions() -> Vec<String> {
-    VERSIONS.map(str::to_owned).into()
-}
-
 impl Description {
     /// Reads a description; the error says what is wrong.
     pub fn read(path: &Path) -> Result<Description, String> {
@@ -104,18 +103,18 @@ impl Description {
         Ok(read)
     }
 
-    /// What can be said of a plugin of which there is only a configuration: it serves versions up to that of it.
+    /// What can be said of a plugin of which there is only a configuration: it is asked for no version above that of it.
     pub fn of_conf(conf: Value, kind: Kind) -> Result<Description, String> {
         let mut description: Description = serde_json::from_value(json!({"kind": "main", "conf": conf}))
             .map_err(|error| format!("the configuration: {error}"))?;
         description.kind = kind;
+        description.complete()?;
         if let Some(newest) = description.conf["cniVersion"].as_str() {
             let Some(at) = VERSIONS.iter().position(|known| *known == newest) else {
                 return Err(format!("cniVersion: expected one of {}", VERSIONS.join(", ")));
             };
             description.cni_versions.truncate(at + 1);
         }
-        description.complete()?;
         Ok(description)
     }
 
@@ -150,10 +149,20 @@ impl Description {
             let hidden: Vec<_> = sandbox::hidden().iter().map(|path| path.display().to_string()).collect();
             return Err(format!("files: {path}: expected a path without .. below {}", hidden.join(", ")));
         }
-        if self.cni_versions.is_empty() {
-            return Err("cniVersions must name a version".to_owned());
+        self.are_versions_asked = self.cni_versions.is_empty();
+        if self.are_versions_asked {
+            self.cni_versions = VERSIONS.map(str::to_owned).into();
         }
         Ok(())
+    }
+
+    /// Takes the versions that VERSION tells for those that it claims, unless it names them itself. If none of them is known,
+    /// VERSION could not be asked, and all of them are.
+    pub fn serves(&mut self, told: &[String]) {
+        let both: Vec<_> = self.cni_versions.iter().filter(|known| told.contains(known)).cloned().collect();
+        if self.are_versions_asked && !both.is_empty() {
+            self.cni_versions = both;
+        }
     }
 
     /// The newest version that it claims.
@@ -207,6 +216,24 @@ mod tests {
         assert!(!of("0.4.0").unwrap().claims("GC") && of("0.4.0").unwrap().claims("CHECK"));
         assert_eq!(of("0.3.2").unwrap_err(), format!("cniVersion: expected one of {}", VERSIONS.join(", ")));
         assert_eq!(Description::of_conf(json!({"type": "x"}), Kind::Main).unwrap().cni_versions, VERSIONS);
+    }
+
+    #[test]
+    fn the_versions_are_those_that_version_tells_up_to_that_of_the_configuration() {
+        let told = ["0.3.0", "0.4.0", "1.1.0", "7.0.0"].map(str::to_owned);
+        let served = |conf: Value, told: &[String]| {
+            let mut description = Description::of_conf(conf, Kind::Main).unwrap();
+            description.serves(told);
+            description.cni_versions
+        };
+        assert_eq!(served(json!({"type": "x", "cniVersion": "1.0.0"}), &told), ["0.3.0", "0.4.0"]);
+        assert_eq!(served(json!({"type": "x"}), &told), ["0.3.0", "0.4.0", "1.1.0"]);
+        assert_eq!(served(json!({"type": "x"}), &[]), VERSIONS);
+        let text = json!({"kind": "main", "conf": {"type": "x"}, "cniVersions": ["1.0.0"]});
+        let mut named: Description = serde_json::from_value(text).unwrap();
+        named.complete().unwrap();
+        named.serves(&told);
+        assert_eq!(named.cni_versions, ["1.0.0"]);
     }
 
     #[test]

@@ -15,12 +15,15 @@ use cni_conformance::sandbox;
 use cni_conformance::world::{Settings, firewall};
 
 const AFTER: &str = "\
-Exit status: 0 no MUST failed, 1 some did, 2 wrong usage, 3 this machine does not allow it: no namespaces, no iproute2, \
-or no device of the kind that the plugin needs. A failure that the description names as known does not count.
+Exit status: 0 no check of --level failed, 1 some did, or nothing could be asked because ADD fails, 2 wrong usage, a plugin \
+that cannot be executed, or a line of its description that fails, 3 this machine does not allow it: no namespaces, no \
+iproute2, or no device of the kind that the plugin needs; so it is if one of several plugins was asked nothing. A failure \
+that the description names as known does not count.
 
 It runs as root, or as any user who may create user namespaces. Each check has network namespaces of its own, and what \
 of /run, /dev/shm, /etc/cni and /var/lib/cni this machine has is empty for it; all of /var/lib, if there is no /var/lib/cni. \
-Whatever else a plugin writes, it writes to the host. What it leaves running is killed at the end of the check.";
+Whatever else a plugin writes, it writes to the host. It sees no process of the host. What it leaves running is killed at \
+the end of the check, and all of it when cni-conformance ends, also by a signal.";
 
 /// Judges CNI plugins by the CNI specification, each check in namespaces of its own.
 #[derive(Debug, Parser)]
@@ -50,6 +53,9 @@ struct Arguments {
     /// What is written on standard output
     #[arg(long, value_enum, default_value = "table")]
     format: Format,
+    /// Which failures count for the exit status, and as such in tap and junit: those of this level and of more binding ones
+    #[arg(long, value_enum, default_value = "must")]
+    level: Level,
     /// Kill at every system call, not at a sample
     #[arg(long)]
     full: bool,
@@ -65,6 +71,9 @@ struct Arguments {
     /// List the checks
     #[arg(long)]
     list: bool,
+    /// It is in its namespaces
+    #[arg(long, hide = true)]
+    inside: bool,
 }
 
 fn main() -> ExitCode {
@@ -115,6 +124,9 @@ fn list(checks: &[Check]) -> String {
 
 fn run(arguments: &Arguments, checks: &[Check]) -> Result<u8, (u8, String)> {
     let mut all = settings(arguments).map_err(|reason| (2, reason))?;
+    if !arguments.inside {
+        return sandbox::contain("--inside").map_err(|reason| (3, reason));
+    }
     sandbox::enter().map_err(|reason| (3, reason))?;
     match firewall() {
         Ok(_) => all.iter_mut().for_each(|settings| settings.sees_firewall = true),
@@ -125,18 +137,22 @@ fn run(arguments: &Arguments, checks: &[Check]) -> Result<u8, (u8, String)> {
     let jobs =
         arguments.jobs.unwrap_or_else(|| 4 * std::thread::available_parallelism().map_or(2, usize::from));
     let reports: Vec<_> = all.iter().map(|settings| judge(settings, checks, jobs)).collect();
-    print(&report::write(&reports, arguments.format))?;
-    let has = |level: Option<Level>, outcome| reports.iter().any(|report| report.count(level, outcome) > 0);
-    if has(Some(Level::Must), Outcome::Fail) {
+    print(&report::write(&reports, arguments.format, arguments.level))?;
+    if let Some(fault) = reports.iter().find_map(|report| report.fault.clone()) {
+        return Err((2, fault));
+    }
+    let mut all = reports.iter().flat_map(|report| &report.checks);
+    if all.any(|one| one.outcome == Outcome::Fail && one.level <= arguments.level) {
         return Ok(1);
     }
-    let is_asked =
-        [Outcome::Pass, Outcome::Fail, Outcome::Known].into_iter().any(|outcome| has(None, outcome));
-    if is_asked {
+    let Some(silent) = reports.iter().find(|report| !report.is_asked()) else {
         return Ok(0);
+    };
+    if let Some(refusal) = &silent.refusal {
+        return Err((1, format!("{}: nothing could be asked: {refusal}", silent.plugin)));
     }
-    let reason = reports.iter().flat_map(|report| &report.checks).map(|one| one.seen.as_str()).next();
-    Err((3, format!("nothing could be asked: {}", reason.unwrap_or("no check"))))
+    let reason = silent.checks.first().map_or("no check", |one| one.seen.as_str());
+    Err((3, format!("{}: nothing could be asked: {reason}", silent.plugin)))
 }
 
 fn settings(arguments: &Arguments) -> Result<Vec<Settings>, String> {
@@ -173,6 +189,9 @@ fn settings(arguments: &Arguments) -> Result<Vec<Settings>, String> {
         if !program.is_file() {
             return Err(format!("{}: no such executable", program.display()));
         }
+        if nix::unistd::access(&program, nix::unistd::AccessFlags::X_OK).is_err() {
+            return Err(format!("{}: it may not be executed", program.display()));
+        }
         let used = std::iter::once(&program).chain(path.iter().filter(|directory| directory.is_dir()));
         for used in used {
             if let Some(hidden) = sandbox::hidden().into_iter().find(|hidden| used.starts_with(hidden)) {
@@ -186,6 +205,7 @@ fn settings(arguments: &Arguments) -> Result<Vec<Settings>, String> {
             path: path.clone(),
             limit: Duration::from_secs(arguments.limit),
             sees_firewall: false,
+            adds: false,
             sample: (!arguments.full).then_some(arguments.sample.get()),
         });
     }

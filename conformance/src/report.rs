@@ -26,13 +26,13 @@ pub enum Format {
 
 const LEVELS: [Level; 3] = [Level::Must, Level::Should, Level::Quality];
 
-/// Writes the reports in this form.
-pub fn write(reports: &[Report], format: Format) -> String {
+/// Writes the reports in this form. In those that have no levels, what fails counts if it is of `least` or more binding.
+pub fn write(reports: &[Report], format: Format, least: Level) -> String {
     match format {
         Format::Table => reports.iter().map(table).collect::<Vec<_>>().join("\n"),
         Format::Scores => scores(reports),
-        Format::Tap => tap(reports),
-        Format::Junit => junit(reports),
+        Format::Tap => tap(reports, least),
+        Format::Junit => junit(reports, least),
         Format::Json => {
             format!("{:#}\n", json!({"plugins": reports.iter().map(json_of).collect::<Vec<_>>()}))
         }
@@ -119,18 +119,26 @@ fn scores(reports: &[Report]) -> String {
     text
 }
 
-fn tap(reports: &[Report]) -> String {
+fn tap(reports: &[Report], least: Level) -> String {
     let all: Vec<(&Report, &Judged)> =
         reports.iter().flat_map(|report| report.checks.iter().map(move |one| (report, one))).collect();
-    let mut text = format!("TAP version 14\n1..{}\n", all.len());
+    let mut text = format!("TAP version 13\n1..{}\n", all.len());
     for (at, (report, one)) in all.iter().enumerate() {
         let (ok, directive) = match one.outcome {
             Outcome::Pass => ("ok", String::new()),
             Outcome::LeftOut => ("ok", format!(" # SKIP {}", in_a_line(&one.seen))),
             Outcome::Known => ("not ok", format!(" # TODO {}", in_a_line(&one.known))),
-            Outcome::Fail => ("not ok", String::new()),
+            Outcome::Fail if one.level <= least => ("not ok", String::new()),
+            Outcome::Fail => ("not ok", format!(" # TODO {} does not count: --level", one.level)),
         };
-        let _ = writeln!(text, "{ok} {} - {} {} {}{directive}", at + 1, report.plugin, one.level, one.name);
+        let _ = writeln!(
+            text,
+            "{ok} {} - {} {} {}{directive}",
+            at + 1,
+            in_a_line(&report.plugin),
+            one.level,
+            one.name
+        );
         if !one.steps.is_empty() {
             let _ = writeln!(
                 text,
@@ -145,14 +153,15 @@ fn tap(reports: &[Report]) -> String {
 
 /// TAP has one line for a test, and `#` begins its end.
 fn in_a_line(text: &str) -> String {
-    text.replace(['\n', '#'], " ")
+    text.chars().map(|c| if c == '#' || c.is_control() { ' ' } else { c }).collect()
 }
 
-fn junit(reports: &[Report]) -> String {
+fn junit(reports: &[Report], least: Level) -> String {
     let mut text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n".to_owned();
     for report in reports {
-        let failed = report.count(None, Outcome::Fail);
-        let skipped = report.count(None, Outcome::LeftOut) + report.count(None, Outcome::Known);
+        let counts = |one: &&Judged| one.outcome == Outcome::Fail && one.level <= least;
+        let failed = report.checks.iter().filter(counts).count();
+        let skipped = report.checks.len() - report.count(None, Outcome::Pass) - failed;
         let name = escaped(&report.plugin);
         let _ = writeln!(
             text,
@@ -164,6 +173,9 @@ fn junit(reports: &[Report]) -> String {
             let seen = escaped(&one.seen);
             let _ = match one.outcome {
                 Outcome::Pass => Ok(()),
+                Outcome::Fail if one.level > least => {
+                    write!(text, "<skipped message=\"{} does not count: --level; {seen}\"/>", one.level)
+                }
                 Outcome::Fail => {
                     write!(text, "<failure message=\"{seen}\">{}</failure>", escaped(&one.steps.join("\n")))
                 }
@@ -284,7 +296,7 @@ mod tests {
             asks: "what is asked",
             outcome,
             seen: seen.to_owned(),
-            known: if outcome == Outcome::Known { "an issue # 7".to_owned() } else { String::new() },
+            known: if outcome == Outcome::Known { "an issue # 7\u{1b}".to_owned() } else { String::new() },
             steps: if outcome == Outcome::Fail {
                 vec!["first".to_owned(), "show <it>".to_owned()]
             } else {
@@ -297,7 +309,7 @@ mod tests {
             judged("three", Level::Should, Outcome::Known, "as ever"),
             judged("four", Level::Quality, Outcome::LeftOut, "no device"),
         ];
-        Report { plugin: "a<b".to_owned(), program: "/x".to_owned(), checks }
+        Report { plugin: "a<b".to_owned(), program: "/x".to_owned(), checks, fault: None, refusal: None }
     }
 
     #[test]
@@ -310,7 +322,7 @@ mod tests {
     #[test]
     fn what_a_plugin_prints_is_no_markup() {
         for format in [Format::Junit, Format::Html] {
-            let text = write(&[report()], format);
+            let text = write(&[report()], format, Level::Must);
             assert!(text.contains("&lt;&quot;&amp;\u{fffd}") && text.contains("show &lt;it&gt;"), "{text}");
             assert!(!text.contains('\u{1}') && !text.contains("a<b"), "{text}");
         }
@@ -318,12 +330,27 @@ mod tests {
 
     #[test]
     fn tap_has_a_line_for_each_check() {
-        let text = tap(&[report()]);
-        assert!(text.starts_with("TAP version 14\n1..4\nok 1 - "), "{text}");
+        let text = tap(&[report()], Level::Must);
+        assert!(text.starts_with("TAP version 13\n1..4\nok 1 - "), "{text}");
         assert!(
-            text.contains("\nnot ok 2 - a<b MUST two\n") && text.contains("# TODO an issue   7\n"),
+            text.contains("\nnot ok 2 - a<b MUST two\n") && text.contains("# TODO an issue   7 \n"),
             "{text}"
         );
         assert!(text.contains("# SKIP no device\n"), "{text}");
+    }
+
+    #[test]
+    fn what_is_below_the_level_does_not_count() {
+        let mut report = report();
+        report.checks[1].level = Level::Should;
+        for (least, counted) in [(Level::Must, 0), (Level::Should, 1), (Level::Quality, 1)] {
+            let (tap, junit) = (tap(&[report.clone()], least), junit(&[report.clone()], least));
+            let is_todo = tap.contains("not ok 2 - a<b SHOULD two # TODO SHOULD does not count");
+            assert_eq!(is_todo, counted == 0, "{tap}");
+            assert_eq!(junit.matches("<failure").count(), counted, "{junit}");
+            assert_eq!(junit.matches("<skipped").count(), 3 - counted, "{junit}");
+            let totals = format!("failures=\"{counted}\" skipped=\"{}\"", 3 - counted);
+            assert!(junit.contains(&totals), "{junit}");
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -10,25 +11,21 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::statfs::{NSFS_MAGIC, statfs};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 /// The directory that exists for one check. Not below /run: plugins refuse state below a /run that is not the host's.
 pub const DIR: &str = "/dev/shm/conformance";
 
-/// Moves this process, which must have one thread, into namespaces of its own: mount and network, and a user namespace
-/// unless it is root's.
-pub fn enter() -> Result<(), String> {
+/// Runs this program once more, with `argument` behind its arguments, in namespaces of its own: process, mount and network,
+/// and a user namespace unless it is root's. This process, which must have one thread, only waits. Returns the exit status.
+pub fn contain(argument: &str) -> Result<u8, String> {
     let (user, group) = (nix::unistd::geteuid(), nix::unistd::getegid());
-    let mut kinds = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET;
+    let mut kinds = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWPID;
     if !user.is_root() {
         kinds |= CloneFlags::CLONE_NEWUSER;
     }
-    // Ubuntu lets a user make a user namespace without any right in it.
-    let remedy = if user.is_root() {
-        ""
-    } else {
-        ": run it as root, or allow user namespaces (on Ubuntu, sysctl kernel.apparmor_restrict_unprivileged_userns=0)"
-    };
+    let remedy = remedy(user.is_root());
     unshare(kinds).map_err(|errno| format!("cannot make namespaces: {errno}{remedy}"))?;
     if !user.is_root() {
         let write = |file: &str, text: String| {
@@ -38,13 +35,46 @@ pub fn enter() -> Result<(), String> {
         write("/proc/self/uid_map", format!("0 {user} 1"))?;
         write("/proc/self/gid_map", format!("0 {group} 1"))?;
     }
+    let mut arguments = std::env::args_os();
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0(arguments.next().unwrap_or_default()).args(arguments).arg(argument);
+    let ended = command.status().map_err(|error| format!("cannot run itself in its namespaces: {error}"))?;
+    let status = ended.code().unwrap_or_else(|| 128 + ended.signal().unwrap_or(0));
+    Ok(u8::try_from(status).unwrap_or(u8::MAX))
+}
+
+/// Makes the first process of the namespaces, which is this one, ready for worlds. When it ends, so does all that there is
+/// in them, and it ends with the process that waits for it, whatever ends that one.
+pub fn enter() -> Result<(), String> {
+    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)
+        .map_err(|errno| format!("cannot end with its parent: {errno}"))?;
+    // Ubuntu lets a user make a user namespace without any right in it.
+    let remedy = remedy(false);
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(None::<&str>, "/", None::<&str>, private, None::<&str>)
         .map_err(|errno| format!("cannot make mounts private: {errno}{remedy}"))?;
+    // The one that is there has other numbers for the processes.
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("proc"), "/proc", Some("proc"), flags, None::<&str>).map_err(|errno| {
+        format!("cannot mount /proc anew: {errno}: run it as root, or where nothing covers parts of /proc")
+    })?;
     match Command::new("ip").arg("-V").output() {
         Ok(output) if output.status.success() => Ok(()),
         _ => Err("ip (iproute2) is not installed".to_owned()),
     }
+}
+
+fn remedy(is_root: bool) -> &'static str {
+    if is_root {
+        return "";
+    }
+    ": run it as root, or allow user namespaces (on Ubuntu, sysctl kernel.apparmor_restrict_unprivileged_userns=0)"
+}
+
+/// Takes note of the children of this thread that have ended. Orphans come to the first thread of the first process.
+pub fn reap() {
+    let flags = WaitPidFlag::WNOHANG | WaitPidFlag::__WNOTHREAD;
+    while waitpid(None, Some(flags)).is_ok_and(|status| status != WaitStatus::StillAlive) {}
 }
 
 /// What is empty in a world. What is not there cannot be covered, and making it would change the host.
@@ -118,6 +148,11 @@ impl Inhabitants {
         }
         found
     }
+}
+
+/// Has this process not ended?
+pub fn is_running(process: Pid) -> bool {
+    spaces(&process.to_string()).is_some()
 }
 
 /// The mount and the network namespace of a process; of one that has ended there are none.

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use crate::call::{Call, Ran, Running, quoted};
+use crate::call::{Call, Collected, Ran, Running, quoted};
 use crate::description::{Description, Kind};
 use crate::sandbox::{self, DIR, Inhabitants};
 use crate::tracer::{self, Fate, WAITING};
@@ -25,6 +25,8 @@ pub enum Stop {
     Fails(String),
     /// It cannot be asked; why.
     LeftOut(String),
+    /// The plugin cannot be executed, or a line of its description fails.
+    Unusable(String),
 }
 
 /// Ends a check: what is asked does not hold.
@@ -38,7 +40,7 @@ macro_rules! ensure {
 }
 
 /// What is the same for all checks of a plugin.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// The plugin.
     pub description: Description,
@@ -52,6 +54,8 @@ pub struct Settings {
     pub sample: Option<usize>,
     /// Are firewall rules compared? [`firewall`] must work here.
     pub sees_firewall: bool,
+    /// Did an ADD succeed of which nothing is unusual? Then one that fails is a failure, wherever it is.
+    pub adds: bool,
 }
 
 /// An attachment of a pod to the network, which need not have been made.
@@ -120,6 +124,14 @@ pub struct Traced {
 
 fn left_out(reason: String) -> Stop {
     Stop::LeftOut(reason)
+}
+
+/// What a failed line of `host` or `pod` says. What a machine may lack is in `needs`.
+fn of_line(stop: Stop) -> Stop {
+    match stop {
+        Stop::LeftOut(reason) => Stop::Unusable(format!("host or pod of the description: {reason}")),
+        other => other,
+    }
 }
 
 impl<'s> World<'s> {
@@ -226,7 +238,7 @@ impl<'s> World<'s> {
             self.write(&path, &text.replace("{DIR}", DIR))?;
         }
         for line in self.description().host.iter().filter(|line| !line.contains("{N}")) {
-            self.host(line)?;
+            self.host(line).map_err(of_line)?;
         }
         Ok(())
     }
@@ -274,10 +286,10 @@ impl<'s> World<'s> {
             conf: self.description().conf.clone(),
         };
         for line in self.description().host.iter().filter(|line| line.contains("{N}")) {
-            self.host(&attachment.filled(line))?;
+            self.host(&attachment.filled(line)).map_err(of_line)?;
         }
         for line in &self.description().pod {
-            self.in_pod(&attachment, &attachment.filled(line))?;
+            self.in_pod(&attachment, &attachment.filled(line)).map_err(of_line)?;
         }
         let conf = &mut attachment.conf;
         if conf["name"].is_null() {
@@ -402,7 +414,9 @@ impl<'s> World<'s> {
         }
         state["files"] = json!(files);
         if self.settings.sees_firewall {
-            state["firewall"] = json!(firewall().map_err(left_out)?);
+            let mut rules = firewall().map_err(left_out)?;
+            rules.retain(|rule| !self.description().stays.iter().any(|pattern| matches(pattern, rule)));
+            state["firewall"] = json!(rules);
         }
         Ok(state)
     }
@@ -477,15 +491,24 @@ impl<'s> World<'s> {
         let mut running = Vec::new();
         for call in calls {
             self.step(if calls.len() > 1 { format!("{} &", call.shell()) } else { call.shell() });
-            running.push(call.start().map_err(|error| left_out(format!("{}: {error}", call.shell())))?);
+            let program = self.settings.program.display();
+            let started = call.start();
+            running
+                .push(started.map_err(|error| Stop::Unusable(format!("cannot execute {program}: {error}")))?);
         }
         let limit = self.settings.limit;
-        let hung = |_| Stop::Fails(format!("the call did not end within {} s", limit.as_secs()));
+        let hung = |_| self.hung();
         // Many plugins begin when they have read stdin to its end.
         running.iter_mut().for_each(Running::end_input);
         // All of them are waited for: none may outlive the check.
         let ended: Vec<_> = running.into_iter().map(|one| one.wait(limit).map_err(hung)).collect();
-        ended.into_iter().collect()
+        let ended: Vec<Ran> = ended.into_iter().collect::<Result<_, _>>()?;
+        ensure!(ended.iter().all(|ran| !ran.is_cut), "the call printed more than 1 MiB");
+        Ok(ended)
+    }
+
+    fn hung(&self) -> Stop {
+        Stop::Fails(format!("the call did not end within {} s", self.settings.limit.as_secs()))
     }
 
     /// Makes a call that has to succeed.
@@ -498,7 +521,7 @@ impl<'s> World<'s> {
     /// Makes a call that has to fail. The specification only recommends an error object.
     pub fn fails(&self, call: &Call, what: &str) -> Result<Ran, Stop> {
         let ran = self.run(call)?;
-        ensure!(ran.status != 0, "{what}: the call succeeded with {:?}", ran.stdout);
+        ensure!(ran.status != 0, "{what}: the call succeeded with {:?}", cut(&ran.stdout, SHOWN));
         Ok(ran)
     }
 
@@ -507,13 +530,15 @@ impl<'s> World<'s> {
         self.fails(call, what)?.error().map_err(|why| Stop::Fails(format!("{what}: {why}")))
     }
 
-    /// ADD, for a check that is about something else: left out if it fails.
+    /// ADD, for a check that is about something else. If it fails, so does the check, but of a plugin whose plainest ADD does
+    /// not succeed either, it is left out.
     pub fn add(&self, attachment: &Attachment) -> Result<Value, Stop> {
+        let stop = if self.settings.adds { Stop::Fails } else { Stop::LeftOut };
         let ran = self.run(&self.call("ADD", attachment))?;
         if ran.status != 0 {
-            return Err(left_out(format!("its ADD fails: {}", ran.told())));
+            return Err(stop(format!("its ADD fails: {}", ran.told())));
         }
-        ran.result().map_err(left_out)
+        ran.result().map_err(stop)
     }
 
     /// The call of DEL, with the result as a runtime has it.
@@ -536,21 +561,26 @@ impl<'s> World<'s> {
             Some(victim) => format!("# SIGKILL before system call {victim} of: {}", call.shell()),
             None => call.shell(),
         });
-        let mut child = call
+        let command = call
             .command(&WAITING)
-            .and_then(|mut command| command.stdin(Stdio::piped()).spawn())
-            .map_err(failed)?;
+            .and_then(|mut command| command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn());
+        let mut child = command.map_err(failed)?;
         if let Some(mut stdin) = child.stdin.take() {
             stdin.write_all(&conf).map_err(failed)?;
         }
+        let printed = child.stdout.take().map(Collected::of);
         let first = Pid::from_raw(child.id().cast_signed());
         // One that hangs is ended, with all that it started.
         let (over, is_over) = channel::<()>();
         let (limit, inhabitants) = (self.settings.limit, self.inhabitants.clone());
         let watcher = std::thread::spawn(move || {
-            if is_over.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+            let is_late = is_over.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
+            // What it left running is none of it.
+            let is_hung = is_late && sandbox::is_running(first);
+            if is_late {
                 inhabitants.end();
             }
+            is_hung
         });
         let ended = tracer::follow(first, |point| match Some(point.count) == victim {
             true => Fate::Deadly,
@@ -558,11 +588,14 @@ impl<'s> World<'s> {
         });
         // It must not meet the next call.
         drop(over);
-        let _ = watcher.join();
-        let mut stdout = String::new();
-        if let Some(mut stream) = child.stdout.take() {
-            let _ = stream.read_to_string(&mut stdout);
+        if watcher.join().unwrap_or(false) {
+            return Err(self.hung());
         }
+        let mut stdout = Vec::new();
+        if let Some(printed) = printed {
+            printed.take(&mut stdout, Instant::now() + Duration::from_secs(2));
+        }
+        let stdout = cut(&String::from_utf8_lossy(&stdout), SHOWN);
         Ok(Traced { status: ended.status, calls: ended.calls, killed: ended.killed, stdout })
     }
 }
@@ -791,19 +824,35 @@ pub fn result_of(result: &Value, version: &str) -> Value {
     made
 }
 
+/// How many characters of what a plugin prints are shown.
+pub const SHOWN: usize = 400;
+
+/// The first characters of a text.
+pub fn cut(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.to_owned(),
+    }
+}
+
+/// `text` without characters that a terminal takes for orders.
+pub fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c }).collect()
+}
+
 impl Ran {
     /// How it ended, in words.
     pub fn told(&self) -> String {
         let text = if self.stdout.trim().is_empty() { &self.stderr } else { &self.stdout };
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        format!("exit status {}, {}", self.status, text.chars().take(400).collect::<String>())
+        format!("exit status {}, {}", self.status, plain(&cut(&text, SHOWN)))
     }
 
     /// The one JSON object on stdout.
     pub fn result(&self) -> Result<Value, String> {
         match serde_json::from_str::<Value>(&self.stdout) {
             Ok(value) if value.is_object() => Ok(value),
-            _ => Err(format!("stdout is not one JSON object: {:?}", self.stdout)),
+            _ => Err(format!("stdout is not one JSON object: {:?}", cut(&self.stdout, SHOWN))),
         }
     }
 

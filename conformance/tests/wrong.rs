@@ -6,13 +6,17 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use cni_conformance::checks::Level;
+use cni_conformance::description::VERSIONS;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 /// What comes before each wrong thing. `take` reads stdin, and `real` is the plugin with what was read.
@@ -105,6 +109,8 @@ const WRONG: &[(&str, &str)] = &[
     ("previous_result_is_kept", "take; is ADD && changed s/conformance0/other/"),
     ("host_is_not_changed", "is ADD && [ $CNI_CONTAINERID = c0 ] && ip link set bystander mtu 1400"),
     ("life_leaves_nothing", "is DEL && [ $CNI_CONTAINERID = c0 ] && stray"),
+    // What stays of the first ADD is there before each other.
+    ("first_life_leaves_nothing", "is ADD && touch /run/left"),
     ("pod_is_as_before", "take; is DEL && { real; umount \"$CNI_NETNS\"; rm \"$CNI_NETNS\"; ok; }"),
     ("pod_is_as_before", "is DEL && in_pod link add stray type veth peer name stray2"),
     ("requested_mac_is_set", "take; is ADD && input=$(printf %s \"$input\" | sed s/00:77/00:78/)"),
@@ -143,6 +149,7 @@ const WRONG: &[(&str, &str)] = &[
     ("del_twice", "is DEL && ! in_pod link show net1 && bad 999"),
     ("del_twice_after_netns_is_gone", "is DEL && ! in_pod link && bad 999"),
     ("del_needs_no_previous_result", "take; is DEL && ! has prevResult && bad 7"),
+    ("del_without_previous_result_releases", "take; is DEL && ! has prevResult && ok"),
     ("del_takes_any_previous_result", "take; is DEL && has 9.9.9 && bad 7"),
     ("del_needs_no_arguments", "is DEL && [ -z \"$CNI_ARGS\" ] && bad 7"),
     (
@@ -271,17 +278,18 @@ fn described(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("plugins/{name}.json"))
 }
 
-/// Runs the suite with `arguments` on the plugin `name` that does `wrong`. The files have the name `file`.
-fn judged(
+/// The suite with `arguments` for the plugin `name` that does `wrong`. The files have the name `file`.
+fn command(
     directory: &Path,
     plugins: &Path,
     name: &str,
     file: &str,
     wrong: &str,
     arguments: &[&str],
-) -> Output {
+) -> Command {
     let mut description: Value = serde_json::from_slice(&fs::read(described(name)).unwrap()).unwrap();
     description["known"] = json!({});
+    description["cniVersions"] = json!(VERSIONS);
     description["env"]["REAL"] = json!(plugins.join(name));
     let script = directory.join(file);
     fs::write(&script, format!("{HEAD}{wrong}{TAIL}")).unwrap();
@@ -291,7 +299,19 @@ fn judged(
     let mut command = suite();
     command.args(["--format", "json"]).args(arguments);
     command.arg("--describe").arg(file).arg("--plugin").arg(script).arg("--path").arg(plugins);
-    command.output().unwrap()
+    command
+}
+
+/// Runs it.
+fn judged(
+    directory: &Path,
+    plugins: &Path,
+    name: &str,
+    file: &str,
+    wrong: &str,
+    arguments: &[&str],
+) -> Output {
+    command(directory, plugins, name, file, wrong, arguments).output().unwrap()
 }
 
 /// The checks of its report.
@@ -442,6 +462,249 @@ fn what_a_plugin_leaves_running_ends_with_the_check() {
     run("daemon", &["--only", "no_child_is_left"]);
     // The tracer waits for all that was started.
     run("traced", &["--only", "killed_add_is_added_again", "--sample", "2", "--limit", "3"]);
+}
+
+/// It sees no process but those of the suite, and the suite is the first of them.
+#[test]
+fn a_plugin_ends_neither_the_suite_nor_a_process_of_the_host() {
+    let Some(plugins) = plugins("a_plugin_ends_neither") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    // Nobody else sleeps as long.
+    let time = format!("78{}", std::process::id());
+    let mut bystander = Command::new("sleep").arg(&time).spawn().unwrap();
+    let script = format!(
+        "is ADD && {{ kill -KILL $PPID; cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -q '[s]leep {time}' && bad 11; kill -KILL {}; }}",
+        bystander.id()
+    );
+    let output =
+        judged(directory.path(), &plugins, "rail-ipam", "kills", &script, &["--only", "add_succeeds"]);
+    let is_alive = bystander.try_wait().unwrap().is_none();
+    bystander.kill().unwrap();
+    bystander.wait().unwrap();
+    assert!(is_alive);
+    assert_eq!(checks(&output)[0]["outcome"], "pass", "{output:?}");
+}
+
+#[test]
+fn a_suite_that_is_ended_ends_its_plugins() {
+    let Some(plugins) = plugins("a_suite_that_is_ended") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let time = format!("79{}", std::process::id());
+    let hangs = format!("is ADD && exec setsid sleep {time}");
+    let waits_for = |count: usize| {
+        let begun = Instant::now();
+        while running(&time).len() != count {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", running(&time));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        let arguments = ["--only", "add_succeeds"];
+        let mut begun = command(directory.path(), &plugins, "rail-ipam", "hangs", &hangs, &arguments);
+        let mut begun = begun.stdout(Stdio::null()).spawn().unwrap();
+        waits_for(1);
+        kill(Pid::from_raw(begun.id().cast_signed()), signal).unwrap();
+        assert_eq!(begun.wait().unwrap().signal(), Some(signal as i32));
+        waits_for(0);
+    }
+}
+
+/// What became of each of these checks, and what was seen.
+fn outcomes(output: &Output) -> Vec<(String, String, String)> {
+    let text = |one: &Value, key: &str| one[key].as_str().unwrap_or_default().to_owned();
+    checks(output).iter().map(|one| (text(one, "name"), text(one, "outcome"), text(one, "seen"))).collect()
+}
+
+#[test]
+fn what_a_plugin_prints_is_bounded() {
+    let Some(plugins) = plugins("what_a_plugin_prints") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let seen = |file: &str, wrong: &str| {
+        let arguments = ["--only", "add_succeeds", "--limit", "5"];
+        let output = judged(directory.path(), &plugins, "rail-ipam", file, wrong, &arguments);
+        let (_, outcome, seen) = outcomes(&output).remove(0);
+        assert_eq!(outcome, "fail");
+        seen
+    };
+    assert_eq!(seen("long", "is ADD && head -c 3000000 /dev/zero && ok"), "the call printed more than 1 MiB");
+    assert_eq!(seen("endless", "is ADD && exec yes"), "the call did not end within 5 s");
+    let garbage = seen("garbage", "is ADD && head -c 100000 /dev/zero && ok");
+    assert!(garbage.starts_with("stdout is not one JSON object") && garbage.len() < 4000, "{garbage}");
+    let orders = seen("orders", "is ADD && printf '\\033[2J x' && exit 1");
+    assert_eq!(orders, "the call failed: exit status 1, \u{fffd}[2J x");
+}
+
+#[test]
+fn what_keeps_stdout_hides_no_result() {
+    let Some(plugins) = plugins("what_keeps_stdout") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let arguments = ["--only", "add_succeeds", "--only", "no_child_is_left"];
+    let script = "is ADD && { setsid sleep 60 & }";
+    let output = judged(directory.path(), &plugins, "rail-ipam", "keeps", script, &arguments);
+    let found: Vec<_> = outcomes(&output).into_iter().map(|(name, outcome, _)| (name, outcome)).collect();
+    let expected = [("add_succeeds", "pass"), ("no_child_is_left", "fail")];
+    assert_eq!(found, expected.map(|(name, outcome)| (name.to_owned(), outcome.to_owned())));
+}
+
+/// The plainest ADD succeeds.
+#[test]
+fn an_add_that_fails_where_it_is_unusual_is_a_failure() {
+    let Some(plugins) = plugins("an_add_that_fails") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for (at, (check, script)) in [
+        ("interface_has_its_name", "is ADD && [ ${#CNI_IFNAME} -gt 8 ] && bad 130"),
+        ("result_of_0_4_has_families", "take; is ADD && has '\"0.4.0\"' && bad 1"),
+        ("del_keeps_other_attachments", "is ADD && [ $CNI_CONTAINERID = c2 ] && bad 11"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let found = verdict(directory.path(), &plugins, "rail-cni", check, &format!("unusual-{at}"), script);
+        assert_eq!(found["outcome"], "fail", "{found}");
+        assert!(found["seen"].as_str().unwrap().starts_with("its ADD fails: "), "{found}");
+    }
+    let all = verdict(
+        directory.path(),
+        &plugins,
+        "rail-cni",
+        "interface_has_its_name",
+        "none",
+        "is ADD && bad 130",
+    );
+    assert_eq!(all["outcome"], "left-out", "{all}");
+}
+
+#[test]
+fn a_killed_call_is_read_and_has_a_limit() {
+    let Some(plugins) = plugins("a_killed_call") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let arguments = ["--only", "killed_add_is_put_right", "--sample", "2", "--limit", "5"];
+    let found = |file: &str, script: &str| {
+        let output = judged(directory.path(), &plugins, "rail-ipam", file, script, &arguments);
+        let (_, outcome, seen) = outcomes(&output).remove(0);
+        (outcome, seen)
+    };
+    let loud = found("loud", "is ADD && head -c 300000 /dev/zero >&2");
+    assert_eq!(loud, ("pass".to_owned(), String::new()));
+    let traced = "is ADD && ! grep -q '^TracerPid:.0$' /proc/$$/status && exec sleep 60";
+    assert_eq!(found("hangs", traced), ("fail".to_owned(), "the call did not end within 5 s".to_owned()));
+}
+
+/// Runs the suite on a plugin of its own, a script that has [`HEAD`], with this description.
+fn judged_alone(directory: &Path, description: &Value, script: &str, arguments: &[&str]) -> Output {
+    let plugin = directory.join("alone");
+    fs::write(&plugin, format!("{HEAD}{script}")).unwrap();
+    fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).unwrap();
+    let file = directory.join("alone.json");
+    fs::write(&file, description.to_string()).unwrap();
+    suite().args(arguments).arg("--describe").arg(file).arg("--plugin").arg(plugin).output().unwrap()
+}
+
+#[test]
+fn a_del_of_another_container_has_no_result_of_the_first() {
+    let Some(_) = plugins("a_del_of_another_container") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let description = json!({"kind": "meta", "conf": {"type": "x"}, "cniVersions": ["1.0.0"],
+        "pod": ["link add {IFNAME} type veth peer name p-{IFNAME}"]});
+    // What it takes from the result, it takes from whom that is.
+    let script = r#"
+        take
+        is ADD && printf %s "$input" | jq -c '.prevResult + {cniVersion}'
+        is DEL && has prevResult && ip -n c0 link set net1 mtu 1300
+        exit 0"#;
+    let arguments = ["--format", "json", "--only", "del_of_another_container_takes_nothing"];
+    let output = judged_alone(directory.path(), &description, script, &arguments);
+    assert_eq!(checks(&output)[0]["outcome"], "pass", "{output:?}");
+}
+
+#[test]
+fn an_address_is_sought_on_the_interface_that_the_result_says() {
+    let Some(plugins) = plugins("an_address_is_sought") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for (interface, outcome) in [(1, "pass"), (0, "fail"), (2, "fail")] {
+        let more = format!(
+            r#".interfaces += [{{"name":"lo","sandbox":env.CNI_NETNS}}] | .ips += [{{"address":"127.0.0.1/8","interface":{interface}}}]"#
+        );
+        let script = format!("take; is ADD && {{ real | jq -c '{more}'; ok; }}");
+        let check = "result_matches_the_pod";
+        let file = format!("other-{interface}");
+        let found = verdict(directory.path(), &plugins, "rail-cni", check, &file, &script);
+        assert_eq!(found["outcome"], outcome, "{found}");
+    }
+}
+
+/// Without `cniVersions`, a plugin is asked for what its VERSION tells.
+#[test]
+fn versions_that_a_plugin_does_not_tell_are_not_asked() {
+    let Some(_) = plugins("versions_that_a_plugin") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let script = r#"
+        is VERSION && echo '{"cniVersion":"1.0.0","supportedVersions":["0.4.0","1.0.0"]}' && ok
+        take
+        has '"0.4.0"' || has '"1.0.0"' || bad 1
+        is ADD && printf %s "$input" | jq -c '.prevResult + {cniVersion}'
+        exit 0"#;
+    let mut description = json!({"kind": "meta", "conf": {"type": "x"},
+        "pod": ["link add {IFNAME} type veth peer name p-{IFNAME}"]});
+    let arguments = ["--format", "json", "--only", "versions_are_served"];
+    let output = judged_alone(directory.path(), &description, script, &arguments);
+    assert_eq!(checks(&output)[0]["outcome"], "pass", "{output:?}");
+    description["cniVersions"] = json!(["0.3.1", "1.0.0"]);
+    let output = judged_alone(directory.path(), &description, script, &arguments);
+    assert_eq!(checks(&output)[0]["outcome"], "fail", "{output:?}");
+}
+
+#[test]
+fn the_exit_status_says_whose_fault_it_is() {
+    let Some(_) = plugins("the_exit_status") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let good = "take\nis ADD && echo '{\"cniVersion\":\"1.1.0\"}'\nexit 0";
+    let conf = json!({"type": "x"});
+    let status = |more: Value, script: &str, arguments: &[&str]| {
+        let mut description = json!({"kind": "main", "conf": conf});
+        description.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let output = judged_alone(directory.path(), &description, script, arguments);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        println!("{:?} {text}", output.status.code());
+        (output.status.code().unwrap(), text)
+    };
+    let plain = ["--only", "add_succeeds"];
+    assert_eq!(status(json!({}), good, &plain).0, 0);
+    assert_eq!(status(json!({}), "exit 1", &plain).0, 1);
+    // No check is asked, for ADD fails.
+    let (code, text) = status(json!({}), "exit 1", &["--only", "life_leaves_nothing"]);
+    assert!(code == 1 && text.contains("its ADD fails"), "{code} {text}");
+    let (code, text) = status(json!({"host": ["link add dev{N} type vteh"]}), good, &plain);
+    assert!(code == 2 && text.contains("vteh"), "{code} {text}");
+    let lacks = json!({"needs": ["link add x type nonsense"], "host": ["link add dev{N} type nonsense"]});
+    assert_eq!(status(lacks.clone(), good, &plain).0, 3);
+    // What is below the level does not count.
+    let loud = "take\nis ADD && echo '{\"cniVersion\":\"1.1.0\"}'\nis DEL && echo x\nexit 0";
+    for (level, code) in [("must", 0), ("should", 1), ("quality", 1)] {
+        assert_eq!(status(json!({}), loud, &["--only", "success_is_silent", "--level", level]).0, code);
+    }
+    // One of two was asked nothing.
+    let files = [lacks, json!({})].map(|more| {
+        let mut description =
+            json!({"kind": "main", "conf": conf, "program": directory.path().join("alone")});
+        description.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let file = directory.path().join(format!("two-{}.json", more.to_string().len()));
+        fs::write(&file, description.to_string()).unwrap();
+        file
+    });
+    let output = suite().args(plain).arg("--describe").args(files).output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    // What cannot be executed.
+    let other = directory.path().join("other");
+    let file = directory.path().join("other.json");
+    fs::write(&file, json!({"kind": "main", "conf": conf}).to_string()).unwrap();
+    for (text, mode) in [("exit 0", 0o755), ("#!/bin/sh\nexit 0", 0o644)] {
+        fs::write(&other, text).unwrap();
+        fs::set_permissions(&other, fs::Permissions::from_mode(mode)).unwrap();
+        let output = suite().arg("--describe").arg(&file).arg("--plugin").arg(&other).output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && told.contains("execute"), "{output:?}");
+    }
 }
 
 #[test]

@@ -54,7 +54,7 @@ pub const CHECKS: &[Check] = &[
         "previous_result_is_kept",
         &[48],
         Must,
-        "the result has the interfaces and addresses of prevResult, with unchanged indexes",
+        "the result has the interfaces, addresses, routes and DNS of prevResult, and each address its interface",
         previous_result_is_kept,
     ),
     check(
@@ -70,6 +70,13 @@ pub const CHECKS: &[Check] = &[
         Should,
         "after ADD and DEL the host is as before the ADD",
         life_leaves_nothing,
+    ),
+    check(
+        "first_life_leaves_nothing",
+        &[49, 85],
+        Should,
+        "after the first ADD of a host and its DEL the host is as before, but for what the description says that stays",
+        first_life_leaves_nothing,
     ),
     check(
         "pod_is_as_before",
@@ -200,19 +207,63 @@ fn previous_result_is_kept(world: &World<'_>) -> Result<(), Stop> {
         .collect();
     previous["interfaces"] = json!(interfaces);
     previous["ips"] = json!(ips);
+    for (key, value) in
+        [("routes", json!([{"dst": "10.88.0.0/16"}])), ("dns", json!({"nameservers": ["10.9.0.53"]}))]
+    {
+        if previous[key].is_null() {
+            previous[key] = value;
+        }
+    }
     let result = world.ok(&world.call("ADD", &one).conf(&with(&one.conf, "prevResult", previous.clone())))?;
     let result = result.result().map_err(Stop::Fails)?;
-    for key in ["interfaces", "ips"] {
-        for (at, old) in at(&previous[key]).iter().enumerate() {
-            let new = &result[key][at];
-            for (name, value) in old.as_object().into_iter().flatten() {
-                // tuning sets a MAC and says so.
-                ensure!(
-                    new[name] == *value || name == "mac",
-                    "{key}[{at}].{name} is {}, and was {value}",
-                    new[name]
-                );
-            }
+    is_kept(&previous, &result).map_err(Stop::Fails)
+}
+
+/// Has `new` all that `old` has? A plugin may put its own between, so that an index is another number. tuning sets a MAC and
+/// says so.
+fn is_kept(old: &Value, new: &Value) -> Result<(), String> {
+    let list = |result: &Value, key: &str| result[key].as_array().cloned().unwrap_or_default();
+    // An interface of the host has no sandbox, or an empty one.
+    let id = |one: &Value| ["name", "sandbox"].map(|key| one[key].as_str().unwrap_or_default().to_owned());
+    // An address in whatever spelling, and the interface that it is said to be on.
+    let place = |result: &Value, one: &Value| {
+        let text = one["address"].as_str().unwrap_or_default().to_owned();
+        let whole = super::result::whole(&text).ok_or(text);
+        let at = one["interface"].as_u64().and_then(|at| usize::try_from(at).ok());
+        (whole, at.and_then(|at| result["interfaces"].get(at)).map(id))
+    };
+    let has_keys = |new: &Value, old: &Value, but: &[&str]| {
+        old.as_object().into_iter().flatten().all(|(key, value)| {
+            but.contains(&key.as_str()) || new[key] == *value || (value == "" && new[key].is_null())
+        })
+    };
+    for one in list(old, "interfaces") {
+        let is_there = |new: &&Value| id(new) == id(&one) && has_keys(new, &one, &["name", "sandbox", "mac"]);
+        if !list(new, "interfaces").iter().any(|new| is_there(&new)) {
+            return Err(format!("the interface {one} is not in the result {new}"));
+        }
+    }
+    for one in list(old, "ips") {
+        let is_there = |other: &Value| {
+            place(new, other) == place(old, &one) && has_keys(other, &one, &["address", "interface"])
+        };
+        if !list(new, "ips").iter().any(is_there) {
+            let on = place(old, &one).1;
+            return Err(format!("the address {one}, of the interface {on:?}, is not so in the result {new}"));
+        }
+    }
+    for one in list(old, "routes") {
+        if !list(new, "routes").iter().any(|new| has_keys(new, &one, &[])) {
+            return Err(format!("the route {one} is not in the result {new}"));
+        }
+    }
+    for (key, value) in old["dns"].as_object().into_iter().flatten() {
+        let is_there = match value {
+            Value::Array(all) => all.iter().all(|one| list(&new["dns"], key).contains(one)),
+            _ => new["dns"][key] == *value,
+        };
+        if !is_there {
+            return Err(format!("dns.{key} is {}, and was {value}", new["dns"][key]));
         }
     }
     Ok(())
@@ -246,6 +297,15 @@ fn life_leaves_nothing(world: &World<'_>) -> Result<(), Stop> {
     let result = world.add(&one)?;
     world.del(&one, &result)?;
     world.is_as(&before, "after ADD and DEL")
+}
+
+/// Without the baseline, which has what a first ADD makes.
+fn first_life_leaves_nothing(world: &World<'_>) -> Result<(), Stop> {
+    let one = world.attachment(0)?;
+    let before = world.state()?;
+    let result = world.add(&one)?;
+    world.del(&one, &result)?;
+    world.is_as(&before, "after the first ADD and DEL of all")
 }
 
 fn pod_is_as_before(world: &World<'_>) -> Result<(), Stop> {
@@ -304,4 +364,40 @@ fn no_default_route_is_added(world: &World<'_>) -> Result<(), Stop> {
         ensure!(text.trim().is_empty(), "the pod has {text}");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_previous_result_may_be_kept_in_another_order() {
+        let old = json!({
+            "interfaces": [{"name": "host0", "mac": "a"}, {"name": "eth0", "mac": "b", "sandbox": "/n"}],
+            "ips": [{"address": "fd00::2/64", "gateway": "fd00::1", "interface": 1}],
+            "routes": [{"dst": "10.8.0.0/16"}], "dns": {"nameservers": ["10.9.0.53"]},
+        });
+        let new = json!({
+            "interfaces": [
+                {"name": "own"}, {"name": "eth0", "mac": "c", "sandbox": "/n", "mtu": 9}, {"name": "host0", "sandbox": ""},
+            ],
+            "ips": [{"address": "10.0.0.1/8"}, {"address": "FD00:0::2/64", "gateway": "fd00::1", "interface": 1}],
+            "routes": [{"dst": "10.7.0.0/16"}, {"dst": "10.8.0.0/16", "mtu": 9}],
+            "dns": {"nameservers": ["10.9.0.1", "10.9.0.53"], "domain": "x"},
+        });
+        assert_eq!(is_kept(&old, &new), Ok(()));
+        for (wrong, pointer, value) in [
+            ("interface", "/interfaces/1/sandbox", json!("/m")),
+            ("interface", "/interfaces/2/name", json!("host1")),
+            ("address", "/ips/1/interface", json!(2)),
+            ("address", "/ips/1/address", json!("fd00::2/65")),
+            ("address", "/ips/1/gateway", json!("fd00::3")),
+            ("route", "/routes/1/dst", json!("10.9.0.0/16")),
+            ("dns", "/dns/nameservers", json!(["10.9.0.1"])),
+        ] {
+            let mut changed = new.clone();
+            *changed.pointer_mut(pointer).unwrap() = value;
+            assert!(is_kept(&old, &changed).unwrap_err().contains(wrong), "{pointer}");
+        }
+    }
 }

@@ -19,7 +19,7 @@ use serde::Serialize;
 use crate::world::{Stop, World};
 
 /// How binding it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 pub enum Level {
     /// The specification demands it.
     #[serde(rename = "MUST")]

@@ -9,7 +9,7 @@ use crate::call::{Call, Stdin};
 use crate::description::VERBS;
 use crate::ensure;
 use crate::sandbox::DIR;
-use crate::world::{Stop, World, with};
+use crate::world::{SHOWN, Stop, World, cut, with};
 
 pub const CHECKS: &[Check] = &[
     check(
@@ -115,7 +115,7 @@ fn success_is_silent(world: &World<'_>) -> Result<(), Stop> {
             continue;
         }
         let ran = world.run(&world.call(verb, &one).conf(&conf))?;
-        ensure!(ran.status != 0 || ran.stdout.is_empty(), "{verb} printed {:?}", ran.stdout);
+        ensure!(ran.status != 0 || ran.stdout.is_empty(), "{verb} printed {:?}", cut(&ran.stdout, SHOWN));
     }
     Ok(())
 }
@@ -216,7 +216,7 @@ fn no_verb_tells_versions(world: &World<'_>) -> Result<(), Stop> {
     for call in [world.call("", &one).without("CNI_COMMAND"), world.call("", &one)] {
         let ran = world.ok(&call.stdin(Stdin::Silent))?;
         let newest = world.description().newest();
-        ensure!(ran.stderr.contains(newest), "stderr does not name {newest}: {:?}", ran.stderr);
+        ensure!(ran.stderr.contains(newest), "stderr does not name {newest}: {:?}", cut(&ran.stderr, SHOWN));
     }
     Ok(())
 }

@@ -42,7 +42,7 @@ pub const CHECKS: &[Check] = &[
         "result_matches_the_pod",
         &[62, 87],
         Must,
-        "the addresses of the result are those of the pod",
+        "each address of the result is on its interface",
         result_matches_the_pod,
     ),
     check("mtu_is_told", &[65], Should, "a result of 1.1.0 has the MTU of the interface", mtu_is_told),
@@ -114,16 +114,21 @@ fn interface_is_of_the_pod(world: &World<'_>) -> Result<(), Stop> {
     Ok(())
 }
 
+/// An address with a prefix that its family has.
+pub fn whole(text: &str) -> Option<(IpAddr, u8)> {
+    let (host, prefix) = text.split_once('/')?;
+    let host: IpAddr = host.parse().ok()?;
+    let prefix = prefix.parse().ok()?;
+    (prefix <= if host.is_ipv4() { 32 } else { 128 }).then_some((host, prefix))
+}
+
 fn addresses_are_whole(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
     let result = world.add(&one)?;
     let count = list(&result["interfaces"]).len() as u64;
     for address in list(&result["ips"]) {
         let text = address["address"].as_str().unwrap_or_default();
-        let is_whole = text.split_once('/').is_some_and(|(host, prefix)| {
-            host.parse::<IpAddr>().is_ok() && prefix.parse::<u8>().is_ok_and(|prefix| prefix <= 128)
-        });
-        ensure!(is_whole, "not an address with a prefix: {address}");
+        ensure!(whole(text).is_some(), "not an address with a prefix: {address}");
         let gateway = &address["gateway"];
         let is_gateway =
             gateway.is_null() || gateway.as_str().is_some_and(|text| text.parse::<IpAddr>().is_ok());
@@ -182,15 +187,35 @@ fn result_matches_the_pod(world: &World<'_>) -> Result<(), Stop> {
     world.only(&[Kind::Main])?;
     let one = world.attachment(0)?;
     let result = world.add(&one)?;
-    let addresses = list(&shown(&one, "addr")?["addr_info"]);
-    let has = |text: &str| {
-        addresses.iter().any(|info| {
-            text == format!("{}/{}", info["local"].as_str().unwrap_or_default(), info["prefixlen"])
-        })
-    };
+    let interfaces = list(&result["interfaces"]);
     for address in list(&result["ips"]) {
         let text = address["address"].as_str().unwrap_or_default();
-        ensure!(has(text), "{text} is in the result and not on {}", one.ifname);
+        let Some(whole) = whole(text) else {
+            return Err(Stop::Fails(format!("not an address with a prefix: {address}")));
+        };
+        let index = address["interface"].as_u64().and_then(|at| usize::try_from(at).ok());
+        let (name, sandbox) = match index {
+            None => (one.ifname.as_str(), &Value::Null),
+            Some(at) => {
+                let Some(interface) = interfaces.get(at) else {
+                    return Err(Stop::Fails(format!(
+                        "{text} is of interface {at}, which is not in the result"
+                    )));
+                };
+                (interface["name"].as_str().unwrap_or_default(), &interface["sandbox"])
+            }
+        };
+        let is_of_pod = index.is_none() || sandbox.as_str().is_some_and(|path| !path.is_empty());
+        let shown =
+            if is_of_pod { one.shown("-json", "addr show")? } else { world.host("-json addr show")? };
+        let links: Value = serde_json::from_str(&shown).unwrap_or_default();
+        let link = list(&links).into_iter().find(|link| link["ifname"] == name).unwrap_or_default();
+        let has = list(&link["addr_info"]).iter().any(|info| {
+            let local = info["local"].as_str().and_then(|local| local.parse().ok());
+            local.zip(info["prefixlen"].as_u64()) == Some((whole.0, u64::from(whole.1)))
+        });
+        let of = if is_of_pod { "the pod" } else { "the host" };
+        ensure!(has, "{text} is in the result and not on {name} of {of}");
     }
     Ok(())
 }
@@ -276,4 +301,18 @@ fn ipam_result_has_no_interface(world: &World<'_>) -> Result<(), Stop> {
         "an address has an index: {result}"
     );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_is_as_long_as_its_family_allows() {
+        for text in ["10.0.0.1/33", "::1/129", "10.0.0.1", "x/8", "10.0.0.1/-1", "10.0.0.1/"] {
+            assert_eq!(whole(text), None, "{text}");
+        }
+        assert_eq!(whole("FD00:0::1/128"), whole("fd00::1/128"));
+        assert!(whole("10.0.0.1/32").is_some());
+    }
 }

@@ -75,7 +75,7 @@ fn sweep(
         });
         match verdict {
             Ok(count) => kills += count,
-            Err(Stop::LeftOut(reason)) => {
+            Err(Stop::LeftOut(reason) | Stop::Unusable(reason)) => {
                 left_out.push(format!("call {victim} of {}: {reason}", whole.calls))
             }
             Err(Stop::Fails(seen)) => {
