@@ -134,16 +134,9 @@ fn taints(node: &Node) -> &[Taint] {
     node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default()
 }
 
-/// The change of labels and taints that makes the Node as it should be; `None` if it is so already. Of the labels that
-/// the agent wrote before, those that are not in `labels` are removed.
-///
-/// The resource version is in it, because a list such as that of the taints is replaced as a whole.
-pub fn change(
-    node: &Node,
-    labels: &BTreeMap<String, String>,
-    taint: ready::Taint,
-    key: &str,
-) -> Option<Value> {
+/// The change of labels that makes the Node as it should be; `None` if it is so already. Of the labels that the agent wrote
+/// before, those that are not in `labels` are removed.
+pub fn label_change(node: &Node, labels: &BTreeMap<String, String>) -> Option<Value> {
     let mut change = json!({});
     for (label, value) in labels {
         if self::label(node, label) != Some(value) {
@@ -157,10 +150,18 @@ pub fn change(
     if node.metadata.annotations.as_ref().and_then(|all| all.get(LABELS)) != written.as_ref() {
         change["metadata"]["annotations"][LABELS] = json!(written);
     }
+    (change != json!({})).then_some(change)
+}
+
+/// The change of the taint with this key; `None` if there is none.
+///
+/// The resource version is in it, because a list such as that of the taints is replaced as a whole.
+pub fn taint_change(node: &Node, taint: ready::Taint, key: &str) -> Option<Value> {
+    let mut change = json!({});
     let mut new: Vec<Value> =
         taints(node).iter().filter(|taint| taint.key != key).map(|taint| json!(taint)).collect();
     match taint {
-        ready::Taint::Keep => (),
+        ready::Taint::Keep => return None,
         ready::Taint::Remove => {
             change["spec"]["taints"] = json!(new);
             change["metadata"]["annotations"][HAD_TAINT] = json!(key);
@@ -170,19 +171,14 @@ pub fn change(
             change["spec"]["taints"] = json!(new);
         }
     }
-    if change == json!({}) {
-        return None;
-    }
-    if taint != ready::Taint::Keep {
-        change["metadata"]["resourceVersion"] = json!(node.metadata.resource_version);
-    }
+    change["metadata"]["resourceVersion"] = json!(node.metadata.resource_version);
     Some(change)
 }
 
-/// Applies a change of labels and taints.
-pub async fn patch(client: &Client, name: &str, change: &Value) -> Result<()> {
+/// Applies a change of labels or taints. Returns the Node, which has another resource version now.
+pub async fn patch(client: &Client, name: &str, change: &Value) -> Result<Node> {
     let params = PatchParams { field_manager: Some(NAME.to_owned()), ..PatchParams::default() };
-    within(Api::<Node>::all(client.clone()).patch(name, &params, &Patch::Merge(change))).await.map(drop)
+    within(Api::<Node>::all(client.clone()).patch(name, &params, &Patch::Merge(change))).await
 }
 
 /// The conditions that the Node should have and has not. A condition that is only old is one of them: its heartbeat
@@ -226,8 +222,7 @@ pub fn forget(name: &str, names: &Names) -> Result<()> {
         let client = client().await?;
         let node = within(Api::<Node>::all(client.clone()).get(name)).await?;
         // The taint stays: without the plugins no pod with rails can start.
-        let mut change =
-            change(&node, &BTreeMap::new(), ready::Taint::Keep, &names.taint).unwrap_or_else(|| json!({}));
+        let mut change = label_change(&node, &BTreeMap::new()).unwrap_or_else(|| json!({}));
         if !names.ready_label.is_empty() {
             change["metadata"]["labels"][&names.ready_label] = Value::Null;
         }
@@ -332,6 +327,7 @@ impl Events {
             secondary: None,
         };
         if let Err(error) = within(self.recorder.publish(&event, &about)).await {
+            self.limit.was_not_sent();
             say(
                 "warn",
                 &format!("the Event {} ({}) was not sent: {error:#}", news.reason, clean(&news.note)),
@@ -354,7 +350,8 @@ enum Verdict {
 /// Which Events are sent.
 #[derive(Debug, Default)]
 struct Limit {
-    sent: VecDeque<(Instant, News)>,
+    /// When each was tried, and what it was, unless the API server did not take it.
+    sent: VecDeque<(Instant, Option<News>)>,
 }
 
 impl Limit {
@@ -369,7 +366,7 @@ impl Limit {
         let is_same = |other: &News| {
             (&other.pod, other.reason, &other.action) == (&news.pod, news.reason, &news.action)
         };
-        if self.sent.iter().any(|(_, other)| is_same(other)) {
+        if self.sent.iter().any(|(_, other)| other.as_ref().is_some_and(is_same)) {
             return Verdict::Repeated;
         }
         let recent =
@@ -377,8 +374,15 @@ impl Limit {
         if recent >= Self::IN_A_MINUTE {
             return Verdict::TooMany;
         }
-        self.sent.push_back((now, news.clone()));
+        self.sent.push_back((now, Some(news.clone())));
         Verdict::Send
+    }
+
+    /// The last one was not taken: it may be sent again. It counts as one of the minute all the same.
+    fn was_not_sent(&mut self) {
+        if let Some((_, news)) = self.sent.back_mut() {
+            *news = None;
+        }
     }
 }
 
@@ -401,19 +405,20 @@ mod tests {
             let tier = tier.map(|leaf| ("t/1".to_owned(), leaf.to_owned()));
             BTreeMap::from_iter([("rail-cni/ready".to_owned(), ready.to_owned())].into_iter().chain(tier))
         };
-        let of = |labels, taint| change(&node, &labels, taint, "k");
-        assert_eq!(of(labels("true", Some("leaf-0")), ready::Taint::Keep), None);
+        assert_eq!(label_change(&node, &labels("true", Some("leaf-0"))), None);
         assert_eq!(
-            of(labels("false", None), ready::Taint::Keep),
+            label_change(&node, &labels("false", None)),
             Some(json!({"metadata": {"labels": {"rail-cni/ready": "false", "t/1": null},
                 "annotations": {"rail-cni/labels": r#"{"rail-cni/ready":"false"}"#}}}))
         );
+        let of = |taint| taint_change(&node, taint, "k");
+        assert_eq!(of(ready::Taint::Keep), None);
         assert_eq!(
-            of(labels("true", Some("leaf-0")), ready::Taint::Remove),
+            of(ready::Taint::Remove),
             Some(json!({"metadata": {"resourceVersion": "7", "annotations": {"rail-cni/had-taint": "k"}},
                 "spec": {"taints": [{"key": "other", "effect": "NoExecute"}]}}))
         );
-        let added = of(labels("true", Some("leaf-0")), ready::Taint::Add).unwrap();
+        let added = of(ready::Taint::Add).unwrap();
         assert_eq!(added["spec"]["taints"].as_array().unwrap().len(), 2);
     }
 
@@ -426,12 +431,12 @@ mod tests {
         };
         for written in ["", "{}", "null", r#"{"t/1":"leaf-0"}"#] {
             assert!(own_labels(&with(written)).is_empty() && is_foreign(&with(written), "t/1"), "{written}");
-            let change = change(&with(written), &BTreeMap::new(), ready::Taint::Keep, "k");
+            let change = label_change(&with(written), &BTreeMap::new());
             assert_eq!(change, Some(json!({"metadata": {"annotations": {"rail-cni/labels": null}}})));
         }
         let own = with(r#"{"t/1":"of-another"}"#);
         assert!(!is_foreign(&own, "t/1") && !is_foreign(&own, "t/2"));
-        let change = change(&own, &BTreeMap::new(), ready::Taint::Keep, "k").unwrap();
+        let change = label_change(&own, &BTreeMap::new()).unwrap();
         assert_eq!(change["metadata"]["labels"], json!({"t/1": null}));
     }
 
@@ -475,5 +480,15 @@ mod tests {
         assert_eq!((of(Verdict::Send), of(Verdict::TooMany)), (Limit::IN_A_MINUTE, 999 - Limit::IN_A_MINUTE));
         assert_eq!(judge(1, "A", 1001), Verdict::Repeated, "it was sent, so nothing is lost");
         assert!(limit.sent.len() <= Limit::IN_A_MINUTE);
+        // An API server that takes none is not asked more often.
+        let later = now + Duration::from_secs(2000);
+        let tried = (0..1000).filter(|_| {
+            let is_tried = limit.judge(&news(0, "A"), later) == Verdict::Send;
+            limit.was_not_sent();
+            is_tried
+        });
+        assert_eq!(tried.count(), Limit::IN_A_MINUTE);
+        assert_eq!(limit.judge(&news(0, "A"), later + Limit::MINUTE), Verdict::Send);
+        assert_eq!(limit.judge(&news(0, "A"), later + Limit::MINUTE), Verdict::Repeated);
     }
 }

@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use crate::api;
 use crate::dranet;
+use crate::held::Held;
 use crate::host::{Host, HostDir};
 use crate::node_json::{self, Paths};
 use crate::report::Attachment;
@@ -26,6 +27,9 @@ const PLUGINS: [&str; 2] = ["rail-ipam", "rail-cni"];
 /// because there they can be renamed, and not in it, because a network names any executable there as its `type`. CNI takes
 /// no separator of paths in a type.
 const KEPT: &str = ".rail-cni";
+/// What an uninstall leaves beside node.json until it is done: the plugins that are not there were removed by it, when no pod
+/// needed them.
+const BEGUN: &str = "uninstall.begun";
 /// Where SELinux keeps the label of a file.
 const LABEL: &str = "security.selinux";
 /// How long another install may keep the lock of the directory: it writes two files.
@@ -78,6 +82,9 @@ pub fn install(args: &InstallArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let dir = host.make_dir(&args.plugins_dir, 0o755)?;
+    if let Some(own) = host.dir(Path::new(node_json::DIRECTORY))?.filter(|own| own.at(BEGUN).exists()) {
+        own.remove(BEGUN)?;
+    }
     for name in put_all(&host, &dir, args)? {
         say("info", &format!("installed {}", dir.shown(name)));
     }
@@ -248,6 +255,7 @@ pub fn uninstall(args: &UninstallArgs) -> Result<ExitCode> {
     let (begun, patience) = (Instant::now(), Duration::from_secs(args.wait));
     let is_over = || begun.elapsed() >= patience;
     if !args.force {
+        check_place(&host, &args.plugins_dir)?;
         until_free(&host, &args.plugins_dir, is_over)?;
     }
     // A living agent would write again what is removed here.
@@ -257,16 +265,20 @@ pub fn uninstall(args: &UninstallArgs) -> Result<ExitCode> {
         until_free(&host, &args.plugins_dir, is_over)?;
     }
     let paths = Paths::of(&host)?;
+    if let Some(own) = host.dir(Path::new(node_json::DIRECTORY))? {
+        std::fs::write(own.at(BEGUN), "")
+            .with_context(|| format!("nothing was removed: cannot write {} on the host", own.shown(BEGUN)))?;
+    }
     let mut removed = remove(&host, &args.plugins_dir, &PLUGINS.map(str::to_owned))?;
     removed += remove(&host, &args.plugins_dir, &old_names().collect::<Vec<_>>())?;
     let of_plugin = |name: &&str| [previous(name), temporary(name), format!(".{name}.kept")];
     let kept: Vec<_> = PLUGINS.iter().flat_map(of_plugin).collect();
     removed += remove(&host, &args.plugins_dir.join(KEPT), &kept)?;
-    removed += remove(&host, &paths.run_dir, &["calls", ".calls.new"].map(str::to_owned))?;
+    removed += remove(&host, &paths.run_dir, &["calls", ".calls.new", "living.json"].map(str::to_owned))?;
     removed += remove(&host, &paths.run_dir.join(dranet::DIRECTORY), &[dranet::SOCKET.to_owned()])?;
     removed += remove_allocations(&host, &paths)?;
     // Last, because it says where the rest is: an uninstall that was interrupted goes on there.
-    let own = ["node.json.previous", ".node.json.new", ".node.json.kept", node_json::NAME];
+    let own = ["node.json.previous", ".node.json.new", ".node.json.kept", node_json::NAME, BEGUN];
     removed += remove(&host, Path::new(node_json::DIRECTORY), &own.map(str::to_owned))?;
     // The lock keeps others out as long as it has its name.
     removed += remove(&host, &paths.run_dir, &[run::LOCK.to_owned()])?;
@@ -358,21 +370,49 @@ impl Holders {
     }
 }
 
-/// Empty if the plugins are not installed and no record is left.
+/// Whether the plugin is in this directory of the host.
+fn has(host: &Host, plugins_dir: &Path, name: &str) -> Result<bool> {
+    Ok(host.dir(plugins_dir)?.is_some_and(|dir| dir.at(name).exists()))
+}
+
+/// Whether an uninstall that was not finished has begun to remove.
+fn is_begun(host: &Host) -> Result<bool> {
+    Ok(host.dir(Path::new(node_json::DIRECTORY))?.is_some_and(|own| own.at(BEGUN).exists()))
+}
+
+/// Fails if the plugins of this node are likely to be elsewhere: there they would stay, without node.json and store.
+fn check_place(host: &Host, plugins_dir: &Path) -> Result<()> {
+    for name in PLUGINS {
+        if has(host, plugins_dir, name)? {
+            return Ok(());
+        }
+    }
+    if node_json::is_missing(host) || is_begun(host)? {
+        return Ok(());
+    }
+    bail!(
+        "nothing was removed: this node has /etc/rail-cni/node.json, and neither rail-cni nor rail-ipam is in {}: name the \
+         directory of the plugins with --plugins-dir; if they are gone, --force removes the rest, also under pods",
+        plugins_dir.display()
+    )
+}
+
+/// Empty if no record is left. Without a plugin, what its files say counts.
 fn holders(host: &Host, plugins_dir: &Path) -> Result<Holders> {
     let mut holders = Holders::default();
-    let Some(dir) = host.dir(plugins_dir)? else { return Ok(holders) };
+    let held = Held::of(host, &Paths::of(host)?.run_dir)?;
     let mut status = Value::Null;
-    if dir.at("rail-cni").exists() {
+    if has(host, plugins_dir, "rail-cni")? {
         status = ask_status(host, &plugins_dir.join("rail-cni"), &mut holders)?;
     } else {
-        let records = host.dir(&Paths::of(host)?.run_dir.join("attachments"))?;
-        let records = records.map(|dir| std::fs::read_dir(dir.at("."))).transpose()?;
-        let names = records.into_iter().flatten().flatten().map(|entry| entry.file_name());
-        holders.pods = names.map(|name| name.to_string_lossy().into_owned()).collect();
+        holders.pods = held.attachments;
+        holders.owed = held.debts;
     }
-    if dir.at("rail-ipam").exists() {
+    if has(host, plugins_dir, "rail-ipam")? {
         holders.addresses = ask_leases(host, &plugins_dir.join("rail-ipam"), &status)?;
+    } else if !is_begun(host)? {
+        // An uninstall that has removed it has asked it before: what is left is of the dead.
+        holders.addresses = held.leases;
     }
     Ok(holders)
 }

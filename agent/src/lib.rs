@@ -6,6 +6,7 @@ mod api;
 mod calls;
 mod claims;
 mod dranet;
+mod held;
 mod host;
 mod install;
 mod metrics;

@@ -120,9 +120,12 @@ impl Metrics {
     /// Counts a call.
     pub fn count(&mut self, call: &Call) {
         let (plugin, verb) = (among(&call.plugin, &PLUGINS), among(&call.verb, &VERBS));
-        let is_known = call.code < CODES && self.calls.len() < MOST_SERIES;
-        let code = if is_known { call.code.to_string() } else { "other".to_owned() };
-        *self.calls.entry((plugin, verb, code)).or_default() += 1;
+        let mut key = (plugin, verb, call.code.to_string());
+        let has_room = call.code < CODES && self.calls.len() < MOST_SERIES;
+        if !has_room && !self.calls.contains_key(&key) {
+            key.2 = "other".to_owned();
+        }
+        *self.calls.entry(key).or_default() += 1;
         let histogram = self.durations.entry((plugin, verb)).or_default();
         let seconds = std::time::Duration::from_micros(call.micros).as_secs_f64();
         for (bucket, bound) in histogram.buckets.iter_mut().zip(BUCKETS) {
@@ -164,7 +167,11 @@ impl Metrics {
         page.add("rail_cni_reaped_total", &[], self.reaped);
         if let Some(plan) = &self.plan {
             page.add("rail_cni_plan_held_back", &[], u64::from(matches!(plan, Plan::HeldBack(_))));
-            page.add("rail_cni_plan_refused", &[], u64::from(matches!(plan, Plan::Refused(_))));
+            page.add(
+                "rail_cni_plan_refused",
+                &[],
+                u64::from(matches!(plan, Plan::Refused(_) | Plan::NotNamed(_))),
+            );
         }
         if let Some(written) = self.plan_written {
             page.add("rail_cni_plan_written_timestamp_seconds", &[], written);
@@ -329,6 +336,23 @@ mod tests {
         assert!(metrics.calls.len() <= MOST_SERIES + 1, "{}", metrics.calls.len());
         assert_eq!(metrics.durations.len(), 1);
         assert!(!metrics.text().contains("pod-"));
+    }
+
+    #[test]
+    fn a_series_that_is_there_goes_on_counting_when_no_other_can_be_made() {
+        let mut metrics = Metrics::default();
+        for code in 0..5000 {
+            metrics.count(&call("ADD", code, 1));
+        }
+        metrics.count(&call("ADD", 0, 1));
+        metrics.count(&call("DEL", 7, 1));
+        let text = metrics.text();
+        for line in [
+            r#"rail_cni_calls_total{plugin="rail-cni",verb="ADD",code="0"} 2"#,
+            r#"rail_cni_calls_total{plugin="rail-cni",verb="DEL",code="other"} 1"#,
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use rail_cni::node::Node;
 use serde_json::{Map, Value};
 
+use crate::held::Held;
 use crate::host::Host;
 
 /// The directory of node.json on the host.
@@ -72,12 +73,12 @@ pub fn check_cluster(data: &BTreeMap<String, String>, uid: Option<&str>) -> Resu
     }
 }
 
-/// The node.json for a node of this class, with the node's name in it, and its run directory.
+/// The node.json for a node of this class, with the node's name in it, and its paths.
 pub fn render(
     data: &BTreeMap<String, String>,
     class: Option<&str>,
     node_name: &str,
-) -> Result<(String, PathBuf)> {
+) -> Result<(String, Paths)> {
     let key = class.map_or_else(|| NAME.to_owned(), |class| format!("node.{class}.json"));
     let Some(text) = data.get(&key) else {
         let known: Vec<_> =
@@ -100,7 +101,34 @@ pub fn render(
     }
     let text = format!("{:#}\n", Value::Object(object));
     let node = Node::parse(Path::new(&key), text.as_bytes())?;
-    Ok((text, node.run_dir))
+    Ok((text, Paths::from(node)))
+}
+
+/// Fails if the plugins would have their state elsewhere, and would not find what there is of pods: the DEL of each would
+/// find no record, and its address would be given again.
+pub fn check_paths(host: &Host, new: &Paths) -> Result<()> {
+    let old = Paths::of(host)?;
+    let is_elsewhere = |old: &Path, new: &Path| {
+        // What cannot be opened has nothing in it.
+        let open = |path| host.dir(path).ok().flatten();
+        old != new && open(old).is_some_and(|old| open(new).is_none_or(|new| !new.is_same(&old)))
+    };
+    for (key, old_dir, new_dir) in
+        [("runDir", &old.run_dir, &new.run_dir), ("storeDir", &old.store_dir, &new.store_dir)]
+    {
+        if !is_elsewhere(old_dir, new_dir) {
+            continue;
+        }
+        if let Some(held) = Held::of(host, &old.run_dir)?.shown() {
+            bail!(
+                "its {key} {} is another directory than {}, and pods of this node would lose what they have ({held} in {}):                  drain the node, and it is written; `rail-cni status` and `rail-ipam show` name what is left",
+                new_dir.display(),
+                old_dir.display(),
+                old.run_dir.display()
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Whether the host has no node.json, whoever would have written it.

@@ -31,10 +31,14 @@ pub struct Condition {
 pub enum Plan {
     /// The agent has not yet heard of the API server.
     Unknown,
+    /// The API server has not given it so far, and says why.
+    Unread(String),
     /// It is not the agent's business, or it is in the store.
     Current(String),
     /// It would take addresses from running pods, so the store stays as it is.
     HeldBack(String),
+    /// It does not name this node: what the store has may be another node's by now.
+    NotNamed(String),
     /// It is wrong, so the store or node.json stays as it is.
     Refused(String),
 }
@@ -83,7 +87,8 @@ pub fn plan_current(plan: &Plan) -> Option<Condition> {
         Plan::Unknown => return None,
         Plan::Current(message) => (true, "Written", message),
         Plan::HeldBack(message) => (false, "HeldBack", message),
-        Plan::Refused(message) => (false, "Refused", message),
+        Plan::Unread(message) => (false, "NotRead", message),
+        Plan::NotNamed(message) | Plan::Refused(message) => (false, "Refused", message),
     };
     Some(Condition { kind: CURRENT, is_true, reason: reason.to_owned(), message: clean(message) })
 }
@@ -100,6 +105,19 @@ fn camel(name: &str) -> String {
     if camel.starts_with(|c: char| c.is_ascii_uppercase()) { camel } else { format!("Check{camel}") }
 }
 
+/// Whether pods may come to a node whose rails are there. Not before the plan is known, and not while the last one that
+/// could be judged does not name this node: another one may have its prefixes. A node without prefixes takes none from
+/// others. Without an answer of rail-ipam, nobody knows whether it has any.
+pub fn may_open(plan: &Plan, is_named: bool, show: Option<&Show>) -> bool {
+    let has_prefixes = || show.is_none_or(|show| show.pools.iter().any(|pool| pool.prefix.is_some()));
+    !is_unknown(plan) && (is_named || !has_prefixes())
+}
+
+/// Whether the plan was not read since the agent began.
+pub fn is_unknown(plan: &Plan) -> bool {
+    matches!(plan, Plan::Unknown | Plan::Unread(_))
+}
+
 /// What to do with the taint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taint {
@@ -111,18 +129,19 @@ pub enum Taint {
     Add,
 }
 
-/// Whether the taint goes or comes. It goes as soon as the rails are there. It comes back when they were away for
-/// [`PATIENCE`] and no pod has a rail, as after a reboot; while pods run, the condition alone says it. A node that never
-/// had it, such as one without rails, is not closed.
+/// Whether the taint goes or comes. It goes as soon as the rails are there and [pods may come](may_open). It comes back when
+/// they were away for [`PATIENCE`] and no pod has a rail, as after a reboot; while pods run, the condition alone says it. A
+/// node that never had it, such as one without rails, is not closed.
 pub fn taint(
     has_taint: bool,
     had_taint: bool,
     is_ready: bool,
+    may_open: bool,
     away_for: Duration,
     known: Option<(&Status, &Show)>,
 ) -> Taint {
     match (has_taint, is_ready) {
-        (true, true) => Taint::Remove,
+        (true, true) if may_open => Taint::Remove,
         (false, false) if had_taint && away_for >= PATIENCE => {
             // Without an answer of the plugins nobody knows whether pods have rails.
             if known.is_some_and(|(status, show)| is_idle(status, show)) { Taint::Add } else { Taint::Keep }
@@ -182,14 +201,14 @@ mod tests {
         let idle = Status::default();
         let none = Show::default();
         let taint = |has, ready, away, status: Option<&Status>| {
-            super::taint(has, true, ready, away, status.map(|status| (status, &none)))
+            super::taint(has, true, ready, true, away, status.map(|status| (status, &none)))
         };
         assert_eq!(taint(true, true, now, None), Taint::Remove);
         assert_eq!(taint(true, false, long, Some(&idle)), Taint::Keep);
         assert_eq!(taint(false, true, now, Some(&idle)), Taint::Keep);
         assert_eq!(taint(false, false, long, Some(&idle)), Taint::Add);
         assert_eq!(
-            super::taint(false, false, false, long, Some((&idle, &none))),
+            super::taint(false, false, false, true, long, Some((&idle, &none))),
             Taint::Keep,
             "it never had one"
         );
@@ -212,7 +231,36 @@ mod tests {
         for (state, expected) in [("live", Taint::Keep), ("unknown", Taint::Keep), ("dead", Taint::Add)] {
             let lease = Lease { state: state.to_owned(), ..Lease::default() };
             let show = Show { pools: vec![Pool { leases: vec![lease], ..Pool::default() }] };
-            assert_eq!(super::taint(false, true, false, long, Some((&idle, &show))), expected, "{state}");
+            assert_eq!(
+                super::taint(false, true, false, true, long, Some((&idle, &show))),
+                expected,
+                "{state}"
+            );
+        }
+        // A plan that closes the node to new pods brings no taint.
+        for has in [true, false] {
+            assert_eq!(super::taint(has, true, true, false, long, Some((&idle, &none))), Taint::Keep);
+        }
+    }
+
+    #[test]
+    fn a_node_is_opened_by_a_plan_that_names_it_or_if_it_has_no_prefixes() {
+        let with = |prefix: Option<&str>| Show {
+            pools: vec![Pool { prefix: prefix.map(str::to_owned), ..Pool::default() }],
+        };
+        let (old, none) = (with(Some("172.16.0.0/31")), with(None));
+        for unknown in [Plan::Unknown, Plan::Unread("403".to_owned())] {
+            for show in [Some(&old), Some(&none), None] {
+                assert!(!may_open(&unknown, true, show), "{unknown:?}");
+            }
+        }
+        let (not_named, refused) = (Plan::NotNamed(String::new()), Plan::Refused(String::new()));
+        for plan in [&not_named, &refused] {
+            assert!(!may_open(plan, false, Some(&old)) && !may_open(plan, false, None), "{plan:?}");
+            assert!(may_open(plan, false, Some(&none)), "{plan:?}");
+        }
+        for plan in [Plan::Current(String::new()), Plan::HeldBack(String::new()), refused] {
+            assert!(may_open(&plan, true, Some(&old)), "{plan:?}");
         }
     }
 }

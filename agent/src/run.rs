@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
@@ -18,7 +19,6 @@ use clap::{Args, ValueEnum};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
-use kube::api::DynamicObject;
 use rail_cni::node::Node as NodeJson;
 use rustix::fs::FlockOperation;
 use serde::de::DeserializeOwned;
@@ -44,6 +44,9 @@ const RESYNC: Duration = Duration::from_secs(600);
 /// ended, and a disk may have room again.
 const AGAIN: u32 = 4;
 const AGAIN_AT_MOST: Duration = Duration::from_secs(60);
+/// After so many looks without a plan the condition says that there is none, so that an agent that starts changes it only if
+/// something is wrong.
+const SILENT: u32 = 3;
 /// Conditions are written after this time though they are the same.
 const HEARTBEAT: Duration = Duration::from_secs(300);
 /// How often the calls of the plugins are read.
@@ -200,7 +203,7 @@ pub fn lock(dir: &HostDir, pod: Option<&str>) -> Result<Result<File, String>> {
 
 /// An interval that differs from node to node and from time to time, by a tenth: a thousand nodes that start at once
 /// do not ask at once for ever.
-fn jittered(interval: Duration) -> Duration {
+pub fn jittered(interval: Duration) -> Duration {
     // The keys of each are random, and so is what it makes of nothing.
     let [a, b, c, d, ..] = RandomState::new().build_hasher().finish().to_ne_bytes();
     let part = f64::from(u32::from_ne_bytes([a, b, c, d])) / f64::from(u32::MAX);
@@ -226,7 +229,7 @@ struct Agent {
     news: mpsc::Sender<News>,
     uids: Uids,
     config_map: Receiver<Seen<ConfigMap>>,
-    pools: Option<Receiver<Seen<DynamicObject>>>,
+    pools: Option<Receiver<Seen<Arc<str>>>>,
     cluster: Option<String>,
     node: Option<Node>,
     /// The ConfigMap of this look: node.json and the plan come from the same one. Empty if there is none, or if it is
@@ -235,6 +238,10 @@ struct Agent {
     /// What is wrong with the ConfigMap.
     config_error: Option<String>,
     plan: Plan,
+    /// Whether the last plan that could be judged names this node.
+    is_named: bool,
+    /// How often nothing was known of the plan.
+    looks_without_plan: u32,
     /// The input of the last plan, and when it is tried again.
     planned: Option<(Vec<u8>, Instant)>,
     /// Where the last plan that was written has this node.
@@ -295,6 +302,8 @@ impl Agent {
             config: None,
             config_error: None,
             plan: Plan::Unknown,
+            is_named: true,
+            looks_without_plan: 0,
             planned: None,
             place: None,
             warned: String::new(),
@@ -475,7 +484,9 @@ impl Agent {
         self.config = Some(data.clone());
         let Some(node) = &self.node else { bail!("the class of this node is not known yet") };
         let class = api::label(node, &self.args.class_label);
-        let (text, run_dir) = node_json::render(data, class, &self.args.node)?;
+        let (text, paths) = node_json::render(data, class, &self.args.node)?;
+        node_json::check_paths(&self.host, &paths)?;
+        let run_dir = paths.run_dir;
         // Neither the plugins nor the agent could begin. A storeDir that cannot be written refuses the plan alone.
         let _begun = begin(&self.host, &run_dir, self.args.pod.as_deref()).with_context(|| {
             format!(
@@ -504,7 +515,12 @@ impl Agent {
                 })
             }
             PlanFrom::Cidrpools => match &*self.pools.as_mut()?.borrow_and_update() {
-                Seen::Nothing => None,
+                Seen::Nothing | Seen::Unread(_) => None,
+                Seen::TooLarge => Some(Err(format!(
+                    "the CIDRPools have more than {} MiB of text, so this agent keeps none of them: remove those that are \
+                     not of the plan, or limit who writes them; it reads them again within 11 minutes, or when it starts",
+                    watch::LARGEST >> 20
+                ))),
                 Seen::NoSuchKind => Some(Err(
                     "this cluster has no CIDRPools: apply nv-ipam's CRD, or run the agent with --plan-from config-map"
                         .to_owned(),
@@ -516,10 +532,27 @@ impl Agent {
                     None => "there is no CIDRPool in this cluster".to_owned(),
                 })),
                 Seen::All(pools) => {
-                    Some(Ok(Source { text: manifests(pools.values()), arguments: &["import", "-"] }))
+                    Some(Ok(Source { text: list(pools.values()), arguments: &["import", "-"] }))
                 }
             },
         }
+    }
+
+    /// Why the plan was not read since the agent began.
+    fn unread(&self) -> Plan {
+        let why = match self.args.plan_from {
+            PlanFrom::Cidrpools => self.pools.as_ref().and_then(|pools| pools.borrow().unread()),
+            _ => self.config_map.borrow().unread(),
+        };
+        let plan = |why| {
+            Plan::Unread(format!(
+                "the plan of the cluster was not read since rail-agent began, and the store stays as it is: {why}"
+            ))
+        };
+        // An answer that tells to ask later is no error for a while.
+        let is_silent = self.looks_without_plan >= SILENT;
+        let why = why.or_else(|| is_silent.then(|| "the API server has not given it yet".to_owned()));
+        why.map_or(Plan::Unknown, plan)
     }
 
     /// Writes the plan to the store, unless it is there already.
@@ -528,7 +561,13 @@ impl Agent {
             None if self.args.plan_from == PlanFrom::None => {
                 Plan::Current("somebody else writes the store (--plan-from=none)".to_owned())
             }
-            None => return,
+            None => {
+                if ready::is_unknown(&self.plan) {
+                    self.looks_without_plan = self.looks_without_plan.saturating_add(1);
+                    self.plan = self.unread();
+                }
+                return;
+            }
             Some(Err(why)) => {
                 // The plan from before is judged anew when it is back.
                 self.planned = None;
@@ -555,13 +594,18 @@ impl Agent {
                 }
                 self.tell("plan", Some(text.clone()));
             }
-            Plan::Refused(text) => {
+            Plan::NotNamed(text) | Plan::Refused(text) => {
                 if is_new {
                     self.about_node("PlanRefused", text);
                 }
                 self.tell("plan", Some(text.clone()));
             }
             _ => self.tell("plan", None),
+        }
+        match plan {
+            Plan::NotNamed(_) => self.is_named = false,
+            Plan::Current(_) | Plan::HeldBack(_) => self.is_named = true,
+            _ => (),
         }
         self.plan = plan;
     }
@@ -586,7 +630,7 @@ impl Agent {
             counts.iter().filter(|(change, _)| *change != "removed").map(|(_, count)| count).sum();
         let warnings = lines(&said.stderr).join("; ");
         if pools == 0 {
-            return Plan::Refused(not_named(&self.args.node, &warnings));
+            return Plan::NotNamed(not_named(&self.args.node, &warnings));
         }
         // Those of the next look are the same.
         if !warnings.is_empty() && self.warned != warnings {
@@ -635,6 +679,8 @@ impl Agent {
                 self.tell("leases", None);
             }
             Err(error) => {
+                // Every start of a pod needs this executable, too.
+                self.doctor_due = Instant::now();
                 self.shared.with(|metrics| metrics.show = None);
                 self.tell("leases", Some(of(&error)));
             }
@@ -786,15 +832,19 @@ impl Agent {
             None => api::own_labels(node),
         };
         labels.retain(|key, _| !api::is_foreign(node, key));
+        let may_open = ready::may_open(&self.plan, self.is_named, show.as_ref());
         if !names.ready_label.is_empty() {
-            labels.insert(names.ready_label.clone(), is_ready.to_string());
+            // An agent that begins while the API server gives no plan takes no node away from pods.
+            let is_open =
+                ready::is_unknown(&self.plan) && api::label(node, &names.ready_label) == Some("true");
+            labels.insert(names.ready_label.clone(), (is_ready && (may_open || is_open)).to_string());
         }
         let away_for = self.not_ready_since.map_or(Duration::ZERO, |since| since.elapsed());
         let taint = match names.taint.as_str() {
             "" => ready::Taint::Keep,
             key => {
                 let (has, had) = (api::has_taint(node, key), api::had_taint(node, key));
-                ready::taint(has, had, is_ready, away_for, status.as_ref().zip(show.as_ref()))
+                ready::taint(has, had, is_ready, may_open, away_for, status.as_ref().zip(show.as_ref()))
             }
         };
         // First the condition, so that whoever sees the label finds the reason.
@@ -805,7 +855,13 @@ impl Agent {
         };
         // With the version from before, the change of the taint would be refused.
         let node = written.as_ref().unwrap_or(node);
-        if let Some(change) = api::change(node, &labels, taint, &names.taint) {
+        // Each in a request of its own: what refuses the one does not keep the other.
+        let labelled = match api::label_change(node, &labels) {
+            Some(change) => api::patch(&self.client, &self.args.node, &change).await.map(Some),
+            None => Ok(None),
+        };
+        let node = labelled.as_ref().ok().and_then(Option::as_ref).unwrap_or(node);
+        if let Some(change) = api::taint_change(node, taint, &names.taint) {
             api::patch(&self.client, &self.args.node, &change).await?;
             match taint {
                 ready::Taint::Remove => {
@@ -818,26 +874,14 @@ impl Agent {
                 ready::Taint::Keep => (),
             }
         }
-        Ok(())
+        labelled.map(drop)
     }
 }
 
-/// The CIDRPools as a list for rail-ipam. An object of a watch may lack its kind.
-fn manifests<'a>(pools: impl Iterator<Item = &'a DynamicObject>) -> Vec<u8> {
-    let items: Vec<Value> = pools
-        .map(|pool| {
-            let mut item = pool.data.clone();
-            item["apiVersion"] = json!("nv-ipam.nvidia.com/v1alpha1");
-            item["kind"] = json!("CIDRPool");
-            // Ours say the rail and the leaf ports. That of kubectl is a second copy of the pool.
-            let mut annotations = pool.metadata.annotations.clone().unwrap_or_default();
-            annotations.retain(|key, _| key.starts_with("rail-cni/"));
-            item["metadata"] = json!({"name": pool.metadata.name, "namespace": pool.metadata.namespace,
-                "annotations": annotations});
-            item
-        })
-        .collect();
-    json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string().into_bytes()
+/// The CIDRPools as a list for rail-ipam.
+fn list<'a>(pools: impl Iterator<Item = &'a Arc<str>>) -> Vec<u8> {
+    let items: Vec<&str> = pools.map(|text| &**text).collect();
+    format!(r#"{{"apiVersion": "v1", "kind": "List", "items": [{}]}}"#, items.join(",")).into_bytes()
 }
 
 /// What rail-ipam says to people.

@@ -31,6 +31,12 @@ fn replaced(from: &str, to: &str) -> String {
     GOOD.replace(from, to)
 }
 
+/// A network whose configuration Multus looks for in a directory of the node.
+fn of_the_node() -> Value {
+    json!({"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": {"name": "of-the-node", "namespace": "ai"}})
+}
+
 fn nad(namespace: &str, config: &str) -> Value {
     json!({"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
         "metadata": {"name": "rail-0", "namespace": namespace}, "spec": {"config": config}})
@@ -120,11 +126,9 @@ fn the_networks_of_conf_are_admitted() {
         // What others attach is nobody's business here.
         let other = r#"{"type": "macvlan", "master": "eth0", "mode": "bridge", "vlan": 5, "name": "\u00fc"}"#;
         requests.push(create(TENANT, nad("ai", &other.replace(r"\u00fc", "ü"))));
-        requests.push(create(
-            TENANT,
-            json!({"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
-            "metadata": {"name": "of-the-node", "namespace": "ai"}}),
-        ));
+        requests.push(create("system:masters", of_the_node()));
+        // These are keys and values of rail-cni, too.
+        requests.push(create(TENANT, nad("ai", &with(r#""rdma": "required", "mode": "rdma""#))));
         // What an operator writes: those that name other plugins or settings of the VF.
         let migration =
             std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("conf/migration")).unwrap();
@@ -271,6 +275,14 @@ fn what_reaches_beyond_a_rail_is_refused() {
             (r#"{"type": "bond", "links": [{"name": "eth_r0"}]}"#.to_owned(), "type bond takes any device"),
             (r#"{"type": "host-device", "device": "eth0"}"#.to_owned(), "type host-device takes any device"),
             (r#"{"plugins": [{"type":"sriov"}]}"#.to_owned(), "type sriov takes any device"),
+            (
+                r#"{"plugins": [{"type": "macvlan"}, {"type": "rdma", "deviceID": "0000:3c:00.0"}]}"#
+                    .to_owned(),
+                "type rdma takes any device",
+            ),
+            ("{\"Type\"\t:\n\"rdma\"}".to_owned(), "type rdma takes any device"),
+            (r#"{"type": "ovs", "deviceID": "0000:3c:00.2"}"#.to_owned(), "type ovs takes any device"),
+            (r#"{"type":"afxdp","deviceID":"eth0"}"#.to_owned(), "type afxdp takes any device"),
             (r#"{"type":"ib-sriov"}"#.to_owned(), "type ib-sriov takes any device"),
             (r#"{"type":"host-de\u0076ice"}"#.to_owned(), "has a backslash"),
             (r#"{"type": "multus", "confDir": "/tmp"}"#.to_owned(), "type multus takes any device"),
@@ -287,6 +299,29 @@ fn what_reaches_beyond_a_rail_is_refused() {
             ),
         ];
         refuses(&attacks.clone().map(|(config, text)| (config, text)));
+    });
+}
+
+/// Multus looks for a file of that name on the node, and the operator may have one there for himself.
+#[test]
+fn a_network_without_a_configuration_is_refused() {
+    on_a_node("admission::a_network_without_a_configuration_is_refused", &[CALLER], |_| {
+        let mut without = nad("ai", "");
+        without["spec"] = json!({});
+        let told = judge(&[
+            create(TENANT, of_the_node()),
+            create(TENANT, without.clone()),
+            create(TENANT, nad("ai", "")),
+            json!({"user": "someone", "groups": [TENANT], "old": nad("ai", GOOD), "object": of_the_node()}),
+            json!({"user": "someone", "groups": [TENANT], "old": nad("ai", GOOD), "object": nad("ai", "")}),
+        ]);
+        for told in told {
+            assert!(told.contains("spec.config is empty: Multus would take the network"), "{told:?}");
+        }
+        // From before the policy: its labels and finalizers may change.
+        let mut labelled = of_the_node();
+        labelled["metadata"]["labels"] = json!({"team": "a"});
+        admits(&[json!({"user": "someone", "groups": [TENANT], "old": of_the_node(), "object": labelled})]);
     });
 }
 

@@ -46,10 +46,16 @@ fn kustomized(folder: &str) -> Option<Vec<Value>> {
 }
 
 fn helm(more: &[&str]) -> Option<Vec<Value>> {
+    let home = tempfile::tempdir().unwrap();
+    Some(render(helm_command(more)?.env("HOME", home.path())))
+}
+
+fn helm_command(more: &[&str]) -> Option<Command> {
     let arguments =
         ["template", "rail-cni", "deploy/chart", "--namespace", "kube-system", "--kube-version", "1.34.2"];
-    let home = tempfile::tempdir().unwrap();
-    Some(render(Command::new(given("RAIL_HELM")?).args(arguments).args(more).env("HOME", home.path())))
+    let mut command = Command::new(given("RAIL_HELM")?);
+    command.args(arguments).args(more);
+    Some(command)
 }
 
 fn by_name(objects: Vec<Value>) -> BTreeMap<String, Value> {
@@ -269,6 +275,31 @@ fn the_values_of_the_chart_take_effect() {
             assert!(arguments.contains(&json!("--plugins-dir=/home/cni/bin")), "{arguments:?}");
         }
     }
+}
+
+/// Otherwise each node would keep its taint.
+#[test]
+fn the_taint_of_the_chart_is_that_of_agent_and_policy() {
+    const TEST: &str = "the_taint_of_the_chart_is_that_of_agent_and_policy";
+    for (taint, argument) in [("ours/no-rails", json!("--taint=ours/no-rails")), ("", json!("--taint="))] {
+        let Some(chart) = helm(&["--set", &format!("taint={taint}")]) else {
+            return skip(TEST, "helm is not here");
+        };
+        let chart = by_name(chart);
+        let policy = &chart["\"ValidatingAdmissionPolicy\" \"rail-agent-own-node\""]["spec"];
+        let mut variables = policy["variables"].as_array().unwrap().iter();
+        let variable = variables.find(|one| one["name"] == "taint").unwrap();
+        assert_eq!(variable["expression"], format!("'{taint}'"));
+        let pod = &chart["\"DaemonSet\" \"rail-agent\""]["spec"]["template"]["spec"];
+        let arguments = pod["containers"][0]["args"].as_array().unwrap();
+        assert!(arguments.contains(&argument), "{arguments:?}");
+    }
+    // In `args` the policy would not know it.
+    let home = tempfile::tempdir().unwrap();
+    let mut command = helm_command(&["--set", "args={--taint=ours/no-rails}"]).unwrap();
+    let output = command.current_dir(ROOT).env("HOME", home.path()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("name the taint in the value taint"), "{text}");
 }
 
 /// Of nodes that have the label of the control plane, both DaemonSets have to be.

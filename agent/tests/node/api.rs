@@ -28,6 +28,8 @@ struct State {
     /// Parts of the targets of requests that get an error, each once, and the error.
     refused: Vec<(String, u16)>,
     forgotten: Option<&'static str>,
+    /// A part of changes that are refused.
+    forbidden: Option<&'static str>,
     /// What was asked, as `VERB PATH`.
     requests: Vec<String>,
     /// What is answered from memory, where that is older than the objects.
@@ -91,6 +93,16 @@ impl Api {
     /// The next requests whose target has `part` get these errors.
     pub fn refuse(&self, part: &str, codes: &[u16]) {
         self.lock().refused.extend(codes.iter().map(|code| (part.to_owned(), *code)));
+    }
+
+    /// From now on nothing more is refused.
+    pub fn relent(&self) {
+        self.lock().refused.clear();
+    }
+
+    /// From now on changes whose text has this part are refused.
+    pub fn forbid(&self, part: &'static str) {
+        self.lock().forbidden = Some(part);
     }
 
     pub fn left_to_refuse(&self) -> usize {
@@ -221,6 +233,9 @@ impl Api {
             "PATCH" if path.contains("/events/") => {
                 state.events.push(body.clone());
                 (200, body)
+            }
+            "PATCH" if state.forbidden.is_some_and(|part| body.to_string().contains(part)) => {
+                (403, failure(403, "forbidden by a policy"))
             }
             "PATCH" => {
                 let of = path.trim_end_matches("/status");

@@ -371,3 +371,83 @@ fn an_uninstall_that_failed_half_way_goes_on_where_it_was() {
         }
     });
 }
+
+/// The default of --plugins-dir is not every node's.
+#[test]
+fn uninstall_under_a_pod_refuses_also_where_the_plugins_are_not() {
+    on_a_node("install::uninstall_under_a_pod_refuses_also_where_the_plugins_are_not", || {
+        let (_api, running) = ready(&[]);
+        start_pod("pod-a", 0);
+        assert!(running.stop());
+        let is_whole = || {
+            for path in
+                ["/opt/cni/bin/rail-cni", "/etc/rail-cni/node.json", "/var/lib/rail-cni/store/worker-gpu-0"]
+            {
+                assert!(Path::new(path).exists(), "{path}");
+            }
+        };
+        let refuses = |dir: &str, told: &str| {
+            let output = agent(&["uninstall", "--plugins-dir", dir]);
+            let text = text_of(&output);
+            assert!(output.status.code() == Some(1) && text.contains("nothing was removed"), "{text}");
+            assert!(text.contains(told), "{text}");
+            is_whole();
+        };
+        fs::create_dir_all("/opt/empty").unwrap();
+        for dir in ["/opt/none", "/opt/empty"] {
+            refuses(
+                dir,
+                &format!("neither rail-cni nor rail-ipam is in {dir}: name the directory of the plugins"),
+            );
+        }
+        // Without node.json, what the files of the plugins say counts.
+        sh("mv /etc/rail-cni /etc/away; mkdir -p /etc/rail-cni");
+        for dir in ["/opt/none", "/opt/empty"] {
+            let text = text_of(&agent(&["uninstall", "--plugins-dir", dir]));
+            assert!(
+                text.contains("nothing was removed: rails are with pods: ") && text.contains("172.16.0.0@"),
+                "{text}"
+            );
+        }
+        sh("rmdir /etc/rail-cni; mv /etc/away /etc/rail-cni");
+        end_pod("pod-a", 0);
+        refuses("/opt/none", "--plugins-dir");
+        assert!(agent(&["uninstall"]).status.success());
+    });
+}
+
+#[test]
+fn an_uninstall_that_had_removed_the_plugins_is_finished_by_the_next_one() {
+    on_a_node("install::an_uninstall_that_had_removed_the_plugins_is_finished_by_the_next_one", || {
+        let (_api, running) = ready(&[]);
+        assert!(running.stop());
+        let begin = || {
+            // A lease of a dead pod is nobody's.
+            sh("ip netns add pod-m");
+            assert!(call_behind_macvlan("ADD", "pod-m", 0).status.success());
+            sh(
+                "ip netns del pod-m; cd /var/lib/rail-cni; mount --bind store store; mount -o remount,bind,ro store",
+            );
+            assert_eq!(agent(&["uninstall"]).status.code(), Some(1));
+            assert!(names().is_empty() && Path::new("/etc/rail-cni/node.json").exists());
+            sh("umount /var/lib/rail-cni/store");
+        };
+        begin();
+        let output = agent(&["uninstall"]);
+        assert!(output.status.success() && !Path::new("/etc/rail-cni").exists(), "{}", text_of(&output));
+    });
+}
+
+/// What it found of pods holds no more.
+#[test]
+fn an_install_takes_back_that_an_uninstall_has_begun() {
+    on_a_node("install::an_install_takes_back_that_an_uninstall_has_begun", || {
+        install();
+        crate::node::write("/etc/rail-cni/node.json", "{}");
+        crate::node::write("/etc/rail-cni/uninstall.begun", "");
+        assert!(agent(&["install", "--from", built().to_str().unwrap()]).status.success());
+        assert!(!Path::new("/etc/rail-cni/uninstall.begun").exists());
+        let output = agent(&["uninstall", "--plugins-dir", "/opt/none"]);
+        assert!(text_of(&output).contains("--plugins-dir"), "{}", text_of(&output));
+    });
+}

@@ -195,6 +195,19 @@ fn with_the_roles_of_deploy_a_node_gets_ready_and_the_agent_can_change_no_other(
                 text_of(&output)
             );
         }
+        // Nor whether the garbage collector deletes it, or what keeps it.
+        let owner = r#"{"apiVersion":"v1","kind":"ConfigMap","name":"none","uid":"00000000-0000-0000-0000-000000000001"}"#;
+        for (key, list) in [("ownerReferences", owner), ("finalizers", r#""example.com/mine""#)] {
+            let change = format!(r#"{{"metadata":{{"{key}":[{list}]}}}}"#);
+            let output =
+                kubectl(&["--token", token, "patch", "node", NAME, "--type", "merge", "--patch", &change]);
+            let told = format!("may change no metadata.{key}");
+            assert!(
+                !output.status.success() && text_of(&output).contains(&told),
+                "{key}: {}",
+                text_of(&output)
+            );
+        }
         let patch = r#"{"metadata":{"labels":{"node-restriction.kubernetes.io/tenant":"b"}}}"#;
         // kubectl would have to read nodes/status before, which is no right of the agent.
         let by_status = sh(&format!(

@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use serde_json::{Value, json};
 
+use crate::api::Api;
 use crate::node::{
     CONFIG_MAP, NODE, POOLS, Running, allocation, call, cluster, condition, config_map, end_pod,
     in_container, install, node_json, on_a_node, pool, ready, served, sh, start_pod, text_of,
@@ -158,6 +159,212 @@ fn a_node_whose_plugins_are_gone_is_not_ready_with_the_next_look() {
         agent.until_condition(&api, "RailsReady", "False", "DoctorDidNotRun");
         sh("mv /opt/cni/bin/away /opt/cni/bin/rail-cni");
         agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        // No start of a pod with rails goes without the other one either.
+        for (break_it, mend_it) in [
+            ("mv /opt/cni/bin/rail-ipam /opt/cni/bin/away", "mv /opt/cni/bin/away /opt/cni/bin/rail-ipam"),
+            (
+                "cp -a /opt/cni/bin/rail-ipam /run/good; echo exit 1 >/opt/cni/bin/rail-ipam",
+                "cp -a /run/good /opt/cni/bin/rail-ipam",
+            ),
+        ] {
+            sh(break_it);
+            agent.until(break_it, || condition(&api, "RailsReady")["status"] == "False");
+            sh(mend_it);
+            agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        }
+    });
+}
+
+/// A node that is registered anew, with its taint and without its labels.
+fn register_anew(api: &Api) {
+    let mut node = api.get(NODE);
+    node["spec"]["taints"] = json!([{"key": "rail-cni/not-ready", "effect": "NoSchedule"}]);
+    node["metadata"]["labels"] = json!({"rail-cni/node-class": "dgx"});
+    node["metadata"]["annotations"] = json!({});
+    node["status"] = json!({});
+    api.put(NODE, node);
+}
+
+/// Its prefixes may be on the cable of another node by now.
+#[test]
+fn a_repaired_node_with_its_old_disk_is_not_opened_before_the_plan_is_known() {
+    on_a_node("run::a_repaired_node_with_its_old_disk_is_not_opened_before_the_plan_is_known", || {
+        let (api, agent) = ready(&[]);
+        let ready_label = || api.get(NODE)["metadata"]["labels"]["rail-cni/ready"].clone();
+        agent.until("the label", || ready_label() == "true");
+        assert!(agent.stop());
+        // For as long as the list is refused, nothing is opened.
+        register_anew(&api);
+        api.refuse("/cidrpools?", &[403; 1000]);
+        let agent = Running::start(&api, &[]);
+        let message = agent.until_condition(&api, "RailsPlanCurrent", "False", "NotRead");
+        assert!(message.contains("403") || message.contains("orbidden"), "{message}");
+        agent.until("the label", || ready_label() == "false");
+        assert_eq!(condition(&api, "RailsReady")["status"], "True");
+        assert_eq!(taints(&api.get(NODE)), ["rail-cni/not-ready"]);
+        api.relent();
+        agent.until("the taint away", || taints(&api.get(NODE)).is_empty());
+        agent.until("the label", || ready_label() == "true");
+        assert!(agent.stop());
+        // A node that was open stays so, and its plan is not called current.
+        api.refuse("/cidrpools?", &[429; 1000]);
+        let agent = Running::start(&api, &[]);
+        agent.until_condition(&api, "RailsPlanCurrent", "False", "NotRead");
+        let looks = || api.count("GET /api/v1/nodes/worker-gpu-0");
+        let before = looks();
+        agent.until("two looks", || looks() > before + 2);
+        assert_eq!(
+            (ready_label(), condition(&api, "RailsReady")["status"].clone()),
+            ("true".into(), "True".into())
+        );
+        assert!(taints(&api.get(NODE)).is_empty());
+        start_pod("pod-a", 0);
+    });
+}
+
+#[test]
+fn a_node_with_prefixes_that_the_plan_does_not_name_is_not_opened() {
+    on_a_node("run::a_node_with_prefixes_that_the_plan_does_not_name_is_not_opened", || {
+        let (api, agent) = ready(&[]);
+        assert!(agent.stop());
+        register_anew(&api);
+        let all_of_another = || {
+            for rail in 0..2 {
+                let mut of_another = pool(rail, None);
+                of_another["spec"]["staticAllocations"][0]["nodeName"] = json!("worker-gpu-7");
+                api.put(&format!("{POOLS}/rail-{rail}"), of_another);
+            }
+        };
+        all_of_another();
+        let agent = Running::start(&api, &[]);
+        let until_told = |text: &str| {
+            agent.until(text, || {
+                let current = condition(&api, "RailsPlanCurrent");
+                current["reason"] == "Refused" && current["message"].as_str().unwrap().contains(text)
+            });
+        };
+        until_told("does not name this node worker-gpu-0");
+        let closed = || {
+            agent.until("the label", || api.get(NODE)["metadata"]["labels"]["rail-cni/ready"] == "false");
+            assert_eq!(taints(&api.get(NODE)), ["rail-cni/not-ready"]);
+            assert_eq!(condition(&api, "RailsReady")["status"], "True");
+        };
+        closed();
+        // What nobody can judge opens nothing that was closed.
+        let mut wrong = pool(1, None);
+        wrong["spec"]["staticAllocations"][0]["prefix"] = json!("172.18.0.1/31");
+        api.put(&format!("{POOLS}/rail-1"), wrong);
+        until_told("172.18.0.1/31");
+        closed();
+        for rail in 0..2 {
+            api.put(&format!("{POOLS}/rail-{rail}"), pool(rail, None));
+        }
+        agent.until("the taint away", || taints(&api.get(NODE)).is_empty());
+        // It does not come back under a plan that is wrong.
+        all_of_another();
+        until_told("does not name this node worker-gpu-0");
+        agent.until("the label", || api.get(NODE)["metadata"]["labels"]["rail-cni/ready"] == "false");
+        assert!(taints(&api.get(NODE)).is_empty());
+    });
+}
+
+#[test]
+fn what_the_api_server_refuses_of_labels_and_taint_does_not_keep_the_other() {
+    on_a_node("run::what_the_api_server_refuses_of_labels_and_taint_does_not_keep_the_other", || {
+        let api = cluster();
+        install();
+        api.forbid("\"spec\"");
+        let agent = Running::start(&api, &[]);
+        agent.until("the label", || api.get(NODE)["metadata"]["labels"]["rail-cni/ready"] == "true");
+        assert_eq!(taints(&api.get(NODE)), ["other", "rail-cni/not-ready"]);
+        assert!(agent.stop());
+        register_anew(&api);
+        api.forbid("\"labels\"");
+        let agent = Running::start(&api, &[]);
+        agent.until("the taint away", || taints(&api.get(NODE)).is_empty());
+        assert!(api.get(NODE)["metadata"]["labels"]["rail-cni/ready"].is_null());
+        agent.until("told", || agent.log().contains("forbidden by a policy"));
+    });
+}
+
+/// The DEL of each pod would find no record.
+#[test]
+fn another_run_or_store_directory_waits_until_no_pod_has_anything_in_the_old_one() {
+    on_a_node("run::another_run_or_store_directory_waits_until_no_pod_has_anything_in_the_old_one", || {
+        let (api, agent) = ready(&[]);
+        let good = fs::read_to_string("/etc/rail-cni/node.json").unwrap();
+        start_pod("pod-a", 0);
+        for key in ["storeDir", "runDir"] {
+            let mut node = node_json();
+            node[key] = json!("/run/elsewhere");
+            api.put(CONFIG_MAP, config_map(&json!({"node.dgx.json": node.to_string()})));
+            let told = format!("its {key} /run/elsewhere is another directory than ");
+            agent.until(&told, || {
+                let message = condition(&api, "RailsPlanCurrent")["message"].as_str().unwrap().to_owned();
+                message.contains(&told)
+                    && message.contains("1 records of devices, 1 leases of addresses in /run/rail-cni")
+            });
+            assert_eq!(fs::read_to_string("/etc/rail-cni/node.json").unwrap(), good);
+            assert!(!std::path::Path::new("/run/elsewhere").exists());
+        }
+        agent.until("an Event", || !api.events("ConfigRefused").is_empty());
+        // The same directory by another name is no other one.
+        sh("ln -s /run/rail-cni /run/same");
+        let mut same = node_json();
+        same["runDir"] = json!("/run/same");
+        api.put(CONFIG_MAP, config_map(&json!({"node.dgx.json": same.to_string()})));
+        agent.until("written", || {
+            fs::read_to_string("/etc/rail-cni/node.json").unwrap().contains("/run/same")
+        });
+        let mut other = node_json();
+        other["runDir"] = json!("/run/elsewhere");
+        api.put(CONFIG_MAP, config_map(&json!({"node.dgx.json": other.to_string()})));
+        agent.until_condition(&api, "RailsPlanCurrent", "False", "Refused");
+        // Its end is what the change waits for.
+        end_pod("pod-a", 0);
+        let log = agent.ended();
+        assert!(log.contains("/run/elsewhere is the run directory of this node now"), "{log}");
+    });
+}
+
+#[test]
+fn pools_without_end_are_refused_and_not_kept() {
+    on_a_node("run::pools_without_end_are_refused_and_not_kept", || {
+        let (api, agent) = ready(&[]);
+        for name in ["a", "b"] {
+            let mut large = pool(0, None);
+            large["metadata"]["name"] = json!(name);
+            large["spec"]["x"] = json!("x".repeat(9 << 20));
+            api.put(&format!("{POOLS}/{name}"), large);
+        }
+        agent.until("refused", || {
+            let current = condition(&api, "RailsPlanCurrent");
+            let message = current["message"].as_str().unwrap_or_default().to_owned();
+            current["reason"] == "Refused" && message.contains("the CIDRPools have more than 16 MiB of text")
+        });
+        assert!(allocation(0).contains("172.16.0.0/31"));
+        assert_eq!(condition(&api, "RailsReady")["status"], "True");
+        assert!(agent.stop());
+        for name in ["a", "b"] {
+            api.delete(&format!("{POOLS}/{name}"));
+        }
+        let agent = Running::start(&api, &[]);
+        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+    });
+}
+
+#[test]
+fn an_event_that_the_api_server_refused_is_sent_when_it_happens_again() {
+    on_a_node("run::an_event_that_the_api_server_refused_is_sent_when_it_happens_again", || {
+        let (api, agent) = ready(&[]);
+        start_pod("pod-a", 0);
+        sh("ip netns add pod-b");
+        api.refuse("/events", &[403]);
+        assert!(!call("ADD", "pod-b", 0).status.success());
+        agent.until("refused", || agent.log().contains("the Event RailRefused"));
+        assert!(api.events("RailRefused").is_empty());
+        assert!(!call("ADD", "pod-b", 0).status.success());
+        agent.until("sent", || api.events("RailRefused").len() == 1);
     });
 }
 

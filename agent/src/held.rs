@@ -1,0 +1,104 @@
+//! What the plugins keep of pods in the run directory, by the names of its files: for when the plugins cannot be asked, and
+//! for when nothing at all may be there.
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+
+use crate::host::{Host, HostDir};
+
+/// The names of files.
+#[derive(Debug, Default)]
+pub struct Held {
+    /// Records of devices that pods have.
+    pub attachments: Vec<String>,
+    /// What is owed of pods that are gone.
+    pub debts: Vec<String>,
+    /// Addresses that are held, as `NODE/POOL/ADDRESS@KEY.json`.
+    pub leases: Vec<String>,
+}
+
+impl Held {
+    /// What is in the run directory of this host.
+    pub fn of(host: &Host, run_dir: &Path) -> Result<Held> {
+        let Some(dir) = host.dir(run_dir)? else { return Ok(Held::default()) };
+        Ok(Held {
+            attachments: files(&dir, "attachments", 0)?,
+            debts: files(&dir, "debts", 0)?,
+            leases: files(&dir, "leases", 2)?,
+        })
+    }
+
+    /// How much there is of each; `None` if there is nothing.
+    pub fn shown(&self) -> Option<String> {
+        let counts = [
+            (self.attachments.len(), "records of devices"),
+            (self.debts.len(), "debts"),
+            (self.leases.len(), "leases of addresses"),
+        ];
+        let shown: Vec<_> = counts
+            .iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, what)| format!("{count} {what}"))
+            .collect();
+        (!shown.is_empty()).then(|| shown.join(", "))
+    }
+}
+
+/// The files of the plugins in a folder, so many levels down. What is half-written, and a lock, has another ending.
+fn files(dir: &HostDir, folder: &str, depth: usize) -> Result<Vec<String>> {
+    let mut names = vec![String::new()];
+    for level in 0..=depth {
+        let mut below = Vec::new();
+        for name in &names {
+            let path = dir.at(folder).join(name);
+            let entries = match std::fs::read_dir(&path) {
+                // A file among the folders, or what was removed meanwhile.
+                Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                    continue;
+                }
+                entries => {
+                    entries.with_context(|| format!("cannot list {} of the host", dir.shown(folder)))?
+                }
+            };
+            let found = entries.flatten().map(|entry| Path::new(name).join(entry.file_name()));
+            below.extend(found.map(|path| path.to_string_lossy().into_owned()));
+        }
+        if level == depth {
+            below.retain(|name| name.ends_with(".json"));
+        }
+        names = below;
+    }
+    names.sort();
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_pods_have_and_what_is_owed_is_found_and_locks_are_not() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = HostDir::here(temp.path());
+        let list = |folder, depth| files(&dir, folder, depth).unwrap();
+        assert!(list("attachments", 0).is_empty() && list("leases", 2).is_empty());
+        for path in [
+            "attachments/a.json",
+            "attachments/.tmp.1",
+            "leases/n/p/10.0.0.0@k.json",
+            "leases/n/p/lock",
+            "leases/x",
+        ] {
+            let path = temp.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        assert_eq!(list("attachments", 0), ["a.json"]);
+        assert_eq!(list("leases", 2), ["n/p/10.0.0.0@k.json"]);
+        let held = Held { leases: list("leases", 2), ..Held::default() };
+        assert_eq!(held.shown().unwrap(), "1 leases of addresses");
+        assert!(Held::default().shown().is_none());
+    }
+}
