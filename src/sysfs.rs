@@ -251,7 +251,8 @@ impl Function {
 
     /// Performs a function-level reset, which removes what the former owner left in the hardware. The kernel
     /// notifies a driver that has `reset_prepare` and `reset_done`, which sets the device up again (pci_reset_function):
-    /// igbvf, i40e and ice have them, mlx5_core and bnxt_en have not. Fails where the kernel would have to use another method.
+    /// igbvf, i40e and ice have them. Others, as mlx5_core and bnxt_en, must not be bound meanwhile. Fails where the kernel
+    /// would have to use another method.
     pub fn flr(&self) -> Result<()> {
         if !self.has_flr() {
             fail!(

@@ -89,14 +89,14 @@ full_life() {
     is "$name: lease and record" "1 1" "$(count_leases) $(count_records)"
     tuned=$(ip netns exec pod cat /proc/sys/net/ipv4/conf/net1/log_martians 2>/dev/null || true)
     if [[ $version == 0.3.1 ]]; then
-        fails "$name: check is not in this version" cnitool check "$net" "$pod"
+        fails "$name: check is not in this version" "does not support the CHECK command" cnitool check "$net" "$pod"
     else
         succeeds "$name: check" cnitool check "$net" "$pod"
         ip -n pod link set net1 mtu 1500
-        fails "$name: check sees another MTU" cnitool check "$net" "$pod"
+        fails "$name: check sees another MTU" "its MTU is 1500, not 9000" cnitool check "$net" "$pod"
         ip -n pod link set net1 mtu 9000
     fi
-    fails "$name: second add" cnitool add "$net" "$pod"
+    fails "$name: second add" "a second ADD needs a DEL first" cnitool add "$net" "$pod"
     is "$name: second add harms nothing" "net1 9000 UP" "$(in_pod net1)"
     succeeds "$name: del" cnitool del "$net" "$pod"
     back "$name: del"
@@ -132,19 +132,20 @@ capabilities() {
 refusals() {
     local asks="\"capabilities\":{\"deviceID\":true,\"mac\":true,\"ips\":true}"
     network caps "$(rail 1.1.0 "$asks")" 1.1.0
-    refused "the gateway as address" "{\"deviceID\":\"$vf\",\"ips\":[\"172.16.1.61/31\"]}"
-    refused "an address of elsewhere" "{\"deviceID\":\"$vf\",\"ips\":[\"10.9.9.9/31\"]}"
-    refused "a MAC that is none" "{\"deviceID\":\"$vf\",\"mac\":\"nonsense\"}"
-    refused "a device that is not there" '{"deviceID":"0000:7f:10.7"}'
-    refused "no device" '{}'
+    refused "the gateway as address" "is the gateway of 172.16.1.60/31" "{\"deviceID\":\"$vf\",\"ips\":[\"172.16.1.61/31\"]}"
+    refused "an address of elsewhere" "is outside of this node's prefix" "{\"deviceID\":\"$vf\",\"ips\":[\"10.9.9.9/31\"]}"
+    refused "a MAC that is none" nonsense "{\"deviceID\":\"$vf\",\"mac\":\"nonsense\"}"
+    refused "a device that is not there" 'no device' '{"deviceID":"0000:7f:10.7"}'
+    refused "no device" "names no device" '{}'
     network caps "$(rail 1.1.0 "$asks" 1)" 1.1.0
-    refused "another rail's device" "{\"deviceID\":\"$vf\"}"
+    refused "another rail's device" "belongs to PF $pf (rail 0)" "{\"deviceID\":\"$vf\"}"
 }
 
+# refused WHAT WORD CAP_ARGS
 refused() {
-    CAP_ARGS=$2 fails "refused: $1" cnitool add caps "$pod"
+    CAP_ARGS=$3 fails "refused: $1" "$2" cnitool add caps "$pod"
     # libcni's caller that gives up sends DEL.
-    CAP_ARGS=$2 succeeds "refused: $1: del" cnitool del caps "$pod"
+    CAP_ARGS=$3 succeeds "refused: $1: del" cnitool del caps "$pod"
     back "refused: $1"
 }
 
@@ -269,14 +270,14 @@ succeeds() {
     if "$@" >/run/test/out 2>/run/test/err; then ok "$name"; else bad "$name" "$(said)"; fi
 }
 
-# Fails, and says why.
+# fails NAME WORD COMMAND...: it fails, and says WORD.
 fails() {
-    local name=$1
-    shift
+    local name=$1 word=$2
+    shift 2
     if "$@" >/run/test/out 2>/run/test/err; then
         bad "$name" "it succeeded"
-    elif [[ ! $(said) || $(said) == *panick* ]]; then
-        bad "$name" "no message: $(said)"
+    elif [[ $(</run/test/err) != *"$word"* || $(said) == *panick* ]]; then
+        bad "$name" "no \"$word\" in: $(said)"
     else
         ok "$name" "$(said)"
     fi

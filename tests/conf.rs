@@ -496,10 +496,15 @@ fn the_plan_of_the_example_is_the_one_that_is_shown() {
 
 /// The first table below a heading: the cells of the first column.
 fn first_column(text: &str, heading: &str) -> Vec<String> {
+    column(text, heading, 1)
+}
+
+/// The same of another column.
+fn column(text: &str, heading: &str, number: usize) -> Vec<String> {
     let (_, section) = text.split_once(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no {heading}"));
     let table =
         section.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
-    table.skip(2).map(|row| row.split('|').nth(1).unwrap().trim().to_owned()).collect()
+    table.skip(2).map(|row| row.split('|').nth(number).unwrap().trim().to_owned()).collect()
 }
 
 fn in_backquotes(cell: &str) -> Vec<String> {
@@ -697,6 +702,55 @@ fn the_sysctls_of_a_rail_are_those_of_the_code() {
     let set: BTreeSet<String> = lines.map(|line| line.split('"').nth(3).unwrap().to_owned()).collect();
     assert!(set.len() > 5, "{set:?}");
     assert_eq!(keys("### Sysctls that every rail gets"), set);
+}
+
+/// A constant that is a time, as the documents have it.
+fn time(file: &str, constant: &str) -> String {
+    let source = read(file);
+    let rest = source.split(&format!("const {constant}: ")).nth(1);
+    let value =
+        rest.and_then(|rest| rest.split(['=', ';']).nth(1)).unwrap_or_else(|| panic!("no {constant}"));
+    let number: String = value.chars().filter(char::is_ascii_digit).collect();
+    let number: u32 = number.parse().unwrap_or_else(|error| panic!("{file}: {constant} = {value}: {error}"));
+    let milliseconds = if value.contains("from_millis") { number } else { number * 1000 };
+    match milliseconds % 1000 {
+        0 => format!("{} s", milliseconds / 1000),
+        rest => format!("{}.{} s", milliseconds / 1000, rest / 100),
+    }
+}
+
+#[test]
+fn the_waits_are_those_of_the_code() {
+    let (record, probe) = ("src/attach/record.rs", "src/attach/probe.rs");
+    let of_driver = time("src/watchdog.rs", "MOST_FOR_A_PART");
+    let of_others = time(probe, "PATIENCE_WITH_OTHERS");
+    let by_key = |key: &str| format!("`{key}`");
+    let of_pool = time("src/ipam/lease.rs", "PATIENCE");
+    assert_eq!(of_pool, time("src/ipam/living.rs", "PATIENCE"));
+    let waits = [
+        ("the same attachment or device", time(record, "PATIENCE")),
+        ("a VF of the same PF", time(record, "PF_PATIENCE")),
+        ("the same pool", of_pool),
+        ("another `import`", time("src/pool/store.rs", "PATIENCE")),
+        ("on stdin", time("src/watchdog.rs", "STDIN_LIMIT")),
+        ("stderr", format!("{} in all", time("src/log.rs", "PATIENCE"))),
+        ("the IPAM plugin", time("src/cni/delegate.rs", "PATIENCE")),
+        ("the kernel", time("src/netlink/mod.rs", "PATIENCE_SECONDS")),
+        ("the carrier", time(probe, "PATIENCE_WITH_CARRIER")),
+        ("the GIDs", by_key("gidTimeout")),
+        ("the P_Key", by_key("gidTimeout")),
+        ("whose driver", format!("a twelfth of `callTimeout`, at most {of_driver}")),
+        ("gateways, with", format!("`gatewayProbeTimeout`, and {of_others} if one does not answer")),
+        ("everything else", by_key("callTimeout")),
+        ("a NIC to come back", time("src/attach/restore.rs", "PATIENCE")),
+    ];
+    let text = read("docs/configuration.md");
+    let rows = column(&text, "## Waits", 1).into_iter().zip(column(&text, "## Waits", 2));
+    let rows: Vec<_> = rows.collect();
+    assert_eq!(rows.len(), waits.len(), "{rows:?}");
+    for ((row, told), (word, wait)) in rows.iter().zip(&waits) {
+        assert!(row.contains(word) && told == wait, "{row}: {told}, and {word}: {wait}");
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@ use super::device::{self, Device};
 use super::host_address::{self, HostAddresses};
 use super::record::{self, DeviceLock, Phase, Record, Records, What};
 use super::settings::Settings;
-use super::{claim, devinfo, infiniband, planes, pod, probe, rdma, restore, started, vf};
+use super::{claim, devinfo, driver, infiniband, planes, pod, probe, rdma, restore, started, vf};
 use crate::cni::{self, AddResult, Attachment, Delegate, Network, Version, find_plugin};
 use crate::netlink::Socket;
 use crate::netlink::link::{self, Link, Move};
@@ -111,7 +111,7 @@ impl<'a> Request<'a> {
         // The IPAM compares it with the rail of its pool.
         let with_rail = told.map(|rail| network.stdin_with("rail", Value::from(rail))).transpose()?;
         let stdin = with_rail.unwrap_or_else(|| network.stdin.clone());
-        rdma::refuse_owed(conf, &device, records)?;
+        rdma::settle_owed(conf, &device, records, node)?;
         planes::check(conf, node, records, host)?;
         claim::refuse_pf_of_attached_vfs(records, &device, node)?;
         probe::refuse_userspace(conf, &device)?;
@@ -123,7 +123,8 @@ impl<'a> Request<'a> {
         record.vf = vf.as_ref().map(|changes| changes.record.clone());
         let rdma = rdma::prepare(&self.conf, &device, &self.node)?;
         let guid = record.vf.as_ref().and_then(|vf| vf.wanted.port_guid);
-        record.bind = infiniband::prepare(&self.conf, &device, guid, left.as_ref())?;
+        record.bind = infiniband::prepare(&self.conf, &device, guid, left.as_ref())?
+            .or_else(|| driver::for_reset(&self.conf, &device, left.as_ref()));
         if record.bind.is_none() {
             (record.rdma, record.rdma_renamed, record.rdma_qos) = (rdma.moving, rdma.renamed, rdma.qos);
         }

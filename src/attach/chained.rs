@@ -61,7 +61,7 @@ pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<Ad
         fail!(TryAgain, "{} is attached to {}", device.describe(), other.holder());
     }
     let found = debt::take_over(&records, &id, Heir::OfRdma, &node, &mut Socket::open()?)?;
-    rdma::refuse_owed(&conf, &device, &records)?;
+    rdma::settle_owed(&conf, &device, &records, &node)?;
     if let Some(path) = &conf.device_info {
         devinfo::check(path, &device, &key, &records)?;
     }

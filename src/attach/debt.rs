@@ -25,6 +25,9 @@ pub const ASIDE: Duration = Duration::from_secs(2);
 /// The pause before the second try. Each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+/// After so many tries, which take two and a half minutes unless `reap` makes them, an RDMA device that is in no namespace
+/// is gone for good.
+const TRIES_FOR_RDMA: u32 = 5;
 /// Debts above this number are dropped, the oldest first: a plugin that is gone for good owes for every pod.
 const MOST: usize = 1000;
 /// The bytes of network configurations that all debts together may keep.
@@ -190,17 +193,12 @@ fn restore_again(
     if let Err(error) = may_begin {
         return restore::waiting(record, &error);
     }
-    let mut owed = record.owed();
-    owed.retain(|owed| owed.what.is_of_device());
     match restore::on_host(record, records, node, host) {
         Ok(Some(left)) => left,
         // It is not on the host: nothing was tried.
-        Ok(None) => owed,
+        Ok(None) => record.owed().into_iter().filter(|owed| owed.what.is_of_device()).collect(),
         // How far it came is not known.
-        Err(error) => {
-            owed.iter_mut().for_each(|owed| owed.why = format!("{error:#}"));
-            owed
-        }
+        Err(error) => restore::all_of_device(record, &format!("{error:#}")),
     }
 }
 
@@ -306,7 +304,7 @@ fn pay_these(
 
 /// Whether the driver may have to be bound again.
 fn may_bind(record: &Record, owed: &[Owed]) -> bool {
-    record.bind.is_some() && owed.iter().any(|owed| owed.what == What::Vf)
+    record.bind.is_some() && owed.iter().any(|owed| matches!(owed.what, What::Vf | What::Reset))
 }
 
 /// Restores the device, which is on the host, or in another pod: whoever has it now has taken over what it was.
@@ -379,7 +377,14 @@ fn in_pod(record: &Record, what: What, records: &Records, node: &Node) -> Result
     }
     // The devices of a pod that is gone come back by themselves, with what it changed of them.
     let back = netns.map_or(Ok(()), |netns| rdma::take_back(record, &netns));
-    let back = back.and_then(|()| rdma::wait_for(record, node));
+    let back = back.and_then(|()| rdma::wait_for(record, node)).or_else(|error| {
+        let is_tried = record.debt.as_ref().is_some_and(|debt| debt.tries >= TRIES_FOR_RDMA);
+        if !is_tried || !rdma::is_nowhere(record, node)? {
+            return Err(error);
+        }
+        log::warn!("{error:#}: it is in no namespace, and nothing is owed any more");
+        Ok(())
+    });
     // A pod that has the netdev without the RDMA device has not taken over what that was.
     if let Some(other) = claims.first() {
         return back.and(Err(waits_for(other, "the netdev")));

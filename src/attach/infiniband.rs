@@ -1,26 +1,19 @@
 //! The GUID of an InfiniBand VF. The PF's driver keeps it, and the VF's driver reads it once, when it is bound. So a GUID
-//! that a network requests needs the VF's driver to be bound again, and so does its restoration. The kernel then makes
-//! netdev and RDMA device anew, under names that udev may change a moment later: each step looks them up again.
-
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+//! that a network requests needs the VF's driver to be [bound again](driver), and so does its restoration.
 
 use anyhow::Result;
 
 use super::config::{IB_APP, NetConf, Rdma};
 use super::device::Device;
 use super::record::{Bind, Record, Records, What};
-use super::{rdma, restore};
+use super::{driver, restore};
 use crate::cni::Network;
+use crate::fail;
 use crate::netlink::Socket;
 use crate::netlink::link::{self, Link, format_mac};
 use crate::node::Node;
 use crate::sysfs::Function;
-use crate::{fail, watchdog};
 
-/// Which part of the call's time the driver has for netdev and RDMA device.
-const PART: u32 = 12;
-const PAUSE: Duration = Duration::from_millis(10);
 /// What a port reports to which nobody gave a GUID; the second is what the PF's driver takes for it.
 pub const NO_GUIDS: [u64; 2] = [0, u64::MAX];
 
@@ -69,11 +62,7 @@ pub fn prepare(
     let owing = left.filter(|left| left.owes(What::Vf));
     let mut bind = match owing.and_then(|left| left.bind.clone()) {
         Some(bind) => bind,
-        None => Bind {
-            driver: function.driver().unwrap_or_default(),
-            rdma: function.list_rdma_devices()?,
-            guids: Vec::new(),
-        },
+        None => driver::bound_to(function),
     };
     let was_left = !bind.guids.is_empty();
     let is_due = is_due(&now, guid, &bind);
@@ -133,30 +122,8 @@ pub fn give_back(record: &Record, records: &Records, node: &Node, host: &mut Soc
     let Some(bind) = &record.bind else { return Ok(None) };
     let link = exchange(record, bind, None, records, node, host)?;
     // Also after a call that was ended in between.
-    restore_rdma_names(record, node);
+    driver::restore_rdma_names(record, node);
     Ok(link)
-}
-
-/// Binds the driver of a VF that has none, because a call was ended in between.
-pub fn bind(record: &Record, records: &Records, node: &Node, host: &mut Socket) -> Result<()> {
-    let Some(bind) = &record.bind else { return Ok(()) };
-    match restore::function(&record.device, node)? {
-        Some(function) if function.driver().is_none() => {
-            let vf = watch(record);
-            {
-                let _lock = vf.map(|pf| records.lock_pf(pf)).transpose()?;
-                function.bind(&bind.driver)?;
-            }
-            wait(record, bind, node, host)
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Names the step that may hang, and returns the PF to lock.
-fn watch(record: &Record) -> Option<&str> {
-    watchdog::step(|| format!("binding the driver of {} again", record.device.id));
-    record.device.pf.as_deref()
 }
 
 /// Unbinds and binds the driver if the VF has another GUID than it should.
@@ -180,16 +147,7 @@ fn exchange(
     if !is_due(&now, wanted, bind) {
         return Ok(None);
     }
-    {
-        let pf = watch(record);
-        // Not while the netdev is waited for: other VFs of the PF need the lock, too.
-        let _lock = pf.map(|pf| records.lock_pf(pf)).transpose()?;
-        let driver = function.driver().unwrap_or_else(|| bind.driver.clone());
-        function.unbind()?;
-        function.bind(&driver)?;
-    }
-    wait(record, bind, node, host)?;
-    restore_rdma_names(record, node);
+    driver::bind_again(record, bind, &function, |_| Ok(()), records, node, host)?;
     let Some(link) = restore::find_on_host(record, node, host)? else {
         fail!(TryAgain, "{id} lost its netdev right after its driver was bound again");
     };
@@ -204,34 +162,5 @@ fn exchange(
             now.join(" and ")
         );
     }
-    log::info!("the driver of {id} was bound again: its netdev is {}", link.name);
     Ok(Some(link))
-}
-
-/// A name that another device has by now is nobody's debt.
-fn restore_rdma_names(record: &Record, node: &Node) {
-    rdma::restore_names_made_anew(record, node).unwrap_or_else(|error| log::warn!("{error:#}"));
-}
-
-/// Waits until the driver has made the netdev and as many RDMA devices as before.
-fn wait(record: &Record, bind: &Bind, node: &Node, host: &mut Socket) -> Result<()> {
-    let patience = watchdog::part(PART);
-    let deadline = Instant::now() + patience;
-    loop {
-        let link = restore::find_on_host(record, node, host)?;
-        let function = restore::function(&record.device, node)?;
-        let rdma = function.map_or(0, |function| function.rdma_devices().len());
-        if link.is_some() && rdma >= bind.rdma.len() {
-            return Ok(());
-        }
-        if Instant::now() > deadline {
-            fail!(
-                TryAgain,
-                "{} has no netdev, or no RDMA device, {patience:?} after its driver {} was bound again: see `dmesg`",
-                record.device.id,
-                bind.driver
-            );
-        }
-        sleep(PAUSE);
-    }
 }

@@ -160,6 +160,8 @@ impl Lost {
             record.begin_as(left);
             if left.owes(What::Vf) {
                 record.vf = left.vf.clone().map(|vf| VfRecord { wanted: VfState::default(), ..vf });
+            }
+            if left.owes(What::Vf) || left.owes(What::Reset) {
                 record.bind = left.bind.clone();
             }
         }

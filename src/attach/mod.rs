@@ -9,6 +9,7 @@ pub(crate) mod debt;
 mod del;
 pub(crate) mod device;
 mod devinfo;
+mod driver;
 pub(crate) mod host_address;
 pub(crate) mod infiniband;
 pub(crate) mod lost;
@@ -135,11 +136,6 @@ impl Plugin for Attach {
     }
 }
 
-fn is_in_a_pod(pf: &str, node: &Node) -> Result<bool> {
-    let Some(records) = Records::open_existing(node)? else { return Ok(false) };
-    Ok(records.all()?.0.iter().any(|record| record.device.is_pf(pf)))
-}
-
 /// Fails when the PF of the network's rail is not on this node.
 fn rail_is_there(network: &Network, node: &Node) -> Result<()> {
     let Some(rail) = config::rail_of(network) else { return Ok(()) };
@@ -157,4 +153,10 @@ fn rail_is_there(network: &Network, node: &Node) -> Result<()> {
         }
     }
     Ok(())
+}
+
+// A netdev in a pod has no entry in the sysfs of the host.
+fn is_in_a_pod(pf: &str, node: &Node) -> Result<bool> {
+    let Some(records) = Records::open_existing(node)? else { return Ok(false) };
+    Ok(records.all()?.0.iter().any(|record| record.device.is_pf(pf)))
 }

@@ -95,17 +95,20 @@ pub fn prepare(conf: &NetConf, original: &Link, leased: &AddResult, pod: &mut So
             log::info!("{} is the rail's own network: its hosts are reached without a gateway", wanted.dst);
             continue;
         }
-        let route = resolve(wanted, leased)?;
+        let mut route = resolve(wanted, leased)?;
         // The configuration asks for this table, so there is no copy in another one.
         if wanted.table.is_some_and(|table| table != 0) {
             routes.push(route);
             continue;
         }
+        // The same in both tables: where a destination has two routes, their order must not depend on the sender.
+        if route.metric == 0 {
+            route.metric = metric;
+        }
         if is_source_based && !addresses.is_empty() {
             routes.push(Route { table, ..route.clone() });
         }
-        let metric = if route.metric == 0 { metric } else { route.metric };
-        routes.push(Route { metric, ..route });
+        routes.push(route);
     }
     let mut rules = Vec::new();
     if is_source_based {

@@ -298,7 +298,7 @@ pub struct Class {
     pub before: Vec<(u32, i16)>,
 }
 
-/// A driver that ADD binds again. It is on record before the driver is unbound.
+/// A driver that ADD or DEL binds again. It is on record before the driver is unbound.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bind {
     /// Name of the driver.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 use super::record::{Original, Owed, Record, Records, What};
-use super::{host_address, infiniband, lost, rdma, stacked, userspace, vf};
+use super::{driver, host_address, infiniband, lost, rdma, stacked, userspace, vf};
 use crate::error::all_of;
 use crate::netlink::link::{self, Link, Move, parse_mac};
 use crate::netlink::{Socket, address, rule};
@@ -50,7 +50,7 @@ pub fn device(record: &Record, records: &Records, node: &Node) -> Result<Outcome
     match on_host(record, records, node, &mut host)? {
         Some(left) => {
             // Its driver was bound again, and the RDMA device that the pod has kept is no more.
-            if record.bind.is_some() && left.iter().all(|one| one.what != What::Vf) {
+            if record.bind.is_some() && !left.iter().any(|one| matches!(one.what, What::Vf | What::Reset)) {
                 owed.retain(|one| one.what != What::Rdma);
             }
             owed.extend(left);
@@ -78,14 +78,14 @@ pub fn on_host(
     }
     let Some(original) = &record.device.link else {
         if record.owes(What::Reset) {
-            owe(&mut owed, What::Reset, reset(record, node));
+            owe(&mut owed, What::Reset, reset(record, records, node, host));
         }
         owe(&mut owed, What::Device, rdma::restore(record, node));
         owe(&mut owed, What::Vf, settings(record, records, node, host));
         return Ok(Some(owed));
     };
     if owes_settings(record) {
-        owe(&mut owed, What::Vf, infiniband::bind(record, records, node, host));
+        owe(&mut owed, What::Vf, driver::bind(record, records, node, host));
     }
     let Some(mut link) = wait_for(record, node, host)? else {
         if is_to_come_back(original, record, node)? {
@@ -109,11 +109,15 @@ pub fn on_host(
         }
     }
     if record.owes(What::Reset) {
-        owe(&mut owed, What::Reset, reset(record, node));
-        // A driver may make the netdev anew.
-        match wait_for(record, node, host)? {
-            Some(again) => link = again,
-            None => return Ok(None),
+        let done = reset(record, records, node, host);
+        match (wait_for(record, node, host)?, done) {
+            (Some(anew), done) => {
+                link = anew;
+                owe(&mut owed, What::Reset, done);
+            }
+            // Its driver could not be bound again.
+            (None, Err(error)) => return Ok(Some(all_of_device(record, &format!("{error:#}")))),
+            (None, Ok(())) => return Ok(None),
         }
     }
     // A namespace that ends returns its RDMA devices first (rdma_dev_exit_net), then its netdevs.
@@ -131,6 +135,13 @@ pub fn on_host(
         link = anew.clone();
     }
     owe(&mut owed, What::Vf, given_back);
+    // sysfs has the settings of a device below its name.
+    if link.name.contains(char::REPLACEMENT_CHARACTER) {
+        match give_text(&link, host) {
+            Ok(named) => link = named,
+            Err(error) => owe(&mut owed, What::Device, Err::<(), _>(error)),
+        }
+    }
     restore_link(&link, original, record, node, host, &mut owed);
     if is_mac_left {
         owe(&mut owed, What::Vf, vf::restore_mac(record, records, node, host));
@@ -152,9 +163,14 @@ fn refuse_held(record: &Record, node: &Node) -> Result<()> {
 
 /// Everything that is owed of a device that somebody uses by now.
 pub fn waiting(record: &Record, why: &anyhow::Error) -> Vec<Owed> {
+    all_of_device(record, &format!("it waits until nothing uses the device: {why:#}"))
+}
+
+/// The same for another reason.
+pub fn all_of_device(record: &Record, why: &str) -> Vec<Owed> {
     let mut owed = record.owed();
     owed.retain(|owed| owed.what.is_of_device());
-    owed.iter_mut().for_each(|owed| owed.why = format!("it waits until nothing uses the device: {why:#}"));
+    owed.iter_mut().for_each(|owed| why.clone_into(&mut owed.why));
     owed
 }
 
@@ -207,11 +223,14 @@ fn is_to_come_back(original: &Link, record: &Record, node: &Node) -> Result<bool
     Ok(!original.dies_with_namespace() && exists(&record.device, node)?)
 }
 
-/// The reset that the network asked for.
-fn reset(record: &Record, node: &Node) -> Result<()> {
-    match function(&record.device, node)? {
-        Some(function) => function.flr(),
-        None => Ok(()),
+/// The reset that the network asked for. The driver of a VF is away meanwhile.
+fn reset(record: &Record, records: &Records, node: &Node, host: &mut Socket) -> Result<()> {
+    match (function(&record.device, node)?, &record.bind) {
+        (Some(function), Some(bind)) if function.driver().is_some() && !function.is_userspace() => {
+            driver::bind_again(record, bind, &function, Function::flr, records, node, host)
+        }
+        (Some(function), _) => function.flr(),
+        (None, _) => Ok(()),
     }
 }
 
@@ -448,6 +467,13 @@ pub fn is_unbound(record: &Record, node: &Node) -> Result<bool> {
 pub fn function(device: &Original, node: &Node) -> Result<Option<Function>> {
     let Some(id) = device.pci_id.as_deref().and_then(DeviceId::parse) else { return Ok(None) };
     Function::find(&node.sysfs_root, &id)
+}
+
+/// Names a device whose pod has given it a name that is no text.
+fn give_text(link: &Link, host: &mut Socket) -> Result<Link> {
+    let name = free_name(host, link)?;
+    link::set_name(host, link, &name)?;
+    Ok(Link { name, ..link.clone() })
 }
 
 /// Restores a link of the host, which is down: name, MTU, MAC, altnames, all that a pod can change, and up.

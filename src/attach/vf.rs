@@ -53,13 +53,17 @@ pub fn prepare(
     let has = device.original.link.as_ref().map(|link| link.mac.as_str()).filter(|_| left.is_none());
     wanted.mac = conf.mac.as_deref().map(format_mac).filter(|mac| has != Some(mac));
     let link = pf.netdev.as_ref().map(|name| link::by_name(host, name)).transpose()?.flatten();
+    let owing = left.filter(|left| left.owes(What::Vf) && left.vf.is_some());
     // If nothing is to be set, it need not be known.
-    let is_patient = !conf.vf_keys.is_empty() || left.is_some();
-    let report = |link: &Link| match is_patient {
-        true => self::report(link, &pf.address, number, node, host),
+    let is_patient = !conf.vf_keys.is_empty() || owing.is_some();
+    let ask = |link: &Link| match is_patient {
+        true => report(link, &pf.address, number, node, host).map_err(|error| match conf.vf_keys.first() {
+            Some(key) => error.context(*key),
+            None => error,
+        }),
         false => vf::state(host, link.index, number),
     };
-    let now = match link.as_ref().map(report).transpose()? {
+    let now = match link.as_ref().map(ask).transpose()? {
         None | Some(Report::NoSuchVf | Report::Silent) => None,
         Some(Report::Known(state)) => Some(state),
         // Some IB drivers cannot answer for many VFs (sriov-network-operator#1021): then only what the network sets is
@@ -77,7 +81,7 @@ pub fn prepare(
         if let Some(key) = conf.vf_keys.first() {
             fail!(UnsupportedField, "{key}: the PF {} of {what} does not report its VF {number}", pf.address);
         }
-        if let Some(left) = left.filter(|left| left.vf.is_some() && left.owes(What::Vf)) {
+        if let Some(left) = owing {
             fail!(
                 TryAgain,
                 "{what} still has settings of {}, and its PF {} cannot be asked: is its netdev on the host?",
@@ -100,7 +104,6 @@ pub fn prepare(
             }
         }
     }
-    let owing = left.filter(|left| left.owes(What::Vf));
     let first = owing.and_then(|left| left.vf.as_ref()).filter(|first| first.pf == pf.address);
     let mut before = first.map_or_else(|| now.clone(), |first| first.before.over(&now));
     wanted.rate = wanted.rate.map(|rate| with_kept_rate(rate, before.rate)).transpose()?;
@@ -165,17 +168,29 @@ fn differing(
 fn report(pf: &Link, address: &str, number: u32, node: &Node, host: &mut Socket) -> Result<Report> {
     let begun = Instant::now();
     loop {
-        let report = vf::state(host, pf.index, number)?;
-        let virtfn = node.sysfs_root.join(format!("bus/pci/devices/{address}/virtfn{number}"));
-        if report != Report::Silent || !virtfn.exists() {
+        let report = report_now(pf, address, number, node, host)?;
+        if report != Report::Silent {
             return Ok(report);
         }
         if begun.elapsed() > IN_RESET {
             let name = &pf.name;
-            fail!(TryAgain, "the PF {name} ({address}) does not report its VF {number} now: is {name} up?");
+            fail!(
+                TryAgain,
+                "the PF {name} ({address}) does not report its VF {number} now: is {name} up? Where the NIC is a DPU's, it \
+                 never does"
+            );
         }
         sleep(PAUSE);
     }
+}
+
+/// The same, without patience: [`Report::Silent`] means that there is such a VF.
+fn report_now(pf: &Link, address: &str, number: u32, node: &Node, host: &mut Socket) -> Result<Report> {
+    let virtfn = node.sysfs_root.join(format!("bus/pci/devices/{address}/virtfn{number}"));
+    Ok(match vf::state(host, pf.index, number)? {
+        Report::Silent if !virtfn.exists() => Report::NoSuchVf,
+        report => report,
+    })
 }
 
 /// As [`VfState::settings`] calls it.
@@ -199,12 +214,14 @@ pub fn owes_isolation(record: &Record, node: &Node, host: &mut Socket) -> bool {
     let may_owe = is_of_this_boot && record.owes(What::Vf);
     let Some(vf) = record.vf.as_ref().filter(|_| may_owe) else { return false };
     let pf = pf_link(vf, node, host);
-    let now = pf.and_then(|pf| pf.map(|pf| report(&pf, &vf.pf, vf.number, node, host)).transpose());
+    let now = pf.and_then(|pf| pf.map(|pf| report_now(&pf, &vf.pf, vf.number, node, host)).transpose());
     match now {
-        Ok(None | Some(Report::NoSuchVf | Report::Silent)) => false,
+        Ok(None | Some(Report::NoSuchVf)) => false,
         Ok(Some(Report::Known(now))) => !differing(&vf.before, &now, |_, one| isolates(one)).is_empty(),
         // It is not known: it may have what the network set.
-        Ok(Some(Report::TooLong)) | Err(_) => set_by_pod(vf).settings().iter().any(|(_, one)| isolates(one)),
+        Ok(Some(Report::Silent | Report::TooLong)) | Err(_) => {
+            set_by_pod(vf).settings().iter().any(|(_, one)| isolates(one))
+        }
     }
 }
 

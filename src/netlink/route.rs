@@ -4,21 +4,29 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::Result;
 use ipnet::IpNet;
-use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, Parseable as _};
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NlaBuffer, parse_u32};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteScope, RouteVia,
+    RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteScope, RouteType, RouteVia,
 };
 use nix::errno::Errno;
-use nix::libc::{RTM_GETROUTE, RTM_NEWROUTE};
+use nix::libc::{
+    RTA_DST, RTA_GATEWAY, RTA_METRICS, RTA_MULTIPATH, RTA_OIF, RTA_PRIORITY, RTA_TABLE, RTA_VIA,
+    RTM_GETROUTE, RTM_NEWROUTE,
+};
 use rtnetlink::RouteMessageBuilder;
 use serde::{Deserialize, Serialize};
 
 use super::link::Index;
-use super::{Message, Socket};
+use super::{Message, Socket, attributes};
 
 /// The main table, RT_TABLE_MAIN.
 pub const MAIN: u32 = 254;
+/// sizeof(struct rtmsg).
+pub const HEADER_LEN: usize = 12;
+// include/uapi/linux/rtnetlink.h: within RTA_METRICS.
+const RTAX_MTU: u16 = 2;
+const RTAX_ADVMSS: u16 = 8;
 
 /// A route through one link.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -140,62 +148,78 @@ fn dump(socket: &mut Socket, family: AddressFamily, index: Option<Index>) -> Res
     // A kernel without IPv6 answers EOPNOTSUPP; a filter on a link that is gone makes it answer ENODEV.
     let absent = [Errno::ENODEV, Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT];
     let replies = socket.dump(&message, &absent, "cannot list routes")?;
-    let messages = replies.iter().filter_map(|reply| reply.decode(RouteMessage::parse));
-    Ok(messages.flat_map(|message| parse(&message)).collect())
+    Ok(replies.iter().flat_map(|reply| parse(&reply.payload)).collect())
 }
 
-/// Returns one entry per next hop. Local, broadcast and blackhole routes lead through no link and are left out.
-pub(super) fn parse(message: &RouteMessage) -> Vec<(Index, Route)> {
-    use netlink_packet_route::route::RouteType;
-    let any = match message.header.address_family {
+/// Returns one entry per next hop. Local, broadcast and blackhole routes lead through no link and are left out. Only the
+/// attributes that are used are read: an encapsulation that nobody here knows must not hide the route.
+pub(super) fn parse(payload: &[u8]) -> Vec<(Index, Route)> {
+    let Ok(header) = RouteHeader::parse(payload) else { return Vec::new() };
+    let any = match header.address_family {
         AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         AddressFamily::Inet6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
         _ => return Vec::new(),
     };
-    let Ok(dst) = IpNet::new(any, message.header.destination_prefix_length) else { return Vec::new() };
-    let mut route = Route::new(dst, u32::from(message.header.table));
-    let mut hops = Vec::new();
-    let mut oif = None;
-    for attribute in &message.attributes {
-        match attribute {
-            RouteAttribute::Destination(addr) => {
-                let dst = ip(addr).and_then(|addr| IpNet::new(addr, dst.prefix_len()).ok());
-                route.dst = dst.unwrap_or(route.dst);
+    let Ok(dst) = IpNet::new(any, header.destination_prefix_length) else { return Vec::new() };
+    if header.kind != RouteType::Unicast {
+        return Vec::new();
+    }
+    let mut route = Route::new(dst, u32::from(header.table));
+    let (mut oif, mut hops) = (None, Vec::new());
+    for attribute in attributes(payload.get(HEADER_LEN..).unwrap_or_default()) {
+        let value = attribute.value();
+        match attribute.kind() {
+            RTA_DST => {
+                route.dst = ip(value).and_then(|addr| IpNet::new(addr, dst.prefix_len()).ok()).unwrap_or(dst)
             }
-            RouteAttribute::Gateway(_) | RouteAttribute::Via(_) => route.gateway = gateway(attribute),
-            RouteAttribute::Table(table) => route.table = *table,
-            RouteAttribute::Priority(metric) => route.metric = *metric,
-            RouteAttribute::Oif(index) => oif = Index::new(*index),
-            RouteAttribute::MultiPath(next) => hops = next.clone(),
+            RTA_GATEWAY | RTA_VIA => route.gateway = gateway(&attribute),
+            RTA_TABLE => route.table = parse_u32(value).unwrap_or(route.table),
+            RTA_PRIORITY => route.metric = parse_u32(value).unwrap_or_default(),
+            RTA_OIF => oif = parse_u32(value).ok().and_then(Index::new),
+            RTA_MULTIPATH => hops = next_hops(value),
+            RTA_METRICS => {
+                for metric in attributes(value) {
+                    match metric.kind() {
+                        RTAX_MTU => route.mtu = parse_u32(metric.value()).ok(),
+                        RTAX_ADVMSS => route.advmss = parse_u32(metric.value()).ok(),
+                        _ => (),
+                    }
+                }
+            }
             _ => (),
         }
     }
-    if message.header.kind != RouteType::Unicast {
-        return Vec::new();
-    }
-    let through = hops.iter().filter_map(|hop| {
-        let gateway = hop.attributes.iter().find_map(gateway);
-        Some((Index::new(hop.interface_index)?, Route { gateway, ..route.clone() }))
-    });
-    let mut all: Vec<_> = through.collect();
+    let mut all: Vec<_> =
+        hops.into_iter().map(|(index, gateway)| (index, Route { gateway, ..route.clone() })).collect();
     all.extend(oif.map(|index| (index, route)));
     all
 }
 
-fn gateway(attribute: &RouteAttribute) -> Option<IpAddr> {
-    match attribute {
-        RouteAttribute::Gateway(addr) => ip(addr),
-        RouteAttribute::Via(RouteVia::Inet6(v6)) => Some(IpAddr::V6(*v6)),
+/// Link and gateway of each struct rtnexthop, which attributes follow.
+fn next_hops(mut bytes: &[u8]) -> Vec<(Index, Option<IpAddr>)> {
+    let mut hops = Vec::new();
+    while let Some((head, _)) = bytes.split_first_chunk::<8>() {
+        let length = usize::from(u16::from_ne_bytes([head[0], head[1]]));
+        let index = Index::new(u32::from_ne_bytes([head[4], head[5], head[6], head[7]]));
+        let Some(of_hop) = bytes.get(head.len()..length) else { break };
+        hops.extend(index.map(|index| (index, attributes(of_hop).find_map(|one| gateway(&one)))));
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    hops
+}
+
+fn gateway(attribute: &NlaBuffer<&[u8]>) -> Option<IpAddr> {
+    match attribute.kind() {
+        RTA_GATEWAY => ip(attribute.value()),
+        // struct rtvia: the family comes first.
+        RTA_VIA => ip(attribute.value().get(2..)?),
         _ => None,
     }
 }
 
-fn ip(addr: &RouteAddress) -> Option<IpAddr> {
-    match addr {
-        RouteAddress::Inet(v4) => Some(IpAddr::V4(*v4)),
-        RouteAddress::Inet6(v6) => Some(IpAddr::V6(*v6)),
-        _ => None,
-    }
+fn ip(bytes: &[u8]) -> Option<IpAddr> {
+    let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
 }
 
 #[cfg(test)]
@@ -219,8 +243,42 @@ mod tests {
         let via = [&[22, 0, 18, 0, 10, 0, 0xfe, 0x80][..], &[0; 13], &[1, 0, 0]].concat();
         assert!(bytes.windows(via.len()).any(|part| part == via), "{bytes:?}");
         assert!(!bytes.windows(4).any(|part| part == [8, 0, 5, 0]), "no RTA_GATEWAY: {bytes:?}");
-        let [(through, read)] = &parse(&message)[..] else { panic!("one route") };
+        let [(through, read)] = &parse(&bytes)[..] else { panic!("one route") };
         assert_eq!((*through, read), (index, &route));
         assert_eq!(read.to_string(), "10.64.0.0/13 via inet6 fe80::1");
+    }
+
+    /// RTA_MULTIPATH, struct rtnexthop, and an RTA_ENCAP of a kind that there is not.
+    #[test]
+    fn each_next_hop_is_read_whatever_else_the_route_has() {
+        let attribute = |kind: u16, value: &[u8]| {
+            let length = u16::try_from(value.len() + 4).unwrap().to_ne_bytes();
+            let mut bytes = [&length[..], &kind.to_ne_bytes(), value].concat();
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+            bytes
+        };
+        let hop = |index: u32, gateway: &[u8]| {
+            let attributes = attribute(RTA_GATEWAY, gateway);
+            let length = u16::try_from(8 + attributes.len()).unwrap().to_ne_bytes();
+            [&length[..], &[0; 2], &index.to_ne_bytes(), &attributes].concat()
+        };
+        let header = [2, 12, 0, 0, 254, 4, 0, 1, 0, 0, 0, 0];
+        let hops = [hop(3, &[10, 0, 0, 1]), hop(4, &[10, 0, 0, 2]), vec![9, 0]].concat();
+        let mtu = attribute(RTAX_MTU, &9000_u32.to_ne_bytes());
+        let attributes = [
+            attribute(21, &[0xff, 0xff]),
+            attribute(22, &[7; 3]),
+            attribute(RTA_DST, &[172, 16, 0, 0]),
+            attribute(RTA_METRICS, &mtu),
+            attribute(RTA_MULTIPATH, &hops),
+        ];
+        let read = parse(&[&header[..], &attributes.concat()].concat());
+        let expected = |index: u32, gateway: &str| {
+            let route = Route::new("172.16.0.0/12".parse().unwrap(), MAIN);
+            let gateway = Some(gateway.parse().unwrap());
+            (Index::new(index).unwrap(), Route { gateway, mtu: Some(9000), ..route })
+        };
+        assert_eq!(read, [expected(3, "10.0.0.1"), expected(4, "10.0.0.2")]);
+        assert_eq!(parse(&header[..8]), []);
     }
 }

@@ -10,7 +10,6 @@ use netlink_packet_core::{
     DefaultNla, NLA_TYPE_MASK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Parseable as _,
 };
 use netlink_packet_route::address::AddressMessage;
-use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteMetric};
 use nix::errno::Errno;
 use nix::libc::{
     AF_INET, AF_INET6, IFA_CACHEINFO, IFA_F_DADFAILED, IFA_F_NODAD, IFA_F_TEMPORARY, IFA_FLAGS, NDA_DST,
@@ -22,14 +21,13 @@ use serde::{Deserialize, Serialize};
 
 use super::address::{self, Address};
 use super::link::{Index, Link};
-use super::route::{self, Route};
+use super::route::{self, HEADER_LEN as ROUTE_HEADER, Route};
 use super::{Error, Message, Socket};
 
 // struct ifaddrmsg: family, prefix length, flags, scope, index.
 const ADDRESS_HEADER: usize = 8;
 const ADDRESS_INDEX: Range<usize> = 4..8;
 // struct rtmsg: family, two prefix lengths, TOS, table, protocol, scope, type, flags.
-const ROUTE_HEADER: usize = 12;
 const ROUTE_PROTOCOL: usize = 5;
 const ROUTE_TYPE: usize = 7;
 const ROUTE_FLAGS: Range<usize> = 8..12;
@@ -314,19 +312,7 @@ impl Saved {
 
     /// The route with the attributes that this program knows; `None` if it cannot be parsed.
     pub fn route(&self) -> Option<Route> {
-        let message = RouteMessage::parse(&self.0[..]).ok()?;
-        let (_, mut route) = route::parse(&message).pop()?;
-        for attribute in &message.attributes {
-            let RouteAttribute::Metrics(metrics) = attribute else { continue };
-            for metric in metrics {
-                match metric {
-                    RouteMetric::Mtu(mtu) => route.mtu = Some(*mtu),
-                    RouteMetric::Advmss(advmss) => route.advmss = Some(*advmss),
-                    _ => (),
-                }
-            }
-        }
-        Some(route)
+        route::parse(&self.0).pop().map(|(_, route)| route)
     }
 
     /// For messages.

@@ -142,7 +142,7 @@ a_vf_of_a_process_is_found() {
     "$bin/rail-cni" reap --rebuild >/dev/null
     kill "$pid"
     wait "$pid" || true
-    wait_for_quiet
+    wait_until has_netdevs "/sys/bus/pci/devices/$(vf 0)"
     contains "reap" "returned $(vf 0)" "$("$bin/rail-cni" reap)"
     as_before
 }

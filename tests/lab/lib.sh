@@ -126,16 +126,12 @@ mac_of() { cat "/sys/class/net/$1/address"; }
 
 # Namespaces of pods that a case left.
 tidy() {
-    local path
+    local path pods=()
     for path in /run/netns/pod*; do
-        [[ -e $path ]] || continue
-        ip netns del "${path##*/}"
+        [[ ! -e $path ]] || pods+=("${path##*/}")
     done
-    wait_for_quiet
+    kill_pod "${pods[@]}"
 }
-
-# The kernel takes a namespace apart after the fact.
-wait_for_quiet() { sleep 0.3; }
 
 # After a failed case: the next one is to be judged on its own, on what can be mended.
 restore_node() {
@@ -176,14 +172,39 @@ in_pod() {
     ip netns exec "$pod" "$@"
 }
 
-# A pod's namespace goes away under its devices, and nobody says DEL.
+# kill_pod POD...: their namespaces go away under their devices, and nobody says DEL. The kernel takes a namespace apart after
+# the fact: this waits until the host has the netdevs that it hands back. RDMA devices come before these.
 kill_pod() {
-    local pod
+    local pod device
+    local -A wanted=()
+    for pod; do
+        for device in $(ip -n "$pod" -details -json link show |
+            jq -r '.[] | select(.parentdev) | "/sys/bus/\(.parentbus)/devices/\(.parentdev)"'); do
+            wanted[$device]=$((${wanted[$device]:-$(netdevs_of "$device")} + 1))
+        done
+    done
     for pod; do
         ip netns del "$pod"
     done
-    wait_for_quiet
+    for device in "${!wanted[@]}"; do
+        wait_until has_netdevs "$device" "${wanted[$device]}"
+    done
 }
+
+# wait_until COMMAND...: until it succeeds, but 30 s at most: the case goes on, and says what it misses.
+wait_until() {
+    local try
+    for ((try = 0; try < 300; try++)); do
+        ! "$@" || return 0
+        sleep 0.1
+    done
+}
+
+# has_netdevs DEVICE [NUMBER]: has the host so many netdevs of a device, a folder of sysfs?
+has_netdevs() { (($(netdevs_of "$1") >= ${2:-1})); }
+
+# How many there are.
+netdevs_of() { { find "$1/net/" -mindepth 1 -maxdepth 1 2>/dev/null || true; } | wc -l; }
 
 # --- the plugin ------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 rounds=${1:-4}
 
 on_host() { rdma -j link show | jq -r '.[] | "\(.ifindex) \(.ifname) \(.netdev)"' | sort -n; }
+has_rdma() { rdma -j link show | jq -e --arg name "$1" 'any(.[]; .ifname == $name)' >/dev/null; }
 in_namespace() { in_pod "$1" rdma -j link show | jq -r '[.[] | "\(.ifname) \(.netdev)"] | join(", ")'; }
 
 the_device_goes_with_its_vf_and_comes_back() {
@@ -214,25 +215,59 @@ a_name_that_is_no_name_of_a_file_goes_with_the_pod() {
     done
 }
 
-# The pod has NET_ADMIN and makes a namespace of its own, from which the device comes back later, by that name.
+# leave_below CONF: pod1 has NET_ADMIN, and its RDMA device stays in a namespace of its own, by the name ../x. pod2 is there.
+leave_below() {
+    pod pod1 && pod pod2
+    add pod1 net1 "$1"
+    ip netns add below
+    in_pod pod1 rdma dev set rxe00 netns below
+    ip netns exec below rdma dev set rxe00 name ../x || skip "this kernel refuses ../x"
+    del pod1 net1 "$1"
+    contains "what is owed" "RDMA device" "$("$bin/rail-cni" status)"
+}
+
+# It comes back later, by that name.
 a_name_from_a_namespace_below_the_pods_is_taken_away() {
     local config before
     config=$(conf 0 "$(vf 0)" '"rdma": "auto"')
     before=$(on_host)
-    pod pod1 && pod pod2
-    add pod1 net1 "$config"
-    ip netns add below
-    in_pod pod1 rdma dev set rxe00 netns below
-    ip netns exec below rdma dev set rxe00 name ../x || skip "this kernel refuses ../x"
-    del pod1 net1 "$config"
-    contains "what is owed" "RDMA device" "$("$bin/rail-cni" status)"
+    leave_below "$config"
     # Another pod can have the VF meanwhile.
     add pod2 net1 "$config"
     del pod2 net1 "$config"
     ip netns del below
-    wait_for_quiet
+    wait_until has_rdma ../x
     "$bin/rail-cni" reap >/dev/null
     same "on the host" "$before" "$(on_host)"
+}
+
+# It comes home after the DEL had given up, and before anything is tried again: that pod's successor has it by its name.
+a_device_that_came_late_is_the_next_pods_by_its_name() {
+    local config before
+    config=$(conf 0 "$(vf 0)" '"rdma": "required"')
+    before=$(on_host)
+    leave_below "$config"
+    ip netns del below
+    wait_until has_rdma ../x
+    add pod2 net1 "$config"
+    same "in the next pod" "rxe00 net1" "$(in_namespace pod2)"
+    del pod2 net1 "$config"
+    "$bin/rail-cni" reap >/dev/null
+    same "on the host" "$before" "$(on_host)"
+}
+
+# Its module was unloaded, say. It is waited for, and not for ever.
+a_device_that_ended_in_its_pod_is_not_owed_for_ever() {
+    local config try
+    config=$(conf 0 "$(vf 0)")
+    pod pod1
+    add pod1 net1 "$config"
+    in_pod pod1 rdma link delete rxe00
+    del pod1 net1 "$config"
+    contains "what is owed" "RDMA device" "$("$bin/rail-cni" status)"
+    for try in 1 2 3 4 5 6; do "$bin/rail-cni" reap >/dev/null 2>&1 || true; done
+    same "debts after $try tries" "" "$(find /run/rail-cni/debts -type f)"
+    rdma link add rxe00 type rxe netdev ens0f0v0
 }
 
 # Nothing is on record of it: somebody else moved it.
@@ -249,7 +284,7 @@ a_device_in_another_namespace_is_named_with_its_place() {
     contains doctor "$(vf 0): its RDMA device rxe00 is in the namespace /run/netns/pod2" \
         "$(jq -r '.checks[] | select(.check == "rdma" and .rail == 0) | .text' <<<"$said")"
     ip netns del pod2
-    wait_for_quiet
+    wait_until has_rdma rxe00
     same "on the host" rxe00 "$(rdma -j link show | jq -r '.[] | select(.ifname == "rxe00") | .ifname')"
 }
 
@@ -340,5 +375,6 @@ run_cases the_device_goes_with_its_vf_and_comes_back check_sees_that_the_device_
     the_device_info_names_what_the_pod_sees the_gid_of_the_address_is_there_when_add_returns \
     a_name_is_given_checked_and_taken_back a_name_that_is_no_name_of_a_file_goes_with_the_pod \
     a_name_from_a_namespace_below_the_pods_is_taken_away \
+    a_device_that_came_late_is_the_next_pods_by_its_name a_device_that_ended_in_its_pod_is_not_owed_for_ever \
     a_device_in_another_namespace_is_named_with_its_place \
     what_a_killed_call_left_is_restored_by_the_next_one eight_adds_and_dels_at_once_lose_no_device

@@ -24,13 +24,15 @@ the_gid_of_the_address_is_there_when_add_returns() {
 
 # In this mode each pod with NET_ADMIN can rename each device. No directory can list this name.
 a_name_with_a_slash_keeps_no_vf_from_its_pod() {
-    local config said
-    config=$(conf 0 "$(vf 0)")
+    local config said keys
     rdma dev set rxe00 name a/b || skip "this kernel refuses a/b"
     pod pod1
-    said=$(cni ADD pod1 net1 "$config" 2>&1)
-    contains "what is said" "is attached without RDMA" "$said"
-    del pod1 net1 "$config"
+    for keys in '"rdma": "auto"' '"rdma": "off"'; do
+        config=$(conf 0 "$(vf 0)" "$keys")
+        said=$(cni ADD pod1 net1 "$config" 2>&1 && exit "$status") || fail "$keys: ADD: $said"
+        contains "what is said" "is attached without RDMA" "$said"
+        del pod1 net1 "$config"
+    done
     refused "rdma dev set" ADD pod1 net1 "$(conf 0 "$(vf 0)" '"rdma": "required"')"
     rdma dev set a/b name rxe00
 }

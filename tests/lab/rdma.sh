@@ -10,9 +10,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # Exclusive mode can be chosen only while there is no other namespace.
 make_exclusive() {
     ip netns del leaf
-    sleep 1
     modprobe rdma_rxe
-    rdma system set netns exclusive
+    # The kernel takes a namespace apart after the fact.
+    wait_until rdma system set netns exclusive
     make_device
 }
 

@@ -232,12 +232,15 @@ no_name_keeps_the_vf() {
     pod podA && pod podB
     add podA net1 "$config"
     in_pod podA ip link set net1 down
+    # sysfs has it below the name.
+    in_pod podA sh -c 'echo 70000 >/sys/class/net/net1/gro_flush_timeout'
     in_pod podA ip link property add dev net1 altname $'\376\376'
     in_pod podA ip link set net1 name $'\377\377'
     kill_pod podA
     ip link show | grep -qaF $'\377\377' || fail "the VF did not come home by that name"
     add podB net1 "$config"
     same "altnames" "" "$(ip -n podB link show net1 | grep -a altname || true)"
+    same "gro_flush_timeout" 0 "$(in_pod podB cat /sys/class/net/net1/gro_flush_timeout)"
     del podB net1 "$config"
 }
 

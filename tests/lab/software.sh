@@ -57,7 +57,6 @@ ports_of_two_dead_pods_are_put_right() {
                 ;;
             reap) "$bin/rail-cni" reap >/dev/null ;;
         esac
-        wait_for_quiet
         same "after $way" "$pristine" "$(snapshot)"
     done
 }

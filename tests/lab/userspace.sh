@@ -114,8 +114,11 @@ open_vf() {
     sleep 1000 <>"/dev/vfio/${group##*/}" &
     keeper=$!
     trap 'kill "$keeper" 2>/dev/null || true' EXIT
-    sleep 0.2
+    wait_until has_open "$keeper" "/dev/vfio/${group##*/}"
 }
+
+# has_open PROCESS FILE: is it its standard input? A shell has it open before it becomes `sleep`.
+has_open() { [[ $(readlink "/proc/$1/fd/0") == "$2" && $(<"/proc/$1/comm") == sleep ]]; }
 
 close_vf() {
     kill "$keeper"

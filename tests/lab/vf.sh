@@ -83,14 +83,15 @@ a_mac_is_set_twice_and_goes_back() {
     del pod1 net1 "$(conf 1 "$(vf 1)")"
 }
 
-# igb refuses each of these; what was set before it is undone, and the VF is where it was.
+# igb refuses each of these, but for a rate that its link does not have; what was set before it is undone, and the VF is
+# where it was.
 what_igb_refuses_is_rolled_back_completely() {
     local keys key
     pod pod1
     for keys in 'vlanProto|"trust": "on", "vlan": 100, "vlanProto": "802.1ad"' \
         'link_state|"vlan": 100, "spoofchk": "off", "trust": "on", "link_state": "disable"' \
         'min_tx_rate|"vlan": 100, "trust": "on", "min_tx_rate": 100, "max_tx_rate": 200' \
-        'max_tx_rate|"vlan": 100, "trust": "on", "max_tx_rate": 2000' \
+        "of the PF's link|\"vlan\": 100, \"trust\": \"on\", \"max_tx_rate\": 2000" \
         'vlanProto|"mac": "02:00:00:00:0d:01", "vlan": 100, "vlanProto": "802.1ad"'; do
         key=${keys%%|*}
         cni ADD pod1 net1 "$(conf 0 "$(vf 0)" "${keys#*|}")"
@@ -99,6 +100,38 @@ what_igb_refuses_is_rolled_back_completely() {
         contains "the message names its key" "${key/Proto/}" "$(jq -r .msg <<<"$output")"
         same "after $keys" "$pristine" "$(snapshot)"
         same "the pod after $keys" lo "$(ip -n pod1 -json link show | jq -r '.[].ifname')"
+    done
+}
+
+# The driver is away meanwhile, and comes back with another netdev. The PF forgets what it has set for a VF that is reset.
+a_vf_that_is_reset_is_as_it_was() {
+    local at config before way index
+    at=/sys/bus/pci/devices/$(vf 0)
+    [[ $(cat "$at/reset_method") == *flr* ]] || skip "this VF has no function-level reset"
+    # igb forgets a MAC that it did not set itself when the VF is reset (igb_vf_reset_event).
+    ip link set ens0f0 vf 0 mac "$(mac_of ens0f0v0)"
+    config=$(conf 0 "$(vf 0)" '"vlan": 100, "trust": "on", "resetOnDel": "flr"')
+    pod podB
+    before=$(snapshot)
+    for way in del add reap; do
+        pod podA
+        index=$(cat /sys/class/net/ens0f0v0/ifindex)
+        add podA net1 "$config"
+        ip -n podA link set net1 alias theirs
+        case $way in
+            del) del podA net1 "$config" ;;
+            add)
+                kill_pod podA
+                add podB net1 "$config"
+                same "alias" null "$(ip -n podB -json link show net1 | jq .[0].ifalias)"
+                del podB net1 "$config"
+                ;;
+            reap) kill_pod podA && "$bin/rail-cni" reap >/dev/null ;;
+        esac
+        same "after $way" "$before" "$(snapshot)"
+        [[ $(cat /sys/class/net/ens0f0v0/ifindex) != "$index" ]] || fail "after $way: the driver was not bound again"
+        same "debts after $way" "" "$(find /run/rail-cni/debts -type f)"
+        ip netns del podA 2>/dev/null || true
     done
 }
 
@@ -291,7 +324,7 @@ a_refused_guid_is_rolled_back() {
 make_simulated_pf
 run_cases all_that_igb_has_is_set_checked_and_restored what_was_set_before_comes_back \
     a_mac_is_set_twice_and_goes_back what_igb_refuses_is_rolled_back_completely \
-    a_late_del_leaves_vlan_and_mac_of_the_new_owner_alone reap_takes_the_settings_of_dead_pods_out \
+    a_vf_that_is_reset_is_as_it_was a_late_del_leaves_vlan_and_mac_of_the_new_owner_alone reap_takes_the_settings_of_dead_pods_out \
     frames_of_the_pod_carry_the_vlan a_gateway_is_asked_on_the_vlan_of_the_vf \
     a_vf_for_user_space_gets_its_settings_too \
     everything_is_set_and_restored_on_netdevsim a_rate_that_the_network_does_not_give_is_kept a_refused_guid_is_rolled_back

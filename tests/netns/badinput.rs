@@ -83,6 +83,7 @@ fn runner(cases: u32) -> TestRunner {
 fn rail_cni_names_the_key_and_the_value_that_is_wrong() {
     let Some(bench) = Bench::new("rail_cni") else { return };
     let long = "x".repeat(128);
+    let long_value = format!("{:065}", 1);
     let info = bench.host.path("devinfo/../info").display().to_string();
     let table = [
         (json!({"deviceID": 7}), 7, "deviceID", "7"),
@@ -181,6 +182,13 @@ fn rail_cni_names_the_key_and_the_value_that_is_wrong() {
         (json!({"sysctl": {"net/ipv4/conf/IFNAME/../all/rp_filter": "0"}}), 7, "sysctl", ".."),
         (json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1\n1"}}), 7, "sysctl", "arp_filter"),
         (json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "x"}}), 7, "sysctl", "\"x\""),
+        // One byte more than a value can have.
+        (
+            json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": long_value}}),
+            7,
+            "sysctl",
+            "00001\" is no value",
+        ),
         (json!({"sysctl": {"net.ipv4.conf.IFNAME.no_such": "1"}}), 7, "sysctl", "no_such"),
         (
             json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1", "net/ipv4/conf/net1/arp_filter": "0"}}),
@@ -227,6 +235,9 @@ fn rail_cni_names_the_key_and_the_value_that_is_wrong() {
             assert_eq!(deleted.status, 0, "{config}: {deleted:?}");
         }
     }
+    // That is the kernel's word: our own bound is behind it.
+    let longest = json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": format!("{:064}", 1)}});
+    bench.refuses("rail-cni", &with(rail(0), longest), 7, &["sysctl", "cannot set", "Invalid argument"]);
     // The node works as before.
     bench.call("rail-cni", "ADD").run(&rail(0)).ok();
     bench.call("rail-cni", "DEL").run(&rail(0)).ok();
@@ -369,6 +380,9 @@ fn a_wrong_node_json_is_named_with_its_key() {
         (changed(json!({"log": {"dir": "log"}})), "log.dir"),
         (changed(json!({"policy": {"vfsOnly": "yes"}})), "policy.vfsOnly"),
         (changed(json!({"policy": {"vfOnly": true}})), "vfOnly"),
+        (changed(json!({"callTimeout": "1"})), "callTimeout"),
+        (changed(json!({"callTimeout": 0})), "callTimeout: 0 must be 1 to 3600 seconds"),
+        (changed(json!({"callTimeout": 3601})), "callTimeout: 3601 must be 1 to 3600 seconds"),
     ];
     for (content, word) in table {
         fs::write(&file, &content).unwrap();
@@ -377,6 +391,8 @@ fn a_wrong_node_json_is_named_with_its_key() {
             bench.call(program, "STATUS").run(&rail(0)).error(if program == "rail-cni" { 50 } else { 7 });
         }
     }
+    fs::write(&file, changed(json!({"callTimeout": 3600}))).unwrap();
+    bench.call("rail-cni", "STATUS").run(&rail(0)).ok();
     fs::remove_file(&file).unwrap();
     bench.refuses("rail-cni", &rail(0), 5, &["node.json"]);
 }

@@ -159,6 +159,8 @@ struct Faulted {
     ran: Ran,
     /// What failed, in words; `None` if the call that was meant never came.
     what: Option<String>,
+    /// The process itself had been loaded, and not only what it started: its calls were looked at.
+    has_begun: bool,
     /// It was its answer that could not be printed.
     is_mute: bool,
     /// The counts of reads that have no half.
@@ -230,7 +232,7 @@ fn run<S: Story>(story: &S, case: Option<Case>, mut see: impl FnMut(&Point, usiz
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let what = what.filter(|_| halved.is_none_or(|count| !traced.unread.contains(&count)));
     let ran = Ran { status: traced.status, stdout: text(stdout), stderr: text(stderr) };
-    Faulted { ran, what, is_mute, unread: traced.unread }
+    Faulted { ran, what, has_begun: !loading.contains(&pid), is_mute, unread: traced.unread }
 }
 
 /// What is tried of one verb or command.
@@ -241,6 +243,10 @@ trait Story: Sized {
     const ENOUGH: Option<i64> = None;
     /// Threads of these names are not tried.
     const IDLE: &[&str] = &[];
+    /// About half as many system calls as there are in it that may fail.
+    const LEAST: usize;
+    /// Some of them: SYS_* of what it does.
+    const KINDS: &[i64];
     /// Everything that it needs; `None` where this machine has not got it.
     fn new(test: &str) -> Option<Self>;
     /// What there is before the call.
@@ -294,6 +300,7 @@ fn cases<S: Story>(story: &S) -> Vec<Case> {
     });
     assert!(unthought.is_empty(), "what may become of the system calls {unthought:?}? See `faults`");
     assert_eq!(whole.ran.status, S::STATUS, "{:?}", whole.ran);
+    assert!(whole.has_begun, "the process makes no poll: when do its own calls begin?");
     story.judge(&whole);
     all.retain(|(count, case)| case.fault != Fault::Halved || !whole.unread.contains(count));
     all.into_iter().map(|(_, case)| case).collect()
@@ -312,6 +319,11 @@ fn sweep<S: Story>(test: &str, most: usize) {
         all.retain(|case| again.contains(case));
     }
     let points = all.iter().map(|case| (case.number, case.nth)).collect::<BTreeSet<_>>().len();
+    // A tracer that sees nothing, or not those who do the work, would find nothing wrong.
+    assert!(points >= S::LEAST, "{test}: {points} system calls that may fail, and not {}", S::LEAST);
+    let kinds: HashSet<i64> = all.iter().map(|case| case.number).collect();
+    let unseen: Vec<_> = S::KINDS.iter().filter(|number| !kinds.contains(number)).collect();
+    assert!(unseen.is_empty(), "{test}: nothing fails of the system calls {unseen:?}, which it makes");
     drop(first);
     let is_full = std::env::var("RAIL_TEST_MODE").is_ok_and(|mode| mode == "full");
     let only = std::env::var("RAIL_ERRNO_CASE").ok().map(|text| text.parse::<usize>().unwrap());
@@ -475,6 +487,56 @@ impl<const V: char> Story for Verb<V> {
     // It looks again and again for 3 s, and each time in the same way.
     const ENOUGH: Option<i64> = if V == TAKEN { Some(libc::SYS_clock_nanosleep) } else { None };
 
+    const LEAST: usize = match V {
+        ADD | GC | REAP => 250,
+        DEL => 200,
+        CHECK | DIFFERS => 110,
+        _ => 60,
+    };
+
+    const KINDS: &[i64] = match V {
+        ADD => &[
+            libc::SYS_openat,
+            libc::SYS_read,
+            libc::SYS_write,
+            libc::SYS_flock,
+            libc::SYS_renameat,
+            libc::SYS_mkdirat,
+            libc::SYS_sendto,
+            libc::SYS_recvfrom,
+            libc::SYS_setns,
+            libc::SYS_execve,
+        ],
+        DEL | GC | REAP => &[
+            libc::SYS_openat,
+            libc::SYS_read,
+            libc::SYS_write,
+            libc::SYS_flock,
+            libc::SYS_unlinkat,
+            libc::SYS_sendto,
+            libc::SYS_recvfrom,
+            libc::SYS_setns,
+            libc::SYS_execve,
+        ],
+        CHECK | DIFFERS => &[
+            libc::SYS_openat,
+            libc::SYS_read,
+            libc::SYS_sendto,
+            libc::SYS_recvfrom,
+            libc::SYS_setns,
+            libc::SYS_execve,
+        ],
+        TAKEN => &[
+            libc::SYS_openat,
+            libc::SYS_read,
+            libc::SYS_flock,
+            libc::SYS_sendto,
+            libc::SYS_recvfrom,
+            libc::SYS_setns,
+        ],
+        _ => &[libc::SYS_openat, libc::SYS_read, libc::SYS_write, libc::SYS_execve],
+    };
+
     // With rail-cni it looks at as many namespaces as other tests have made. HELD tries what it does.
     const IDLE: &[&str] = &[tracer::LOOKER];
 
@@ -619,6 +681,37 @@ impl<const C: char> Command<C> {
 
 impl<const C: char> Story for Command<C> {
     const STATUS: i32 = if Self::IS_HELD { 1 } else { 0 };
+
+    const LEAST: usize = match C {
+        IMPORT | PLAN => 150,
+        OUTSIDE => 90,
+        _ => 45,
+    };
+
+    const KINDS: &[i64] = match C {
+        IMPORT | PLAN => &[
+            libc::SYS_openat,
+            libc::SYS_read,
+            libc::SYS_write,
+            libc::SYS_flock,
+            libc::SYS_mkdirat,
+            libc::SYS_renameat,
+            libc::SYS_unlinkat,
+            libc::SYS_syncfs,
+        ],
+        RELEASE | UNLEASE => {
+            &[libc::SYS_openat, libc::SYS_read, libc::SYS_write, libc::SYS_flock, libc::SYS_unlinkat]
+        }
+        LEASE => &[
+            libc::SYS_openat,
+            libc::SYS_read,
+            libc::SYS_write,
+            libc::SYS_flock,
+            libc::SYS_mkdirat,
+            libc::SYS_renameat,
+        ],
+        _ => &[libc::SYS_openat, libc::SYS_read, libc::SYS_write, libc::SYS_flock],
+    };
 
     fn new(test: &str) -> Option<Self> {
         let mut command = Command { store: Store::new(test)?, settled: [Files::new(), Files::new()] };

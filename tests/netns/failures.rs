@@ -203,17 +203,27 @@ fn an_ipam_that_answers_nonsense_is_named_and_told_del() {
 #[test]
 fn what_the_kernel_does_not_take_is_undone_with_the_move() {
     let table = [
-        r#"{"cniVersion":"1.0.0","ips":[{"address":"224.0.0.1/31","gateway":"224.0.0.0"}]}"#,
-        r#"{"cniVersion":"1.0.0","ips":[{"address":"172.16.0.0/31"},{"address":"172.16.0.0/31"}]}"#,
-        r#"{"cniVersion":"1.0.0","ips":[{"address":"172.16.0.0/31"}],
+        (
+            r#"{"cniVersion":"1.0.0","ips":[{"address":"172.16.0.0/31"},{"address":"fd00::/127"}],
+            "routes":[{"dst":"fd00::/16","gw":"ff02::1"}]}"#,
+            "cannot add the route fd00::/16 via ff02::1 table 100: Invalid argument",
+        ),
+        (
+            r#"{"cniVersion":"1.0.0","ips":[{"address":"172.16.0.0/31"},{"address":"172.16.0.0/31"}]}"#,
+            "cannot add the address 172.16.0.0/31 to net1: File exists",
+        ),
+        (
+            r#"{"cniVersion":"1.0.0","ips":[{"address":"172.16.0.0/31"}],
             "routes":[{"dst":"10.0.0.0/8","gw":"255.255.255.255"}]}"#,
+            "cannot add the route 10.0.0.0/8 via 255.255.255.255 table 100: Network is unreachable",
+        ),
     ];
     let Some(mut rig) = Rig::with_ipam("kernel_refuses", "true", "true") else { return };
-    for result in table {
+    for (result, told) in table {
         rig.set_ipam(&format!("cat <<'END'\n{result}\nEND\n"), "true");
         let added = rig.add();
         assert_eq!(added.status, 1, "{result}: {added:?}");
-        assert!(!added.msg().is_empty());
+        assert!(added.msg().contains(told), "{result}: {told:?} is not in {:?}", added.msg());
         rig.is_as_before();
     }
     rig.is_usable();

@@ -133,7 +133,9 @@ fn the_pod_gets_what_the_host_had_and_the_host_has_it_again() {
         assert!(!routes.contains(&json!("10.99.0.0/16")), "a local route is the host's own: {result}");
         let of_pod = host.ip_in(&pod, "route show table 100");
         assert!(
-            of_pod.contains("172.16.0.0/15 via 172.16.0.1 dev net1 proto static mtu 8900 advmss 8000"),
+            of_pod.contains(
+                "172.16.0.0/15 via 172.16.0.1 dev net1 proto static metric 1000 mtu 8900 advmss 8000"
+            ),
             "{of_pod}"
         );
         assert!(of_pod.contains("10.7.0.2 dev net1"), "{of_pod}");

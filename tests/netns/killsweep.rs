@@ -150,7 +150,7 @@ fn sweep(test: &str, verb: &str, is_of_host: bool) {
     let is_full = std::env::var("RAIL_TEST_MODE").is_ok_and(|mode| mode == "full");
     let step = if is_of_host && !is_full { 3 } else { 1 };
     let victims = sample((1..=last).step_by(step));
-    let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let (next, hit, failures) = (AtomicUsize::new(0), AtomicUsize::new(0), Mutex::new(Vec::new()));
     let worker = || {
         let mut bench = Bench::new(test, is_of_host).unwrap();
         while let Some(victim) = victims.get(next.fetch_add(1, Ordering::Relaxed)).copied() {
@@ -158,6 +158,7 @@ fn sweep(test: &str, verb: &str, is_of_host: bool) {
                 begin(&bench, verb);
                 let traced = bench.killed(verb, Some(victim));
                 println!("{verb} {victim}/{last}: {:?}", traced.killed);
+                hit.fetch_add(usize::from(traced.killed.is_some()), Ordering::Relaxed);
                 aftermath(&bench, verb, &traced, victim);
             });
             if catch_unwind(work).is_err() {
@@ -171,9 +172,10 @@ fn sweep(test: &str, verb: &str, is_of_host: bool) {
             scope.spawn(worker);
         }
     });
-    println!("{verb}: {} system calls", whole.calls);
-    let failures = failures.into_inner().unwrap();
+    let (hit, failures) = (hit.into_inner(), failures.into_inner().unwrap());
+    println!("{verb}: {} system calls, killed before {hit} of {} of them", whole.calls, victims.len());
     assert!(failures.is_empty(), "killed before the calls {failures:?} of {verb}: see above");
+    assert!(hit * 10 >= victims.len() * 9, "only {hit} of {} kills of {verb} came about", victims.len());
 }
 
 fn begin(bench: &Bench, verb: &str) {

@@ -92,6 +92,11 @@ impl Outcome {
         self.switches.iter().any(|switch| switch.why == Why::Waited)
     }
 
+    /// Whether a switch of the schedule came.
+    pub fn has_switched(&self) -> bool {
+        self.switches.iter().any(|switch| switch.why == Why::Planned)
+    }
+
     /// Whether both switches of the schedule came.
     pub fn went_as_planned(&self) -> bool {
         let is_there = |from| self.switches.iter().any(|one| one.from == from && one.why == Why::Planned);

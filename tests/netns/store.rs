@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
 
 use crate::failures::Mount;
-use crate::harness::{Call, Host, Ran, skip};
+use crate::harness::{Call, Host, Ran, rail, skip};
 use crate::trace;
 
 /// A node with the pools `rail-0` and `rail-0-v6`, and manifests of more than one plan. All of it is on a tmpfs,
@@ -510,4 +511,43 @@ fn an_add_on_an_unknown_node_lists_those_of_the_store() {
     doctor.arg("doctor").env("RAIL_CNI_NODE_CONFIG", store.host.path("node.json"));
     let doctor: Ran = doctor.output().unwrap().into();
     assert!(doctor.stdout.contains("but the store has node-2, node-1, node-3"), "{doctor:?}");
+}
+
+/// What is below `folder`, and what it is itself, with whatever bits others than root have; and how much there is.
+fn open_to_others(folder: &Path) -> (Vec<String>, usize) {
+    let (mut found, mut seen, mut paths) = (Vec::new(), 0, vec![folder.to_owned()]);
+    while let Some(path) = paths.pop() {
+        let about = fs::symlink_metadata(&path).unwrap();
+        seen += 1;
+        let mode = about.permissions().mode() & 0o7777;
+        if mode != if about.is_dir() { 0o700 } else { 0o600 } {
+            found.push(format!("{mode:04o} {}", path.display()));
+        }
+        if about.is_dir() {
+            paths.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+    }
+    (found, seen)
+}
+
+/// docs/configuration.md, files: runtimes start plugins with the umask that they have, and root's may be 0.
+#[test]
+fn what_is_written_is_for_its_owner_alone_whatever_the_umask_is() {
+    let Some(store) = Store::new("store::umask") else { return };
+    let host = &store.host;
+    host.add_rail(0);
+    host.set_node(json!({"storeDir": store.path(""), "log": {"file": host.path("log/node.log")}}));
+    fs::create_dir(host.path("log")).unwrap();
+    let bare = |call: Call| call.under(&["sh", "-c", "umask 0; exec \"$0\" \"$@\""]);
+    // The manifests are the operator's: only what import makes of them is ours.
+    bare(store.importer(1, &[])).run(&json!(null)).ok();
+    for verb in ["ADD", "DEL"] {
+        bare(host.call(verb, "c1", &store.pod)).run(&rail(0)).ok();
+        let (run, store, log) = (host.path("run"), store.path(""), host.path("log/node.log"));
+        for (folder, least) in [(run, 8), (store, 4), (log, 1)] {
+            let (open, seen) = open_to_others(&folder);
+            assert_eq!(open, [""; 0], "after {verb}");
+            assert!(seen >= least, "{seen} files and folders in {} after {verb}", folder.display());
+        }
+    }
 }

@@ -703,22 +703,40 @@ fn no_answer_of_an_ipam_does_harm() {
     let Some(node) = Node::new("ipam") else { return };
     let answer = |json: &str| format!("test $CNI_COMMAND = ADD || exit 0\ncat <<'END'\n{json}\nEND");
     let ips = |ips: &str| answer(&format!(r#"{{"cniVersion": "1.1.0", "ips": [{ips}]}}"#));
-    for (attack, script) in [
-        ("garbage", answer("\u{1}\u{2}{")),
-        ("nothing", "exit 0".to_owned()),
-        ("no address", ips("")),
-        ("an address of everybody", ips(r#"{"address": "10.1.1.1/0"}"#)),
-        ("the loopback's", ips(r#"{"address": "127.0.0.1/8"}"#)),
-        ("a group's", ips(r#"{"address": "224.0.0.1/32"}"#)),
-        ("an address that is its gateway", ips(r#"{"address": "10.1.1.1/24", "gateway": "10.1.1.1"}"#)),
-        ("a long answer", "head -c 9000000 /dev/zero".to_owned()),
-        ("an error that is another's", "echo '{\"code\": 11, \"msg\": \"x\"}'; exit 1".to_owned()),
-        ("a signal", "kill -9 $$".to_owned()),
+    for (attack, script, code, word) in [
+        ("garbage", answer("\u{1}\u{2}{"), 6, "printed no result"),
+        ("nothing", "exit 0".to_owned(), 6, "printed no result: EOF"),
+        ("no address", ips(""), 7, "gave no address"),
+        (
+            "an address of everybody",
+            ips(r#"{"address": "10.1.1.1/0"}"#),
+            7,
+            "10.1.1.1/0: its network would be a default route",
+        ),
+        (
+            "the loopback's",
+            ips(r#"{"address": "127.0.0.1/8"}"#),
+            7,
+            "127.0.0.1/8, which no interface can have",
+        ),
+        ("a group's", ips(r#"{"address": "224.0.0.1/32"}"#), 7, "224.0.0.1/32, which no interface can have"),
+        (
+            "an address that is its gateway",
+            ips(r#"{"address": "10.1.1.1/24", "gateway": "10.1.1.1"}"#),
+            7,
+            "10.1.1.1/24 with itself as its gateway",
+        ),
+        ("a long answer", "head -c 9000000 /dev/zero".to_owned(), 999, "more than 1048576 bytes on stdout"),
+        ("an error that is another's", "echo '{\"code\": 11, \"msg\": \"x\"}'; exit 1".to_owned(), 11, "x"),
+        ("a signal", "kill -9 $$".to_owned(), 6, "signal 9"),
     ] {
         node.host.add_plugin("stand-in", &script);
         let config = node.asking(json!({"ipam": {"type": "stand-in"}}));
         let refused = node.call("ADD").run(&config);
         assert_eq!(refused.status, 1, "{attack}: {refused:?}");
+        let error = refused.json();
+        let msg = error["msg"].as_str().unwrap();
+        assert!(error["code"] == code && msg.contains(word), "{attack}: {error}");
         node.call("DEL").run(&config).ok();
         // Whatever became of its DEL: with the plugin it is settled.
         node.host.add_plugin("stand-in", "exit 0");

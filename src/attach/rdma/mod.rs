@@ -19,12 +19,12 @@ use super::device::Device;
 use super::record::{Qos, RdmaRenamed, Record, Records, What};
 use crate::error::all_of;
 use crate::every_netns::{self, Seen, Which};
-use crate::fail;
 use crate::netlink::{Socket, rdma};
 use crate::netns::Netns;
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function, Mounted};
 use crate::watchdog::{self, SearchTime};
+use crate::{fail, files};
 
 use name::is_listed;
 pub use name::{recover_name, restore_names_made_anew};
@@ -135,7 +135,7 @@ fn without_device(conf: &NetConf, device: &Device, is_exclusive: bool, node: &No
     let is_required = conf.rdma == Rdma::Required;
     let which = if is_required { Which::All } else { Which::Mounted };
     let functions: Vec<_> = device.function().into_iter().filter(|_| is_exclusive).collect();
-    if let Some(away) = find_away(&functions, which, SearchTime::Short)?.first() {
+    if let Some(away) = find_away(&functions, which, SearchTime::Short)?.0.first() {
         let place = away.describe();
         if is_required {
             fail!(
@@ -158,10 +158,10 @@ fn without_device(conf: &NetConf, device: &Device, is_exclusive: bool, node: &No
 }
 
 /// Finds the RDMA devices of these functions in the namespaces that can be seen from here, as far as the time suffices.
-pub fn find_away(functions: &[&Function], which: Which, time: SearchTime) -> Result<Vec<Away>> {
+pub fn find_away(functions: &[&Function], which: Which, time: SearchTime) -> Result<(Vec<Away>, Seen)> {
     let mut found = Vec::new();
     if functions.is_empty() {
-        return Ok(found);
+        return Ok((found, Seen::All));
     }
     let deadline = watchdog::search_until(time);
     let seen = every_netns::visit(which, deadline, |_, netns| {
@@ -186,22 +186,26 @@ pub fn find_away(functions: &[&Function], which: Which, time: SearchTime) -> Res
     if seen == Seen::Part {
         log::warn!("the search for RDMA devices ended before every namespace was examined");
     }
-    Ok(found)
+    Ok((found, seen))
 }
 
-/// Where RDMA is required: fails while a pod whose netdev is back on the host still has the RDMA devices.
-pub fn refuse_owed(conf: &NetConf, device: &Device, records: &Records) -> Result<()> {
-    if conf.rdma != Rdma::Required || !device.rdma_devices()?.is_empty() {
-        return Ok(());
+/// Restores RDMA devices that came back after their pod's DEL had given up waiting, as the next pod is to have them. Where
+/// RDMA is required: fails while that pod still has them.
+pub fn settle_owed(conf: &NetConf, device: &Device, records: &Records, node: &Node) -> Result<()> {
+    let mut debts = records.debts_of(&device.original.id)?;
+    let boot = files::boot_id()?;
+    debts.retain(|debt| debt.record.owes(What::Rdma) && debt.record.boot_id == boot);
+    for debt in &debts {
+        restore_those_here(&debt.record, node).unwrap_or_else(|error| log::warn!("{error:#}"));
     }
-    match records.debts_of(&device.original.id)?.into_iter().find(|debt| debt.record.owes(What::Rdma)) {
-        None => Ok(()),
-        Some(debt) => fail!(
+    match debts.first() {
+        Some(debt) if conf.rdma == Rdma::Required && device.rdma_devices()?.is_empty() => fail!(
             TryAgain,
             "rdma: required, and the RDMA device of {} is still in {}: run `rail-cni reap`, or end that pod",
             device.describe(),
             debt.record.holder()
         ),
+        _ => Ok(()),
     }
 }
 
@@ -223,6 +227,10 @@ pub fn restore(record: &Record, node: &Node) -> Result<()> {
     if record.is_chained() {
         wait_for(record, node)?;
     }
+    restore_those_here(record, node)
+}
+
+fn restore_those_here(record: &Record, node: &Node) -> Result<()> {
     all_of([name::restore_names(record, node), qos::restore(record, node)])
 }
 
@@ -265,6 +273,15 @@ pub fn wait_for(record: &Record, node: &Node) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Is the device in no namespace that can be seen? Then it ended while the pod had it, with its driver's RDMA module, say;
+/// or its namespace has ended just now, which takes the kernel some moments.
+pub fn is_nowhere(record: &Record, node: &Node) -> Result<bool> {
+    let function = host_function(record, node)?;
+    let functions: Vec<_> = function.iter().collect();
+    let (away, seen) = find_away(&functions, Which::All, SearchTime::Short)?;
+    Ok(away.is_empty() && seen == Seen::All)
 }
 
 /// What CHECK finds about the devices. `ifname` is the present name of the netdev in the pod.

@@ -81,12 +81,16 @@ pub fn prepare(
 
 /// Notes the default ToS as it is. To read it, a group is made in configfs: so this comes after the record is on file.
 pub fn note(record: &mut Record, conf: &NetConf, node: &Node) -> Result<()> {
+    // Before the device is looked for: a pod can choose a name that no folder can list.
+    if wanted_of(record, |qos| &qos.tos).is_none() {
+        return Ok(());
+    }
     let Some(name) = only_device(host_function(record, node)?.as_ref())? else { return Ok(()) };
-    let Some(qos) = record.rdma_qos.as_mut().filter(|qos| qos.tos.is_some()) else { return Ok(()) };
     let cm = match Cm::open(node) {
         Ok(cm) => cm,
         Err(why) => fail!(TryAgain, "rdmaQoS.tos: {why}"),
     };
+    let Some(qos) = &mut record.rdma_qos else { return Ok(()) };
     let Some(tos) = qos.tos.as_mut().filter(|tos| tos.before.is_empty()) else { return Ok(()) };
     match cm.read(&name) {
         Ok(before) => tos.before = before,

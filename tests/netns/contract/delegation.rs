@@ -274,24 +274,6 @@ fn an_ipam_that_cannot_be_run_is_an_error_before_anything_moved() {
     assert_eq!(bench.host.snapshot(), before);
 }
 
-/// docs/cni-contract.md, item 112: an installer has the file open.
-#[test]
-fn an_ipam_that_is_being_installed_is_tried_again() {
-    let Some(bench) = Bench::cni("delegation::busy") else { return };
-    fs::create_dir_all(bench.host.path("bin")).unwrap();
-    let program = bench.host.path("bin/rail-copy");
-    fs::copy(env!("CARGO_BIN_EXE_rail-ipam"), &program).unwrap();
-    let call = bench.call("ADD");
-    let busy = fs::File::options().append(true).open(&program).unwrap();
-    let config = with(config(), json!({"ipam": {"type": "rail-copy", "pool": "rail-0"}}));
-    std::thread::scope(|scope| {
-        let added = scope.spawn(|| call.run(&config));
-        std::thread::sleep(std::time::Duration::from_millis(60));
-        drop(busy);
-        added.join().unwrap().ok();
-    });
-}
-
 /// docs/cni-contract.md, items 111, 114: verbs that the IPAM does not have.
 #[test]
 fn an_ipam_without_gc_and_status_is_no_hindrance() {

@@ -71,7 +71,7 @@ fn every_difference_is_told_of_the_interface_that_has_it() {
         ("link set net2 mtu 1500", "link set net2 mtu 9000", "net2: its MTU is 1500, not 9000"),
         (
             "route del 172.16.0.0/12 via 172.18.0.1 table 101",
-            "route add 172.16.0.0/12 via 172.18.0.1 table 101",
+            "route add 172.16.0.0/12 via 172.18.0.1 table 101 metric 1001",
             "net2: the route 172.16.0.0/12 via 172.18.0.1 table 101 is gone",
         ),
         (

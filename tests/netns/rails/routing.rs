@@ -349,7 +349,7 @@ fn routes_have_the_keys_that_were_asked_for() {
     }
 }
 
-/// One destination by two gateways: the smaller metric counts, in the rail's table too.
+/// One destination by two gateways: the smaller metric counts, in the rail's table too, also where one has the default.
 #[test]
 fn a_destination_can_have_two_routes_of_different_priority() {
     let Some(host) = Host::new("routing::priorities") else { return };
@@ -357,28 +357,36 @@ fn a_destination_can_have_two_routes_of_different_priority() {
     let pod = host.add_netns("pod");
     host.plan("flat", "10.71.0.0/16", "10.71.0.1", &[]);
     let before = host.snapshot();
-    let by =
-        |gateway: &str, priority: u32| json!({"dst": "10.9.0.0/16", "gw": gateway, "priority": priority});
+    let by = |gateway: &str, priority: Option<u32>| {
+        let mut route = json!({"dst": "10.9.0.0/16", "gw": gateway});
+        if let Some(priority) = priority {
+            route["priority"] = json!(priority);
+        }
+        route
+    };
     let config = |first, second| {
         let routes = [by("10.71.0.1", first), by("10.71.0.9", second)];
         with(rail(0), json!({"ipam": {"type": "rail-ipam", "pool": "flat"}, "routes": routes}))
     };
-    let added = host.cni("ADD", "c1", &pod, &config(10, 20)).ok().json();
-    for table in ["main", "100"] {
-        let shown = host.json(Some(&pod), &format!("route show 10.9.0.0/16 table {table}"));
-        let has = |metric: u32, gateway: &str| {
-            shown
-                .as_array()
-                .unwrap()
-                .iter()
-                .any(|route| route["metric"] == metric && route["gateway"] == gateway)
-        };
-        assert!(has(10, "10.71.0.1") && has(20, "10.71.0.9"), "{shown}");
+    for (first, second, metrics) in [(Some(10), Some(20), [10, 20]), (None, Some(500), [1000, 500])] {
+        let added = host.cni("ADD", "c1", &pod, &config(first, second)).ok().json();
+        for table in ["main", "100"] {
+            let shown = host.json(Some(&pod), &format!("route show 10.9.0.0/16 table {table}"));
+            let has = |metric: u32, gateway: &str| {
+                shown
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .any(|route| route["metric"] == metric && route["gateway"] == gateway)
+            };
+            assert!(has(metrics[0], "10.71.0.1") && has(metrics[1], "10.71.0.9"), "{shown}");
+        }
+        let of_pod = json!({ "prevResult": added });
+        host.cni("CHECK", "c1", &pod, &with(config(first, second), of_pod)).ok();
+        host.cni("DEL", "c1", &pod, &config(first, second)).ok();
     }
-    host.cni("CHECK", "c1", &pod, &with(config(10, 20), json!({ "prevResult": added }))).ok();
-    host.cni("DEL", "c1", &pod, &config(10, 20)).ok();
     // The kernel has room for one of them.
-    let error = host.cni("ADD", "c1", &pod, &config(10, 10)).error(7);
+    let error = host.cni("ADD", "c1", &pod, &config(Some(10), Some(10))).error(7);
     assert!(error["msg"].as_str().unwrap().contains("another priority"), "{error}");
     assert_eq!(host.snapshot(), before);
 }
@@ -394,13 +402,14 @@ fn more_routes_than_a_rail_can_have_are_refused() {
             (0..count).map(|n| json!({"dst": format!("10.{}.{}.0/24", n / 256, n % 256)})).collect();
         with(rail(0), json!({ "routes": routes }))
     };
-    let error = host.cni("ADD", "c1", &pod, &config(1000)).error(7);
+    // The pool has an address and two routes.
+    let error = host.cni("ADD", "c1", &pod, &config(998)).error(7);
     let told = error["msg"].as_str().unwrap();
-    assert!(told.contains("addresses and routes, and a rail can have 1000"), "{told}");
-    host.cni("DEL", "c1", &pod, &config(1000)).ok();
+    assert!(told.contains("1001 addresses and routes, and a rail can have 1000: combine them"), "{told}");
+    host.cni("DEL", "c1", &pod, &config(998)).ok();
     assert_eq!(host.snapshot(), before);
-    host.cni("ADD", "c1", &pod, &config(900)).ok();
-    host.cni("DEL", "c1", &pod, &config(900)).ok();
+    host.cni("ADD", "c1", &pod, &config(997)).ok();
+    host.cni("DEL", "c1", &pod, &config(997)).ok();
     assert_eq!(host.snapshot(), before);
 }
 
@@ -511,6 +520,10 @@ fn sysctls_are_set_for_the_interface_only() {
         ("ipv4", "rp_filter", "2"),
         ("ipv6", "accept_ra", "0"),
         ("ipv6", "ndisc_notify", "1"),
+        ("ipv6", "optimistic_dad", "1"),
+        ("ipv6", "use_optimistic", "1"),
+        ("ipv6", "disable_ipv6", "0"),
+        ("ipv6", "keep_addr_on_down", "1"),
     ];
     let others = || -> Vec<String> {
         let keys = rail_defaults.iter().flat_map(|(family, key, _)| {
@@ -519,12 +532,17 @@ fn sysctls_are_set_for_the_interface_only() {
         keys.map(|key| format!("{key}={}", sysctl(&host, &pod, &key))).collect()
     };
     let before = others();
-    host.cni("ADD", "c1", &pod, &rail(0)).ok();
-    for (family, key, value) in rail_defaults {
-        assert_eq!(sysctl(&host, &pod, &format!("{family}/conf/net1/{key}")), value, "{key}");
+    // Two of them are only those of a rail with an IPv6 address.
+    host.plan("six", "fd00::/127", "fd00::1", &["fd00::/32"]);
+    let both = with(rail(0), json!({"ipam": {"type": "rail-ipam", "pool": "rail-0,six"}}));
+    for (config, keys) in [(rail(0), &rail_defaults[..8]), (both, &rail_defaults)] {
+        host.cni("ADD", "c1", &pod, &config).ok();
+        for (family, key, value) in keys {
+            assert_eq!(sysctl(&host, &pod, &format!("{family}/conf/net1/{key}")), *value, "{key}");
+        }
+        assert_eq!(others(), before);
+        host.cni("DEL", "c1", &pod, &config).ok();
     }
-    assert_eq!(others(), before);
-    host.cni("DEL", "c1", &pod, &rail(0)).ok();
 
     let config = with(
         rail(0),
@@ -543,6 +561,29 @@ fn sysctls_are_set_for_the_interface_only() {
     ] {
         assert_eq!(sysctl(&host, &pod, key), value, "{key}");
     }
+    host.cni("DEL", "c1", &pod, &config).ok();
+}
+
+/// The kernel removes the IPv6 addresses of a link that goes down, and gives them back to nobody.
+#[test]
+fn an_ipv6_address_survives_a_link_that_goes_down_and_up() {
+    let Some(host) = fabric("routing::down", 1) else { return };
+    let pod = host.add_netns("pod");
+    host.plan("six", "fd00::/127", "fd00::1", &["fd00::/32"]);
+    let config = with(rail(0), json!({"ipam": {"type": "rail-ipam", "pool": "rail-0,six"}}));
+    host.cni("ADD", "c1", &pod, &config).ok();
+    let addresses = || {
+        let shown = host.json(Some(&pod), "addr show net1");
+        let mut all = shown[0]["addr_info"].as_array().unwrap().clone();
+        all.retain(|one| one["scope"] == "global");
+        let all = all.iter().map(|one| format!("{}/{}", one["local"].as_str().unwrap(), one["prefixlen"]));
+        all.collect::<Vec<_>>()
+    };
+    let before = addresses();
+    assert_eq!(before, ["172.16.0.0/31", "fd00::/127"]);
+    host.ip_in(&pod, "link set net1 down");
+    host.ip_in(&pod, "link set net1 up");
+    assert_eq!(addresses(), before);
     host.cni("DEL", "c1", &pod, &config).ok();
 }
 
