@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::api::Api;
 use crate::bed::{self, Bed, DIR, Tools, ip_batch, routes};
 use crate::contender::{Contender, Subject, Way, by_multus};
-use crate::run::{Counts, Lens, Process, Runner, timed};
+use crate::run::{Counts, Lens, NOTHING, Process, Runner, timed};
 use crate::samples::{Counted, Key, Sample};
 
 /// A part of the page.
@@ -541,7 +541,14 @@ fn short(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), St
         let process = bed.call_of(&bed.program(program), verb, conf, "pod0", "pod0", "net1");
         (key(Part::Short, program, "direct", "one call", 1), verb, process)
     };
-    calls(asked.into_iter().map(call).collect(), plan.rounds * 5, plan, results)
+    let nothing = Process {
+        program: std::env::current_exe().map_err(|error| format!("the own executable: {error}"))?,
+        arguments: vec![NOTHING.to_owned()],
+        ..Process::default()
+    };
+    let start =
+        (key(Part::Short, "a static program that does nothing", "direct", "one call", 1), "start", nothing);
+    calls(asked.into_iter().map(call).chain([start]).collect(), plan.rounds * 5, plan, results)
 }
 
 fn probe(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), String> {

@@ -52,6 +52,8 @@ pub struct Runner {
 /// The argument with which this executable runs another one and writes down its peak. It is small, for a process begins
 /// with the peak of the one that forked it.
 pub const MEMORY_OF: &str = "--memory-of";
+/// The argument with which it does nothing: what the start of any static executable takes.
+pub const NOTHING: &str = "--nothing";
 
 impl Runner {
     pub fn new(lens: Lens, directory: &Path) -> Runner {
