@@ -364,7 +364,12 @@ pub fn differences(
     let routes = route::through(pod, link.index)?;
     for wanted in &applied.routes {
         if !routes.iter().any(|route| wanted.is_same_path(route)) {
-            found.push(format!("the route {wanted} is gone"));
+            // One of another metric is another route.
+            let metric = match wanted.metric {
+                0 => String::new(),
+                metric => format!(" metric {metric}"),
+            };
+            found.push(format!("the route {wanted}{metric} is gone"));
         }
     }
     // Multus adds one when a pod asks for it, and it is in prevResult then.

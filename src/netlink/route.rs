@@ -248,6 +248,27 @@ mod tests {
         assert_eq!(read.to_string(), "10.64.0.0/13 via inet6 fe80::1");
     }
 
+    /// CHECK after somebody replaced a route, and of a record of 0.1.0, which has no metric.
+    #[test]
+    fn a_route_of_another_metric_or_next_hop_or_table_is_another_one() {
+        let wanted = |metric| Route {
+            gateway: Some("172.16.0.1".parse().unwrap()),
+            metric,
+            ..Route::new("172.16.0.0/12".parse().unwrap(), 100)
+        };
+        let found = Route { mtu: Some(9000), ..wanted(1000) };
+        assert!(wanted(1000).is_same_path(&found) && wanted(0).is_same_path(&found));
+        let others = [
+            wanted(1001),
+            Route { gateway: None, ..wanted(1000) },
+            Route { table: MAIN, ..wanted(1000) },
+            Route { dst: "172.16.0.0/13".parse().unwrap(), ..wanted(1000) },
+        ];
+        for other in others {
+            assert!(!other.is_same_path(&found), "{other:?}");
+        }
+    }
+
     /// RTA_MULTIPATH, struct rtnexthop, and an RTA_ENCAP of a kind that there is not.
     #[test]
     fn each_next_hop_is_read_whatever_else_the_route_has() {

@@ -72,7 +72,7 @@ fn every_difference_is_told_of_the_interface_that_has_it() {
         (
             "route del 172.16.0.0/12 via 172.18.0.1 table 101",
             "route add 172.16.0.0/12 via 172.18.0.1 table 101 metric 1001",
-            "net2: the route 172.16.0.0/12 via 172.18.0.1 table 101 is gone",
+            "net2: the route 172.16.0.0/12 via 172.18.0.1 table 101 metric 1001 is gone",
         ),
         (
             "rule del from 172.16.0.0 table 100",

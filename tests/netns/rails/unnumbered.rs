@@ -94,7 +94,9 @@ fn an_ipv4_rail_has_an_ipv6_next_hop() {
         check().ok();
         host.ip_in(&pod, &format!("-4 route del 10.99.0.0/16 dev {dev} table main"));
         let told = check().error(100)["msg"].to_string();
-        assert!(told.contains("the route 10.99.0.0/16 via inet6 fe80::1 is gone"), "{told}");
+        let gone =
+            format!("the route 10.99.0.0/16 via inet6 fe80::1 metric {} is gone", 1000 + u64::from(number));
+        assert!(told.contains(&gone), "{told}");
     }
     for number in [0, 1] {
         reaches(&host, &pod, &format!("10.6{number}.0.1"), BEHIND[0]);
