@@ -352,7 +352,25 @@ pub fn changes(node: &Node, pools: &Pools, nodes: &Nodes, terms: &Terms) -> Resu
     let (outside, mut warnings) = hurt(node, &import.lines)?;
     import.outside = outside;
     import.warnings.append(&mut warnings);
+    import.warnings.extend(renumbered(&import.lines));
     Ok(import)
+}
+
+/// The cables of a node stay where they are when its addresses change, and so does what its leaves are configured for.
+fn renumbered(lines: &[Line]) -> Option<String> {
+    let is_other = |line: &&Line| match (&line.before, &line.after) {
+        (Some(before), Some(after)) => (before.prefix, before.gateway) != (after.prefix, after.gateway),
+        _ => false,
+    };
+    let nodes: BTreeSet<&str> = lines.iter().filter(is_other).map(|line| line.node_name.as_str()).collect();
+    let first = nodes.first()?;
+    let who = match nodes.len() {
+        1 => format!("node {first} gets"),
+        count => format!("{count} nodes ({first} first) get"),
+    };
+    Some(format!(
+        "{who} other prefixes or gateways than in the store: their leaf ports must change with them"
+    ))
 }
 
 impl Beside {

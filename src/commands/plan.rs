@@ -20,7 +20,7 @@ use crate::node::Node;
 use crate::output::{self, Output, pretty, print, table};
 use crate::plan::pattern::Pattern;
 use crate::plan::refusal::{Doubt, Refusal};
-use crate::plan::scheme::{Family, Mode, Polarity, Scheme, Tiers};
+use crate::plan::scheme::{Family, Mode, Polarity, Scheme, Tiers, is_first_octet};
 use crate::plan::{
     File, Plan, Pool, Pools, csv, fabric, groups, html, manifest, nads, netplan, networks, nics, nvue,
     refused, slurm, topology, volcano,
@@ -85,7 +85,7 @@ pub struct PlanArgs {
     #[arg(long, value_enum, value_name = "FAMILY")]
     family: Option<Family>,
     /// First octet of IPv4 addresses (topology.json only) [default: 172 with two tiers, 10 with three]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=223))]
+    #[arg(long, value_name = "N", value_parser = parse_first_octet)]
     first_octet: Option<u8>,
     /// Which side of a link is the switch (topology.json only) [default: leaf-odd, as NVIDIA's]
     #[arg(long, value_enum, value_name = "SIDE")]
@@ -380,6 +380,11 @@ impl PlanArgs {
 }
 
 /// Renames the pools, whose rails must be known.
+fn parse_first_octet(text: &str) -> Result<u8, String> {
+    let octet = text.parse::<u8>().ok().filter(|octet| is_first_octet(*octet));
+    octet.ok_or_else(|| "is not 1 to 223 without 127".to_owned())
+}
+
 fn rename(plan: &mut Plan, pattern: &str) -> Result<()> {
     let pattern = Pattern::<2>::parse(pattern, &["rail", "plane"]).context("--pool-name")?;
     for pool in &mut plan.pools {

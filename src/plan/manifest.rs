@@ -10,8 +10,9 @@ use super::{Cable, File, Plan, Pool, is_object_name, leaf_ports, refused};
 use crate::document::{Document, Part};
 use crate::fail;
 use crate::fault::{Fault, Place, some_of};
+use crate::node::MAX_RAIL;
 use crate::pool::cidrpool::{Row, Spec, Wanted};
-use crate::pool::{allocation, is_name};
+use crate::pool::{self, allocation, is_name};
 
 const API_VERSION: &str = "nv-ipam.nvidia.com/v1alpha1";
 /// nv-ipam reads the pools of its own namespace; this is where NVIDIA's network operator puts it.
@@ -164,6 +165,13 @@ fn parse<'a>(part: Part<'a>, name: &'a str) -> Result<Manifest<'a>, Fault> {
             .ok_or_else(|| part.fault(&path, format!("{} is not a number in quotes, 0 to 255", given.value)))
     };
     let (rail, plane) = (number(RAIL)?, number(PLANE)?);
+    let last = MAX_RAIL;
+    if let Some(number) = rail.map(|rail| pool::number(rail, plane)).filter(|number| *number > last) {
+        let path = format!("metadata.annotations.{RAIL}");
+        let problem =
+            format!("the network's rail would be {number} (rail + 8 * plane), and the last is {last}");
+        return Err(part.fault(&path, problem));
+    }
     let path = format!("metadata.annotations.{LEAF_PORTS}");
     let cables =
         cables(part.text(&path).unwrap_or_default()).map_err(|problem| part.fault(&path, problem))?;

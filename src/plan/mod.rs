@@ -197,8 +197,9 @@ impl Plan {
         if !is_told.into_iter().any(|doubt| self.doubts.has(doubt)) {
             incomplete(&pools, &mut self.doubts);
         }
-        let alike = self.alike();
+        let (alike, same_rail) = (self.alike(), self.same_rail());
         self.warnings.extend(alike);
+        self.warnings.extend(same_rail);
         if faults.is_empty() { Ok(pools) } else { Err(faults) }
     }
 
@@ -282,6 +283,31 @@ impl Plan {
             Fault::whole(problem).remedy("is it one node?").at(at(name).unwrap_or_default()).to_string()
         };
         few(found.iter().enumerate().map(line).collect())
+    }
+
+    /// Two pools of a family that have the same rail on one node. A pod cannot have both: a rail has one routing table.
+    fn same_rail(&self) -> Vec<String> {
+        let mut by_rail: BTreeMap<(u8, bool), Vec<&Pool>> = BTreeMap::new();
+        for pool in &self.pools {
+            if let Some(number) = pool.number() {
+                by_rail.entry((number, pool.is_ipv4())).or_default().push(pool);
+            }
+        }
+        let mut found = Vec::new();
+        for ((number, _), pools) in by_rail.iter().filter(|(_, pools)| pools.len() > 1) {
+            let mut seen: HashMap<&str, &Pool> = HashMap::new();
+            for (pool, row) in pools.iter().flat_map(|pool| pool.rows().map(move |(row, _)| (*pool, row))) {
+                let other = seen.insert(&row.node_name, pool).filter(|_| !row.node_name.is_empty());
+                if let Some(other) = other.filter(|other| other.name != pool.name) {
+                    let problem = format!(
+                        "rail {number} of node {} is in {} and in {}: no pod can have both",
+                        row.node_name, other.name, pool.name
+                    );
+                    found.push(problem);
+                }
+            }
+        }
+        few(found)
     }
 
     /// The position of a node in the source.

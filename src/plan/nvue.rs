@@ -6,7 +6,7 @@
 //! | page | says |
 //! | --- | --- |
 //! | `nvue-reference/Set-and-Unset-Commands/Interface` | `description`, `link mtu` and `ip address` since 5.0 |
-//! | `cumulus-linux/Whats-New/New-and-Changed-NVUE-Commands` (5.15) | `ip address` became `ipv4 address` and `ipv6 address` |
+//! | `cumulus-linux/Whats-New/New-and-Changed-NVUE-Commands` (5.15) | `ip address` became `ipv4 address` and `ipv6 address`, and `ip vrf` became `vrf` |
 //! | `cumulus-linux/Layer-3/VRFs/Virtual-Routing-and-Forwarding-VRF` | `vrf NAME table auto`, `interface PORT ip vrf NAME` |
 //! | `nvue-reference/Set-and-Unset-Commands/Neighbor-Discovery` | a port advertises itself as a router only if a command says so; `enable off` meant on up to 5.4, and is `state disabled` today: no command, for none means the same everywhere |
 //! | `cumulus-linux/Layer-3/Address-Resolution-Protocol-ARP` | `arp_ignore` is such by default that a port answers for its own address only; NVUE has no command for it |
@@ -26,13 +26,13 @@ use crate::fault::Fault;
 const MTU: u32 = 9216;
 
 const HEAD: &str = "\
-# Addresses are written as Cumulus Linux up to 5.14 takes them; from 5.15 on it is `ipv4 address` and `ipv6 address`:
-#   sed -E 's/ ip address ([0-9.]+\\/)/ ipv4 address \\1/; s/ ip address / ipv6 address /'
+# Commands are those of Cumulus Linux up to 5.14. From 5.15 on it is `ipv4 address`, `ipv6 address` and `vrf`:
+#   sed -E 's/ ip address ([0-9.]+\\/)/ ipv4 address \\1/; s/ ip address / ipv6 address /; s/ ip vrf / vrf /'
 # Ports that are split are so already, and none of them advertises itself as a router, which is the default.
 ";
 
 const OF_VRFS: &str = "\
-# VRFs are written as Cumulus Linux up to 5.14 takes them. Their links to the spines are not in this plan.
+# The links of these VRFs to the spines are not in this plan.
 ";
 
 /// A leaf's port and the other end of its cable.
@@ -96,6 +96,10 @@ fn place<'a>(leaves: &mut Leaves<'a>, pool: &'a Pool, link: &Link<'a>) -> Result
         if let Some(mtu) = mtu.filter(|mtu| *mtu > MTU) {
             return wrong(format!("its interface has MTU {mtu}, and the leaf's port can have {MTU} at most"));
         }
+        if !is_port(port) {
+            let problem = format!("port {port} of {leaf} is none of Cumulus Linux, such as swp1 or swp1s0");
+            return Err(Fault::whole(problem).remedy("use --to csv for switches of other systems"));
+        }
         let (_, there) = leaves.entry(leaf).or_default().entry(chunks(port)).or_insert_with(|| {
             let interface = interface.as_deref();
             let vrf = vrf.as_deref();
@@ -111,6 +115,15 @@ fn place<'a>(leaves: &mut Leaves<'a>, pool: &'a Pool, link: &Link<'a>) -> Result
         there.addresses.push((address, &pool.name));
     }
     Ok(())
+}
+
+/// A port has a number, and another one if it is split. To NVUE, swp1-2 and swp1,swp2 are two ports, and both would get
+/// the address.
+fn is_port(name: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let numbers = name.strip_prefix("swp").unwrap_or_default();
+    let (port, split) = numbers.split_once('s').unwrap_or((numbers, "0"));
+    is_number(port) && is_number(split)
 }
 
 fn no_port() -> Fault {

@@ -93,6 +93,25 @@ fn a_pod_that_keeps_its_address_but_not_its_gateway_is_a_warning() {
     written(&node, &import, Force::No).unwrap();
 }
 
+/// The side of the switch is somebody else's, and `--strict` refuses what has a warning.
+#[test]
+fn a_node_that_gets_another_prefix_or_gateway_is_a_warning() {
+    let temp = tempfile::tempdir().unwrap();
+    let node = pod(temp.path());
+    std::fs::remove_file(temp.path().join("netns")).unwrap();
+    let told =
+        "node n gets other prefixes or gateways than in the store: their leaf ports must change with them";
+    for (prefix, gateway, warnings) in [
+        ("10.0.0.0/31", "10.0.0.1", &[][..]),
+        ("10.0.0.2/31", "10.0.0.3", &[told]),
+        ("10.0.0.0/31", "10.0.0.0", &[told]),
+    ] {
+        let import = changes(&node, &plan(prefix, gateway), &Nodes::All, &PRUNE).unwrap();
+        assert_eq!(import.warnings, warnings, "{prefix} {gateway}");
+    }
+    assert!(changes(&node, &nothing(), &Nodes::All, &PRUNE).unwrap().warnings.is_empty());
+}
+
 /// Who holds it is unknown, so it counts as alive.
 #[test]
 fn a_lease_that_cannot_be_read_stops_too() {

@@ -15,7 +15,7 @@ use crate::fault::{Fault, Place};
 use crate::nearest::nearest;
 use crate::plan::Cable;
 use crate::plan::pattern::Pattern;
-use crate::plan::scheme::{Family, Last, Mode, Polarity, Scheme, Tiers};
+use crate::plan::scheme::{Family, Last, Mode, Polarity, Scheme, Tiers, is_first_octet};
 use crate::pool::is_name;
 
 const KEYS: [&str; 23] = [
@@ -316,14 +316,16 @@ impl Keys<'_> {
         }
     }
 
-    /// Checks the names of leaves and ports. Digits are good in any name, so two places are enough.
+    /// Checks the names of leaves and ports. Digits are good in any name, so two places are enough. A VRF's name is short,
+    /// and there may be no such last place: each link is looked at when it is made.
     fn leaves(&mut self, fabric: &Fabric, last: Last) {
         let (rail, plane) = (fabric.rails - 1, fabric.planes - 1);
         let ends = [Spot { pod: 0, su: 0, host: 0 }, Spot { pod: last.pod, su: last.su, host: last.host }];
         let cables = ends.map(|spot| fabric.cable(&spot, rail, plane));
         let leaves = cables.iter().map(|Cable { leaf, .. }| Cable { leaf: leaf.clone(), ..Cable::default() });
         let ports = cables.iter().map(|Cable { port, .. }| Cable { port: port.clone(), ..Cable::default() });
-        let vrfs = cables.iter().map(|Cable { vrf, .. }| Cable { vrf: vrf.clone(), ..Cable::default() });
+        let vrfs =
+            cables.iter().take(1).map(|Cable { vrf, .. }| Cable { vrf: vrf.clone(), ..Cable::default() });
         let first = |cables: Vec<Cable>| cables.iter().flat_map(Cable::faults).flatten().next();
         let of_keys =
             [("leafName", leaves.collect()), ("leafPort", ports.collect()), ("leafVrf", vrfs.collect())];
@@ -374,9 +376,9 @@ impl Keys<'_> {
     fn first_octet(&mut self) -> Option<u8> {
         let octet = self.get::<u64>("firstOctet")?;
         match u8::try_from(octet) {
-            Ok(octet @ 1..=223) => Some(octet),
+            Ok(octet) if is_first_octet(octet) => Some(octet),
             _ => {
-                self.fault("firstOctet", format!("{octet} is not 1 to 223"));
+                self.fault("firstOctet", format!("{octet} is not 1 to 223 without 127"));
                 None
             }
         }

@@ -2,6 +2,7 @@ use super::*;
 use crate::document;
 use crate::plan::tests::lines;
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 
 pub(super) fn plan_of(yaml: &str) -> Result<Plan, Vec<String>> {
     let [document] = &document::parse("fabric.yaml", yaml.as_bytes()).unwrap()[..] else { panic!("one") };
@@ -18,6 +19,26 @@ fn small(more: &str) -> String {
 pub(super) fn rows(plan: &Plan, pool: usize) -> Vec<String> {
     let rows = plan.pools[pool].spec.static_allocations.iter();
     rows.map(|row| format!("{} {} {}", row.node_name, row.prefix, row.gateway)).collect()
+}
+
+/// A VRF's name has 15 characters, and only those that the plan makes must fit.
+#[test]
+fn the_name_of_a_vrf_is_as_long_as_the_fabric_makes_it() {
+    let patterns = include_str!("../../../conf/fabric-amd.yaml");
+    let given = |more: &str| plan_of(&format!("{patterns}{more}\n"));
+    let vrfs = |plan: Plan| -> BTreeSet<String> {
+        plan.pools
+            .iter()
+            .flat_map(|pool| pool.cables.iter().flatten())
+            .filter_map(|cable| cable.vrf.clone())
+            .collect()
+    };
+    let made = vrfs(given("leafVrf: tenant-s{su}-h{host}").unwrap());
+    assert!(made.contains("tenant-s0-h0") && made.iter().all(|name| name.len() <= 15), "{made:?}");
+    let faults = given("leafVrf: tenant-su{su}-host{host}").unwrap_err();
+    assert!(faults[0].contains("is not a valid name of a VRF") && !faults[0].contains("65535"), "{faults:?}");
+    let faults = given("leafVrf: a-tenant-of-this-fabric").unwrap_err();
+    assert!(faults[0].contains("leafVrf: \"a-tenant-of-this-fabric\" is not a valid name"), "{faults:?}");
 }
 
 /// The deployment that the project came from: 64 nodes, two SUs of 32, eight rails.
@@ -177,7 +198,8 @@ fn every_fault_is_told_with_line_and_key() {
         (small("mode: swplb\nplanes: 5"), "fabric.yaml:7: planes: 5 is not 1 to 4"),
         (small("planes: 2"), "fabric.yaml:6: planes: 2 needs mode: swplb or hwplb"),
         (small("family: ipx"), "fabric.yaml:6: family: unknown variant `ipx`"),
-        (small("firstOctet: 224"), "fabric.yaml:6: firstOctet: 224 is not 1 to 223"),
+        (small("firstOctet: 224"), "fabric.yaml:6: firstOctet: 224 is not 1 to 223 without 127"),
+        (small("firstOctet: 127"), "fabric.yaml:6: firstOctet: 127 is not 1 to 223 without 127"),
         (small("polarity: odd"), "fabric.yaml:6: polarity: unknown variant `odd`"),
         (small("pods: 2"), "fabric.yaml:6: pods: must be 1 with two tiers; several pods need tiers: 3"),
         (small("").replace("sus: 2", "sus: [2, 2]"), "fabric.yaml:3: sus: has 2 numbers, and with two tiers there is one pod"),

@@ -51,9 +51,43 @@ fn a_number_of_a_rail_that_is_none_is_refused_with_its_line() {
         )
     };
     assert_eq!(read_text(&text("\"7\"")).unwrap().pools[0].rail, Some(7));
-    for bad in ["7", "\"x\"", "\"256\"", "[]"] {
+    for bad in ["7", "\"x\"", "\"256\"", "[]", "\"128\"", "\"120\"\n    rail-cni/plane: \"1\""] {
         let error = read_text(&text(bad)).unwrap_err().to_string();
         assert!(error.starts_with("pools:6: CIDRPool r: metadata.annotations.rail-cni/rail: "), "{error}");
+    }
+    assert_eq!(read_text(&text("\"119\"\n    rail-cni/plane: \"1\"")).unwrap().pools[0].number(), Some(127));
+}
+
+/// Both networks would have the same routing table and metric in a pod.
+#[test]
+fn two_pools_of_a_node_with_the_same_rail_are_told() {
+    let pool = |name: &str, rail: &str, prefix: &str, node: &str| {
+        format!(
+            "apiVersion: nv-ipam.nvidia.com/v1alpha1\nkind: CIDRPool\nmetadata:\n  name: {name}\n  annotations: \
+             {{{rail}}}\nspec: {{cidr: {prefix}, perNodeNetworkPrefix: {bits},\n  staticAllocations: \
+             [{{nodeName: {node}, prefix: {prefix}}}]}}\n---\n",
+            bits = prefix.split('/').next_back().unwrap(),
+        )
+    };
+    let third = "rail-cni/rail: \"3\"";
+    let told = |other: String| {
+        let mut plan = read_text(&(pool("one", third, "10.0.0.0/31", "b") + &other)).unwrap();
+        plan.check().unwrap();
+        plan.warnings
+            .iter()
+            .filter(|warning| warning.contains("no pod can have both"))
+            .cloned()
+            .collect::<Vec<_>>()
+    };
+    let same = "rail 3 of node b is in one and in two: no pod can have both";
+    assert_eq!(told(pool("two", third, "10.0.0.2/31", "b")), [same]);
+    for (rail, prefix, node) in [
+        (third, "10.0.0.2/31", "c"),
+        (third, "fd00::/127", "b"),
+        ("rail-cni/rail: \"4\"", "10.0.0.2/31", "b"),
+        ("", "10.0.0.2/31", "b"),
+    ] {
+        assert!(told(pool("two", rail, prefix, node)).is_empty(), "{rail} {prefix} {node}");
     }
 }
 

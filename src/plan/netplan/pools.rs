@@ -26,8 +26,8 @@ pub fn plan(rails: Vec<Rail>, notes: &mut Notes) -> Plan {
     for group in v4.iter().chain(&v6) {
         group.agree(notes);
     }
-    let numbers_v4 = numbers(&v4);
-    let numbers_v6 = if v4.is_empty() { numbers(&v6) } else { paired(&v4, &numbers_v4, &v6, notes) };
+    let numbers_v4 = numbers(&v4, notes);
+    let numbers_v6 = if v4.is_empty() { numbers(&v6, notes) } else { paired(&v4, &numbers_v4, &v6, notes) };
     let mut plan = Plan::default();
     for (groups, numbers, suffix) in [(v4, numbers_v4, ""), (v6, numbers_v6, "-v6")] {
         let suffix = if plan.pools.is_empty() { "" } else { suffix };
@@ -342,8 +342,9 @@ fn shown(routes: &[IpNet]) -> String {
     routes.iter().map(IpNet::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The rail and the plane of each group: by the formulas if they made all of the addresses, else counted.
-fn numbers(groups: &[Group<'_>]) -> Vec<(usize, Option<u8>)> {
+/// The rail and the plane of each group: by the formulas if they made any of the addresses, else counted. What they did not
+/// make comes last then: one network more, such as that of storage, gives no rail another number.
+fn numbers(groups: &[Group<'_>], notes: &mut Notes) -> Vec<(usize, Option<u8>)> {
     let of = |group: &Group<'_>| -> Option<(u8, u8)> {
         let routes = &group.rails.first()?.routes;
         let fits = |all: &IpNet| {
@@ -356,14 +357,24 @@ fn numbers(groups: &[Group<'_>]) -> Vec<(usize, Option<u8>)> {
         };
         routes.iter().find_map(fits)
     };
-    let by_formula: Option<Vec<_>> = groups.iter().map(of).collect();
-    match by_formula {
-        Some(places) if places.iter().collect::<BTreeSet<_>>().len() == places.len() => {
-            let has_planes = places.iter().any(|(_, plane)| *plane > 0);
-            places.into_iter().map(|(rail, plane)| (rail.into(), has_planes.then_some(plane))).collect()
+    let places: Vec<_> = groups.iter().map(of).collect();
+    let made: Vec<_> = places.iter().flatten().collect();
+    let is_each_one = made.iter().collect::<BTreeSet<_>>().len() == made.len();
+    let Some((last, _)) = made.iter().max().filter(|_| is_each_one) else {
+        return (0..groups.len()).map(|number| (number, None)).collect();
+    };
+    let has_planes = made.iter().any(|(_, plane)| *plane > 0);
+    let mut next = usize::from(*last);
+    let number = |(group, place): (&Group<'_>, &Option<(u8, u8)>)| {
+        if let Some((rail, plane)) = place {
+            return (usize::from(*rail), has_planes.then_some(*plane));
         }
-        _ => (0..groups.len()).map(|number| (number, None)).collect(),
-    }
+        next += 1;
+        let why = format!("{} is no rail of the formulas, as others are: it becomes rail {next}", group.cidr);
+        group.rails.iter().for_each(|rail| rail.warn(notes, ".addresses", &why));
+        (next, None)
+    };
+    groups.iter().zip(&places).map(number).collect()
 }
 
 /// The numbers of IPv6 rails, which are those of the IPv4 rails on the same interfaces.

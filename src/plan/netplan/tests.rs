@@ -323,6 +323,34 @@ fn the_leaf_may_have_any_side() {
 }
 
 /// Rails without a supernet of their own: by the formulas, else by the names of the interfaces.
+/// Storage on a link of its own looks like a rail. Pods would get the addresses of other cables if it were counted among
+/// them.
+#[test]
+fn a_network_that_the_formulas_did_not_make_gives_no_rail_another_number() {
+    let storage: (&str, &str, &str, &[&str]) = ("stor0", "10.70.0.0/31", "10.70.0.1", &["10.70.0.0/16"]);
+    let rails =
+        [("rail0", "172.16.0.0/31", "172.16.0.1", V4), ("rail1", "172.18.0.0/31", "172.18.0.1", V4_1)];
+    let of = |ethernets: &[(&str, &str, &str, &[&str])]| {
+        let files = [("worker-gpu-0/50.yaml", host(ethernets))];
+        let files: Vec<_> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
+        let pools = read_files(&files).unwrap().pools;
+        let pools: Vec<_> = pools.into_iter().map(|pool| (pool.name, pool.spec.cidr)).collect();
+        (pools, warnings(&files))
+    };
+    let pool = |name: &str, cidr: &str| (name.to_owned(), cidr.to_owned());
+    let (before, told) = of(&rails);
+    assert_eq!(before, [pool("rail-0", "172.16.0.0/15"), pool("rail-1", "172.18.0.0/15")]);
+    assert!(told.is_empty(), "{told:?}");
+    let (after, told) = of(&[storage, rails[0], rails[1]]);
+    assert_eq!(after[..2], before);
+    assert_eq!(after[2..], [pool("rail-2", "10.70.0.0/16")]);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(
+        told[0].contains("10.70.0.0/16 is no rail of the formulas, as others are: it becomes rail 2"),
+        "{told:?}"
+    );
+}
+
 #[test]
 fn an_aggregate_tells_no_rail() {
     let all = ["fd00::/16"];

@@ -29,6 +29,48 @@ fn ports_are_in_the_order_in_which_people_count() {
     assert_eq!(ports, ["Ethernet1/9", "Ethernet1/10", "swp01", "swp1", "swp2", "swp2s0", "swp2s1", "swp10"]);
 }
 
+/// `swp1-2` is two ports to NVUE, and both would get the address; `et-0/0/0:0` is Juniper's.
+#[test]
+fn a_port_that_nvue_reads_as_several_or_as_none_is_refused() {
+    for port in ["swp1", "swp64", "swp1s0", "swp12s3"] {
+        assert!(is_port(port), "{port}");
+    }
+    for port in ["swp1-2", "swp", "swps0", "swp1s", "swp1s0-3", "et-0/0/0:0", "Ethernet1/1", "swp1.100", "1"]
+    {
+        let mut links = cabled();
+        links[0].cable.port = Some(port.into());
+        let error = written(Mode::None, Family::Ipv4, &links).unwrap_err().to_string();
+        let told = format!("port {port} of leaf-su1-r1 is none of Cumulus Linux, such as swp1 or swp1s0");
+        assert!(error.contains(&told) && error.contains("--to csv"), "{error}");
+    }
+}
+
+/// What the head of the file says to run before it goes to 5.15.
+#[test]
+fn the_command_in_the_head_changes_each_command_that_5_15_renamed() {
+    let mut links = cabled();
+    links.iter_mut().for_each(|link| link.cable.vrf = Some("tenant-1".into()));
+    let text = written(Mode::None, Family::Dual, &links).unwrap().swap_remove(2).text;
+    let command = text.lines().find_map(|line| line.strip_prefix("#   ")).unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), &text).unwrap();
+    let line = format!("{command} '{}'", file.path().display());
+    let output = std::process::Command::new("sh").args(["-c", &line]).output().unwrap();
+    let changed = String::from_utf8(output.stdout).unwrap();
+    let commands: Vec<_> = changed.lines().filter(|line| !line.starts_with('#')).collect();
+    assert_eq!(
+        commands,
+        [
+            "nv set vrf tenant-1 table auto",
+            "nv set interface swp31s0 description worker-gpu-62:rail0",
+            "nv set interface swp31s0 link mtu 9216",
+            "nv set interface swp31s0 vrf tenant-1",
+            "nv set interface swp31s0 ipv4 address 172.16.1.61/31",
+            "nv set interface swp31s0 ipv6 address fd02:0:0:11e::2/64",
+        ]
+    );
+}
+
 /// With `hwplb` the leaf of each plane has the same address, each on its own link to the NIC.
 #[test]
 fn each_plane_has_its_leaf() {

@@ -22,7 +22,7 @@ use crate::pool::cidrpool::Row;
 use crate::pool::is_name;
 
 pub use patterns::Patterns;
-pub use spectrum_x::{Family, Scheme, Tiers, place_of, position_of};
+pub use spectrum_x::{Family, Scheme, Tiers, is_first_octet, place_of, position_of};
 
 /// Reading stops at this many faults, because a pattern or an attribute that is wrong everywhere makes millions.
 pub(super) const MAX_FAULTS: usize = 1000;
@@ -381,10 +381,11 @@ impl Cable {
             name.starts_with(|first: char| first.is_ascii_alphanumeric())
                 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-/:".contains(&byte))
         };
-        // A VRF is a netdev of the switch.
+        // A VRF is a netdev of the switch. These two are always there: mgmt has the switch's own port.
         let is_vrf = |name: &str| {
             name.starts_with(|first: char| first.is_ascii_alphabetic())
                 && name.len() <= 15
+                && !["default", "mgmt"].contains(&name)
                 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
         };
         let wrong = |name: &Option<String>, is_good: &dyn Fn(&str) -> bool, what: &str| {
@@ -396,7 +397,11 @@ impl Cable {
             wrong(interface, &is_netdev_name, "a netdev"),
             wrong(leaf, &is_name, "a leaf"),
             wrong(port, &is_port, "a switch port"),
-            wrong(vrf, &is_vrf, "a VRF (15 letters, digits, _ and -; it begins with a letter)"),
+            wrong(
+                vrf,
+                &is_vrf,
+                "a VRF (15 letters, digits, _ and -; it begins with a letter, and is neither default nor mgmt)",
+            ),
         ]
     }
 }

@@ -58,10 +58,15 @@ pub struct Scheme {
     pub mode: Mode,
     /// The addresses that links have.
     pub family: Family,
-    /// The first octet of IPv4 addresses, 1 to 223.
+    /// The first octet of IPv4 addresses; see [`is_first_octet`].
     pub first_octet: u8,
     /// Which side of a link is the switch.
     pub polarity: Polarity,
+}
+
+/// Whether IPv4 addresses of hosts can begin with it: 127 is the host itself, and from 224 on none is of one host.
+pub fn is_first_octet(octet: u8) -> bool {
+    matches!(octet, 1..=126 | 128..=223)
 }
 
 impl Scheme {

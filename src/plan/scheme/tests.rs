@@ -241,6 +241,19 @@ fn names_of_ends_are_words() {
     }
 }
 
+/// Both are always there, and mgmt has the switch's own port.
+#[test]
+fn the_vrfs_of_the_switch_itself_are_no_tenants() {
+    let fault = |vrf: &str| {
+        let cable = Cable { vrf: Some(vrf.into()), ..Cable::default() };
+        cable.faults().into_iter().flatten().next()
+    };
+    assert_eq!(["red", "mgmt-2", "tenant-su12-h128"].map(|vrf| fault(vrf).is_some()), [false, false, true]);
+    for vrf in ["mgmt", "default"] {
+        assert!(fault(vrf).is_some_and(|fault| fault.contains("neither default nor mgmt")), "{vrf}");
+    }
+}
+
 #[test]
 fn nodes_that_look_like_one_and_nodes_without_a_rail_are_told() {
     let links = [link("w1", 0, 0, 0, 0, 0), link("W1.example", 0, 0, 0, 0, 1), link("w1", 0, 1, 0, 0, 0)];
