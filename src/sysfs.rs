@@ -287,6 +287,13 @@ impl Function {
         Ok(names)
     }
 
+    /// Does it have an RDMA device, in whatever namespace? The folder is there as long as one is, and lists those of the
+    /// namespace of this sysfs (drivers/base/core.c: class_dir_child_ns_type, cleanup_glue_dir).
+    pub fn has_rdma_somewhere(&self) -> Result<bool> {
+        let folder = self.path.join("infiniband");
+        folder.try_exists().with_context(|| format!("cannot look for {}", folder.display()))
+    }
+
     /// The same for what people are told: none where they cannot be listed.
     pub fn rdma_devices(&self) -> Vec<String> {
         self.list_rdma_devices().unwrap_or_default()

@@ -100,6 +100,12 @@ pub fn label<'a>(node: &'a Node, key: &str) -> Option<&'a str> {
     node.metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
+/// The reason of a condition of the Node.
+pub fn reason<'a>(node: &'a Node, kind: &str) -> Option<&'a str> {
+    let conditions = node.status.as_ref()?.conditions.as_ref()?;
+    conditions.iter().find(|condition| condition.type_ == kind)?.reason.as_deref()
+}
+
 /// The annotation of a Node whose taint the agent removed. The taint returns to no other.
 const HAD_TAINT: &str = "rail-cni/had-taint";
 /// The annotation with the labels that the agent wrote, as JSON. Others, too, write labels for the place of a node: the

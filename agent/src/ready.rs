@@ -10,6 +10,11 @@ use crate::text::clean;
 pub const READY: &str = "RailsReady";
 /// The type of the condition that says whether node.json and the store are what the cluster's objects say.
 pub const CURRENT: &str = "RailsPlanCurrent";
+// Reasons of it, by which the next agent knows what this one knew.
+const WRITTEN: &str = "Written";
+const HELD_BACK: &str = "HeldBack";
+const REFUSED: &str = "Refused";
+const NOT_NAMED: &str = "NotNamed";
 /// A rail is away for so long before new pods are kept away: a link that flaps moves no pod.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -81,16 +86,30 @@ pub fn without_node_json(what_to_do: &str) -> Condition {
     Condition { kind: READY, is_true: false, reason: "NoNodeJson".to_owned(), message }
 }
 
-/// The condition [`CURRENT`]; none before anything is known.
-pub fn plan_current(plan: &Plan) -> Option<Condition> {
+/// The condition [`CURRENT`]; none before anything is known. Its reason also says for the next agent what [`was_named`] reads.
+pub fn plan_current(plan: &Plan, is_named: Option<bool>) -> Option<Condition> {
     let (is_true, reason, message) = match plan {
         Plan::Unknown => return None,
-        Plan::Current(message) => (true, "Written", message),
-        Plan::HeldBack(message) => (false, "HeldBack", message),
+        Plan::Current(message) => (true, WRITTEN, message),
+        Plan::HeldBack(message) => (false, HELD_BACK, message),
         Plan::Unread(message) => (false, "NotRead", message),
-        Plan::NotNamed(message) | Plan::Refused(message) => (false, "Refused", message),
+        Plan::NotNamed(message) | Plan::Refused(message) => match is_named {
+            Some(true) => (false, REFUSED, message),
+            Some(false) => (false, NOT_NAMED, message),
+            None => (false, "NotJudged", message),
+        },
     };
     Some(Condition { kind: CURRENT, is_true, reason: reason.to_owned(), message: clean(message) })
+}
+
+/// Whether the last plan that could be judged named the node, by the reason of its condition [`CURRENT`]; `None` if nobody
+/// knows, as on a node that was registered anew.
+pub fn was_named(reason: &str) -> Option<bool> {
+    match reason {
+        WRITTEN | HELD_BACK | REFUSED => Some(true),
+        NOT_NAMED => Some(false),
+        _ => None,
+    }
 }
 
 /// `pf-link` becomes `PfLink`: the reason of a condition is one word.
@@ -105,12 +124,12 @@ fn camel(name: &str) -> String {
     if camel.starts_with(|c: char| c.is_ascii_uppercase()) { camel } else { format!("Check{camel}") }
 }
 
-/// Whether pods may come to a node whose rails are there. Not before the plan is known, and not while the last one that
-/// could be judged does not name this node: another one may have its prefixes. A node without prefixes takes none from
-/// others. Without an answer of rail-ipam, nobody knows whether it has any.
-pub fn may_open(plan: &Plan, is_named: bool, show: Option<&Show>) -> bool {
+/// Whether pods may come to a node whose rails are there. Not before the plan is known, and only if the last one that could
+/// be judged names this node: else another one may have its prefixes. A node without prefixes takes none from others. Without
+/// an answer of rail-ipam, nobody knows whether it has any.
+pub fn may_open(plan: &Plan, is_named: Option<bool>, show: Option<&Show>) -> bool {
     let has_prefixes = || show.is_none_or(|show| show.pools.iter().any(|pool| pool.prefix.is_some()));
-    !is_unknown(plan) && (is_named || !has_prefixes())
+    !is_unknown(plan) && (is_named == Some(true) || !has_prefixes())
 }
 
 /// Whether the plan was not read since the agent began.
@@ -251,16 +270,19 @@ mod tests {
         let (old, none) = (with(Some("172.16.0.0/31")), with(None));
         for unknown in [Plan::Unknown, Plan::Unread("403".to_owned())] {
             for show in [Some(&old), Some(&none), None] {
-                assert!(!may_open(&unknown, true, show), "{unknown:?}");
+                assert!(!may_open(&unknown, Some(true), show), "{unknown:?}");
             }
         }
         let (not_named, refused) = (Plan::NotNamed(String::new()), Plan::Refused(String::new()));
-        for plan in [&not_named, &refused] {
-            assert!(!may_open(plan, false, Some(&old)) && !may_open(plan, false, None), "{plan:?}");
-            assert!(may_open(plan, false, Some(&none)), "{plan:?}");
+        for (plan, is_named) in [(&not_named, Some(false)), (&refused, Some(false)), (&refused, None)] {
+            assert!(!may_open(plan, is_named, Some(&old)) && !may_open(plan, is_named, None), "{plan:?}");
+            assert!(may_open(plan, is_named, Some(&none)), "{plan:?}");
+            // The next agent knows it, too.
+            assert_eq!(was_named(&plan_current(plan, is_named).unwrap().reason), is_named, "{plan:?}");
         }
         for plan in [Plan::Current(String::new()), Plan::HeldBack(String::new()), refused] {
-            assert!(may_open(&plan, true, Some(&old)), "{plan:?}");
+            assert!(may_open(&plan, Some(true), Some(&old)), "{plan:?}");
+            assert_eq!(was_named(&plan_current(&plan, Some(true)).unwrap().reason), Some(true), "{plan:?}");
         }
     }
 }

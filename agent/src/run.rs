@@ -238,8 +238,8 @@ struct Agent {
     /// What is wrong with the ConfigMap.
     config_error: Option<String>,
     plan: Plan,
-    /// Whether the last plan that could be judged names this node.
-    is_named: bool,
+    /// Whether the last plan that could be judged names this node, also before this agent began; `None` if nobody knows.
+    is_named: Option<bool>,
     /// How often nothing was known of the plan.
     looks_without_plan: u32,
     /// The input of the last plan, and when it is tried again.
@@ -302,7 +302,7 @@ impl Agent {
             config: None,
             config_error: None,
             plan: Plan::Unknown,
-            is_named: true,
+            is_named: None,
             looks_without_plan: 0,
             planned: None,
             place: None,
@@ -344,6 +344,9 @@ impl Agent {
     async fn look(&mut self) {
         match api::node(&self.client, &self.args.node).await {
             Ok(node) => {
+                if self.node.is_none() {
+                    self.is_named = api::reason(&node, ready::CURRENT).and_then(ready::was_named);
+                }
                 self.node = Some(node);
                 self.tell("api", None);
             }
@@ -603,8 +606,8 @@ impl Agent {
             _ => self.tell("plan", None),
         }
         match plan {
-            Plan::NotNamed(_) => self.is_named = false,
-            Plan::Current(_) | Plan::HeldBack(_) => self.is_named = true,
+            Plan::NotNamed(_) => self.is_named = Some(false),
+            Plan::Current(_) | Plan::HeldBack(_) => self.is_named = Some(true),
             _ => (),
         }
         self.plan = plan;
@@ -809,8 +812,10 @@ impl Agent {
             None => self.plan.clone(),
         };
         self.shared.with(|metrics| metrics.plan = Some(plan.clone()));
-        let conditions: Vec<_> =
-            [Some(self.ready.clone()), ready::plan_current(&plan)].into_iter().flatten().collect();
+        let conditions: Vec<_> = [Some(self.ready.clone()), ready::plan_current(&plan, self.is_named)]
+            .into_iter()
+            .flatten()
+            .collect();
         let written = self.write_node(&conditions).await;
         self.shared.with(|metrics| metrics.api_up = Some(written.is_ok()));
         match written {
@@ -834,9 +839,9 @@ impl Agent {
         labels.retain(|key, _| !api::is_foreign(node, key));
         let may_open = ready::may_open(&self.plan, self.is_named, show.as_ref());
         if !names.ready_label.is_empty() {
-            // An agent that begins while the API server gives no plan takes no node away from pods.
-            let is_open =
-                ready::is_unknown(&self.plan) && api::label(node, &names.ready_label) == Some("true");
+            // An agent that begins while there is no plan that it could judge takes no node away from pods.
+            let is_unjudged = ready::is_unknown(&self.plan) || self.is_named.is_none();
+            let is_open = is_unjudged && api::label(node, &names.ready_label) == Some("true");
             labels.insert(names.ready_label.clone(), (is_ready && (may_open || is_open)).to_string());
         }
         let away_for = self.not_ready_since.map_or(Duration::ZERO, |since| since.elapsed());

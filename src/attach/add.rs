@@ -125,7 +125,8 @@ impl<'a> Request<'a> {
         let guid = record.vf.as_ref().and_then(|vf| vf.wanted.port_guid);
         record.bind = infiniband::prepare(&self.conf, &device, guid, left.as_ref())?
             .or_else(|| driver::for_reset(&self.conf, &device, left.as_ref()));
-        if record.bind.is_none() {
+        // Else they are not known before the driver is bound again.
+        if !record.is_bound_for_guid() {
             (record.rdma, record.rdma_renamed, record.rdma_qos) = (rdma.moving, rdma.renamed, rdma.qos);
         }
         let link = device.original.link.as_ref();
@@ -167,7 +168,7 @@ impl<'a> Request<'a> {
         if let Some(vf) = vf {
             vf::apply(vf, records, &self.node, &mut self.host)?;
         }
-        if record.bind.is_some() {
+        if record.is_bound_for_guid() {
             infiniband::take(record, records, &self.node, &mut self.host)?;
             // The RDMA devices are others now, and udev may rename them while they are looked up.
             let prepare = || rdma::prepare(&self.conf, device, &self.node);
@@ -180,7 +181,7 @@ impl<'a> Request<'a> {
         rdma::move_in(record, &self.netns, &self.node)?;
         let is_changed = vf.as_ref().is_some_and(vf::Changes::is_something)
             || !record.rdma.is_empty()
-            || record.bind.is_some();
+            || record.is_bound_for_guid();
         let link = match self.look_again(record, device, is_changed)? {
             Some(original) => Some(self.move_in(&original, record)?),
             // A program in user space has the device, and will own the address.

@@ -25,8 +25,8 @@ pub const ASIDE: Duration = Duration::from_secs(2);
 /// The pause before the second try. Each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
-/// After so many tries, which take two and a half minutes unless `reap` makes them, an RDMA device that is in no namespace
-/// is gone for good.
+/// After so many tries, which take two and a half minutes unless `reap` makes them, an RDMA device that has ended is gone
+/// for good.
 const TRIES_FOR_RDMA: u32 = 5;
 /// Debts above this number are dropped, the oldest first: a plugin that is gone for good owes for every pod.
 const MOST: usize = 1000;
@@ -379,10 +379,10 @@ fn in_pod(record: &Record, what: What, records: &Records, node: &Node) -> Result
     let back = netns.map_or(Ok(()), |netns| rdma::take_back(record, &netns));
     let back = back.and_then(|()| rdma::wait_for(record, node)).or_else(|error| {
         let is_tried = record.debt.as_ref().is_some_and(|debt| debt.tries >= TRIES_FOR_RDMA);
-        if !is_tried || !rdma::is_nowhere(record, node)? {
+        if !is_tried || !rdma::has_ended(record, node)? {
             return Err(error);
         }
-        log::warn!("{error:#}: it is in no namespace, and nothing is owed any more");
+        log::warn!("{error:#}: it has ended, and nothing is owed any more");
         Ok(())
     });
     // A pod that has the netdev without the RDMA device has not taken over what that was.

@@ -4,6 +4,7 @@
 //! devices. It is written before anything changes. The lock file of a device has a copy, in case someone removes
 //! records by hand.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -427,9 +428,32 @@ impl Record {
             }
             now.groups.clone_from(&left.groups);
         }
+        // What is bound again later gets these names, not those of today, which the pod before may have chosen.
+        let before = left.rdma_names_before();
+        match &mut self.bind {
+            Some(bind) if left.owes(What::Device) && bind.rdma.len() == before.len() => bind.rdma = before,
+            _ => (),
+        }
         if left.owes(What::HostAddresses) {
             self.host = left.host.clone();
         }
+    }
+
+    /// The names that the RDMA devices had on the host, as far as they are on record.
+    fn rdma_names_before(&self) -> Vec<String> {
+        if let Some(bind) = &self.bind {
+            return bind.rdma.clone();
+        }
+        let mut names: BTreeMap<u32, &String> =
+            self.rdma.iter().map(|device| (device.index, &device.name)).collect();
+        names.extend(self.rdma_renamed.iter().map(|renamed| (renamed.index, &renamed.before)));
+        names.into_values().cloned().collect()
+    }
+
+    /// Does ADD bind the driver again, for a GUID, so that netdev and RDMA device are others? Without one, only the reset at
+    /// the pod's end does.
+    pub fn is_bound_for_guid(&self) -> bool {
+        self.bind.as_ref().is_some_and(|bind| !bind.guids.is_empty())
     }
 
     /// Is it about the RDMA device alone, whose netdev another plugin has attached?
@@ -906,6 +930,40 @@ impl Ipam {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    fn record(more: serde_json::Value) -> Record {
+        let mut record = json!({
+            "version": 1, "bootId": "b", "phase": "attached", "network": "rail-0", "containerID": "c", "ifname": "net1",
+            "netns": {"path": "/n", "dev": 1, "ino": 1, "created": 1}, "since": "2026-11-24T00:00:00Z", "device": {"id": "0000:01:10.0"},
+            "applied": {"mac": "", "addresses": [], "routes": [], "rules": []},
+        });
+        record.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        serde_json::from_value(record).unwrap()
+    }
+
+    /// `chosen` is the name that the pod before has given the device, and that another device keeps it from losing.
+    #[test]
+    fn what_is_bound_again_gets_the_name_of_before_the_pod_that_renamed_it() {
+        let bind = |names: &[&str]| json!({"driver": "mlx5_core", "rdma": names, "guids": []});
+        let moved = json!([{"index": 4, "name": "mlx5_4"}]);
+        let owing = |what: &str| json!({"owed": [{"what": what, "why": "x"}]});
+        for (left, after) in [
+            (json!({"rdma": moved, "debt": owing("device")}), "mlx5_4"),
+            (
+                json!({"rdmaRenamed": {"index": 4, "before": "mlx5_4", "wanted": "x"}, "debt": owing("device")}),
+                "mlx5_4",
+            ),
+            (json!({"bind": bind(&["mlx5_4"]), "debt": owing("device")}), "mlx5_4"),
+            (json!({"rdma": moved}), "mlx5_4"),
+            // It had its name back, and the operator has given it this one since.
+            (json!({"rdma": moved, "debt": owing("reset")}), "chosen"),
+            (json!({"debt": owing("device")}), "chosen"),
+        ] {
+            let mut now = record(json!({"bind": bind(&["chosen"])}));
+            now.begin_as(&record(left.clone()));
+            assert_eq!(now.bind.unwrap().rdma, [after], "{left}");
+        }
+    }
 
     #[test]
     fn a_row_of_node_json_means_a_pf_by_address_name_or_altname() {

@@ -84,8 +84,16 @@ pub fn on_host(
         owe(&mut owed, What::Vf, settings(record, records, node, host));
         return Ok(Some(owed));
     };
-    if owes_settings(record) {
-        owe(&mut owed, What::Vf, driver::bind(record, records, node, host));
+    let bound = match owes_settings(record) {
+        true => driver::bind(record, records, node, host),
+        false => Ok(()),
+    };
+    match &bound {
+        // Nothing can be tried, a reset least of all.
+        Err(error) if is_unbound(record, node)? => {
+            return Ok(Some(all_of_device(record, &format!("{error:#}"))));
+        }
+        _ => owe(&mut owed, What::Vf, bound),
     }
     let Some(mut link) = wait_for(record, node, host)? else {
         if is_to_come_back(original, record, node)? {

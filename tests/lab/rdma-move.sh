@@ -270,6 +270,22 @@ a_device_that_ended_in_its_pod_is_not_owed_for_ever() {
     rdma link add rxe00 type rxe netdev ens0f0v0
 }
 
+# A namespace that only an open file keeps is found by nobody who looks for it. The kernel knows that it has the device.
+a_device_that_nobody_sees_is_owed_until_it_is_back() {
+    local config before try holder
+    config=$(conf 0 "$(vf 0)" '"rdma": "auto"')
+    before=$(on_host)
+    leave_below "$config"
+    exec {holder}</run/netns/below
+    ip netns del below
+    for try in 1 2 3 4 5 6; do "$bin/rail-cni" reap >/dev/null 2>&1 || true; done
+    same "debts after $try tries" 1 "$(find /run/rail-cni/debts -type f | wc -l)"
+    exec {holder}<&-
+    wait_until has_rdma ../x
+    "$bin/rail-cni" reap >/dev/null
+    same "on the host" "$before" "$(on_host)"
+}
+
 # Nothing is on record of it: somebody else moved it.
 a_device_in_another_namespace_is_named_with_its_place() {
     local said
@@ -376,5 +392,6 @@ run_cases the_device_goes_with_its_vf_and_comes_back check_sees_that_the_device_
     a_name_is_given_checked_and_taken_back a_name_that_is_no_name_of_a_file_goes_with_the_pod \
     a_name_from_a_namespace_below_the_pods_is_taken_away \
     a_device_that_came_late_is_the_next_pods_by_its_name a_device_that_ended_in_its_pod_is_not_owed_for_ever \
+    a_device_that_nobody_sees_is_owed_until_it_is_back \
     a_device_in_another_namespace_is_named_with_its_place \
     what_a_killed_call_left_is_restored_by_the_next_one eight_adds_and_dels_at_once_lose_no_device

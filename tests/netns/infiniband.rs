@@ -533,6 +533,30 @@ fn a_vf_without_driver_after_its_reset_is_healed_by_its_next_add() {
     played.is_as(&state);
 }
 
+/// The driver may need the reset before it takes the VF. A pod would get what the one before it left.
+#[test]
+fn a_reset_is_owed_however_often_the_driver_refuses() {
+    let Some(played) = Played::new("infiniband::reset_kept", HOSTS) else { return };
+    let state = played.state();
+    let config = played.with_reset(None);
+    played.run("ADD", 0, &config).ok();
+    played.refusals.set(1);
+    played.run("DEL", 0, &config).ok();
+    assert_eq!((played.resets.get(), played.at("driver").exists()), (1, false));
+    let reap = || {
+        let call = played.host.call("", "", &played.pods[0]).args(&["reap"]);
+        let reaped = trace::run_with(&call, &Value::Null, |point| played.fate(point)).ran;
+        played.refresh();
+        reaped.status
+    };
+    for _ in 0..2 {
+        played.refusals.set(1);
+        assert_eq!((reap(), played.resets.get(), played.host.debts().len()), (1, 1, 1));
+    }
+    assert_eq!((reap(), played.resets.get(), played.host.debts().len()), (0, 2, 0));
+    played.is_as(&state);
+}
+
 /// A pod that is told to send faster than its link can has a limit that is none.
 #[test]
 fn a_rate_that_the_pfs_link_does_not_have_is_refused() {

@@ -87,7 +87,7 @@ fn a_node_without_node_json_is_not_ready_and_says_what_to_do() {
         };
         until_told(&agent, "no key \"node.dgx.json\"");
         until_told(&agent, "(rail-cni/node-class=CLASS)");
-        agent.until_condition(&api, "RailsPlanCurrent", "False", "Refused");
+        agent.until_condition(&api, "RailsPlanCurrent", "False", "NotJudged");
         api.delete(CONFIG_MAP);
         until_told(&agent, "there is no ConfigMap kube-system/rail-cni");
         agent.until("metric", || served("/metrics").contains("rail_cni_ready 0"));
@@ -237,32 +237,46 @@ fn a_node_with_prefixes_that_the_plan_does_not_name_is_not_opened() {
         };
         all_of_another();
         let agent = Running::start(&api, &[]);
-        let until_told = |text: &str| {
+        let until_told = |agent: &Running, reason: &str, text: &str| {
             agent.until(text, || {
                 let current = condition(&api, "RailsPlanCurrent");
-                current["reason"] == "Refused" && current["message"].as_str().unwrap().contains(text)
+                current["reason"] == reason && current["message"].as_str().unwrap().contains(text)
             });
         };
-        until_told("does not name this node worker-gpu-0");
-        let closed = || {
+        until_told(&agent, "NotNamed", "does not name this node worker-gpu-0");
+        let closed = |agent: &Running| {
             agent.until("the label", || api.get(NODE)["metadata"]["labels"]["rail-cni/ready"] == "false");
             assert_eq!(taints(&api.get(NODE)), ["rail-cni/not-ready"]);
             assert_eq!(condition(&api, "RailsReady")["status"], "True");
         };
-        closed();
+        closed(&agent);
         // What nobody can judge opens nothing that was closed.
         let mut wrong = pool(1, None);
         wrong["spec"]["staticAllocations"][0]["prefix"] = json!("172.18.0.1/31");
         api.put(&format!("{POOLS}/rail-1"), wrong);
-        until_told("172.18.0.1/31");
-        closed();
+        until_told(&agent, "NotNamed", "172.18.0.1/31");
+        closed(&agent);
+        // Nor does the next agent open it, nor one that finds the Node registered anew.
+        let again = |reason: &str| {
+            let agent = Running::start(&api, &[]);
+            let looks = || api.count("GET /api/v1/nodes/worker-gpu-0");
+            let before = looks();
+            agent.until("some looks", || looks() > before + 3);
+            until_told(&agent, reason, "172.18.0.1/31");
+            closed(&agent);
+            agent
+        };
+        assert!(agent.stop());
+        assert!(again("NotNamed").stop());
+        register_anew(&api);
+        let agent = again("NotJudged");
         for rail in 0..2 {
             api.put(&format!("{POOLS}/rail-{rail}"), pool(rail, None));
         }
         agent.until("the taint away", || taints(&api.get(NODE)).is_empty());
         // It does not come back under a plan that is wrong.
         all_of_another();
-        until_told("does not name this node worker-gpu-0");
+        until_told(&agent, "NotNamed", "does not name this node worker-gpu-0");
         agent.until("the label", || api.get(NODE)["metadata"]["labels"]["rail-cni/ready"] == "false");
         assert!(taints(&api.get(NODE)).is_empty());
     });
@@ -522,7 +536,7 @@ fn a_node_that_the_plan_does_not_name_any_more_is_told_so_and_keeps_its_store() 
             of_another["spec"]["staticAllocations"][0]["nodeName"] = json!("worker-gpu-7");
             api.put(&format!("{POOLS}/rail-{rail}"), of_another);
         }
-        let message = agent.until_condition(&api, "RailsPlanCurrent", "False", "Refused");
+        let message = agent.until_condition(&api, "RailsPlanCurrent", "False", "NotNamed");
         assert!(message.contains("does not name this node worker-gpu-0"), "{message}");
         assert!(message.contains("node worker-gpu-0 is in the store (2 pools)"), "{message}");
         assert_eq!([allocation(0), allocation(1)], before);
@@ -685,7 +699,7 @@ fn a_plan_that_the_host_could_not_take_is_tried_again_soon() {
         install();
         sh("mkdir -p /var/lib/rail-cni; mount -t tmpfs -o ro tmpfs /var/lib/rail-cni");
         let agent = Running::start(&api, &[]);
-        let message = agent.until_condition(&api, "RailsPlanCurrent", "False", "Refused");
+        let message = agent.until_condition(&api, "RailsPlanCurrent", "False", "NotJudged");
         assert!(message.contains("Read-only file system"), "{message}");
         sh("mount -o remount,rw /var/lib/rail-cni");
         agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
@@ -724,7 +738,7 @@ fn the_fabric_of_another_cluster_is_not_written() {
         };
         api.put(CONFIG_MAP, data("cluster-2", "leaf-odd"));
         let agent = Running::start(&api, &["--plan-from", "config-map"]);
-        agent.until_condition(&api, "RailsPlanCurrent", "False", "Refused");
+        agent.until_condition(&api, "RailsPlanCurrent", "False", "NotJudged");
         assert_eq!(allocation(0), "", "nothing of another cluster");
         api.put(CONFIG_MAP, data("cluster-1", "leaf-odd"));
         agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");

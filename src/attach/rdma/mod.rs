@@ -135,7 +135,7 @@ fn without_device(conf: &NetConf, device: &Device, is_exclusive: bool, node: &No
     let is_required = conf.rdma == Rdma::Required;
     let which = if is_required { Which::All } else { Which::Mounted };
     let functions: Vec<_> = device.function().into_iter().filter(|_| is_exclusive).collect();
-    if let Some(away) = find_away(&functions, which, SearchTime::Short)?.0.first() {
+    if let Some(away) = find_away(&functions, which, SearchTime::Short)?.first() {
         let place = away.describe();
         if is_required {
             fail!(
@@ -158,10 +158,10 @@ fn without_device(conf: &NetConf, device: &Device, is_exclusive: bool, node: &No
 }
 
 /// Finds the RDMA devices of these functions in the namespaces that can be seen from here, as far as the time suffices.
-pub fn find_away(functions: &[&Function], which: Which, time: SearchTime) -> Result<(Vec<Away>, Seen)> {
+pub fn find_away(functions: &[&Function], which: Which, time: SearchTime) -> Result<Vec<Away>> {
     let mut found = Vec::new();
     if functions.is_empty() {
-        return Ok((found, Seen::All));
+        return Ok(found);
     }
     let deadline = watchdog::search_until(time);
     let seen = every_netns::visit(which, deadline, |_, netns| {
@@ -186,7 +186,7 @@ pub fn find_away(functions: &[&Function], which: Which, time: SearchTime) -> Res
     if seen == Seen::Part {
         log::warn!("the search for RDMA devices ended before every namespace was examined");
     }
-    Ok((found, seen))
+    Ok(found)
 }
 
 /// Restores RDMA devices that came back after their pod's DEL had given up waiting, as the next pod is to have them. Where
@@ -275,13 +275,10 @@ pub fn wait_for(record: &Record, node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Is the device in no namespace that can be seen? Then it ended while the pod had it, with its driver's RDMA module, say;
-/// or its namespace has ended just now, which takes the kernel some moments.
-pub fn is_nowhere(record: &Record, node: &Node) -> Result<bool> {
+/// Did the device end while the pod had it, with its driver's RDMA module, say? It may be made anew at any time.
+pub fn has_ended(record: &Record, node: &Node) -> Result<bool> {
     let function = host_function(record, node)?;
-    let functions: Vec<_> = function.iter().collect();
-    let (away, seen) = find_away(&functions, Which::All, SearchTime::Short)?;
-    Ok(away.is_empty() && seen == Seen::All)
+    Ok(!function.map(|function| function.has_rdma_somewhere()).transpose()?.unwrap_or(false))
 }
 
 /// What CHECK finds about the devices. `ifname` is the present name of the netdev in the pod.

@@ -90,7 +90,7 @@ fn devices(inventory: &Inventory, why: Option<&str>, found: &mut Findings) {
     let searched = lacking.filter(|(one, link)| link.is_some() && !owes(one)).map(|(one, _)| *one);
     let searched: Vec<_> = searched.filter(|_| inventory.rdma == RdmaMode::Exclusive).collect();
     let away = match rdma::find_away(&searched, Which::All, SearchTime::Long) {
-        Ok((away, _)) => away,
+        Ok(away) => away,
         Err(error) => {
             found.add(Check::skip(DEVICES, format!("{error:#}")));
             Vec::new()

@@ -183,7 +183,15 @@ fn tos_and_traffic_class_are_set_checked_and_restored_on_all_ports() {
     let Some((host, pod)) = with_rdma("rdma::qos") else { return };
     let files = with_qos(&host);
     let config = with(rail(0), json!({"gid": "off", "rdmaQoS": {"tos": 96, "tc": 96}}));
-    for way in ["del", "reap"] {
+    let driver = host.path("sys/bus/pci/drivers/mlx5_core");
+    let function = host.path(&format!("sys/devices/{}", vf_address(0)));
+    let written =
+        [driver.join("unbind"), driver.join("bind"), function.join("reset"), function.join("reset_method")];
+    written.iter().for_each(|file| fs::write(file, "flr").unwrap());
+    for way in ["del", "reset", "reap"] {
+        // Its driver is bound again when the pod ends, and not before.
+        let more = if way == "reset" { json!({"resetOnDel": "flr"}) } else { json!({}) };
+        let config = with(config.clone(), more);
         let result = host.cni("ADD", "c1", &pod, &config).ok().json();
         assert_eq!(contents(&files), ["96"; 4]);
         let check = with(config.clone(), json!({ "prevResult": result }));
@@ -197,7 +205,7 @@ fn tos_and_traffic_class_are_set_checked_and_restored_on_all_ports() {
         ] {
             assert!(other["msg"].as_str().unwrap().contains(part), "{other}");
         }
-        if way == "del" {
+        if way != "reap" {
             host.cni("DEL", "c1", &pod, &config).ok();
         } else {
             // The veth that plays the VF ends with it.
