@@ -67,7 +67,7 @@ a_refused_move_is_rolled_back() {
     pod pod1
     for key in required auto; do
         make_device
-        refused "RDMA device rxe0" ADD pod1 net1 "$(conf 0 "$(vf 0)" "\"rdma\": \"$key\"")"
+        refused "its driver cannot move an RDMA device to a pod" ADD pod1 net1 "$(conf 0 "$(vf 0)" "\"rdma\": \"$key\"")"
         same "the node after $key" "$pristine" "$(snapshot)"
         same "the pod after $key" lo "$(ip -n pod1 -json link show | jq -r '.[].ifname')"
     done

@@ -13,13 +13,14 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use nix::errno::Errno;
 
 use super::config::{NetConf, Rdma};
 use super::device::Device;
 use super::record::{Qos, RdmaRenamed, Record, Records, What};
 use crate::error::all_of;
 use crate::every_netns::{self, Seen, Which};
-use crate::netlink::{Socket, rdma};
+use crate::netlink::{Error, Socket, rdma};
 use crate::netns::Netns;
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function, Mounted};
@@ -215,9 +216,19 @@ pub fn move_in(record: &Record, netns: &Netns, node: &Node) -> Result<()> {
     let is_any = !record.rdma.is_empty() || record.rdma_renamed.is_some();
     if let Some(mut socket) = if is_any { rdma::open()? } else { None } {
         name::give(record, &mut socket)?;
-        record.rdma.iter().try_for_each(|device| rdma::move_to(&mut socket, device, netns))?;
+        let mut moving = record.rdma.iter().map(|device| rdma::move_to(&mut socket, device, netns));
+        moving.try_for_each(|moved| moved).map_err(explained)?;
     }
     qos::set_tos(record, netns, node)
+}
+
+/// Not every driver can: rxe, and bnxt_re before a patch of April 2023.
+fn explained(error: anyhow::Error) -> anyhow::Error {
+    match Error::is(&error, Errno::EOPNOTSUPP) {
+        true => error
+            .context("its driver cannot move an RDMA device to a pod: use a newer one, or \"rdma\": \"off\""),
+        false => error,
+    }
 }
 
 /// Restores what ADD or the pod changed of devices that are on the host. The names come first: the settings are found by
