@@ -137,6 +137,13 @@ fn run(arguments: &Arguments, checks: &[Check]) -> Result<u8, (u8, String)> {
     let jobs =
         arguments.jobs.unwrap_or_else(|| 4 * std::thread::available_parallelism().map_or(2, usize::from));
     let reports: Vec<_> = all.iter().map(|settings| judge(settings, checks, jobs)).collect();
+    for (report, (had, refusal)) in reports.iter().filter_map(|one| Some((one, one.few.as_ref()?))) {
+        let plugin = &report.plugin;
+        let _ = writeln!(
+            std::io::stderr(),
+            "cni-conformance: {plugin}: checks that need more attachments than {had} at once are left out: {refusal}"
+        );
+    }
     print(&report::write(&reports, arguments.format, arguments.level))?;
     if let Some(fault) = reports.iter().find_map(|report| report.fault.clone()) {
         return Err((2, fault));

@@ -309,7 +309,14 @@ mod tests {
             judged("three", Level::Should, Outcome::Known, "as ever"),
             judged("four", Level::Quality, Outcome::LeftOut, "no device"),
         ];
-        Report { plugin: "a<b".to_owned(), program: "/x".to_owned(), checks, fault: None, refusal: None }
+        Report {
+            plugin: "a<b".to_owned(),
+            program: "/x".to_owned(),
+            checks,
+            fault: None,
+            refusal: None,
+            few: None,
+        }
     }
 
     #[test]

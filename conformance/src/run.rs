@@ -65,6 +65,9 @@ pub struct Report {
     /// Why its plainest ADD fails, if it does.
     #[serde(skip)]
     pub refusal: Option<String>,
+    /// If that succeeds, but not for as many attachments at once as the checks have: for how many, and why not for more.
+    #[serde(skip)]
+    pub few: Option<(usize, String)>,
 }
 
 impl Report {
@@ -96,28 +99,54 @@ impl Report {
 struct Tried {
     /// The versions that VERSION tells.
     versions: Vec<String>,
-    /// Why ADD fails, if it does.
+    /// How many attachments there were at once.
+    had: usize,
+    /// Why ADD fails for one more, if it does.
     refusal: Option<String>,
 }
 
-/// Asks VERSION, and makes the plainest attachment.
-fn tried(world: &World<'_>) -> Result<Tried, Stop> {
-    let one = world.attachment(0)?;
-    let answer = match world.run(&world.call("VERSION", &one)) {
+/// Asks VERSION, and makes the plainest attachments, each in a pod of its own, until `most` are there or one fails. Without
+/// a DEL between them: what a plugin loses from one life to the next must not look like a pool that is small from the
+/// beginning, for then no check would tell.
+fn tried(world: &World<'_>, most: usize) -> Result<Tried, Stop> {
+    let first = world.attachment(0)?;
+    let answer = match world.run(&world.call("VERSION", &first)) {
         Ok(ran) => ran.result().unwrap_or_default(),
         Err(unusable @ Stop::Unusable(_)) => return Err(unusable),
         Err(_) => Value::Null,
     };
     let versions = answer["supportedVersions"].as_array().into_iter().flatten();
-    let versions = versions.filter_map(|version| version.as_str().map(str::to_owned)).collect();
-    let refusal = match world.add(&one) {
-        Ok(result) => {
-            let _ = world.run(&world.del_call(&one, &result));
-            None
+    let versions: Vec<_> = versions.filter_map(|version| version.as_str().map(str::to_owned)).collect();
+    // The plainest ADD is of a version that the checks ask for.
+    let mut description = world.description().clone();
+    description.serves(&versions);
+    let made = |n: usize| {
+        let one = if n == 0 { first.clone() } else { world.attachment(n)? };
+        let one = world.of_version(one, description.newest());
+        let ran = world.run(&world.call("ADD", &one))?;
+        if ran.status != 0 {
+            // Above that, a signal ended it.
+            let stop = if ran.status > 128 { Stop::Fails } else { Stop::LeftOut };
+            return Err(stop(format!("its ADD fails: {}", ran.told())));
         }
-        Err(Stop::Fails(reason) | Stop::LeftOut(reason) | Stop::Unusable(reason)) => Some(reason),
+        let result = ran.result().map_err(Stop::Fails)?;
+        Ok((one, result))
     };
-    Ok(Tried { versions, refusal })
+    let (mut had, mut refusal) = (Vec::new(), None);
+    while had.len() < most {
+        match made(had.len()) {
+            Ok(one) => had.push(one),
+            // One that crashes, prints garbage or does not end does not say that nothing is left: the checks are asked.
+            Err(Stop::Fails(_)) if !had.is_empty() => break,
+            Err(Stop::Fails(reason) | Stop::LeftOut(reason) | Stop::Unusable(reason)) => {
+                refusal = Some(reason);
+                break;
+            }
+        }
+    }
+    // If one hangs, the others are not waited for.
+    let _ = had.iter().try_for_each(|(one, result)| world.run(&world.del_call(one, result)).map(drop));
+    Ok(Tried { versions, had: had.len(), refusal })
 }
 
 /// Runs `checks`, `jobs` at a time. The calling thread must have no children that others wait for.
@@ -127,14 +156,15 @@ pub fn judge(settings: &Settings, checks: &[Check], jobs: usize) -> Report {
         needs.iter().try_for_each(|line| ip(line).map(drop).map_err(Stop::LeftOut))
     });
     let mut settings = settings.clone();
-    let (mut reason, mut fault, mut refusal) = (None, None, None);
+    let most = checks.iter().map(|check| check.attachments).max().unwrap_or(1);
+    let (mut reason, mut fault, mut few) = (None, None, None);
     match needed {
         Err(Stop::LeftOut(why) | Stop::Fails(why) | Stop::Unusable(why)) => reason = Some(why),
-        Ok(()) => match World::with(&settings, tried).0 {
+        Ok(()) => match World::with(&settings, |world| tried(world, most)).0 {
             Ok(tried) => {
                 settings.description.serves(&tried.versions);
-                settings.adds = tried.refusal.is_none();
-                refusal = tried.refusal;
+                settings.adds = tried.had > 0;
+                few = tried.refusal.map(|refusal| (tried.had, refusal));
             }
             Err(Stop::Unusable(why)) => {
                 reason = Some(why.clone());
@@ -152,8 +182,8 @@ pub fn judge(settings: &Settings, checks: &[Check], jobs: usize) -> Report {
             let at = next.fetch_add(1, Ordering::Relaxed);
             checks.get(at).zip(results.get(at))
         } {
-            let judged = match &reason {
-                Some(reason) => judged(check, settings, Err(Stop::LeftOut(reason.clone())), Vec::new()),
+            let judged = match reason.clone().or_else(|| lacks(check, few.as_ref())) {
+                Some(reason) => judged(check, settings, Err(Stop::LeftOut(reason)), Vec::new()),
                 None => {
                     let (verdict, steps) = World::with(settings, check.run);
                     judged(check, settings, verdict, steps)
@@ -172,13 +202,27 @@ pub fn judge(settings: &Settings, checks: &[Check], jobs: usize) -> Report {
         }
     });
     let checks = results.into_iter().filter_map(|one| one.into_inner().ok().flatten()).collect();
+    let (few, refusal) = match few {
+        Some((0, refusal)) => (None, Some(refusal)),
+        few => (few, None),
+    };
     Report {
         plugin: settings.description.name.clone(),
         program: settings.program.display().to_string(),
         checks,
         fault,
         refusal,
+        few,
     }
+}
+
+/// Why a check is left out that has more attachments at once than there could be, if so. One that has a single attachment
+/// finds out itself.
+fn lacks(check: &Check, few: Option<&(usize, String)>) -> Option<String> {
+    let (had, refusal) = few?;
+    let asked = check.attachments;
+    (asked > 1 && asked > *had)
+        .then(|| format!("it needs {asked} attachments at once, and there could be {had}: {refusal}"))
 }
 
 fn judged(check: &Check, settings: &Settings, verdict: Result<(), Stop>, steps: Vec<String>) -> Judged {

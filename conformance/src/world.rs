@@ -54,7 +54,8 @@ pub struct Settings {
     pub sample: Option<usize>,
     /// Are firewall rules compared? [`firewall`] must work here.
     pub sees_firewall: bool,
-    /// Did an ADD succeed of which nothing is unusual? Then one that fails is a failure, wherever it is.
+    /// Did an ADD succeed of which nothing is unusual? Then one that fails is a failure, wherever it is: a check that has more
+    /// attachments at once than there can be is not run.
     pub adds: bool,
 }
 
@@ -551,6 +552,12 @@ impl<'s> World<'s> {
         let ran = self.run(&self.del_call(attachment, result))?;
         ensure!(ran.status == 0, "DEL fails: {}", ran.told());
         Ok(())
+    }
+
+    /// DEL before the next ADD, for a check that is about something else: there may be a single address or device. What is left
+    /// is none of the check.
+    pub fn make_room(&self, attachment: &Attachment, result: &Value) -> Result<(), Stop> {
+        self.run(&self.del_call(attachment, result)).map(drop)
     }
 
     /// Makes a call and kills whoever makes its system call number `victim`.

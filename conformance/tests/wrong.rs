@@ -554,7 +554,11 @@ fn an_add_that_fails_where_it_is_unusual_is_a_failure() {
     for (at, (check, script)) in [
         ("interface_has_its_name", "is ADD && [ ${#CNI_IFNAME} -gt 8 ] && bad 130"),
         ("result_of_0_4_has_families", "take; is ADD && has '\"0.4.0\"' && bad 1"),
-        ("del_keeps_other_attachments", "is ADD && [ $CNI_CONTAINERID = c2 ] && bad 11"),
+        // A third pod at once could be too many; this one is not let in because of the second interface of another.
+        (
+            "del_keeps_other_attachments",
+            "is ADD && [ $CNI_CONTAINERID = c2 ] && ip -n c0 link show net2 >/dev/null && bad 11",
+        ),
     ]
     .into_iter()
     .enumerate()
@@ -572,6 +576,133 @@ fn an_add_that_fails_where_it_is_unusual_is_a_failure() {
         "is ADD && bad 130",
     );
     assert_eq!(all["outcome"], "left-out", "{all}");
+}
+
+/// One address, or one device, suffices for no two attachments: that is no fault of the plugin.
+#[test]
+fn a_plugin_whose_pool_or_device_is_the_only_one_fails_nothing() {
+    let Some(plugins) = plugins("a_plugin_whose_pool") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for (name, only) in [
+        (
+            "rail-ipam",
+            json!([
+                ["/files/{DIR}~1store~1node-1~1pool.json/prefix", "10.9.0.0/31"],
+                ["/files/{DIR}~1store~1node-1~1pool.json/gateway", "10.9.0.0"],
+            ]),
+        ),
+        (
+            "rail-cni",
+            json!([
+                ["/host/0", "link add dev0 type veth peer name peer0"],
+                ["/unplug", "link del peer0"],
+                ["/conf/device", "dev0"],
+            ]),
+        ),
+    ] {
+        let mut description: Value = serde_json::from_slice(&fs::read(described(name)).unwrap()).unwrap();
+        for change in only.as_array().unwrap() {
+            *description.pointer_mut(change[0].as_str().unwrap()).unwrap() = change[1].clone();
+        }
+        let file = directory.path().join(name);
+        fs::write(&file, description.to_string()).unwrap();
+        let mut command = suite();
+        command.args(["--format", "json", "--sample", "2", "--describe"]).arg(file);
+        let output = command.arg("--path").arg(&plugins).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        let told = String::from_utf8_lossy(&output.stderr);
+        let line =
+            format!("{name}: checks that need more attachments than 1 at once are left out: its ADD fails");
+        assert!(told.contains(&line), "{told}");
+        for (check, (_, outcome, seen)) in cni_conformance::checks::all().iter().zip(outcomes(&output)) {
+            assert_ne!(outcome, "fail", "{}: {seen}", check.name);
+            let reason =
+                format!("it needs {} attachments at once, and there could be 1: ", check.attachments);
+            assert_eq!(seen.starts_with(&reason), check.attachments > 1, "{}: {seen}", check.name);
+        }
+    }
+}
+
+/// An IPAM plugin with `count` addresses. Where it `loses` them, DEL gives nothing back.
+fn pool(count: usize, loses: bool) -> String {
+    let gives_back = if loses { ":" } else { r#"rm -rf "${one%/*}""# };
+    format!(
+        r#"
+        is VERSION && echo '{{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}}' && ok
+        take
+        has '"1.0.0"' || bad 1
+        is ADD && {{
+            mkdir -p /run/leases
+            for n in $(seq {count}); do
+                mkdir /run/leases/$n 2>/dev/null || continue
+                >/run/leases/$n/$CNI_CONTAINERID.$CNI_IFNAME
+                echo '{{"cniVersion":"1.0.0","ips":[{{"address":"10.9.0.'$n'/24"}}]}}'
+                ok
+            done
+            bad 11
+        }}
+        is DEL && for one in /run/leases/*/$CNI_CONTAINERID.$CNI_IFNAME; do {gives_back}; done
+        ok"#
+    )
+}
+
+/// It serves no version but 1.0.0, which is that of its first ADDs, too.
+#[test]
+fn a_check_is_asked_where_there_can_be_all_of_its_attachments() {
+    let Some(_) = plugins("a_check_is_asked_where") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let description = json!({"kind": "ipam", "conf": {"ipam": {"type": "x"}}});
+    let found = |checks: &[&str], script: &str| {
+        let arguments: Vec<_> = checks.iter().flat_map(|check| ["--only", check]).collect();
+        let arguments = [&["--format", "json"][..], &arguments].concat();
+        let output = judged_alone(directory.path(), &description, script, &arguments);
+        let is_told = String::from_utf8_lossy(&output.stderr).contains("more attachments than");
+        (outcomes(&output), is_told)
+    };
+    let (one, three, eight) =
+        ("add_after_del_is_as_the_first", "del_keeps_other_attachments", "addresses_are_had_by_one");
+    for count in [1, 2, 3, 7, 8] {
+        let (found, is_told) = found(&[one, three, eight], &pool(count, false));
+        assert_eq!(found.len(), 3);
+        for (name, outcome, seen) in found {
+            let needed = [(one, 1), (three, 3), (eight, 8)].into_iter().find(|(check, _)| *check == name);
+            let needed = needed.unwrap().1;
+            let expected = if needed <= count { "pass" } else { "left-out" };
+            assert_eq!(outcome, expected, "{count} addresses: {name}: {seen}");
+            let reason =
+                format!("it needs {needed} attachments at once, and there could be {count}: its ADD fails");
+            assert_eq!(seen.starts_with(&reason), needed > count, "{seen}");
+        }
+        assert_eq!(is_told, count < 8, "{count} addresses");
+    }
+    // No more are tried than are needed.
+    assert!(!found(&[one, three], &pool(3, false)).1);
+    // Neither garbage nor a crash says that nothing is left.
+    for other in ["echo garbage; ok", "kill -SEGV $$"] {
+        let (found, is_told) = found(&[eight], &pool(3, false).replace("bad 11", other));
+        assert!(found[0].1 == "fail" && !is_told, "{found:?}");
+    }
+    // What is lost from one life to the next makes no pool small: what could be there first must be there later.
+    for (count, check) in [(1, one), (1, "life_leaves_nothing"), (8, "adds_at_the_same_time"), (8, eight)] {
+        let (found, is_told) = found(&[check], &pool(count, true));
+        let (_, outcome, seen) = found.iter().find(|(name, ..)| name == check).unwrap();
+        assert!(
+            outcome == "fail" && seen.contains(r#""code":11"#) && !is_told,
+            "{count} addresses: {found:?}"
+        );
+    }
+}
+
+/// Also where the third ADD fails because of it.
+#[test]
+fn a_second_interface_that_is_refused_leaves_its_check_out() {
+    let Some(plugins) = plugins("a_second_interface") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let script = "is ADD && { [ $CNI_IFNAME = net2 ] && touch /run/second; [ -e /run/second ] && bad 11; }";
+    let check = "del_keeps_other_attachments";
+    let found = verdict(directory.path(), &plugins, "rail-cni", check, "second", script);
+    assert_eq!(found["outcome"], "left-out", "{found}");
+    assert!(found["seen"].as_str().unwrap().contains("for a second interface of the pod"), "{found}");
 }
 
 #[test]

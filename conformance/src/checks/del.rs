@@ -121,7 +121,8 @@ pub const CHECKS: &[Check] = &[
         Must,
         "DEL touches neither other interfaces of the pod nor the same interface of another pod",
         del_keeps_other_attachments,
-    ),
+    )
+    .with_attachments(3),
     check(
         "del_of_another_container_takes_nothing",
         &[75, 85],
@@ -278,8 +279,7 @@ fn del_with(world: &World<'_>, previous: &[Option<Value>], releases: bool) -> Re
         if releases {
             world.is_as(&before, &format!("after DEL with prevResult {what}"))?;
         } else {
-            // What is left is none of this check, nor in the way of the next ADD.
-            world.run(&world.del_call(&one, &result))?;
+            world.make_room(&one, &result)?;
         }
         one = world.renewed(one)?;
     }
@@ -342,11 +342,11 @@ fn del_keeps_other_attachments(world: &World<'_>) -> Result<(), Stop> {
     let result = world.add(&first)?;
     let of_first = world.state()?;
     let added = world.run(&world.call("ADD", &second))?;
-    world.add(&third)?;
     if added.status != 0 {
         let told = added.told();
         return Err(Stop::LeftOut(format!("its ADD fails for a second interface of the pod: {told}")));
     }
+    world.add(&third)?;
     let of_all = world.state()?;
     let pod = world.pod_state(&third)?;
     let of_second = |state: &Value| state["links"]["net2"].clone();

@@ -409,6 +409,7 @@ fn results_of_older_ipams_are_read(world: &World<'_>) -> Result<(), Stop> {
         let ran = world.run(&world.call("ADD", &one))?;
         ensure!(ran.status == 0, "ADD while the IPAM plugin prints {old}: {}", ran.told());
         ensure!(ran.stdout.contains("10.77.0.2"), "the result of {old} is {}", ran.stdout);
+        world.make_room(&one, &ran.result().unwrap_or_default())?;
     }
     Ok(())
 }

@@ -43,6 +43,8 @@ pub struct Check {
     pub level: Level,
     /// What has to hold.
     pub asks: &'static str,
+    /// How many attachments it has at the same time.
+    pub attachments: usize,
     /// Finds out.
     pub run: fn(&World<'_>) -> Result<(), Stop>,
 }
@@ -85,7 +87,15 @@ const fn check(
     asks: &'static str,
     run: fn(&World<'_>) -> Result<(), Stop>,
 ) -> Check {
-    Check { name, items, level, asks, run }
+    Check { name, items, level, asks, attachments: 1, run }
+}
+
+impl Check {
+    /// The same with so many attachments at the same time. It is left out where the pool or the devices of the description do
+    /// not suffice for them.
+    const fn with_attachments(self, attachments: usize) -> Check {
+        Check { attachments, ..self }
+    }
 }
 
 use Level::{Must, Quality, Should};

@@ -17,21 +17,24 @@ pub const CHECKS: &[Check] = &[
         Must,
         "eight ADDs of eight pods at the same time succeed, and their DELs",
         adds_at_the_same_time,
-    ),
+    )
+    .with_attachments(COUNT),
     check(
         "addresses_are_had_by_one",
         &[117],
         Must,
         "eight ADDs at the same time get eight addresses",
         addresses_are_had_by_one,
-    ),
+    )
+    .with_attachments(COUNT),
     check(
         "adds_of_one_pod_at_the_same_time",
         &[122],
         Quality,
         "eight ADDs of one pod at the same time succeed, and their DELs: containerd does not wait",
         adds_of_one_pod_at_the_same_time,
-    ),
+    )
+    .with_attachments(COUNT),
     check(
         "dels_at_the_same_time",
         &[76, 105],

@@ -254,6 +254,7 @@ fn result_of_0_4_has_families(world: &World<'_>) -> Result<(), Stop> {
                 ensure!(address["version"] == family, "{version}: the version of {address}");
             }
             ensure!(result.get("ip4").is_none(), "{version}: the result has ip4");
+            world.make_room(&one, &result)?;
         }
     }
     if asked { Ok(()) } else { Err(Stop::LeftOut("it claims none of these versions".to_owned())) }
@@ -271,6 +272,7 @@ fn result_of_0_2_is_by_family(world: &World<'_>) -> Result<(), Stop> {
                 "{version}: no address in {result}"
             );
             ensure!(result.get("ips").is_none() && result.get("interfaces").is_none(), "{version}: {result}");
+            world.make_room(&one, &result)?;
         }
     }
     let reason = || world.description().lacks_version("0.2.0").unwrap_or_default();

@@ -27,7 +27,8 @@ pub const CHECKS: &[Check] = &[
         Quality,
         "after an ADD that was killed at any system call, and without a DEL, another pod's ADD of another device succeeds",
         killed_add_is_added_again,
-    ),
+    )
+    .with_attachments(2),
 ];
 
 /// Those of `calls` system calls that are tried.
