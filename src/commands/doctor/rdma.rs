@@ -89,13 +89,10 @@ fn devices(inventory: &Inventory, why: Option<&str>, found: &mut Findings) {
     let lacking = rails.iter().flat_map(|(_, all)| all).filter(|(one, _)| !has(one));
     let searched = lacking.filter(|(one, link)| link.is_some() && !owes(one)).map(|(one, _)| *one);
     let searched: Vec<_> = searched.filter(|_| inventory.rdma == RdmaMode::Exclusive).collect();
-    let away = match rdma::find_away(&searched, Which::All, SearchTime::Long) {
-        Ok(away) => away,
-        Err(error) => {
-            found.add(Check::skip(DEVICES, format!("{error:#}")));
-            Vec::new()
-        }
-    };
+    let away = rdma::find_away(&searched, Which::All, SearchTime::Long).unwrap_or_else(|error| {
+        found.add(Check::skip(DEVICES, format!("{error:#}")));
+        Vec::new()
+    });
     if with == 0 && !moved && away.is_empty() {
         let text = "no PF and no VF of a rail has an RDMA device";
         return found.add(match why {
