@@ -201,7 +201,7 @@ impl fmt::Display for Taken {
         if *is_pool {
             write!(
                 f,
-                "the plan does not name that pool: `rail-ipam plan --to store --prune` removes such pools"
+                "the plan does not name that pool: `rail-ipam plan FILE --to store --prune` removes such pools"
             )
         } else {
             write!(
@@ -356,10 +356,14 @@ pub fn changes(node: &Node, pools: &Pools, nodes: &Nodes, terms: &Terms) -> Resu
     Ok(import)
 }
 
-/// The cables of a node stay where they are when its addresses change, and so does what its leaves are configured for.
+/// The cables of a node stay where they are when its addresses change, and so does what its leaves are configured for. A
+/// prefix that another pool of the node had is on a cable of the node already.
 fn renumbered(lines: &[Line]) -> Option<String> {
+    let key = |allocation: &Allocation| (allocation.prefix, allocation.gateway);
+    let had = lines.iter().filter_map(|line| Some((line.node_name.as_str(), key(line.before.as_ref()?))));
+    let had: BTreeSet<_> = had.collect();
     let is_other = |line: &&Line| match (&line.before, &line.after) {
-        (Some(before), Some(after)) => (before.prefix, before.gateway) != (after.prefix, after.gateway),
+        (Some(_), Some(after)) => !had.contains(&(line.node_name.as_str(), key(after))),
         _ => false,
     };
     let nodes: BTreeSet<&str> = lines.iter().filter(is_other).map(|line| line.node_name.as_str()).collect();
@@ -369,7 +373,7 @@ fn renumbered(lines: &[Line]) -> Option<String> {
         count => format!("{count} nodes ({first} first) get"),
     };
     Some(format!(
-        "{who} other prefixes or gateways than in the store: their leaf ports must change with them"
+        "{who} other prefixes or gateways than in the store: if no cable was moved, the leaf ports must change, too"
     ))
 }
 

@@ -379,12 +379,12 @@ impl PlanArgs {
     }
 }
 
-/// Renames the pools, whose rails must be known.
 fn parse_first_octet(text: &str) -> Result<u8, String> {
     let octet = text.parse::<u8>().ok().filter(|octet| is_first_octet(*octet));
     octet.ok_or_else(|| "is not 1 to 223 without 127".to_owned())
 }
 
+/// Renames the pools, whose rails must be known.
 fn rename(plan: &mut Plan, pattern: &str) -> Result<()> {
     let pattern = Pattern::<2>::parse(pattern, &["rail", "plane"]).context("--pool-name")?;
     for pool in &mut plan.pools {

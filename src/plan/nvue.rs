@@ -117,13 +117,17 @@ fn place<'a>(leaves: &mut Leaves<'a>, pool: &'a Pool, link: &Link<'a>) -> Result
     Ok(())
 }
 
-/// A port has a number, and another one if it is split. To NVUE, swp1-2 and swp1,swp2 are two ports, and both would get
-/// the address.
+/// A port has a number, counted from 1, and another one, counted from 0, if it is split. To NVUE, swp1-2 and swp1,swp2 are
+/// two ports, and both would get the address.
 fn is_port(name: &str) -> bool {
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let is_number = |text: &str| {
+        !text.is_empty()
+            && text.bytes().all(|byte| byte.is_ascii_digit())
+            && (text == "0" || !text.starts_with('0'))
+    };
     let numbers = name.strip_prefix("swp").unwrap_or_default();
     let (port, split) = numbers.split_once('s').unwrap_or((numbers, "0"));
-    is_number(port) && is_number(split)
+    port != "0" && is_number(port) && is_number(split)
 }
 
 fn no_port() -> Fault {

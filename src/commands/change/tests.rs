@@ -99,8 +99,8 @@ fn a_node_that_gets_another_prefix_or_gateway_is_a_warning() {
     let temp = tempfile::tempdir().unwrap();
     let node = pod(temp.path());
     std::fs::remove_file(temp.path().join("netns")).unwrap();
-    let told =
-        "node n gets other prefixes or gateways than in the store: their leaf ports must change with them";
+    let told = "node n gets other prefixes or gateways than in the store: if no cable was moved, the leaf ports must \
+                change, too";
     for (prefix, gateway, warnings) in [
         ("10.0.0.0/31", "10.0.0.1", &[][..]),
         ("10.0.0.2/31", "10.0.0.3", &[told]),
@@ -110,6 +110,20 @@ fn a_node_that_gets_another_prefix_or_gateway_is_a_warning() {
         assert_eq!(import.warnings, warnings, "{prefix} {gateway}");
     }
     assert!(changes(&node, &nothing(), &Nodes::All, &PRUNE).unwrap().warnings.is_empty());
+    // Pools that get other names leave the addresses on their cables.
+    let of = |pools: &[(&str, &str, &str)]| -> BTreeMap<_, _> {
+        let pool = |(name, prefix, gateway): &(&str, &str, &str)| {
+            let ours = BTreeMap::from([("n".to_owned(), allocation(prefix, Some(gateway), &[]))]);
+            ((*name).to_owned(), ours)
+        };
+        pools.iter().map(pool).collect()
+    };
+    let (first, second) = (("10.0.0.0/31", "10.0.0.1"), ("10.0.0.2/31", "10.0.0.3"));
+    let before = of(&[("p", first.0, first.1), ("q", second.0, second.1)]);
+    written(&node, &changes(&node, &before, &Nodes::All, &PRUNE).unwrap(), Force::No).unwrap();
+    let after = of(&[("q", first.0, first.1), ("r", second.0, second.1)]);
+    let import = changes(&node, &after, &Nodes::All, &PRUNE).unwrap();
+    assert!(import.warnings.is_empty(), "{:?}", import.warnings);
 }
 
 /// Who holds it is unknown, so it counts as alive.

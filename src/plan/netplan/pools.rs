@@ -11,6 +11,7 @@ use crate::plan::scheme::place_of;
 use crate::plan::{Cable, Ethernet, Plan, Pool};
 use crate::pool::allocation::{IpVersion, address, bits};
 use crate::pool::cidrpool::{AddressRange, IndexRange, RouteTo, Row, Spec};
+use crate::pool::number;
 
 /// The pools of these rails. Faults go to the notes.
 pub fn plan(rails: Vec<Rail>, notes: &mut Notes) -> Plan {
@@ -360,12 +361,13 @@ fn numbers(groups: &[Group<'_>], notes: &mut Notes) -> Vec<(usize, Option<u8>)> 
     let places: Vec<_> = groups.iter().map(of).collect();
     let made: Vec<_> = places.iter().flatten().collect();
     let is_each_one = made.iter().collect::<BTreeSet<_>>().len() == made.len();
-    let Some((last, _)) = made.iter().max().filter(|_| is_each_one) else {
+    let networks = made.iter().map(|(rail, plane)| usize::from(number(*rail, Some(*plane))));
+    let Some(last) = networks.max().filter(|_| is_each_one) else {
         return (0..groups.len()).map(|number| (number, None)).collect();
     };
     let has_planes = made.iter().any(|(_, plane)| *plane > 0);
-    let mut next = usize::from(*last);
-    let number = |(group, place): (&Group<'_>, &Option<(u8, u8)>)| {
+    let mut next = last;
+    let number_of = |(group, place): (&Group<'_>, &Option<(u8, u8)>)| {
         if let Some((rail, plane)) = place {
             return (usize::from(*rail), has_planes.then_some(*plane));
         }
@@ -374,7 +376,7 @@ fn numbers(groups: &[Group<'_>], notes: &mut Notes) -> Vec<(usize, Option<u8>)> 
         group.rails.iter().for_each(|rail| rail.warn(notes, ".addresses", &why));
         (next, None)
     };
-    groups.iter().zip(&places).map(number).collect()
+    groups.iter().zip(&places).map(number_of).collect()
 }
 
 /// The numbers of IPv6 rails, which are those of the IPv4 rails on the same interfaces.
@@ -389,7 +391,10 @@ fn paired(
             group.rails.iter().map(move |rail| ((rail.node_name.as_str(), rail.id.as_str()), number))
         })
         .collect();
-    let mut next = numbers.iter().map(|(rail, _)| rail + 1).max().unwrap_or(0);
+    let network = |(rail, plane): &(usize, Option<u8>)| {
+        usize::from(number(u8::try_from(*rail).unwrap_or(u8::MAX), *plane))
+    };
+    let mut next = numbers.iter().map(|place| network(place) + 1).max().unwrap_or(0);
     let mut taken: HashMap<usize, IpNet> = HashMap::new();
     let mut number_of = |group: &Group<'_>| {
         let of = |rail: &Rail| interfaces.get(&(rail.node_name.as_str(), rail.id.as_str())).copied();

@@ -322,7 +322,6 @@ fn the_leaf_may_have_any_side() {
     }
 }
 
-/// Rails without a supernet of their own: by the formulas, else by the names of the interfaces.
 /// Storage on a link of its own looks like a rail. Pods would get the addresses of other cables if it were counted among
 /// them.
 #[test]
@@ -351,6 +350,30 @@ fn a_network_that_the_formulas_did_not_make_gives_no_rail_another_number() {
     );
 }
 
+/// The networks of plane 1 have the numbers from 8 on, each of which is a routing table in the pod.
+#[test]
+fn a_network_that_the_formulas_did_not_make_gets_no_number_of_a_plane() {
+    const ROUTES: [&[&str]; 2] = [&["172.16.0.0/18", "172.16.0.0/14"], &["172.20.0.0/18", "172.20.0.0/14"]];
+    let planes =
+        [("p0", "172.16.0.0/31", "172.16.0.1", ROUTES[0]), ("p1", "172.20.0.0/31", "172.20.0.1", ROUTES[1])];
+    let storage: (&str, &str, &str, &[&str]) = ("stor0", "10.70.0.0/31", "10.70.0.1", &["10.70.0.0/16"]);
+    let storage_v6: (&str, &str, &str, &[&str]) = ("stor1", "fd00:70::/127", "fd00:70::1", &["fd00:70::/64"]);
+    let text = host(&[storage, planes[0], planes[1], storage_v6]);
+    let plan = read_files(&[("w0.yaml", &text)]).unwrap();
+    let numbers: Vec<_> = plan.pools.iter().map(|pool| (pool.name.as_str(), pool.number())).collect();
+    assert_eq!(
+        numbers,
+        [
+            ("rail-0-plane-0", Some(0)),
+            ("rail-0-plane-1", Some(8)),
+            ("rail-9", Some(9)),
+            ("rail-10-v6", Some(10))
+        ]
+    );
+    assert!(!plan.warnings.iter().any(|told| told.contains("no pod can have both")), "{:?}", plan.warnings);
+}
+
+/// Rails without a supernet of their own: by the formulas, else by the names of the interfaces.
 #[test]
 fn an_aggregate_tells_no_rail() {
     let all = ["fd00::/16"];

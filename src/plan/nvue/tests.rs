@@ -35,8 +35,9 @@ fn a_port_that_nvue_reads_as_several_or_as_none_is_refused() {
     for port in ["swp1", "swp64", "swp1s0", "swp12s3"] {
         assert!(is_port(port), "{port}");
     }
-    for port in ["swp1-2", "swp", "swps0", "swp1s", "swp1s0-3", "et-0/0/0:0", "Ethernet1/1", "swp1.100", "1"]
-    {
+    let others = ["et-0/0/0:0", "Ethernet1/1", "swp1.100", "1"];
+    let miscounted = ["swp0", "swp0s1", "swp01", "swp1s00"];
+    for port in ["swp1-2", "swp", "swps0", "swp1s", "swp1s0-3"].into_iter().chain(others).chain(miscounted) {
         let mut links = cabled();
         links[0].cable.port = Some(port.into());
         let error = written(Mode::None, Family::Ipv4, &links).unwrap_err().to_string();
