@@ -24,8 +24,9 @@ const MOST_FOR_A_PART: Duration = Duration::from_secs(30);
 /// Time to print the answer, which may hang as well.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-#[derive(Debug)]
 struct Watch {
+    /// Is there a watchdog? Not in a command that a person typed.
+    is_there: bool,
     limit: Duration,
     /// The last step that began and that may hang.
     step: String,
@@ -34,7 +35,11 @@ struct Watch {
     answered_by: Answerer,
     /// The time is over: no new step begins.
     is_over: bool,
+    /// Threads that it is to start.
+    threads: Vec<(&'static str, Body)>,
 }
+
+type Body = Box<dyn FnOnce() + Send>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answerer {
@@ -44,11 +49,13 @@ enum Answerer {
 }
 
 static WATCH: Mutex<Watch> = Mutex::new(Watch {
+    is_there: false,
     limit: STDIN_LIMIT,
     step: String::new(),
     child: None,
     answered_by: Answerer::Nobody,
     is_over: false,
+    threads: Vec::new(),
 });
 static CHANGED: Condvar = Condvar::new();
 
@@ -64,6 +71,10 @@ pub fn start(answer: impl FnOnce(String) + Send + 'static) {
     let watcher = thread::Builder::new().name("watchdog".to_owned()).spawn(move || {
         let mut watch = watch();
         loop {
+            for (name, body) in watch.threads.drain(..) {
+                // Whoever waits for a thread that cannot be started sees that `body` is gone.
+                let _ = thread::Builder::new().name(name.to_owned()).spawn(body);
+            }
             let left = watch.limit.saturating_sub(began.elapsed());
             if left.is_zero() {
                 break;
@@ -93,10 +104,23 @@ pub fn start(answer: impl FnOnce(String) + Send + 'static) {
         #[expect(clippy::exit, reason = "the thread that should end the process hangs")]
         std::process::exit(1);
     });
+    watch().is_there = watcher.is_ok();
     // A call without a watchdog is better than no call.
     watcher.map(drop).unwrap_or_else(|error| {
         log::warn!("cannot start the watchdog thread, so this call has no time limit: {error}")
     });
+}
+
+/// Is there a watchdog?
+pub fn watches() -> bool {
+    watch().is_there
+}
+
+/// Lets the watchdog start a thread. What the calling thread gave up meanwhile, as Landlock holds each thread alone and those
+/// that it starts, this one has still. Without a watchdog it never starts.
+pub fn start_thread(name: &'static str, body: impl FnOnce() + Send + 'static) {
+    watch().threads.push((name, Box::new(body)));
+    CHANGED.notify_all();
 }
 
 fn reason(watch: &Watch) -> String {

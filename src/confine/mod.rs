@@ -15,14 +15,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, OnceLock};
-use std::thread;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use landlock::{
     ABI, AccessFs, PathBeneath, PathFd, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _, RulesetStatus,
 };
 use nix::libc;
 use seccompiler::sock_filter;
+
+use crate::watchdog;
 
 use filter::{Answer, filter};
 
@@ -185,8 +186,8 @@ pub fn cni() {
     });
 }
 
-/// A thread that Landlock does not hold. The kernel hides the namespaces of all other processes from one that it
-/// holds, and they are how a plugin knows whether a pod lives.
+/// A thread that Landlock does not hold, from the first look on. The kernel hides the namespaces of all other processes
+/// from one that it holds, and they are how a plugin knows whether a pod lives.
 static LOOKER: OnceLock<Mutex<Sender<Job>>> = OnceLock::new();
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -209,7 +210,14 @@ pub fn canonicalize(path: &Path) -> io::Result<PathBuf> {
 }
 
 fn unheld<T: Send + 'static>(look: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    let Some(looker) = LOOKER.get() else { return look() };
+    if !holds_directories() {
+        return look();
+    }
+    let looker = LOOKER.get_or_init(|| {
+        let (ask, asked) = channel::<Job>();
+        watchdog::start_thread("looker", move || asked.into_iter().for_each(|job| job()));
+        Mutex::new(ask)
+    });
     let (answer, answered) = channel();
     // Whoever asked may have ended.
     let job: Job = Box::new(move || drop(answer.send(look())));
@@ -224,12 +232,9 @@ fn write_below(directory: &Path) -> Result<()> {
     let rights = AccessFs::from_write(abi);
     let rules = Ruleset::default().handle_access(rights | AccessFs::Execute)?.create()?;
     let rules = rules.add_rule(PathBeneath::new(PathFd::new(directory)?, rights))?;
-    let (ask, asked) = channel::<Job>();
-    let looker = thread::Builder::new().name("looker".to_owned());
-    looker.spawn(move || asked.into_iter().for_each(|job| job())).context("cannot start a thread")?;
+    anyhow::ensure!(watchdog::watches(), "nothing could look at other processes' namespaces any more");
     let status = rules.restrict_self()?;
     anyhow::ensure!(status.ruleset != RulesetStatus::NotEnforced, "this kernel has no Landlock");
-    let _ = LOOKER.set(Mutex::new(ask));
     Ok(())
 }
 
