@@ -123,8 +123,8 @@ impl<'a> Request<'a> {
         record.vf = vf.as_ref().map(|changes| changes.record.clone());
         let rdma = rdma::prepare(&self.conf, &device, &self.node)?;
         let guid = record.vf.as_ref().and_then(|vf| vf.wanted.port_guid);
-        record.bind = infiniband::prepare(&self.conf, &device, guid, left.as_ref())?
-            .or_else(|| driver::for_reset(&self.conf, &device, left.as_ref()));
+        let for_reset = driver::for_reset(&self.conf, &device, left.as_ref())?;
+        record.bind = infiniband::prepare(&self.conf, &device, guid, left.as_ref())?.or(for_reset);
         // Else they are not known before the driver is bound again.
         if !record.is_bound_for_guid() {
             (record.rdma, record.rdma_renamed, record.rdma_qos) = (rdma.moving, rdma.renamed, rdma.qos);
@@ -163,6 +163,8 @@ impl<'a> Request<'a> {
         let Claimed { device, lock, record, vf, rdma_names, .. } = claimed;
         self.prepare_routes(device, record, leased, records)?;
         rdma::qos::note(record, &self.conf, &self.node)?;
+        // Not before: an ADD without an address is tried again and again, and no pod has had the device.
+        record.reset |= self.conf.reset_on_del;
         records.write(record, lock)?;
         watchdog::step(|| format!("setting what the PF sets for {}", device.original.id));
         if let Some(vf) = vf {
@@ -411,7 +413,6 @@ pub fn new_record(
         ipam: ipam.transpose()?,
         pkey: conf.pkey,
         device_info: conf.device_info.clone(),
-        reset: conf.reset_on_del,
         ..Record::new(attachment, netns, device.original.clone())?
     })
 }

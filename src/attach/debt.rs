@@ -277,10 +277,14 @@ fn pay_these(
     patience: Duration,
 ) -> Result<()> {
     let (of_device, others): (Vec<_>, Vec<_>) = owed.into_iter().partition(|owed| owed.what.is_of_device());
+    // A driver is not bound again beside another pod's call: it may take long, and the host may use the netdev.
+    let waits = patience < WHOLE && may_bind(&debt.record, &of_device, node)?;
+    if waits && others.is_empty() {
+        return Ok(());
+    }
     let mut left = match (of_device.is_empty(), records.try_lock_device(&debt.record.device.id)?) {
         (true, _) => Vec::new(),
-        // A driver is not bound again beside another pod's call: it may take long, and the host may use the netdev.
-        (false, _) if patience < WHOLE && may_bind(&debt.record, &of_device) => of_device,
+        _ if waits => of_device,
         (false, None) => of_device,
         (false, Some(mut lock)) => pay_device(debt, of_device, &mut lock, records, node)?,
     };
@@ -302,9 +306,14 @@ fn pay_these(
     file(debt, left, records)
 }
 
-/// Whether the driver may have to be bound again.
-fn may_bind(record: &Record, owed: &[Owed]) -> bool {
-    record.bind.is_some() && owed.iter().any(|owed| matches!(owed.what, What::Vf | What::Reset))
+/// Whether the driver may have to be bound again: around a reset, for a GUID, or because it was not.
+fn may_bind(record: &Record, owed: &[Owed], node: &Node) -> Result<bool> {
+    let is_due = owed.iter().any(|owed| match owed.what {
+        What::Reset => record.bind.is_some(),
+        What::Vf => record.is_bound_for_guid(),
+        _ => false,
+    });
+    Ok(is_due || (!owed.is_empty() && restore::is_unbound(record, node)?))
 }
 
 /// Restores the device, which is on the host, or in another pod: whoever has it now has taken over what it was.

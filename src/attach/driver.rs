@@ -1,6 +1,6 @@
-//! Binding the driver of a VF again: for a GUID, which the VF's driver reads once, and around a reset, of which drivers without
-//! `reset_prepare` do not hear (mlx5_core, bnxt_en). The kernel then makes netdev and RDMA device anew, under names that udev
-//! may change a moment later: each step looks them up again.
+//! Binding the driver of a function again: for a GUID, which the VF's driver reads once, and around a reset, of which drivers
+//! without `reset_prepare` do not hear (mlx5_core, bnxt_en). The kernel then makes netdev and RDMA device anew, under names
+//! that udev may change a moment later: each step looks them up again.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -25,24 +25,48 @@ pub fn bound_to(function: &Function) -> Bind {
     Bind { driver: function.driver().unwrap_or_default(), rdma: function.rdma_devices(), guids: Vec::new() }
 }
 
-/// The driver of a VF that will be reset: for this network, or because of `left`, an earlier attachment. A PF keeps its
-/// driver, with which its VFs would go, and so does a VF that would get another one.
-pub fn for_reset(conf: &NetConf, device: &Device, left: Option<&Record>) -> Option<Bind> {
-    let is_reset = conf.reset_on_del || left.is_some_and(|left| left.owes(What::Reset));
-    let is_alone = device.original.link.is_some() && !device.original.siblings;
-    let function = device.function().filter(|function| function.is_vf() && is_reset && is_alone)?;
-    let is_kept = function.driver_override().is_none_or(|only| function.driver() == Some(only));
-    is_kept.then(|| bound_to(function))
+/// The driver of a function that will be reset: for this network, or because of `left`, an earlier attachment.
+pub fn for_reset(conf: &NetConf, device: &Device, left: Option<&Record>) -> Result<Option<Bind>> {
+    let is_left = left.is_some_and(|left| left.owes(What::Reset));
+    // A program in user space has no netdev, and its driver hears of resets (vfio-pci).
+    let (Some(function), Some(_)) = (device.function(), &device.original.link) else { return Ok(None) };
+    match refuse("resetOnDel", device, function) {
+        _ if !conf.reset_on_del && !is_left => Ok(None),
+        Ok(()) => Ok(Some(bound_to(function))),
+        Err(error) if conf.reset_on_del => Err(error),
+        // It is not for this network to fail.
+        Err(_) => Ok(None),
+    }
 }
 
-/// Binds the driver of a VF that has none, because a call was ended in between.
+/// Refuses a device whose driver cannot be bound again, or not without others. `key` is the network's that needs it.
+pub fn refuse(key: &str, device: &Device, function: &Function) -> Result<()> {
+    let what = device.describe();
+    if device.original.siblings {
+        fail!(UnsupportedField, "{key}: {what} has several netdevs, which would go with its driver");
+    }
+    if function.vf_count() > 0 {
+        fail!(UnsupportedField, "{key}: {what} has VFs, which would go with its driver");
+    }
+    let only = function.driver_override();
+    if let Some(only) = only.filter(|only| function.driver().as_ref() != Some(only)) {
+        fail!(
+            UnsupportedField,
+            "{key}: {what} would get the driver {only} when it is bound again (driver_override)"
+        );
+    }
+    Ok(())
+}
+
+/// Binds the driver of a function that has none, because a call was ended in between.
 pub fn bind(record: &Record, records: &Records, node: &Node, host: &mut Socket) -> Result<()> {
     let Some(bind) = &record.bind else { return Ok(()) };
-    match restore::function(&record.device, node)? {
+    match record.device.function(node)? {
         Some(function) if function.driver().is_none() => {
-            let vf = watch(record);
+            let pf = watch(record);
+            let _binding = records.lock_binding()?;
             {
-                let _lock = vf.map(|pf| records.lock_pf(pf)).transpose()?;
+                let _lock = pf.map(|pf| records.lock_pf(pf)).transpose()?;
                 function.bind(&bind.driver)?;
             }
             wait(record, bind, node, host)
@@ -62,8 +86,11 @@ pub fn bind_again(
     node: &Node,
     host: &mut Socket,
 ) -> Result<()> {
+    let pf = watch(record);
+    // The kernel gives a new RDMA device the lowest free name: two that are made at a time could get each other's, which
+    // neither could then have back.
+    let _binding = records.lock_binding()?;
     let done = {
-        let pf = watch(record);
         // Not while the netdev is waited for: other VFs of the PF need the lock, too.
         let _lock = pf.map(|pf| records.lock_pf(pf)).transpose()?;
         let driver = function.driver().unwrap_or_else(|| bind.driver.clone());
@@ -95,7 +122,7 @@ fn wait(record: &Record, bind: &Bind, node: &Node, host: &mut Socket) -> Result<
     let deadline = Instant::now() + patience;
     loop {
         let link = restore::find_on_host(record, node, host)?;
-        let function = restore::function(&record.device, node)?;
+        let function = record.device.function(node)?;
         let rdma = function.map_or(0, |function| function.rdma_devices().len());
         if link.is_some() && rdma >= bind.rdma.len() {
             return Ok(());

@@ -76,21 +76,15 @@ pub fn prepare(
 /// Refuses a device whose driver cannot be bound again, or not without others.
 fn refuse(device: &Device, function: &Function) -> Result<()> {
     let what = device.describe();
-    if !function.is_vf() || device.original.siblings {
-        fail!(UnsupportedField, "infinibandGUID: {what} has several netdevs, or is no VF");
+    if !function.is_vf() {
+        fail!(UnsupportedField, "infinibandGUID: {what} is no VF, and a PF keeps its GUID");
     }
+    driver::refuse("infinibandGUID", device, function)?;
     if function.list_rdma_devices()?.is_empty() {
         fail!(
             TryAgain,
             "infinibandGUID: the RDMA device of {what} is not on the host, and would be taken from where it is: \
              `rail-cni doctor` says where"
-        );
-    }
-    let only = function.driver_override();
-    if let Some(only) = only.filter(|only| function.driver().as_ref() != Some(only)) {
-        fail!(
-            UnsupportedField,
-            "infinibandGUID: {what} would get the driver {only} when it is bound again (driver_override)"
         );
     }
     Ok(())
@@ -136,7 +130,7 @@ fn exchange(
     host: &mut Socket,
 ) -> Result<Option<Link>> {
     let id = &record.device.id;
-    let Some(function) = restore::function(&record.device, node)? else { return Ok(None) };
+    let Some(function) = record.device.function(node)? else { return Ok(None) };
     let mut look = || -> Result<(Option<Link>, Vec<u64>)> {
         let link = restore::find_on_host(record, node, host)?;
         let now = link.as_ref().map(|link| guids(&function, link)).unwrap_or_default();

@@ -26,6 +26,7 @@ use crate::netlink::rule::Rule;
 use crate::netlink::vf::VfState;
 use crate::netns::{Life, NetnsId};
 use crate::node::Node;
+use crate::sysfs::{DeviceId, Function};
 
 /// Longer than an ADD with its IPAM takes, shorter than a runtime waits for a DEL (CRI-O: one minute).
 const PATIENCE: Duration = Duration::from_secs(35);
@@ -222,6 +223,12 @@ pub struct Original {
 }
 
 impl Original {
+    /// Its function in the sysfs of the host; `None` where it has none, or that is gone.
+    pub fn function(&self, node: &Node) -> Result<Option<Function>> {
+        let id = self.pci_id.as_deref().and_then(DeviceId::parse);
+        Ok(id.map(|id| Function::find(&node.sysfs_root, &id)).transpose()?.flatten())
+    }
+
     /// Is it the function with this PCI address or auxiliary name, by whichever port?
     pub fn is_of(&self, function: &str) -> bool {
         self.id.strip_prefix(function).is_some_and(|rest| rest.is_empty() || rest.starts_with("-port"))
@@ -604,6 +611,12 @@ impl Records {
     pub fn lock_pf(&self, address: &str) -> Result<Lock> {
         let lock = self.locks.lock(&format!("pf-{address}"), PF_PATIENCE);
         lock.with_context(|| format!("waiting for the PF {address}"))
+    }
+
+    /// Locks the binding of drivers on this node: one at a time.
+    pub fn lock_binding(&self) -> Result<Lock> {
+        let lock = self.locks.lock("binding", PATIENCE);
+        lock.context("waiting for another device whose driver is being bound again")
     }
 
     /// The record of `attachment`. A file that cannot be read, or that is about another attachment, is replaced by the

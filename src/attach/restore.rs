@@ -163,7 +163,7 @@ pub fn on_host(
 /// Fails while a virtual machine, or another program in user space, has the function. A reset would tear it out of its
 /// hands, and the pod's settings may be its own by now.
 fn refuse_held(record: &Record, node: &Node) -> Result<()> {
-    match function(&record.device, node)?.filter(Function::is_userspace) {
+    match record.device.function(node)?.filter(Function::is_userspace) {
         Some(function) => userspace::refuse_held(&record.device.id, &function),
         None => Ok(()),
     }
@@ -233,7 +233,7 @@ fn is_to_come_back(original: &Link, record: &Record, node: &Node) -> Result<bool
 
 /// The reset that the network asked for. The driver of a VF is away meanwhile.
 fn reset(record: &Record, records: &Records, node: &Node, host: &mut Socket) -> Result<()> {
-    match (function(&record.device, node)?, &record.bind) {
+    match (record.device.function(node)?, &record.bind) {
         (Some(function), Some(bind)) if function.driver().is_some() && !function.is_userspace() => {
             driver::bind_again(record, bind, &function, Function::flr, records, node, host)
         }
@@ -390,7 +390,7 @@ pub fn find_on_host(record: &Record, node: &Node, host: &mut Socket) -> Result<O
     if found.is_some() {
         return Ok(found);
     }
-    let Some(function) = function(&record.device, node)? else {
+    let Some(function) = record.device.function(node)? else {
         return Ok(link::seen(host)?.into_iter().find(is_ours));
     };
     let mut of_function = Vec::new();
@@ -455,26 +455,20 @@ fn is_same_device(link: &Link, original: &Link, record: &Record) -> bool {
 /// Whether the device exists at all. A netdev without a bus that is in neither namespace is gone.
 fn exists(device: &Original, node: &Node) -> Result<bool> {
     // If it is unbound, or bound to a driver without netdevs, there is nothing to come back.
-    let function = function(device, node)?;
+    let function = device.function(node)?;
     Ok(function.is_some_and(|function| function.driver().is_some() && !function.is_userspace()))
 }
 
 /// Has the host a netdev of the record's function? Then no pod has it.
 pub fn has_netdev_on_host(record: &Record, node: &Node) -> Result<bool> {
-    let function = function(&record.device, node)?;
+    let function = record.device.function(node)?;
     Ok(function.map(|function| function.netdev()).transpose()?.flatten().is_some())
 }
 
 /// Has the device no driver, because a call was ended while it bound that again? Then the netdev is nowhere.
 pub fn is_unbound(record: &Record, node: &Node) -> Result<bool> {
-    let function = function(&record.device, node)?.filter(|_| record.bind.is_some());
+    let function = record.device.function(node)?.filter(|_| record.bind.is_some());
     Ok(function.is_some_and(|function| function.driver().is_none()))
-}
-
-/// The function of the device; `None` where it has none, or that is gone.
-pub fn function(device: &Original, node: &Node) -> Result<Option<Function>> {
-    let Some(id) = device.pci_id.as_deref().and_then(DeviceId::parse) else { return Ok(None) };
-    Function::find(&node.sysfs_root, &id)
 }
 
 /// Names a device whose pod has given it a name that is no text.

@@ -147,6 +147,16 @@ impl Settings {
             "fec" => {
                 changed.retain(|(name, was, _)| *name != "modes" || was.bytes().any(|byte| byte != b'0'))
             }
+            // bnxt_en tells zeros while its link is down (bnxt_get_rxfh), and some of its versions choose a new key each time it
+            // comes up.
+            "rss" => {
+                let is_told = |all: &BTreeMap<String, String>| {
+                    all.get("rss hkey").is_none_or(|key| key.bytes().any(|byte| byte != b'0'))
+                };
+                if !is_told(&self.0) || !is_told(now) {
+                    changed.clear();
+                }
+            }
             _ => (),
         }
         changed
@@ -276,4 +286,25 @@ pub fn read(path: &Path) -> Option<String> {
     let mut page = [0; 4096];
     let length = fs::File::open(path).ok()?.read(&mut page).ok()?;
     Some(std::str::from_utf8(page.get(..length)?).ok()?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a driver does not tell while its link is down is no change.
+    #[test]
+    fn an_rss_key_of_zeros_is_none() {
+        let rss = |key: &str, table: &str| -> BTreeMap<String, String> {
+            [("rss hkey", key), ("rss indir", table)]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into()
+        };
+        let group = GROUPS.iter().find(|group| group.name == "rss").unwrap();
+        let changed = |was, now| Settings(was).changed(group, &now).len();
+        assert_eq!(changed(rss("0a0b", "equal 8/128"), rss("0a0c", "equal 4/128")), 2);
+        assert_eq!(changed(rss("0a0b", "equal 8/128"), rss("0a0b", "equal 4/128")), 1);
+        assert_eq!(changed(rss("0a0b", "equal 8/128"), rss("0000", "00")), 0);
+        assert_eq!(changed(rss("0000", "00"), rss("0a0b", "equal 8/128")), 0);
+    }
 }

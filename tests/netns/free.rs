@@ -62,15 +62,6 @@ impl Bench {
         name
     }
 
-    /// No pause is left of what is owed.
-    fn make_due(&self) {
-        for file in self.host.debts() {
-            let mut debt: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-            debt["debt"]["next"] = json!(0);
-            fs::write(file, debt.to_string()).unwrap();
-        }
-    }
-
     /// Of one debt.
     fn owed(&self) -> Vec<String> {
         let [file] = &self.host.debts()[..] else { panic!("one debt: {:?}", self.host.debts()) };
@@ -146,10 +137,10 @@ fn a_debt_leaves_a_device_alone_that_somebody_uses_by_now() {
         let seen = bench.seen(&device);
         let other = rail(1);
         let gc = with(other.clone(), json!({"cni.dev/valid-attachments": []}));
-        bench.make_due();
+        bench.host.make_due();
         bench.call("DEL", 1).run(&other).ok();
         assert_eq!(bench.seen(&device), seen, "DEL of another pod; {says}");
-        bench.make_due();
+        bench.host.make_due();
         bench.call("GC", 1).run(&gc).ok();
         assert_eq!(bench.seen(&device), seen, "GC; {says}");
         let reaped = bench.reap();
@@ -325,7 +316,7 @@ fn what_is_owed_of_rules_leaves_those_of_the_same_attachment_that_was_added_anew
     let deleted = trace::run_with(&bench.call("DEL", 0), &bench.config(), fate).ran.ok();
     assert!(deleted.stderr.contains("its rules in the pod"), "{deleted:?}");
     trace::run_with(&bench.call("ADD", 0), &bench.config(), fate).ran.ok();
-    bench.make_due();
+    bench.host.make_due();
     bench.call("DEL", 1).run(&rail(1)).ok();
     assert_eq!(bench.host.ip_in(&bench.pods[0], "rule"), rules);
     bench.call("DEL", 0).run(&bench.config()).ok();

@@ -156,6 +156,13 @@ impl Played {
         }
     }
 
+    /// Does a call have the lock under which drivers are bound, one at a time? Two RDMA devices that are made at the same
+    /// time can get each other's names.
+    fn is_binding(&self) -> bool {
+        let file = fs::File::open(self.host.path("run/locks/binding")).unwrap();
+        fs4::FileExt::try_lock(&file).is_err()
+    }
+
     fn make_netdev(&self) {
         let (leaf, name) = (self.host.leaf(), format!("ib{}", self.bound.get()));
         self.host.ip(&format!("link add {name} type veth peer name leaf0 netns {leaf}"));
@@ -177,6 +184,7 @@ impl Played {
             }
             let is_of_driver = file.starts_with(self.host.path("sys/bus/pci/drivers"));
             if is_of_driver {
+                assert!(self.is_binding(), "a driver was bound without the lock");
                 self.marks.borrow_mut().push(point.count);
                 assert_eq!(bytes, vf_address(0).as_bytes());
                 self.is_told.set(true);
@@ -364,7 +372,6 @@ fn a_vf_that_the_pf_does_not_report_just_now_keeps_nothing_of_its_pod() {
     played.is_as(&state);
 }
 
-/// A pod that has this GUID by chance, or none, costs no one a driver.
 /// The PF of a NIC in DPU mode never reports a VF. What is owed is not about that.
 #[test]
 fn a_vf_whose_name_is_owed_is_attached_although_its_pf_is_silent() {
@@ -383,6 +390,7 @@ fn a_vf_whose_name_is_owed_is_attached_although_its_pf_is_silent() {
     played.is_as(&state);
 }
 
+/// A pod that has this GUID by chance, or none, costs no one a driver.
 #[test]
 fn a_driver_is_bound_again_only_for_another_guid() {
     let Some(played) = Played::new("infiniband::same", HOSTS) else { return };
@@ -511,6 +519,88 @@ fn a_vf_is_without_its_driver_while_it_is_reset() {
         assert_eq!(played.resets.get(), 1);
         played.is_as(&state);
     }
+}
+
+/// A PF without VFs in a pod is reset as a VF is, and so is a function in a virtual machine, which has no PF there.
+#[test]
+fn a_function_that_is_no_vf_is_without_its_driver_while_it_is_reset() {
+    let Some(played) = Played::new("infiniband::reset_pf", HOSTS) else { return };
+    fs::remove_file(played.at("physfn")).unwrap();
+    let state = played.state();
+    let config = played.with_reset(None);
+    played.run("ADD", 0, &config).ok();
+    played.run("DEL", 0, &config).ok();
+    assert_eq!((played.resets.get(), played.bound.get()), (1, 1));
+    played.is_as(&state);
+}
+
+/// What a reset would take from others, or leave with another driver.
+#[test]
+fn a_function_whose_driver_cannot_be_bound_again_is_not_reset() {
+    let Some(played) = Played::new("infiniband::reset_refused", HOSTS) else { return };
+    let state = played.state();
+    let config = played.with_reset(None);
+    for (file, text, told) in [
+        ("driver_override", "vfio-pci\n", "would get the driver vfio-pci when it is bound again"),
+        ("sriov_numvfs", "2\n", "has VFs, which would go with its driver"),
+    ] {
+        fs::write(played.at(file), text).unwrap();
+        let refused = played.run("ADD", 0, &config);
+        assert!(refused.error(2)["msg"].as_str().unwrap().contains(told), "{refused:?}");
+        fs::remove_file(played.at(file)).unwrap();
+        assert_eq!((played.resets.get(), played.bound.get()), (0, 0));
+        played.is_as(&state);
+    }
+}
+
+/// The runtime tries again and again while a pool has no address. Each time the VF would be away for seconds.
+#[test]
+fn a_vf_that_no_pod_has_had_is_not_reset() {
+    let Some(played) = Played::new("infiniband::reset_not", HOSTS) else { return };
+    let state = played.state();
+    let config =
+        with(played.with_reset(None), json!({"ipam": {"type": "rail-ipam", "pool": "no-such-pool"}}));
+    for _ in 0..2 {
+        let refused = played.run("ADD", 0, &config);
+        assert!(refused.msg().contains("no-such-pool"), "{refused:?}");
+        assert_eq!((played.resets.get(), played.bound.get()), (0, 0));
+        played.is_as(&state);
+    }
+}
+
+/// The next DEL or GC puts right what the PF did not take from the VF, whether the VF is reset or not. A reset itself is
+/// not done beside another pod's call, and counts as no try.
+#[test]
+fn what_is_owed_beside_a_reset_is_paid_by_the_next_del() {
+    let Some(played) = Played::new("infiniband::reset_beside", HOSTS) else { return };
+    let config = played.with_reset(None);
+    let state = played.state();
+    let tries = || {
+        let debt: Value = serde_json::from_slice(&fs::read(&played.host.debts()[0]).unwrap()).unwrap();
+        debt["debt"]["tries"].clone()
+    };
+    played.run("ADD", 0, &config).ok();
+    played.silent.set(u32::MAX);
+    played.run("DEL", 0, &config).ok();
+    played.silent.set(0);
+    assert_eq!((played.host.debts().len(), played.bound.get()), (1, 1));
+    played.host.make_due();
+    played.run("DEL", 1, &config).ok();
+    assert_eq!((played.host.debts().len(), played.bound.get()), (0, 1));
+    played.is_as(&state);
+
+    played.run("ADD", 0, &config).ok();
+    played.refusals.set(1);
+    played.run("DEL", 0, &config).ok();
+    let before = tries();
+    for _ in 0..2 {
+        played.host.make_due();
+        played.run("DEL", 1, &config).ok();
+        assert_eq!((tries(), played.resets.get()), (before.clone(), 2));
+    }
+    played.run("DEL", 0, &config).ok();
+    assert_eq!((played.host.debts().len(), played.resets.get()), (0, 3));
+    played.is_as(&state);
 }
 
 /// A driver that does not take the VF back after its reset fails no DEL, and costs one ADD at most.

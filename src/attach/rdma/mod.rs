@@ -270,7 +270,7 @@ pub fn wait_for(record: &Record, node: &Node) -> Result<()> {
             let is_to_come_back = |function: Function| {
                 function.driver().is_some() && function.rdma_devices().len() < record.rdma.len()
             };
-            if !host_function(record, node)?.is_some_and(is_to_come_back) {
+            if !record.device.function(node)?.is_some_and(is_to_come_back) {
                 break;
             }
             if Instant::now() > deadline {
@@ -288,7 +288,7 @@ pub fn wait_for(record: &Record, node: &Node) -> Result<()> {
 
 /// Did the device end while the pod had it, with its driver's RDMA module, say? It may be made anew at any time.
 pub fn has_ended(record: &Record, node: &Node) -> Result<bool> {
-    let function = host_function(record, node)?;
+    let function = record.device.function(node)?;
     Ok(!function.map(|function| function.has_rdma_somewhere()).transpose()?.unwrap_or(false))
 }
 
@@ -329,12 +329,6 @@ fn of_pod(record: &Record, pod: &mut Socket) -> Result<Vec<rdma::Device>> {
         there.extend(rdma::by_index(pod, device.index)?);
     }
     Ok(there)
-}
-
-/// The record's function in the sysfs of the host.
-fn host_function(record: &Record, node: &Node) -> Result<Option<Function>> {
-    let id = record.device.pci_id.as_deref().and_then(DeviceId::parse);
-    Ok(id.map(|id| Function::find(&node.sysfs_root, &id)).transpose()?.flatten())
 }
 
 /// The record's function in the sysfs of the namespace that has its RDMA devices. The mount must live as long as the

@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result};
 
-use super::{Changes, host_function};
+use super::Changes;
 use crate::attach::claim;
 use crate::attach::config::NetConf;
 use crate::attach::record::{RdmaRenamed, Record, Records};
@@ -74,7 +74,7 @@ pub fn restore_names(record: &Record, node: &Node) -> Result<()> {
     let mut were: Vec<_> = record.rdma.iter().map(|device| (device.index, &device.name)).collect();
     were.extend(record.rdma_renamed.iter().map(|one| (one.index, &one.before)));
     let Some(mut host) = (if were.is_empty() { None } else { rdma::open()? }) else { return Ok(()) };
-    let function = host_function(record, node)?;
+    let function = record.device.function(node)?;
     let mut restore = |index: u32, before: &String| match rdma::by_index(&mut host, index)? {
         Some(now) if now.name != *before && is_of(function.as_ref(), &now) => {
             rdma::rename(&mut host, index, before)
@@ -93,7 +93,7 @@ pub fn is_listed(name: &str) -> bool {
 /// in which drivers are bound.
 pub fn restore_names_made_anew(record: &Record, node: &Node) -> Result<()> {
     let before = record.bind.as_ref().map(|bind| bind.rdma.as_slice()).unwrap_or_default();
-    let function = host_function(record, node)?;
+    let function = record.device.function(node)?;
     let now = function.map(|function| function.list_rdma_devices()).transpose()?.unwrap_or_default();
     // Which of several is which cannot be told.
     let ([before], [now]) = (before, &now[..]) else { return Ok(()) };

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-use super::{function_of, host_function, is_listed};
+use super::{function_of, is_listed};
 use crate::attach::config::NetConf;
 use crate::attach::record::{Class, Qos, Record};
 use crate::error::all_of;
@@ -85,7 +85,7 @@ pub fn note(record: &mut Record, conf: &NetConf, node: &Node) -> Result<()> {
     if wanted_of(record, |qos| &qos.tos).is_none() {
         return Ok(());
     }
-    let Some(name) = only_device(host_function(record, node)?.as_ref())? else { return Ok(()) };
+    let Some(name) = only_device(record.device.function(node)?.as_ref())? else { return Ok(()) };
     let cm = match Cm::open(node) {
         Ok(cm) => cm,
         Err(why) => fail!(TryAgain, "rdmaQoS.tos: {why}"),
@@ -106,7 +106,7 @@ pub fn note(record: &mut Record, conf: &NetConf, node: &Node) -> Result<()> {
 /// Sets the traffic class, while the device is on the host.
 pub fn set_tc(record: &Record, node: &Node) -> Result<()> {
     let Some(wanted) = wanted_of(record, |qos| &qos.tc) else { return Ok(()) };
-    let function = host_function(record, node)?;
+    let function = record.device.function(node)?;
     let (Some(function), Some(name)) = (&function, only_device(function.as_ref())?) else {
         return gone(record);
     };
@@ -129,7 +129,7 @@ pub fn set_tos(record: &Record, netns: &Netns, node: &Node) -> Result<()> {
 /// Gives the device on the host the values that it had, and removes the groups that a killed call left.
 pub fn restore(record: &Record, node: &Node) -> Result<()> {
     let Some(qos) = &record.rdma_qos else { return Ok(()) };
-    let function = host_function(record, node)?;
+    let function = record.device.function(node)?;
     // None where it is gone, or in another namespace: then nothing of it is here.
     let name = only_device(function.as_ref())?;
     let mut done = Vec::new();
