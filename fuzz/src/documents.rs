@@ -43,6 +43,10 @@ pub fn yaml(data: &[u8]) {
     if text.split_ascii_whitespace().any(is_anchor) || ["[?", "{?", ",?", " ?"].into_iter().any(asks) {
         return;
     }
+    // A byte order mark at the begin of a line is part of a plain scalar there, and of nothing here.
+    if text.trim_start_matches('\u{feff}').contains('\u{feff}') {
+        return;
+    }
     let theirs: Result<Vec<_>, _> =
         yaml_serde::Deserializer::from_str(text).map(Value::deserialize).collect();
     if let Ok(theirs) = theirs {
