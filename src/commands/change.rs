@@ -339,7 +339,7 @@ pub fn changes(node: &Node, pools: &Pools, nodes: &Nodes, terms: &Terms) -> Resu
     drop(progress);
     if let (Some(name), true) = (nodes.one(), import.lines.is_empty()) {
         let hint = store::near_hint(name, named.iter().copied(), "the plan");
-        if beside.nodes.is_empty() {
+        if beside.nodes.is_empty() && beside.pools.is_empty() {
             fail!(InvalidConfig, "none of these pools has a prefix for node {name}{hint}");
         }
         import.warnings.push(format!("node {name} is not in the plan{hint}"));

@@ -548,6 +548,17 @@ fn a_node_that_the_plan_does_not_name_any_more_is_told_so_and_keeps_its_store() 
         }
         let message = agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
         assert!(!message.contains("warns"), "{message}");
+        // Also if its pools have other names there.
+        for rail in 0..2 {
+            let mut renamed = pool(rail, None);
+            renamed["metadata"]["name"] = json!(format!("new-{rail}"));
+            renamed["spec"]["staticAllocations"][0]["nodeName"] = json!("worker-gpu-7");
+            api.put(&format!("{POOLS}/new-{rail}"), renamed);
+            api.delete(&format!("{POOLS}/rail-{rail}"));
+        }
+        let message = agent.until_condition(&api, "RailsPlanCurrent", "False", "NotNamed");
+        assert!(message.contains("node worker-gpu-0 is not in the plan"), "{message}");
+        assert_eq!([allocation(0), allocation(1)], before);
     });
 }
 

@@ -188,6 +188,29 @@ fn a_node_that_the_plan_no_longer_names_stays_until_it_is_pruned() {
     assert_eq!(put(&two(&["a"], &[]), &Nodes::All, &terms(true, &[])).0, ["b same"]);
 }
 
+/// Of a node without anything in the store, the name is wrong.
+#[test]
+fn a_node_that_the_plan_no_longer_names_stays_although_its_pools_have_other_names() {
+    let temp = tempfile::tempdir().unwrap();
+    let node = node(temp.path());
+    let first = changes(&node, &two(&[], &[]), &Nodes::All, &Terms::default()).unwrap();
+    written(&node, &first, Force::No).unwrap();
+    let mut renamed = two(&["a"], &[]);
+    let rows = renamed.remove("p").unwrap();
+    renamed.insert("q".to_owned(), rows);
+    for (scope, pool) in [(Scope::OwnPools, 0), (Scope::WholeStore, 1)] {
+        let terms = Terms { scope, ..Terms::default() };
+        let import = changes(&node, &renamed, &Nodes::Own("a".into()), &terms).unwrap();
+        assert!(import.lines.is_empty());
+        let told = ["node a is not in the plan: the plan has b", "pool p is in the store (1 nodes)"];
+        assert_eq!(import.warnings.len(), 1 + pool, "{:?}", import.warnings);
+        let mut all = import.warnings.iter().zip(told);
+        assert!(all.all(|(warning, told)| warning.starts_with(told)), "{:?}", import.warnings);
+        let unknown = changes(&node, &renamed, &Nodes::Own("c".into()), &terms).unwrap_err();
+        assert!(unknown.to_string().contains("none of these pools has a prefix for node c"), "{unknown}");
+    }
+}
+
 #[test]
 fn a_node_takes_the_place_of_another_only_when_that_is_meant() {
     let temp = tempfile::tempdir().unwrap();
