@@ -40,7 +40,7 @@ pub enum Plan {
     Unread(String),
     /// It is not the agent's business, or it is in the store.
     Current(String),
-    /// It would take addresses from running pods, so the store stays as it is.
+    /// It names this node, and would take addresses from running pods, so the store stays as it is.
     HeldBack(String),
     /// It does not name this node: what the store has may be another node's by now.
     NotNamed(String),

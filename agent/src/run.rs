@@ -28,7 +28,7 @@ use tokio::sync::watch::Receiver;
 
 use crate::api::{self, Events, News};
 use crate::calls::{self, Call, Tail};
-use crate::host::{Host, HostDir};
+use crate::host::{Host, HostDir, Said};
 use crate::node_json::{self, Paths};
 use crate::place::{self, Place};
 use crate::ready::{self, Condition, Plan};
@@ -214,6 +214,8 @@ pub fn jittered(interval: Duration) -> Duration {
 struct Source {
     text: Vec<u8>,
     arguments: &'static [&'static str],
+    /// The option with which the same command writes nothing.
+    dry: &'static str,
 }
 
 /// Which devices in pods have a carrier, by container and interface.
@@ -510,6 +512,7 @@ impl Agent {
                     Some(text) => Ok(Source {
                         text: text.clone().into_bytes(),
                         arguments: &["plan", "-", "--from", "fabric", "--to", "store"],
+                        dry: "--diff",
                     }),
                     None => Err(format!(
                         "there is no ConfigMap {} for this cluster that has a key fabric.yaml",
@@ -534,9 +537,11 @@ impl Agent {
                     }
                     None => "there is no CIDRPool in this cluster".to_owned(),
                 })),
-                Seen::All(pools) => {
-                    Some(Ok(Source { text: list(pools.values()), arguments: &["import", "-"] }))
-                }
+                Seen::All(pools) => Some(Ok(Source {
+                    text: list(pools.values()),
+                    arguments: &["import", "-"],
+                    dry: "--dry-run",
+                })),
             },
         }
     }
@@ -576,16 +581,17 @@ impl Agent {
                 self.planned = None;
                 Plan::Refused(format!("{why}; the store stays as it is"))
             }
-            Some(Ok(Source { text, arguments })) => {
-                if self.planned.as_ref().is_some_and(|(old, due)| *old == text && Instant::now() < *due) {
+            Some(Ok(source)) => {
+                let is_same = |old: &[u8]| *old == source.text;
+                if self.planned.as_ref().is_some_and(|(old, due)| is_same(old) && Instant::now() < *due) {
                     return;
                 }
-                let plan = self.write_plan(&text, arguments).await;
+                let plan = self.write_plan(&source).await;
                 let again = match plan {
                     Plan::Current(_) => jittered(RESYNC),
                     _ => AGAIN_AT_MOST.min(Duration::from_secs(self.args.interval) * AGAIN),
                 };
-                self.planned = Some((text, Instant::now() + again));
+                self.planned = Some((source.text, Instant::now() + again));
                 plan
             }
         };
@@ -613,40 +619,52 @@ impl Agent {
         self.plan = plan;
     }
 
-    async fn write_plan(&mut self, text: &[u8], arguments: &[&'static str]) -> Plan {
+    /// Runs rail-ipam with a plan, so that it writes nothing if `dry` is given.
+    async fn rail_ipam(&mut self, source: &Source, dry: Option<&str>) -> Result<Said> {
         let program = self.args.plugins_dir.join("rail-ipam");
-        let arguments: Vec<&str> = arguments.iter().copied().chain(["--output", "json"]).collect();
-        let said = match self.host.run(&program, &arguments, text).await {
+        let arguments: Vec<&str> =
+            source.arguments.iter().copied().chain(dry).chain(["--output", "json"]).collect();
+        let said = self.host.run(&program, &arguments, &source.text).await;
+        if said.is_err() {
+            self.shared.with(|metrics| *metrics.host_errors.entry("rail-ipam").or_default() += 1);
+        }
+        said
+    }
+
+    async fn write_plan(&mut self, source: &Source) -> Plan {
+        let said = match self.rail_ipam(source, None).await {
             Ok(said) => said,
-            Err(error) => {
-                self.shared.with(|metrics| *metrics.host_errors.entry("rail-ipam").or_default() += 1);
-                return Plan::Refused(of(&error));
-            }
+            Err(error) => return Plan::Refused(of(&error)),
         };
         if !said.is_success {
-            return refusal(&said.stderr);
+            // What could not be written may name this node or not.
+            let judged = self.rail_ipam(source, Some(source.dry)).await.ok().filter(|dry| dry.is_success);
+            let is_named = judged.map(|dry| named_pools(&counts(&report(&dry))) > 0);
+            return refusal(&self.args.node, &said.stderr, is_named);
         }
-        let mut report: Value = serde_json::from_str(&said.stdout).unwrap_or_default();
-        let counts: BTreeMap<String, u64> =
-            serde_json::from_value(report["counts"].take()).unwrap_or_default();
-        let pools: u64 =
-            counts.iter().filter(|(change, _)| *change != "removed").map(|(_, count)| count).sum();
+        let mut written = report(&said);
+        let counts = counts(&written);
+        if counts.keys().any(|change| change != "same") {
+            let shown: Vec<_> = counts.iter().map(|(change, count)| format!("{count} {change}")).collect();
+            say("info", &format!("wrote the plan to the store: {}", shown.join(", ")));
+            self.doctor_due = Instant::now();
+        }
+        let pools = named_pools(&counts);
         let warnings = lines(&said.stderr).join("; ");
         if pools == 0 {
-            return Plan::NotNamed(not_named(&self.args.node, &warnings));
+            let store = match counts.is_empty() {
+                true => "its store stays as it is",
+                false => "its prefixes were removed from its store, because another node replaces it",
+            };
+            return not_named(&self.args.node, store, &warnings);
         }
         // Those of the next look are the same.
         if !warnings.is_empty() && self.warned != warnings {
             say("warn", &format!("rail-ipam says of the plan: {warnings}"));
         }
         self.warned.clone_from(&warnings);
-        let place = report["places"][self.args.node.as_str()].take();
+        let place = written["places"][self.args.node.as_str()].take();
         self.place = Some(serde_json::from_value(place).unwrap_or_default());
-        if counts.keys().any(|change| change != "same") {
-            let shown: Vec<_> = counts.iter().map(|(change, count)| format!("{count} {change}")).collect();
-            say("info", &format!("wrote the plan to the store: {}", shown.join(", ")));
-            self.doctor_due = Instant::now();
-        }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         self.shared.with(|metrics| metrics.plan_written = Some(now));
         let more = if warnings.is_empty() { warnings } else { format!("; rail-ipam warns: {warnings}") };
@@ -895,29 +913,49 @@ fn lines(stderr: &str) -> Vec<&str> {
     lines.filter(|line| !line.is_empty()).collect()
 }
 
-/// A plan without this node removes nothing from its store, so that a mistake in the plan ends no pod. But the fabric may
-/// have its prefixes on the cable of another node by now.
-fn not_named(node: &str, warnings: &str) -> String {
-    format!(
-        "the plan of the cluster does not name this node {node}, and its store stays as it is: name it in the plan, or \
-         uninstall rail-cni from it, because the plan may give its prefixes to other nodes; rail-ipam says: {warnings}"
-    )
+fn report(said: &Said) -> Value {
+    serde_json::from_str(&said.stdout).unwrap_or_default()
 }
 
-/// What it means that rail-ipam refused a plan.
-fn refusal(stderr: &str) -> Plan {
+/// How many of this node's pools a plan changes, and in which way.
+fn counts(report: &Value) -> BTreeMap<String, u64> {
+    serde_json::from_value(report["counts"].clone()).unwrap_or_default()
+}
+
+/// In how many pools the plan has a prefix for this node.
+fn named_pools(counts: &BTreeMap<String, u64>) -> u64 {
+    counts.iter().filter(|(change, _)| *change != "removed").map(|(_, count)| count).sum()
+}
+
+/// A plan without this node removes nothing from its store, so that a mistake in the plan ends no pod; only one that names the
+/// node in its place does. But the fabric may have its prefixes on the cable of another node by now.
+fn not_named(node: &str, store: &str, said: &str) -> Plan {
+    let said = if said.is_empty() { String::new() } else { format!("; rail-ipam says: {said}") };
+    Plan::NotNamed(format!(
+        "the plan of the cluster does not name this node {node}, and {store}: name it in the plan, or uninstall rail-cni \
+         from it, because the plan may give its prefixes to other nodes{said}"
+    ))
+}
+
+/// What it means that rail-ipam refused a plan that names this node, or does not. Nobody knows that of one that it refuses to
+/// compare, too.
+fn refusal(node: &str, stderr: &str, is_named: Option<bool>) -> Plan {
     let lines = lines(stderr);
     let last = lines.last().copied().unwrap_or("rail-ipam said nothing");
-    if stderr.contains(HELD_BACK_WORDS) {
-        let holders: Vec<_> = lines.iter().filter(|line| line.contains(IN_USE_WORDS)).copied().collect();
-        return Plan::HeldBack(format!(
-            "the new plan waits until these pods have ended: {}",
-            holders.join("; ")
-        ));
-    }
     // Several faults are several lines, of which the first says what they are about.
     let text = if lines.len() > 4 { last.to_owned() } else { lines.join("; ") };
-    Plan::Refused(format!("the plan is refused, and the store stays as it is: {text}"))
+    let holders: Vec<_> = lines.iter().filter(|line| line.contains(IN_USE_WORDS)).copied().collect();
+    let holders = holders.join("; ");
+    match (is_named, stderr.contains(HELD_BACK_WORDS)) {
+        (Some(true), true) => {
+            Plan::HeldBack(format!("the new plan waits until these pods have ended: {holders}"))
+        }
+        (Some(false), true) => {
+            not_named(node, "its prefixes stay in its store until the pods that have them end", &holders)
+        }
+        (Some(false), false) => not_named(node, "its store stays as it is", &text),
+        _ => Plan::Refused(format!("the plan is refused, and the store stays as it is: {text}")),
+    }
 }
 
 /// What of the rails makes another verdict likely.
@@ -1025,12 +1063,19 @@ mod tests {
         );
         let stderr = "rail-ipam: pool rail-0: node n: 10.0.0.0 is in use, held by net1 of pod a/b since x, and y\n\
             rail-ipam: nothing was written: 1 live leases are outside of the new plan: end those pods first\n";
-        let Plan::HeldBack(text) = refusal(stderr) else { panic!("{:?}", refusal(stderr)) };
+        let refusal = |stderr, is_named| refusal("n", stderr, is_named);
+        let Plan::HeldBack(text) = refusal(stderr, Some(true)) else { panic!() };
         assert!(text.ends_with("10.0.0.0 is in use, held by net1 of pod a/b since x, and y"), "{text}");
-        let Plan::Refused(text) = refusal("rail-ipam: nothing was imported: spec.cidr: no\n") else {
-            panic!()
-        };
+        let wrong = "rail-ipam: nothing was imported: spec.cidr: no\n";
+        let Plan::Refused(text) = refusal(wrong, None) else { panic!() };
         assert!(text.ends_with("nothing was imported: spec.cidr: no"), "{text}");
+        // What does not name the node is no plan that waits for its pods, and what nobody could compare is none either.
+        for (stderr, told) in [(stderr, "held by net1 of pod a/b since x, and y"), (wrong, "spec.cidr: no")] {
+            let Plan::NotNamed(text) = refusal(stderr, Some(false)) else { panic!() };
+            assert!(text.contains("does not name this node n") && text.ends_with(told), "{text}");
+            assert!(matches!(refusal(stderr, None), Plan::Refused(_)));
+        }
+        assert!(matches!(refusal(wrong, Some(true)), Plan::Refused(_)));
     }
 
     #[test]

@@ -562,6 +562,60 @@ fn a_node_that_the_plan_does_not_name_any_more_is_told_so_and_keeps_its_store() 
     });
 }
 
+/// The node in its place may have the prefixes by now, whatever the pods do that still run here.
+#[test]
+fn a_node_that_another_one_replaces_gets_no_new_pods() {
+    on_a_node("run::a_node_that_another_one_replaces_gets_no_new_pods", || {
+        let api = cluster();
+        install();
+        let fabric = |nodes: &str| {
+            let fabric = format!(
+                "fabric: spectrum-x\ntiers: 2\nmode: none\nfamily: ipv4\nfirstOctet: 172\npolarity: leaf-odd\n\
+                rails: 2\nsus: 2\nhostsPerSU: 2\nnodeName: worker-gpu-{{node}}\n{nodes}"
+            );
+            config_map(&json!({"node.dgx.json": node_json().to_string(), "fabric.yaml": fabric}))
+        };
+        api.put(CONFIG_MAP, fabric(""));
+        let from = ["--plan-from", "config-map"];
+        let agent = Running::start(&api, &from);
+        let ready_label = || api.get(NODE)["metadata"]["labels"]["rail-cni/ready"].clone();
+        agent.until("the label", || ready_label() == "true");
+        let before = [allocation(0), allocation(1)];
+        assert!(before.iter().all(|one| one.contains("172.1")), "{before:?}");
+        start_pod("pod-a", 0);
+        api.put(CONFIG_MAP, fabric("nodes:\n- {name: spare-7, replaces: worker-gpu-0}\n"));
+        let closed = |agent: &Running| {
+            let message = agent.until_condition(&api, "RailsPlanCurrent", "False", "NotNamed");
+            assert!(message.contains("does not name this node worker-gpu-0"), "{message}");
+            assert!(message.contains("held by net1 of pod ai/pod-a"), "{message}");
+            agent.until("no label", || ready_label() == "false");
+        };
+        closed(&agent);
+        assert_eq!([allocation(0), allocation(1)], before);
+        assert!(agent.stop());
+        // The next agent knows it as well.
+        let agent = Running::start(&api, &from);
+        let looks = || api.count("GET /api/v1/nodes/worker-gpu-0");
+        let some_looks = || {
+            let before = looks();
+            agent.until("some looks", || looks() > before + 3);
+        };
+        some_looks();
+        closed(&agent);
+        end_pod("pod-a", 0);
+        agent.until("removed", || agent.log().contains("its prefixes were removed from its store"));
+        assert_eq!([allocation(0), allocation(1)], ["", ""]);
+        // It has no prefix that is another node's any more, but none of its own either.
+        some_looks();
+        assert_eq!(ready_label(), "false");
+        assert_eq!(condition(&api, "RailsPlanCurrent")["reason"], "NotNamed");
+        api.put(CONFIG_MAP, fabric(""));
+        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        agent.until("the label", || ready_label() == "true");
+        assert_eq!([allocation(0), allocation(1)], before);
+    });
+}
+
 #[test]
 fn pods_start_while_the_api_server_is_away_and_its_changes_come_when_it_is_back() {
     on_a_node("run::pods_start_while_the_api_server_is_away_and_its_changes_come_when_it_is_back", || {
