@@ -346,7 +346,8 @@ impl Agent {
     async fn look(&mut self) {
         match api::node(&self.client, &self.args.node).await {
             Ok(node) => {
-                if self.node.is_none() {
+                // What a look without the Node has judged is newer.
+                if self.node.is_none() && self.is_named.is_none() {
                     self.is_named = api::reason(&node, ready::CURRENT).and_then(ready::was_named);
                 }
                 self.node = Some(node);

@@ -616,6 +616,31 @@ fn a_node_that_another_one_replaces_gets_no_new_pods() {
     });
 }
 
+/// The condition of the agent before is older than what this one found in the plan.
+#[test]
+fn a_node_that_is_read_after_the_plan_is_judged_by_the_plan() {
+    on_a_node("run::a_node_that_is_read_after_the_plan_is_judged_by_the_plan", || {
+        let (api, agent) = ready(&[]);
+        assert!(agent.stop());
+        let mut node = api.get(NODE);
+        node["spec"]["taints"] = json!([{"key": "rail-cni/not-ready", "effect": "NoSchedule"}]);
+        api.put(NODE, node);
+        assert_eq!(condition(&api, "RailsPlanCurrent")["reason"], "Written");
+        for rail in 0..2 {
+            let mut of_another = pool(rail, None);
+            of_another["spec"]["staticAllocations"][0]["nodeName"] = json!("worker-gpu-7");
+            api.put(&format!("{POOLS}/rail-{rail}"), of_another);
+        }
+        api.refuse("/nodes/worker-gpu-0", &[403; 1000]);
+        let agent = Running::start(&api, &[]);
+        agent.until("judged", || agent.log().contains("does not name this node worker-gpu-0"));
+        api.relent();
+        agent.until_condition(&api, "RailsPlanCurrent", "False", "NotNamed");
+        agent.until("no label", || api.get(NODE)["metadata"]["labels"]["rail-cni/ready"] == "false");
+        assert_eq!(taints(&api.get(NODE)), ["rail-cni/not-ready"]);
+    });
+}
+
 #[test]
 fn pods_start_while_the_api_server_is_away_and_its_changes_come_when_it_is_back() {
     on_a_node("run::pods_start_while_the_api_server_is_away_and_its_changes_come_when_it_is_back", || {
