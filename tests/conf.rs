@@ -825,6 +825,65 @@ fn no_test_is_ignored() {
     assert_eq!(sources.find(|file| read(file).contains(attribute)), None);
 }
 
+/// The texts in double quotes of a Rust file, each in one piece and with its line. Raw ones are left out.
+fn texts(source: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    let mut rest = source;
+    while let Some(first) = rest.chars().next() {
+        let raw = rest.strip_prefix('r').map(|text| text.trim_start_matches('#'));
+        let length = match first {
+            '/' if rest.starts_with("//") => rest.find('\n').unwrap_or(rest.len()),
+            // A character, and no lifetime.
+            '\'' if rest.starts_with("'\\") => 4 + rest[3..].find('\'').unwrap(),
+            '\'' if rest.chars().nth(2) == Some('\'') => 2 + rest[1..].chars().next().unwrap().len_utf8(),
+            'r' if raw.is_some_and(|raw| raw.starts_with('"')) => {
+                let begin = rest.find('"').unwrap() + 1;
+                let end = format!("\"{}", &rest[1..begin - 1]);
+                begin + rest[begin..].find(&end).unwrap() + end.len()
+            }
+            '"' => {
+                let mut is_escaped = false;
+                let ends = |character: char| {
+                    let ends = character == '"' && !is_escaped;
+                    is_escaped = character == '\\' && !is_escaped;
+                    ends
+                };
+                let end = 1 + rest[1..].find(ends).unwrap();
+                let mut lines = rest[1..end].split("\\\n");
+                let first = lines.next().unwrap().to_owned();
+                let text = lines.fold(first, |text, line| text + line.trim_start());
+                found.push((1 + source[..source.len() - rest.len()].matches('\n').count(), text));
+                end + 1
+            }
+            _ => first.len_utf8(),
+        };
+        rest = &rest[length..];
+    }
+    found
+}
+
+/// They are what is left of a line that ended with a backslash. A text of several lines may be a table.
+fn has_lost_blanks(text: &str) -> bool {
+    !text.contains('\n') && !text.contains("\\n") && text.trim().contains(&" ".repeat(8))
+}
+
+#[test]
+fn no_message_has_the_indentation_of_the_code_in_it() {
+    let sample = r#"fn f<'a>() { g('"', '\'', "a: \
+        b", "c:          d"); }"#;
+    let found: Vec<_> =
+        texts(sample).into_iter().map(|(line, text)| (line, has_lost_blanks(&text))).collect();
+    assert_eq!(found, [(1, false), (2, true)]);
+    let mut count = 0;
+    for file in source_files().into_iter().chain(files_below("agent/src")) {
+        for (line, text) in texts(&read(&file)) {
+            count += 1;
+            assert!(!has_lost_blanks(&text), "{file}:{line}: {text}");
+        }
+    }
+    assert!(count > 5000, "{count}");
+}
+
 #[test]
 fn the_messages_in_the_documents_are_those_of_the_code() {
     let source = source();
