@@ -15,6 +15,9 @@ mod samples;
 #[path = "../../tests/callers/api.rs"]
 mod api;
 
+// `api` is made of it.
+use cni_conformance::objects;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};

@@ -7,6 +7,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::beside::Ready;
 use crate::checks;
 use crate::sandbox::{self, DIR};
 
@@ -30,7 +31,7 @@ pub enum Kind {
 
 /// A plugin. In its texts `{N}` is the number of the attachment, which begins at 0, `{CONTAINER}` the name of its pod's
 /// namespace and `{NETNS}` the path of it, `{IFNAME}` the interface, and `{DIR}` a directory that exists for one check.
-/// `conf` and `prevResult` also have `{MAC}`, the address of the interface before ADD; `files` and `stays` only `{DIR}`.
+/// `conf` and `prevResult` also have `{MAC}`, the address of the interface before ADD; `files`, `stays` and `beside` only `{DIR}`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Description {
@@ -80,6 +81,9 @@ pub struct Description {
     /// Arguments of ip(8) that take the device of an attachment away from the host for good.
     #[serde(default)]
     pub unplug: Option<String>,
+    /// A program that runs beside the plugin while a check does.
+    #[serde(default)]
+    pub beside: Option<Beside>,
     /// Does it keep no state, as an IPAM plugin that gives what its configuration says?
     #[serde(default)]
     pub stateless: bool,
@@ -87,6 +91,23 @@ pub struct Description {
     /// address of the issue.
     #[serde(default)]
     pub known: BTreeMap<String, String>,
+}
+
+/// A program that a plugin asks, such as an API server.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Beside {
+    /// The program and its arguments: a path, or a name in CNI_PATH or PATH. `cni-conformance` is this one.
+    pub command: Vec<String>,
+    /// When it is ready: it listens to this address, or this path is there.
+    pub ready: String,
+}
+
+impl Beside {
+    /// When it is ready.
+    pub fn readiness(&self) -> Result<Ready, String> {
+        Ready::of(&self.ready.replace("{DIR}", DIR)).map_err(|why| format!("beside.ready: {why}"))
+    }
 }
 
 fn all_verbs() -> Vec<String> {
@@ -141,6 +162,12 @@ impl Description {
         let checks = checks::all();
         if let Some(name) = self.known.keys().find(|name| checks.iter().all(|check| check.name != **name)) {
             return Err(format!("known: there is no check {name}: --list names them"));
+        }
+        if let Some(beside) = &self.beside {
+            if beside.command.is_empty() {
+                return Err("beside.command: expected a program and its arguments".to_owned());
+            }
+            beside.readiness()?;
         }
         // As root, any other file would be one of the host.
         if let Some(path) =

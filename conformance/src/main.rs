@@ -1,6 +1,7 @@
 //! cni-conformance: judges any CNI plugin by the CNI specification, in namespaces of its own.
 
 use std::io::Write as _;
+use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -9,6 +10,7 @@ use std::time::Duration;
 use clap::Parser;
 use cni_conformance::checks::{self, Check, Level};
 use cni_conformance::description::{Description, Kind};
+use cni_conformance::objects::{self, Objects};
 use cni_conformance::report::{self, Format};
 use cni_conformance::run::{Outcome, judge};
 use cni_conformance::sandbox;
@@ -30,7 +32,7 @@ the end of the check, and all of it when cni-conformance ends, also by a signal.
 #[command(version, after_help = AFTER)]
 struct Arguments {
     /// Descriptions of plugins: docs/conformance.md has the keys
-    #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present_any = ["conf", "list"])]
+    #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present_any = ["conf", "list", "api_double"])]
     describe: Vec<PathBuf>,
     /// Instead of a description, a network configuration of a plugin that needs no device
     #[arg(long, value_name = "FILE", conflicts_with = "describe", requires = "plugin")]
@@ -71,6 +73,12 @@ struct Arguments {
     /// List the checks
     #[arg(long)]
     list: bool,
+    /// Only serve a double of an API server at this address, as far as whereabouts asks one: for `beside` of a description
+    #[arg(long, value_name = "ADDRESS")]
+    api_double: Option<SocketAddr>,
+    /// Where the double has an empty file for each value of its objects, so that the suite sees what a plugin leaves there
+    #[arg(long, value_name = "DIRECTORY", requires = "api_double")]
+    mirror: Option<PathBuf>,
     /// It is in its namespaces
     #[arg(long, hide = true)]
     inside: bool,
@@ -87,6 +95,11 @@ fn main() -> ExitCode {
         .collect();
     let ended = if checks.is_empty() {
         Err((2, "no check is left: --list names them".to_owned()))
+    } else if let Some(address) = arguments.api_double {
+        TcpListener::bind(address)
+            .map(|listener| objects::serve(&listener, &Objects::default(), arguments.mirror.as_deref()))
+            .map_err(|error| (3, format!("cannot listen to {address}: {error}")))
+            .map(|()| 0)
     } else if arguments.list {
         print(&list(&checks)).map(|()| 0)
     } else {

@@ -176,6 +176,7 @@ pub fn judge(settings: &Settings, checks: &[Check], jobs: usize) -> Report {
     }
     let settings = &settings;
     let next = AtomicUsize::new(0);
+    let fault = Mutex::new(fault);
     let results: Vec<Mutex<Option<Judged>>> = checks.iter().map(|_| Mutex::new(None)).collect();
     let worker = || {
         while let Some((check, result)) = {
@@ -186,6 +187,9 @@ pub fn judge(settings: &Settings, checks: &[Check], jobs: usize) -> Report {
                 Some(reason) => judged(check, settings, Err(Stop::LeftOut(reason)), Vec::new()),
                 None => {
                     let (verdict, steps) = World::with(settings, check.run);
+                    if let (Err(Stop::Unusable(why)), Ok(mut fault)) = (&verdict, fault.lock()) {
+                        fault.get_or_insert_with(|| format!("{}: {why}", check.name));
+                    }
                     judged(check, settings, verdict, steps)
                 }
             };
@@ -210,7 +214,7 @@ pub fn judge(settings: &Settings, checks: &[Check], jobs: usize) -> Report {
         plugin: settings.description.name.clone(),
         program: settings.program.display().to_string(),
         checks,
-        fault,
+        fault: fault.into_inner().ok().flatten(),
         refusal,
         few,
     }

@@ -125,10 +125,10 @@ impl Inhabitants {
         }
     }
 
-    /// Ends them all, also those that they start meanwhile.
-    pub fn end(&self) {
+    /// Ends them all but `spared`, also those that they start meanwhile.
+    pub fn end(&self, spared: Option<Pid>) {
         for _ in 0..500 {
-            if !self.end_once() {
+            if !self.end_once(spared) {
                 return;
             }
             std::thread::sleep(Duration::from_millis(4));
@@ -136,14 +136,15 @@ impl Inhabitants {
     }
 
     /// Was there any?
-    fn end_once(&self) -> bool {
+    fn end_once(&self, spared: Option<Pid>) -> bool {
         let mut found = false;
         let names = fs::read_dir("/proc").into_iter().flatten().flatten();
-        for process in names.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()) {
+        for process in names.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).map(Pid::from_raw) {
             let is_in = |[mount, net]: [u64; 2]| mount == self.0[0] || net == self.0[1];
-            if process != Pid::this().as_raw() && spaces(&process.to_string()).is_some_and(is_in) {
+            let is_kept = process == Pid::this() || Some(process) == spared;
+            if !is_kept && spaces(&process.to_string()).is_some_and(is_in) {
                 found = true;
-                let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
+                let _ = kill(process, Signal::SIGKILL);
             }
         }
         found

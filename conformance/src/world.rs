@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
+use crate::beside::Beside;
 use crate::call::{Call, Collected, Ran, Running, quoted};
 use crate::description::{Description, Kind};
 use crate::sandbox::{self, DIR, Inhabitants};
@@ -25,7 +26,7 @@ pub enum Stop {
     Fails(String),
     /// It cannot be asked; why.
     LeftOut(String),
-    /// The plugin cannot be executed, or a line of its description fails.
+    /// The plugin, or what runs beside it, cannot be executed, or a line of its description fails.
     Unusable(String),
 }
 
@@ -104,6 +105,7 @@ pub struct World<'s> {
     pub settings: &'s Settings,
     steps: RefCell<Vec<String>>,
     inhabitants: Inhabitants,
+    beside: RefCell<Option<Beside>>,
     is_furnished: Cell<bool>,
     path: RefCell<Vec<PathBuf>>,
     attachments: RefCell<BTreeMap<usize, Attachment>>,
@@ -149,6 +151,7 @@ impl<'s> World<'s> {
             let world = World {
                 settings,
                 inhabitants,
+                beside: RefCell::default(),
                 steps: RefCell::default(),
                 is_furnished: Cell::new(false),
                 path: RefCell::new(settings.path.clone()),
@@ -156,6 +159,9 @@ impl<'s> World<'s> {
                 baseline: RefCell::default(),
             };
             let verdict = world.host("link set lo up").and_then(|_| check(&world));
+            // What is seen without it says nothing of the plugin.
+            let ended = world.beside.borrow().as_ref().and_then(Beside::ended);
+            let verdict = ended.map_or(verdict, |why| Err(Stop::Unusable(format!("{why}, during a check"))));
             (verdict, world.steps.take())
         };
         std::thread::scope(|scope| {
@@ -241,6 +247,31 @@ impl<'s> World<'s> {
         for line in self.description().host.iter().filter(|line| !line.contains("{N}")) {
             self.host(line).map_err(of_line)?;
         }
+        self.start_beside()
+    }
+
+    /// Starts what runs beside the plugin, and waits until it is ready.
+    fn start_beside(&self) -> Result<(), Stop> {
+        let Some(beside) = &self.description().beside else { return Ok(()) };
+        let ready = beside.readiness().map_err(Stop::Unusable)?;
+        let mut words = beside.command.iter().map(|word| word.replace("{DIR}", DIR));
+        let name = words.next().unwrap_or_default();
+        let words: Vec<_> = words.collect();
+        let own = (name == "cni-conformance").then(std::env::current_exe).and_then(Result::ok);
+        let found = || self.path.borrow().iter().map(|path| path.join(&name)).find(|path| path.is_file());
+        let program = own.or_else(found).unwrap_or_else(|| PathBuf::from(&name));
+        let env = self.description().env.iter().map(|(name, value)| (name, value.replace("{DIR}", DIR)));
+        let shown: Vec<_> = [&*program.to_string_lossy()]
+            .into_iter()
+            .chain(words.iter().map(String::as_str))
+            .map(quoted)
+            .collect();
+        self.step(format!("{} &", shown.join(" ")));
+        self.step(ready.shell());
+        let mut command = Command::new(program);
+        command.args(words).envs(env);
+        let started = Beside::start(command, &ready).map_err(Stop::Unusable)?;
+        self.beside.replace(Some(started));
         Ok(())
     }
 
@@ -580,12 +611,13 @@ impl<'s> World<'s> {
         // One that hangs is ended, with all that it started.
         let (over, is_over) = channel::<()>();
         let (limit, inhabitants) = (self.settings.limit, self.inhabitants.clone());
+        let beside = self.beside.borrow().as_ref().map(Beside::process);
         let watcher = std::thread::spawn(move || {
             let is_late = is_over.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
             // What it left running is none of it.
             let is_hung = is_late && sandbox::is_running(first);
             if is_late {
-                inhabitants.end();
+                inhabitants.end(beside);
             }
             is_hung
         });
@@ -608,9 +640,9 @@ impl<'s> World<'s> {
 }
 
 impl Drop for World<'_> {
-    /// What a plugin left running does not outlive the check.
+    /// What a plugin left running does not outlive the check, nor what ran beside it.
     fn drop(&mut self) {
-        self.inhabitants.end();
+        self.inhabitants.end(None);
     }
 }
 

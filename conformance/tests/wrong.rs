@@ -838,6 +838,109 @@ fn the_exit_status_says_whose_fault_it_is() {
     }
 }
 
+/// A plugin whose description has this beside it: the exit status, and what is on stderr.
+fn with_beside(directory: &Path, beside: Value, script: &str, arguments: &[&str]) -> (Output, String) {
+    let description =
+        json!({"kind": "ipam", "conf": {"ipam": {"type": "x"}}, "stays": ["ready", "pid"], "beside": beside});
+    let good = "is ADD && echo '{\"cniVersion\":\"1.1.0\",\"ips\":[]}'\nexit 0";
+    let script = format!("take\n{script}\n{good}");
+    let arguments = [&["--format", "json"], arguments].concat();
+    let output = judged_alone(directory, &description, &script, &arguments);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    println!("{:?} {told}", output.status.code());
+    (output, told)
+}
+
+#[test]
+fn what_runs_beside_a_plugin_is_there_and_ends_with_the_check() {
+    let Some(_) = plugins("what_runs_beside") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    // Nobody else sleeps as long.
+    let time = format!("81{}", std::process::id());
+    let sleeps = format!("sleep 0.2; touch {{DIR}}/ready; exec sleep {time}");
+    let sleeps = json!({"command": ["sh", "-c", sleeps], "ready": "{DIR}/ready"});
+    let is_ready = "is VERSION || [ -e /dev/shm/conformance/ready ] || bad 11";
+    for only in [&["--only", "add_succeeds"][..], &["--only", "killed_add_is_added_again", "--sample", "2"]] {
+        // The tracer waits for all that the plugin started, and not for this.
+        let (output, _) = with_beside(directory.path(), sleeps.clone(), is_ready, only);
+        assert_eq!(checks(&output)[0]["outcome"], "pass", "{output:?}");
+        assert_eq!(running(&time), Vec::<String>::new());
+    }
+    // What a traced plugin leaves running is ended without it.
+    let leaves = format!("{is_ready}\nis ADD && {{ setsid sleep {time}0 </dev/null >/dev/null 2>&1 & }}");
+    let only = ["--only", "killed_add_is_added_again", "--sample", "2", "--limit", "3"];
+    let (output, _) = with_beside(directory.path(), sleeps, &leaves, &only);
+    assert_eq!(checks(&output)[0]["outcome"], "pass", "{output:?}");
+    assert_eq!((running(&time), running(&format!("{time}0"))), (Vec::new(), Vec::new()));
+}
+
+#[test]
+fn what_does_not_run_beside_a_plugin_is_told() {
+    let Some(_) = plugins("what_does_not_run_beside") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let time = format!("82{}", std::process::id());
+    let runs = |script: &str| json!({"command": ["sh", "-c", script], "ready": "{DIR}/ready"});
+    let wrong = |beside: Value, script: &str, only: &str, text: &str| {
+        let (output, told) = with_beside(directory.path(), beside, script, &["--only", only]);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(told.contains(text), "{told}");
+        assert_eq!(running(&time), Vec::<String>::new());
+    };
+    let never = runs(&format!("echo waits >&2; exec sleep {time}"));
+    let text = "beside: sh is not ready after 10 s: there is no /dev/shm/conformance/ready (waits)";
+    wrong(never, "", "add_succeeds", text);
+    let deaf = json!({"command": ["sleep", time], "ready": "127.0.0.1:6443"});
+    let text = "beside: sleep is not ready after 10 s: it does not listen to 127.0.0.1:6443";
+    wrong(deaf, "", "add_succeeds", text);
+    let text = "beside: sh ended with exit status 3 (no luck), before it was ready";
+    wrong(runs("echo no luck >&2; exit 3"), "", "add_succeeds", text);
+    wrong(
+        json!({"command": ["./absent"], "ready": "/x"}),
+        "",
+        "add_succeeds",
+        "beside: cannot execute ./absent",
+    );
+    // Once the checks are under way.
+    let runs = runs(&format!("echo $$ >{{DIR}}/pid; touch {{DIR}}/ready; exec sleep {time}"));
+    let kills = "is CHECK && { p=$(cat /dev/shm/conformance/pid); kill -KILL $p; while kill -0 $p; do sleep 0.1; done; }";
+    let text = "check_after_add: beside: sh was ended by signal 9, during a check";
+    wrong(runs, kills, "check_after_add", text);
+    for (beside, text) in [
+        (json!({"command": [], "ready": "/x"}), "beside.command: expected a program"),
+        (json!({"command": ["x"], "ready": "6443"}), "beside.ready: \"6443\": expected an address"),
+        (json!({"command": ["x"]}), "missing field `ready`"),
+    ] {
+        wrong(beside, "", "add_succeeds", text);
+    }
+}
+
+/// A plugin that keeps its state in an API server.
+#[test]
+fn what_stays_in_the_api_double_is_seen() {
+    let Some(_) = plugins("what_stays_in_the_api_double") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let command = ["cni-conformance", "--api-double", "127.0.0.1:6443", "--mirror", "{DIR}/api"];
+    let beside = json!({"command": command, "ready": "127.0.0.1:6443"});
+    let asks = r#"ask() { printf '%s %s HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s' "$1" "$2" ${#3} "$3" >/run/request
+        bash -c 'exec 3<>/dev/tcp/127.0.0.1/6443; cat /run/request >&3; read -r line <&3; case $line in *" 20"*) ;; *) exit 1 ;; esac'
+        s=$?; rm /run/request; [ $s = 0 ] || bad 11; }
+        is ADD && ask POST /apis/x/things "{\"metadata\":{\"name\":\"$CNI_CONTAINERID\"},\"spec\":[{\"a/b\":1}]}"
+        is DEL && [ $CNI_CONTAINERID != LEFT ] && ask DELETE /apis/x/things/$CNI_CONTAINERID"#;
+    let only = ["--only", "life_leaves_nothing", "--except", "first"];
+    for (left, seen) in [("none", ""), ("c0", "things/c0/metadata/name is new")] {
+        let script = asks.replace("LEFT", left);
+        let (output, _) = with_beside(directory.path(), beside.clone(), &script, &only);
+        let (_, outcome, what) = outcomes(&output).remove(0);
+        assert_eq!(outcome, if left == "none" { "pass" } else { "fail" }, "{what}");
+        assert!(what.contains(seen), "{what}");
+    }
+    // No path is one of another place.
+    let script = asks.replace("LEFT", "c0").replace("/apis/x/things", "/../../../../run/things");
+    let (output, _) = with_beside(directory.path(), beside, &script, &only);
+    let (_, _, what) = outcomes(&output).remove(0);
+    assert!(what.contains("/dev/shm/conformance/api/run/things/c0/metadata/name is new"), "{what}");
+}
+
 #[test]
 fn files_are_those_of_the_check() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -2,13 +2,15 @@
 //! sends events.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write as _};
+use std::io::{BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+
+use crate::objects::{reply, request};
 
 /// Key of the annotation in which Multus reports.
 const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
@@ -75,35 +77,6 @@ fn path_of(object: &Value) -> String {
     };
     let text = |key: &str| object["metadata"][key].as_str().unwrap();
     format!("{}/{kind}/{}", text("namespace"), text("name"))
-}
-
-/// Method, path and body of the next request; `None` when the other end has closed the connection.
-pub fn request(requests: &mut impl BufRead) -> Option<(String, String, Vec<u8>)> {
-    let mut line = String::new();
-    requests.read_line(&mut line).ok().filter(|length| *length > 0)?;
-    let mut words = line.split_whitespace();
-    let (method, path) = (words.next()?.to_owned(), words.next()?.to_owned());
-    let mut length = 0;
-    loop {
-        let mut header = String::new();
-        requests.read_line(&mut header).ok().filter(|length| *length > 0)?;
-        let Some((name, value)) = header.split_once(':') else { break };
-        if name.eq_ignore_ascii_case("content-length") {
-            length = value.trim().parse().ok()?;
-        }
-    }
-    let mut body = vec![0; length];
-    requests.read_exact(&mut body).ok()?;
-    Some((method, path, body))
-}
-
-/// Answers with a JSON object.
-pub fn reply(stream: &mut TcpStream, code: &str, answer: &Value) -> Option<()> {
-    let answer = answer.to_string();
-    let length = answer.len();
-    let head =
-        format!("HTTP/1.1 {code}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n");
-    stream.write_all(format!("{head}{answer}").as_bytes()).ok()
 }
 
 /// Answers the requests of a connection until its other end closes it.

@@ -9,6 +9,8 @@ mod containerd;
 mod migration;
 mod multus;
 mod node;
+#[path = "../../conformance/src/objects.rs"]
+mod objects;
 mod ocicni;
 mod podman;
 mod thick;

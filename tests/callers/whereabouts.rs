@@ -2,125 +2,26 @@
 //! has changed.
 
 use std::collections::BTreeMap;
-use std::io::BufReader;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::process::{Command, Output};
-use std::sync::{Arc, Mutex};
 use std::thread;
 
 use serde_json::{Value, json};
 
-use crate::api;
 use crate::node::{self, documents, executable, ip, json_of, on_a_node, text_of, vf_address, write};
+use crate::objects::{self, Objects};
 
 const CALLER: &str = "whereabouts-0.8.0";
 const FOLDER: &str = "/etc/cni/net.d/whereabouts.d";
 
-/// Path of an object -> the object.
-type Objects = Arc<Mutex<BTreeMap<String, Value>>>;
-
-/// Starts an API server as far as whereabouts asks one: it keeps what is created, and applies JSON patches. Returns its
-/// URL.
+/// Starts the double of an API server, and returns its URL.
 fn start(objects: &Objects) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let objects = objects.clone();
-    thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            let objects = objects.clone();
-            thread::spawn(move || serve(stream, &objects));
-        }
-    });
+    thread::spawn(move || objects::serve(&listener, &objects, None));
     url
-}
-
-/// Answers the requests of a connection until its other end closes it.
-fn serve(mut stream: TcpStream, objects: &Objects) -> Option<()> {
-    stream.set_nodelay(true).ok()?;
-    let mut requests = BufReader::new(stream.try_clone().ok()?);
-    loop {
-        let (method, path, body) = api::request(&mut requests)?;
-        let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
-        let path = path.split('?').next().unwrap_or_default();
-        let (code, answer) = answer(&method, path, body, &mut objects.lock().unwrap());
-        api::reply(&mut stream, code, &answer)?;
-    }
-}
-
-fn answer(
-    method: &str,
-    path: &str,
-    mut body: Value,
-    objects: &mut BTreeMap<String, Value>,
-) -> (&'static str, Value) {
-    let failed = |code: &'static str, reason: &str| {
-        let number: u16 = code[..3].parse().unwrap();
-        (
-            code,
-            json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": number}),
-        )
-    };
-    let version = |object: &mut Value| {
-        let before: u64 = object["metadata"]["resourceVersion"].as_str().unwrap_or("0").parse().unwrap();
-        object["metadata"]["resourceVersion"] = json!((before + 1).to_string());
-    };
-    match method {
-        "POST" => {
-            if let Some((_, rest)) = path.split_once("/namespaces/") {
-                body["metadata"]["namespace"] = json!(rest.split('/').next());
-            }
-            let path = format!("{path}/{}", body["metadata"]["name"].as_str().unwrap_or_default());
-            if objects.contains_key(&path) {
-                return failed("409 Conflict", "AlreadyExists");
-            }
-            version(&mut body);
-            objects.insert(path, body.clone());
-            ("201 Created", body)
-        }
-        // A name is behind the kind; without it all of a kind are asked for.
-        "GET" if path.ends_with("/ippools") => {
-            let items: Vec<_> =
-                objects.iter().filter(|(name, _)| name.starts_with(path)).map(|(_, each)| each).collect();
-            (
-                "200 OK",
-                json!({"kind": "IPPoolList", "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "items": items}),
-            )
-        }
-        "DELETE" => match objects.remove(path) {
-            Some(_) => ("200 OK", json!({"kind": "Status", "apiVersion": "v1", "status": "Success"})),
-            None => failed("404 Not Found", "NotFound"),
-        },
-        _ => {
-            let Some(object) = objects.get_mut(path) else { return failed("404 Not Found", "NotFound") };
-            match method {
-                "PUT" => *object = body,
-                "PATCH" if !patch(object, &body) => return failed("422 Unprocessable Entity", "Invalid"),
-                _ => (),
-            }
-            if method != "GET" {
-                version(object);
-            }
-            ("200 OK", object.clone())
-        }
-    }
-}
-
-/// Applies a JSON patch, or nothing of it if one of its tests fails.
-fn patch(object: &mut Value, operations: &Value) -> bool {
-    let mut new = object.clone();
-    for operation in operations.as_array().unwrap() {
-        let path = operation["path"].as_str().unwrap();
-        let (parent, key) = path.rsplit_once('/').unwrap();
-        match operation["op"].as_str().unwrap() {
-            "test" if *new.pointer(path).unwrap_or(&Value::Null) != operation["value"] => return false,
-            "add" | "replace" => new.pointer_mut(parent).unwrap()[key] = operation["value"].clone(),
-            "remove" => drop(new.pointer_mut(parent).unwrap().as_object_mut().unwrap().remove(key)),
-            _ => (),
-        }
-    }
-    *object = new;
-    true
 }
 
 /// Calls the plugin as Multus does, for pod `name` with rail R as `netR+1`.
