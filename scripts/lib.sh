@@ -128,6 +128,22 @@ or take executables that were built elsewhere: RAIL_CNI_FROM=FOLDER or URL (scri
         die "Rust $has_it is too old, $least is needed: rustup update stable (Rust of a distribution: see https://rustup.rs)" 3
 }
 
+# static_flags: of a Rust executable without libraries, into $flags. Where this machine keeps the sources is nobody's business,
+# and would make other bytes.
+static_flags() {
+    flags=(-C target-feature=+crt-static "--remap-path-prefix=$root=." \
+        "--remap-path-prefix=${CARGO_HOME:-${HOME:-/root}/.cargo}=cargo")
+}
+
+# for_aarch64: what cargo needs to build for arm64 on an x86-64 machine, or ends with status 3. Sets $triple.
+for_aarch64() {
+    needs aarch64-linux-gnu-gcc /usr/aarch64-linux-gnu/lib/libc.a
+    triple='aarch64-unknown-linux-gnu'
+    export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+    [[ -d $(rustc --print target-libdir --target "$triple") ]] || RUSTC=$("$root/scripts/oldest-rust" --arm64) || exit
+    export RUSTC=${RUSTC:-rustc}
+}
+
 tell() { printf '%s: %s\n' "${0##*/}" "$1" >&2; }
 
 # Where fetched tools are kept.

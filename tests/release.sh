@@ -3,8 +3,9 @@
 #
 # usage: tests/release.sh [CASE...]
 #
-# Packages the executables that scripts/build left, and a rail-agent and a cni-conformance that are built for it. Packages are installed below a temporary directory, as root or in a
-# user namespace. The last line is `N passed, N failed, N skipped`.
+# Packages the executables that scripts/build left, and a rail-agent and a cni-conformance that are built for it. With
+# RAIL_TEST_MODE=full, what is for arm64 is built and packaged, too. Packages are installed below a temporary directory, as
+# root or in a user namespace. The last line is `N passed, N failed, N skipped`.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/lib.sh"
 
@@ -17,7 +18,9 @@ cases=(two_packagings_are_the_same_bytes a_deb_installs_and_goes a_rpm_installs_
     what_is_linked_has_an_allowed_licence_and_comes_from_crates_io tag_marks_a_clean_release tag_refuses_changed_files
     tag_refuses_a_version_without_a_dated_entry tag_refuses_a_lock_file_of_another_version
     tag_refuses_a_version_that_was_tagged)
-passed=0 failed=0 status=0
+# It builds for arm64.
+[[ ${RAIL_TEST_MODE:-} != full ]] || cases+=(the_archive_of_the_suite_is_there_for_arm64)
+passed=0 failed=0 skipped=0 status=0
 
 main() {
     case ${1:-} in
@@ -64,12 +67,15 @@ main() {
         set -e
         if ((status == 0)); then
             passed=$((passed + 1)) && printf 'ok   %s\n' "$case"
+        elif [[ -s $work/$case/skipped ]]; then
+            skipped=$((skipped + 1)) && printf 'skip %s: %s\n' "$case" "$(<"$work/$case/skipped")"
+            [[ ! ${RAIL_TEST_SKIPS:-} ]] || printf '%s: %s\n' "$case" "$(<"$work/$case/skipped")" >>"$RAIL_TEST_SKIPS"
         else
             failed=$((failed + 1)) && printf 'FAIL %s\n' "$case"
             sed 's/^/     /' "$work/output"
         fi
     done
-    printf '%d passed, %d failed, 0 skipped\n' "$passed" "$failed"
+    printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
     exit $((failed > 0))
 }
 
@@ -319,6 +325,37 @@ the_archive_of_the_suite_judges_a_plugin() {
         .metadata.component.components[0].hashes[0].content == $sum' "$bill"
     jq -e '[.components[].name] | index("nix") and index("glibc") and (index("rail-cni") | not)' "$bill"
     # No path of the machine that built it.
+    ! grep -qF -e "$root/" -e "${CARGO_HOME:-${HOME:-/root}/.cargo}/" "$name/cni-conformance"
+}
+
+# built COMMAND...: what it prints. A case is skipped where it says by its status that it cannot be done here.
+built() {
+    local status=0
+    "$@" 2>why || status=$?
+    ((status != 3)) || tail -n 1 why >skipped
+    cat why >&2
+    return "$status"
+}
+
+the_archive_of_the_suite_is_there_for_arm64() {
+    local name=cni-conformance-$version-linux-aarch64 tool
+    tool=$(built "$root/scripts/conformance" --build --aarch64)
+    built "$root/scripts/build" --aarch64
+    "$root/scripts/release" --no-build --arch aarch64 --out files
+    [[ ! $(find files -name '*x86_64*' -o -name 'rail-agent*') ]]
+    tar -xf "files/$name.tar.gz"
+    cmp "$tool" "$name/cni-conformance"
+    readelf -h "$name/cni-conformance" | grep 'Machine: *AArch64'
+    readelf -l "$name/cni-conformance" >segments
+    [[ $(<segments) != *INTERP* ]]
+    # All checks, also those that trace a plugin.
+    qemu-aarch64-static "$name/cni-conformance" --list >list
+    "$(<"$work/tool")" --list | cmp - list
+    [[ -s $name/plugins/rail-ipam.json && -s $name/conformance.md ]]
+    jq -e --arg sum "$(sha256sum <"$tool" | cut -d ' ' -f 1)" '
+        .metadata.component.components[0].hashes[0].content == $sum
+        and (.metadata.properties | index([{name: "architecture", value: "aarch64"}]))
+        and (.components[] | select(.name == "rust-std").version | test("^[0-9]+[.][0-9.]+$"))' "files/$name.cdx.json"
     ! grep -qF -e "$root/" -e "${CARGO_HOME:-${HOME:-/root}/.cargo}/" "$name/cni-conformance"
 }
 

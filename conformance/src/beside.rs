@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::call::{Collected, quoted};
+use crate::call::{Collected, process_of, quoted};
 use crate::world::{SHOWN, cut, plain};
 
 /// How long it may take until it is ready.
@@ -75,7 +75,7 @@ impl Beside {
         let keeper = std::thread::spawn(move || {
             let child = command.spawn().map(|mut child| {
                 let stderr = child.stderr.take().map(Collected::of);
-                let _ = started.send(Ok((Pid::from_raw(child.id().cast_signed()), stderr)));
+                let _ = started.send(Ok((process_of(&child), stderr)));
                 child
             });
             let mut child = match child {

@@ -8,6 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use nix::fcntl::OFlag;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -180,7 +181,7 @@ impl Call {
             _ => Stdio::piped(),
         });
         command.stdout(if self.is_stdout_broken {
-            let (read, write) = std::io::pipe()?;
+            let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
             drop(read);
             Stdio::from(write)
         } else {
@@ -248,7 +249,7 @@ impl Running {
     /// Ends the configuration, and waits.
     pub fn wait(mut self, limit: Duration) -> Result<Ran, Hung> {
         self.end_input();
-        let group = Pid::from_raw(self.child.id().cast_signed());
+        let group = process_of(&self.child);
         let status = match ended(&mut self.child, limit) {
             Some(status) => status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
             None => {
@@ -328,6 +329,11 @@ fn ended(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(4));
     }
+}
+
+/// Its process. No kernel has numbers that are no `i32`.
+pub fn process_of(child: &Child) -> Pid {
+    Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX))
 }
 
 /// A word of a shell.

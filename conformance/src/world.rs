@@ -10,11 +10,10 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::beside::Beside;
-use crate::call::{Call, Collected, Ran, Running, quoted};
+use crate::call::{Call, Collected, Ran, Running, process_of, quoted};
 use crate::description::{Description, Kind};
 use crate::sandbox::{self, DIR, Inhabitants};
 use crate::tracer::{self, Fate, WAITING};
@@ -607,7 +606,7 @@ impl<'s> World<'s> {
             stdin.write_all(&conf).map_err(failed)?;
         }
         let printed = child.stdout.take().map(Collected::of);
-        let first = Pid::from_raw(child.id().cast_signed());
+        let first = process_of(&child);
         // One that hangs is ended, with all that it started.
         let (over, is_over) = channel::<()>();
         let (limit, inhabitants) = (self.settings.limit, self.inhabitants.clone());

@@ -503,7 +503,7 @@ fn a_suite_that_is_ended_ends_its_plugins() {
         let mut begun = command(directory.path(), &plugins, "rail-ipam", "hangs", &hangs, &arguments);
         let mut begun = begun.stdout(Stdio::null()).spawn().unwrap();
         waits_for(1);
-        kill(Pid::from_raw(begun.id().cast_signed()), signal).unwrap();
+        kill(Pid::from_raw(i32::try_from(begun.id()).unwrap()), signal).unwrap();
         assert_eq!(begun.wait().unwrap().signal(), Some(signal as i32));
         waits_for(0);
     }

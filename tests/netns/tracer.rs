@@ -41,7 +41,7 @@ pub fn is_inward(number: i64) -> bool {
 
 /// Also not swept by kills: calls that only look. The state of the node before such a call is that before the next one
 /// of the same thread, which is swept.
-const HARMLESS: [i64; 16] = [
+const HARMLESS: &[i64] = &[
     libc::SYS_getrandom,
     libc::SYS_futex,
     libc::SYS_fcntl,
@@ -54,7 +54,10 @@ const HARMLESS: [i64; 16] = [
     libc::SYS_faccessat,
     libc::SYS_getdents64,
     libc::SYS_getcwd,
+    // Others do not have them.
+    #[cfg(target_arch = "x86_64")]
     libc::SYS_poll,
+    #[cfg(target_arch = "x86_64")]
     libc::SYS_readlink,
     libc::SYS_recvfrom,
     // A kill closes all files.
@@ -113,7 +116,8 @@ impl Point {
             }
             _ => None,
         };
-        flags.is_some_and(|flags| flags & u64::from(libc::CLONE_THREAD.cast_unsigned()) != 0)
+        let thread = u64::from(libc::CLONE_THREAD.unsigned_abs());
+        flags.is_some_and(|flags| flags & thread != 0)
     }
 
     /// The name that an `unlinkat` removes.
@@ -193,7 +197,7 @@ impl Meddling {
         if is_halved {
             let half = read.div_ceil(2);
             let rest = point.memory(at + half, read - half).unwrap();
-            answer(pid, half.cast_signed());
+            answer(pid, i64::try_from(half).unwrap());
             // pread(2) is told where to read.
             if point.number == libc::SYS_read {
                 self.rests.insert((pid, fd), rest);
@@ -254,7 +258,7 @@ impl Meddling {
                 replace_call(pid, point.number, [first, second, length.div_ceil(2)]);
             }
             Fate::Answered(reply) => {
-                self.replaces(point, point.arguments[2].cast_signed());
+                self.replaces(point, i64::try_from(point.arguments[2]).unwrap());
                 self.replies.insert(pid, reply);
             }
         }
@@ -269,7 +273,7 @@ pub const WAITING: [&str; 3] = ["sh", "-c", "kill -STOP $$; exec \"$0\" \"$@\""]
 /// it. Returns when it and everything that it started have ended: orphans are waited for. So the calling thread must
 /// have no other children.
 pub fn follow(first: Pid, fate: impl FnMut(Point) -> Fate) -> Ended {
-    follow_but(&HARMLESS, &[LOOKER], first, fate)
+    follow_but(HARMLESS, &[LOOKER], first, fate)
 }
 
 /// The same, with other calls, and threads of other names, that are not swept besides the calls that nobody sweeps.
@@ -351,7 +355,7 @@ pub fn entered(pid: Pid) -> Option<Point> {
 #[cfg(target_arch = "x86_64")]
 fn call_of(pid: Pid) -> Option<(i64, [u64; 3])> {
     let registers = ptrace::getregs(pid).ok()?;
-    Some((registers.orig_rax.cast_signed(), [registers.rdi, registers.rsi, registers.rdx]))
+    Some((registers.orig_rax as i64, [registers.rdi, registers.rsi, registers.rdx]))
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -374,7 +378,7 @@ fn skip_call(pid: Pid) {
 #[cfg(target_arch = "x86_64")]
 fn replace_call(pid: Pid, number: i64, arguments: [u64; 3]) {
     let mut registers = ptrace::getregs(pid).unwrap();
-    registers.orig_rax = number.cast_unsigned();
+    registers.orig_rax = u64::from_ne_bytes(number.to_ne_bytes());
     [registers.rdi, registers.rsi, registers.rdx] = arguments;
     ptrace::setregs(pid, registers).unwrap();
 }
@@ -383,14 +387,14 @@ fn replace_call(pid: Pid, number: i64, arguments: [u64; 3]) {
 #[cfg(target_arch = "x86_64")]
 fn answer(pid: Pid, value: i64) {
     let mut registers = ptrace::getregs(pid).unwrap();
-    registers.rax = value.cast_unsigned();
+    registers.rax = u64::from_ne_bytes(value.to_ne_bytes());
     ptrace::setregs(pid, registers).unwrap();
 }
 
 /// What a call returns, on the way back from it.
 #[cfg(target_arch = "x86_64")]
 fn returned(pid: Pid) -> Option<i64> {
-    ptrace::getregs(pid).ok().map(|registers| registers.rax.cast_signed())
+    ptrace::getregs(pid).ok().map(|registers| registers.rax as i64)
 }
 
 #[cfg(not(target_arch = "x86_64"))]
