@@ -36,11 +36,21 @@ pub fn yaml(data: &[u8]) {
     if [".inf", ".nan"].iter().any(|number| text.to_ascii_lowercase().contains(number)) {
         return;
     }
-    // In YAML 1.2 the name of an anchor may end with a colon, and a plain scalar in brackets may begin with a question
-    // mark. The other parser reads 1.1.
-    let is_anchor = |word: &str| word.starts_with(['&', '*']) && word.contains(':');
+    // In YAML 1.2 the name of an anchor has any letters, and a plain scalar in brackets may begin with a question mark. The
+    // other parser reads 1.1. It adds the end of the last line to a block, also to one that is a key.
+    let is_letter = |letter: char| letter.is_ascii_alphanumeric() || "-_,[]{}".contains(letter);
+    let is_anchor =
+        |word: &str| word.strip_prefix(['&', '*']).is_some_and(|name| !name.chars().all(is_letter));
     let asks = |begin: &str| text.contains(begin);
-    if text.split_ascii_whitespace().any(is_anchor) || ["[?", "{?", ",?", " ?"].into_iter().any(asks) {
+    if text.split_ascii_whitespace().any(is_anchor)
+        || ["[?", "{?", ",?", " ?", "? >", "? |"].into_iter().any(asks)
+    {
+        return;
+    }
+    // The parser that is used here reads more as part of a block: the line behind a carriage return without a line feed, and
+    // all that follows a block which is a document of its own. Nothing reads a text instead of an object.
+    let is_block = |line: &str| line.trim_start_matches("---").trim_start().starts_with(['>', '|']);
+    if text.replace("\r\n", "\n").contains('\r') || text.lines().any(is_block) {
         return;
     }
     // A byte order mark at the begin of a line is part of a plain scalar there, and of nothing here.
