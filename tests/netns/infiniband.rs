@@ -538,6 +538,7 @@ fn a_function_that_is_no_vf_is_without_its_driver_while_it_is_reset() {
 #[test]
 fn a_function_whose_driver_cannot_be_bound_again_is_not_reset() {
     let Some(played) = Played::new("infiniband::reset_refused", HOSTS) else { return };
+    played.host.set_node(json!({"policy": {"pfsWithVfs": true}}));
     let state = played.state();
     let config = played.with_reset(None);
     for (file, text, told) in [
