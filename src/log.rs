@@ -63,6 +63,7 @@ struct Sink {
     file: Mutex<Option<File>>,
     stderr: Mutex<Stderr>,
     warnings: Mutex<Vec<String>>,
+    room: Mutex<Room>,
 }
 
 #[derive(Clone, Default)]
@@ -74,6 +75,49 @@ struct State {
 
 /// How many warnings of a call are kept for [`told`]. A tenant's configuration can cause any number.
 const MOST_WARNINGS: usize = 32;
+
+/// Bytes of a message that are shown. A tenant's value may have any length.
+const LONGEST: usize = 2 << 10;
+/// Bytes of a column that are shown.
+const LONGEST_COLUMN: usize = 320;
+
+/// What may still be logged. A call has some room, whatever its configuration causes; a command that a person typed has
+/// no end of it.
+struct Room {
+    lines: usize,
+    bytes: usize,
+    errors: usize,
+}
+
+impl Default for Room {
+    fn default() -> Room {
+        Room { lines: usize::MAX, bytes: usize::MAX, errors: usize::MAX }
+    }
+}
+
+impl Room {
+    const OF_A_CALL: Room = Room { lines: 64, bytes: 32 << 10, errors: 8 };
+
+    /// `message` if it has room. The first that has none is replaced, and `None` comes of those behind it. Errors have
+    /// room of their own: the last one says why the call failed.
+    fn take(&mut self, level: Level, message: String) -> Option<String> {
+        if level == Level::Error {
+            self.errors = self.errors.checked_sub(1)?;
+            return Some(message);
+        }
+        self.lines = self.lines.checked_sub(1)?;
+        match self.bytes.checked_sub(escaped(&message).len()) {
+            Some(bytes) if self.lines > 0 => {
+                self.bytes = bytes;
+                Some(message)
+            }
+            _ => {
+                self.lines = 0;
+                Some("a call has room for no more lines than these, except for errors".to_owned())
+            }
+        }
+    }
+}
 
 static SINK: OnceLock<Sink> = OnceLock::new();
 
@@ -89,7 +133,8 @@ impl Log for Sink {
     fn log(&self, record: &Record<'_>) {
         let state = self.state.lock().map(|state| state.clone()).unwrap_or_default();
         let now = humantime::format_rfc3339_millis(std::time::SystemTime::now()).to_string();
-        let message = record.args().to_string();
+        let message = clipped(&record.args().to_string());
+        let Some(message) = self.with_room(record.level(), message) else { return };
         if record.level() == Level::Warn {
             if let Ok(mut warnings) = self.warnings.lock() {
                 if warnings.len() < MOST_WARNINGS {
@@ -110,6 +155,12 @@ impl Log for Sink {
     }
 
     fn flush(&self) {}
+}
+
+impl Sink {
+    fn with_room(&self, level: Level, message: String) -> Option<String> {
+        self.room.lock().map_or(None, |mut room| room.take(level, message))
+    }
 }
 
 impl State {
@@ -219,11 +270,22 @@ impl Stderr {
 /// Says that the following lines are about a command that a person typed, and starts the log.
 pub fn describe_command(plugin: &'static str, command: &str) {
     describe(Call { plugin, verb: command.to_owned(), ..Call::default() });
+    if let Ok(mut room) = sink().room.lock() {
+        *room = Room::default();
+    }
 }
 
 /// Says which call the following lines are about, and starts the log.
-pub fn describe(call: Call) {
+pub fn describe(mut call: Call) {
     let sink = sink();
+    let Call { verb, network, pod, pod_uid, container, interface, .. } = &mut call;
+    let optional = [pod, pod_uid, container, interface].into_iter().flatten();
+    for column in [verb, network].into_iter().chain(optional) {
+        *column = clipped_to(column, LONGEST_COLUMN);
+    }
+    if let Ok(mut room) = sink.room.lock() {
+        *room = Room::OF_A_CALL;
+    }
     if let Ok(mut state) = sink.state.lock() {
         state.call = call;
     }
@@ -277,9 +339,27 @@ fn open(path: &Path) -> io::Result<File> {
 
 /// Writes a line from another plugin's stderr to this process's stderr.
 pub fn relay(text: &[u8]) {
+    let text = clipped(&String::from_utf8_lossy(text));
+    let Some(text) = sink().with_room(Level::Info, text) else { return };
     if let Ok(mut stderr) = sink().stderr.lock() {
-        stderr.write(&line(&String::from_utf8_lossy(text)));
+        stderr.write(&line(&text));
     }
+}
+
+/// `text`, or its begin and its end if it is too long: a message begins with where, and ends with what to do.
+pub fn clipped(text: &str) -> String {
+    clipped_to(text, LONGEST)
+}
+
+fn clipped_to(text: &str, most: usize) -> String {
+    if text.len() <= most {
+        return text.to_owned();
+    }
+    // A letter has at most four bytes.
+    let is_end = |at: &usize| text.is_char_boundary(*at);
+    let from = (0..=most / 2).rev().find(is_end).unwrap_or_default();
+    let until = (text.len() - most / 4..text.len()).find(is_end).unwrap_or(text.len());
+    format!("{} […{} bytes…] {}", &text[..from], until - from, &text[until..])
 }
 
 /// `text` as one line: nothing in it ends the line or controls a terminal, whoever wrote it.
@@ -387,7 +467,42 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
     }
 
+    #[test]
+    fn a_call_has_room_for_some_lines_and_for_its_error() {
+        let mut room = Room::OF_A_CALL;
+        let taken: Vec<_> = (0..1000).map_while(|_| room.take(Level::Warn, "x".to_owned())).collect();
+        assert_eq!((taken.len(), taken[62].as_str()), (64, "x"));
+        assert!(taken[63].contains("no more lines"), "{taken:?}");
+        assert_eq!(room.take(Level::Error, "why".to_owned()).as_deref(), Some("why"));
+        let mut room = Room::OF_A_CALL;
+        // Six bytes each when they are shown.
+        let long = || "\u{1b}".repeat(2000);
+        assert_eq!(
+            (0..9).filter(|_| room.take(Level::Warn, long()).is_some_and(|text| text == long())).count(),
+            2
+        );
+        let mut room = Room::default();
+        assert!(
+            (0..1000).all(
+                |_| room.take(Level::Error, long()).is_some() && room.take(Level::Warn, long()).is_some()
+            )
+        );
+    }
+
     proptest! {
+        #[test]
+        fn what_is_clipped_keeps_its_begin_and_its_end(text in ".{0,40}", most in 4_usize..32) {
+            let shown = clipped_to(&text, most);
+            let parts = shown.split_once(" […").and_then(|(begin, rest)| Some((begin, rest.split_once("…] ")?.1)));
+            match parts {
+                Some((begin, end)) if text.len() > most => {
+                    prop_assert!(text.starts_with(begin) && text.ends_with(end), "{}", shown);
+                    prop_assert!(begin.len() + end.len() <= most && begin.len() + 3 >= most / 2);
+                }
+                _ => prop_assert!(text.len() <= most && shown == text, "{}", shown),
+            }
+        }
+
         #[test]
         fn a_line_is_a_line(text: String) {
             let line = line(&text);

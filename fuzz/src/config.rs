@@ -14,6 +14,7 @@ use rail_cni::cni::{
 };
 use rail_cni::ipam::{Ipam, config};
 use rail_cni::node::Node;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::input::{choice, line};
@@ -109,8 +110,8 @@ fn parsed(stdin: &[u8], environment: &Environment, keys: &'static Keys, is_del: 
     // Only of a DEL without a valid name.
     assert!(network.name.is_empty() || is_identifier(&network.name));
     let handed_on = network.stdin_with("rail", 3.into()).expect("it is JSON");
-    let value: Value = serde_json::from_slice(&handed_on).expect("it is JSON");
-    assert_eq!(value["rail"], 3);
+    let value: BTreeMap<String, &RawValue> = serde_json::from_slice(&handed_on).expect("it is JSON");
+    assert_eq!(value["rail"].get(), "3");
     Some(network)
 }
 

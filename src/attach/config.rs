@@ -298,16 +298,11 @@ impl NetConf {
     /// Reads the configuration for `attachment` on `node`. Of one for the RDMA device alone ([`is_chained`]), the keys of the
     /// netdev are refused.
     pub fn parse(network: &Network, attachment: &Attachment, node: &Node) -> Result<NetConf> {
-        let raw: Raw =
-            serde_path_to_error::deserialize(Value::Object(network.config.clone())).map_err(|error| {
-                let fault = Fault::new(error.path().to_string(), error.inner().to_string());
-                fault.of(format!("network {}", network.name))
-            })?;
-        for key in network.config.keys() {
-            if !is_known(key) {
-                log::warn!("unknown key {key:?} is ignored");
-            }
-        }
+        let raw: Raw = serde_path_to_error::deserialize(&network.config).map_err(|error| {
+            let fault = Fault::new(error.path().to_string(), error.inner().to_string());
+            fault.of(format!("network {}", network.name))
+        })?;
+        cni::warn_of_unknown("", network.config.keys().filter(|key| !is_known(key)));
         let rail = raw.rail;
         if let Some(rail) = rail.filter(|rail| *rail > MAX_RAIL) {
             wrong!("rail", "{rail} is more than {MAX_RAIL}");

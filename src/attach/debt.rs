@@ -31,7 +31,7 @@ const TRIES_FOR_RDMA: u32 = 5;
 /// Debts above this number are dropped, the oldest first: a plugin that is gone for good owes for every pod.
 const MOST: usize = 1000;
 /// The bytes of network configurations that all debts together may keep.
-const MOST_BYTES: usize = 16 << 20;
+const MOST_BYTES: usize = 4 << 20;
 
 impl Record {
     /// What is still to be done. For a record that no call has tried since its device came home, that is everything

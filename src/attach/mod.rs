@@ -52,6 +52,8 @@ fn started(node: Node, network: &Network) -> Node {
 impl Plugin for Attach {
     const NAME: &str = "rail-cni";
     const KEYS: &'static Keys = &config::NETWORK;
+    // The record keeps it until the pod ends, and calls read all records.
+    const MOST_CONFIG: usize = 64 << 10;
     const CALLS_OTHERS: bool = true;
 
     fn add(&self, network: &Network, attachment: &Attachment, path: &Path) -> Result<AddResult> {

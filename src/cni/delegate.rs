@@ -26,9 +26,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// it, so a plugin finds out that it was called by itself.
 pub const CALLER: &str = "RAIL_CNI_CALLER";
 /// Largest output in bytes. A result has a few hundred bytes; anything larger than this is not a result.
-const MAX_OUTPUT: usize = 1 << 20;
+const MAX_OUTPUT: usize = 64 << 10;
 /// Longest line of stderr in bytes that is logged in one piece.
-const LONGEST_LINE: usize = 64 << 10;
+const LONGEST_LINE: usize = 4 << 10;
 
 /// The error when a plugin could not be started.
 #[derive(Debug)]

@@ -56,26 +56,33 @@ fn canonical(key: &str, names: &[&'static str]) -> Option<&'static str> {
     names.iter().copied().find(|name| *name == key).or_else(|| names.iter().copied().find(same))
 }
 
-/// Reads one JSON object, and returns it with the faults of its members. Of two members with the same key the
-/// object has the last one. A member that cannot be read, because it is nested too deeply, is an empty list in
-/// the object, which is no valid value of any key.
-pub fn read(text: &[u8], keys: &'static Keys) -> serde_json::Result<(Map<String, Value>, Vec<String>)> {
-    let mut faults = Vec::new();
+/// Values and members that are kept of an object. Whatever shape a text has, what is made of it is a few MiB.
+const MOST_VALUES: usize = 16_384;
+
+/// What [`read`] makes of an object.
+#[derive(Debug, Default)]
+pub struct Members {
+    /// The members. A key that the program does not know has `true`, or null if that is its value. A value that cannot
+    /// be read, because it is nested too deeply or has too many parts, is an empty list, which no key can have.
+    pub object: Map<String, Value>,
+    /// What is wrong with the first member that has a fault. Of two with the same key the last one counts.
+    pub fault: Option<String>,
+}
+
+/// Reads one JSON object.
+pub fn read(text: &[u8], keys: &'static Keys) -> serde_json::Result<Members> {
     let mut json = serde_json::Deserializer::from_slice(text);
-    let object = json.deserialize_map(Members { keys, faults: &mut faults })?;
+    let members = json.deserialize_map(Whole(keys))?;
     json.end()?;
-    Ok((object, faults))
+    Ok(members)
 }
 
 /// The members of the whole object. serde_json skips over a raw value without recursion, so one that is nested
 /// deeply does not prevent reading the others.
-struct Members<'a> {
-    keys: &'static Keys,
-    faults: &'a mut Vec<String>,
-}
+struct Whole(&'static Keys);
 
-impl<'de> Visitor<'de> for Members<'_> {
-    type Value = Map<String, Value>;
+impl<'de> Visitor<'de> for Whole {
+    type Value = Members;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a JSON object")
@@ -83,32 +90,83 @@ impl<'de> Visitor<'de> for Members<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Self::Value, A::Error> {
         let mut object = Map::new();
+        let mut state = State { fault: None, left: MOST_VALUES };
         while let Some((key, raw)) = from.next_entry::<String, &RawValue>()? {
-            let key = self.keys.spelt(&key).map_or(key, str::to_owned);
-            let seed = Seed { path: key.clone(), keys: self.keys.inside(&key), faults: &mut *self.faults };
-            let value = seed.deserialize(&mut serde_json::Deserializer::from_slice(raw.get().as_bytes()));
-            let value = value.unwrap_or_else(|error| {
+            let spelt = self.0.spelt(&key);
+            let key = spelt.unwrap_or(&key);
+            let path = Path { above: None, part: Part::Key(key) };
+            let left = state.left;
+            let seed = Seed { path: &path, keys: self.0.inside(key), state: &mut state };
+            let value = seed.deserialize(&mut serde_json::Deserializer::from_str(raw.get()));
+            let mut value = value.unwrap_or_else(|error| {
                 let whole = error.to_string();
                 let problem = whole.split(" at line ").next().unwrap_or_default();
-                self.faults.push(format!("{key}: {problem}"));
+                state.fault.get_or_insert_with(|| format!("{path}: {problem}"));
                 Value::Array(Vec::new())
             });
-            put(&mut object, key, value, "", self.faults);
+            if spelt.is_none() {
+                let Some(left) = left.checked_sub(1) else { continue };
+                state.left = left;
+                value = if value.is_null() { Value::Null } else { Value::Bool(true) };
+            }
+            put(&mut object, &path, value, &mut state);
         }
-        Ok(object)
+        Ok(Members { object, fault: state.fault })
     }
 }
 
-/// Adds a member to `object`, which may have the key already. Null counts as absent, because go-cni writes null
-/// for what it does not have.
-fn put(object: &mut Map<String, Value>, key: String, value: Value, path: &str, faults: &mut Vec<String>) {
-    let is_set = object.get(&key).is_some_and(|before| !before.is_null());
-    match (is_set, value.is_null()) {
-        (true, true) => return,
-        (true, false) => faults.push(format!("{}: {TWICE}", below(path, &key))),
-        (false, _) => (),
+/// What has become of the whole object so far.
+struct State {
+    fault: Option<String>,
+    /// How many values may still be kept.
+    left: usize,
+}
+
+impl State {
+    fn take<E: serde::de::Error>(&mut self) -> Result<(), E> {
+        self.left = self.left.checked_sub(1).ok_or_else(|| {
+            E::custom(format_args!("more than {MOST_VALUES} values: a large pool belongs in the store"))
+        })?;
+        Ok(())
     }
-    object.insert(key, value);
+}
+
+/// Where a value is. It is written only for a fault: keys may be long, and lists too.
+struct Path<'a> {
+    above: Option<&'a Path<'a>>,
+    part: Part<'a>,
+}
+
+enum Part<'a> {
+    Key(&'a str),
+    Index(usize),
+}
+
+impl fmt::Display for Path<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(above) = self.above {
+            above.fmt(f)?;
+        }
+        match self.part {
+            Part::Key(key) if self.above.is_some() => write!(f, ".{key}"),
+            Part::Key(key) => f.write_str(key),
+            Part::Index(index) => write!(f, "[{index}]"),
+        }
+    }
+}
+
+/// Adds the member at `path` to `object`, which may have the key already. Null counts as absent, because go-cni writes
+/// null for what it does not have.
+fn put(object: &mut Map<String, Value>, path: &Path<'_>, value: Value, state: &mut State) {
+    let Part::Key(key) = path.part else { return };
+    let is_set = object.get(key).is_some_and(|before| !before.is_null());
+    if is_set && value.is_null() {
+        return;
+    }
+    if is_set {
+        state.fault.get_or_insert_with(|| format!("{path}: {TWICE}"));
+    }
+    object.insert(key.to_owned(), value);
 }
 
 /// The path of `key` in the object at `path`.
@@ -118,15 +176,16 @@ pub fn below(path: &str, key: &str) -> String {
 
 /// Builds the value at `path`.
 struct Seed<'a> {
-    path: String,
+    path: &'a Path<'a>,
     keys: &'static Keys,
-    faults: &'a mut Vec<String>,
+    state: &'a mut State,
 }
 
 impl<'de> DeserializeSeed<'de> for Seed<'_> {
     type Value = Value;
 
     fn deserialize<D: serde::Deserializer<'de>>(self, from: D) -> Result<Value, D::Error> {
+        self.state.take()?;
         from.deserialize_any(self)
     }
 }
@@ -163,11 +222,11 @@ impl<'de> Visitor<'de> for Seed<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
-        let Seed { path, keys, faults } = self;
+        let Seed { path, keys, state } = self;
         let mut list = Vec::new();
         loop {
-            let path = format!("{path}[{}]", list.len());
-            let Some(item) = from.next_element_seed(Seed { path, keys, faults: &mut *faults })? else {
+            let path = Path { above: Some(path), part: Part::Index(list.len()) };
+            let Some(item) = from.next_element_seed(Seed { path: &path, keys, state: &mut *state })? else {
                 break;
             };
             list.push(item);
@@ -176,13 +235,14 @@ impl<'de> Visitor<'de> for Seed<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
-        let Seed { path, keys, faults } = self;
+        let Seed { path, keys, state } = self;
         let mut object = Map::new();
         while let Some(key) = from.next_key::<String>()? {
-            let key = keys.spelt(&key).map_or(key, str::to_owned);
-            let seed = Seed { path: below(&path, &key), keys: keys.inside(&key), faults: &mut *faults };
+            let key = keys.spelt(&key).unwrap_or(&key);
+            let path = Path { above: Some(path), part: Part::Key(key) };
+            let seed = Seed { path: &path, keys: keys.inside(key), state: &mut *state };
             let value = from.next_value_seed(seed)?;
-            put(&mut object, key, value, &path, faults);
+            put(&mut object, &path, value, state);
         }
         Ok(object.into())
     }
@@ -204,8 +264,8 @@ mod tests {
 
     /// What is read, and what is wrong with it.
     fn parsed(text: &str) -> (Value, String) {
-        let (object, faults) = read(text.as_bytes(), &KNOWN).unwrap();
-        (object.into(), faults.join("; "))
+        let Members { object, fault } = read(text.as_bytes(), &KNOWN).unwrap();
+        (object.into(), fault.unwrap_or_default())
     }
 
     /// sriov-cni reads `"Vlan": 5`: a change of the type alone must not drop it.
@@ -217,8 +277,9 @@ mod tests {
         // Null is absent, and hides nothing.
         assert_eq!(parsed(r#"{"VLAN": null, "vlan": 5, "Vlan": null}"#), (json!({"vlan": 5}), String::new()));
         // Of maps the keys are data.
-        let data = r#"{"data": {"Vlan": 1, "vlan": 2}, "Data2": 1}"#;
-        assert_eq!(parsed(data), (serde_json::from_str(data).unwrap(), String::new()));
+        let data = r#"{"data": {"Vlan": 1, "vlan": 2}, "Data2": {"a": 1}, "n": null}"#;
+        let kept = json!({"data": {"Vlan": 1, "vlan": 2}, "Data2": true, "n": null});
+        assert_eq!(parsed(data), (kept, String::new()));
     }
 
     #[test]
@@ -226,7 +287,7 @@ mod tests {
         for (text, read, place) in [
             (r#"{"vlan": 5, "vlan": 6}"#, json!({"vlan": 6}), "vlan: "),
             (r#"{"vlan": 5, "VLAN": 6}"#, json!({"vlan": 6}), "vlan: "),
-            (r#"{"x": 5, "x": 6}"#, json!({"x": 6}), "x: "),
+            (r#"{"x": 5, "x": 6}"#, json!({"x": true}), "x: "),
             (
                 r#"{"routes": [{}, {"dst": 1, "Dst": 2}]}"#,
                 json!({"routes": [{}, {"dst": 2}]}),
@@ -246,28 +307,45 @@ mod tests {
     fn a_value_that_is_nested_too_deeply_keeps_no_other_from_being_read() {
         let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
         for (text, place) in [
-            (format!(r#"{{"x": {deep}, "vlan": 5}}"#), "x: recursion limit exceeded"),
-            (format!(r#"{{"vlan": 5, "x": {{"a": {deep}}}}}"#), "x: recursion limit exceeded"),
-            (r#"{"vlan": 5, "x": 1e999}"#.to_owned(), "x: number out of range"),
+            (format!(r#"{{"data": {deep}, "vlan": 5}}"#), "data: recursion limit exceeded"),
+            (format!(r#"{{"vlan": 5, "data": {{"a": {deep}}}}}"#), "data: recursion limit exceeded"),
+            (r#"{"vlan": 5, "data": 1e999}"#.to_owned(), "data: number out of range"),
         ] {
-            assert_eq!(parsed(&text), (json!({"vlan": 5, "x": []}), place.to_owned()));
+            assert_eq!(parsed(&text), (json!({"vlan": 5, "data": []}), place.to_owned()));
         }
+        let (object, fault) = parsed(&format!(r#"{{"x": {deep}, "vlan": 5}}"#));
+        assert_eq!((object, fault.as_str()), (json!({"vlan": 5, "x": true}), "x: recursion limit exceeded"));
         for wrong in ["[]", "", "{\"a\": 1} x", "{\"a\": [}", "{\"a\": \"\u{1}\"}"] {
             assert!(read(wrong.as_bytes(), &KNOWN).is_err(), "{wrong}");
         }
         assert!(read(b"{\"a\": \"\xff\"}", &KNOWN).is_err());
     }
 
+    /// What is made of a text is much larger than the text: an object with one member takes 0.6 KiB.
+    #[test]
+    fn what_has_too_many_values_is_no_value_and_keeps_no_other_from_being_read() {
+        let many = |count: usize| format!("[{}0]", r#"{"a":0},"#.repeat(count));
+        let (object, fault) = parsed(&format!(r#"{{"data": {}, "vlan": 5}}"#, many(8_190)));
+        assert_eq!((object["data"].as_array().unwrap().len(), fault), (8_191, String::new()));
+        let (object, fault) = parsed(&format!(r#"{{"vlan": 5, "data": {}}}"#, many(8_192)));
+        assert_eq!(object, json!({"vlan": 5, "data": []}));
+        assert!(fault.starts_with("data: more than 16384 values"), "{fault}");
+        // A key that nobody knows takes no room from those behind it.
+        let (object, fault) = parsed(&format!(r#"{{"x": {}, "vlan": 5}}"#, many(8_192)));
+        assert_eq!(object, json!({"x": true, "vlan": 5}));
+        assert!(fault.starts_with("x: more than 16384 values"), "{fault}");
+    }
+
     proptest! {
         #[test]
         fn what_has_no_key_of_ours_is_read_as_serde_json_reads_it(text in "[\\[\\]{}\":,0-9a-cE.tru e\\\\-]{0,40}") {
-            let text = format!("{{\"x\": {text}}}");
-            match (read(text.as_bytes(), &ANY), serde_json::from_str::<Map<String, Value>>(&text)) {
-                (Ok((object, faults)), Ok(other)) => {
+            let text = format!("{{\"data\": {text}}}");
+            match (read(text.as_bytes(), &KNOWN), serde_json::from_str::<Map<String, Value>>(&text)) {
+                (Ok(Members { object, fault }), Ok(other)) => {
                     prop_assert_eq!(object, other);
-                    prop_assert!(faults.iter().all(|fault| fault.contains("appears twice")));
+                    prop_assert!(fault.iter().all(|fault| fault.contains("appears twice")));
                 }
-                (Ok((_, faults)), Err(error)) => prop_assert!(!faults.is_empty(), "{}: {}", text, error),
+                (Ok(Members { fault, .. }), Err(error)) => prop_assert!(fault.is_some(), "{}: {}", text, error),
                 (Err(_), other) => prop_assert!(other.is_err(), "{}", text),
             }
         }

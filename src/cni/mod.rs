@@ -6,6 +6,7 @@ mod delegate;
 pub mod keys;
 mod result;
 
+use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::Path;
@@ -14,13 +15,14 @@ use std::sync::{Mutex, OnceLock};
 
 use anyhow::{Context as _, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 pub use args::{
     Args, Attachment, Command, Environment, check_ifname, find_plugin, is_identifier, is_netdev_name,
 };
 pub use delegate::{Delegate, gave_nothing};
-pub use keys::Keys;
+pub use keys::{Keys, Members};
 pub use result::{AddResult, Dns, Interface, Ip, Route, VERSIONS, Version};
 
 use crate::error::{Code, ErrorJson, Failure};
@@ -33,6 +35,8 @@ pub trait Plugin {
     const NAME: &str;
     /// The keys of a network configuration that the plugin knows.
     const KEYS: &'static Keys;
+    /// Bytes of a configuration that ADD accepts.
+    const MOST_CONFIG: usize;
     /// Whether the plugin calls other plugins. Then none of them may call it in turn, because that call would
     /// wait for a lock that this process holds.
     const CALLS_OTHERS: bool;
@@ -62,7 +66,7 @@ pub struct Network {
     pub name: String,
     /// The version of the answer.
     pub version: Version,
-    /// The whole configuration. Known keys are in the spelling of [`Plugin::KEYS`].
+    /// The configuration as [`keys::read`] makes it of stdin: known keys are in the spelling of [`Plugin::KEYS`].
     pub config: Map<String, Value>,
     /// The unchanged bytes of stdin, for other plugins.
     pub stdin: Vec<u8>,
@@ -92,9 +96,9 @@ impl Network {
         strictness: Strictness,
     ) -> Result<Network> {
         let lenient = strictness == Strictness::Lenient;
-        let (config, faults) = keys::read(&stdin, keys)
+        let Members { object: config, fault } = keys::read(&stdin, keys)
             .context(Failure::new(Code::Decode, "stdin: the network configuration is not one JSON object"))?;
-        if let Some(fault) = faults.first().filter(|_| !lenient) {
+        if let Some(fault) = fault.filter(|_| !lenient) {
             fail!(InvalidConfig, "network configuration: {fault}");
         }
         let name = match config.get("name") {
@@ -143,9 +147,10 @@ impl Network {
 
     /// The configuration with `key` set to `value`, for an IPAM plugin that needs a fact about the device.
     pub fn stdin_with(&self, key: &str, value: Value) -> Result<Vec<u8>> {
-        let mut config = self.config.clone();
+        let value = serde_json::value::to_raw_value(&value)?;
+        let mut config: BTreeMap<String, &RawValue> = serde_json::from_slice(&self.stdin)?;
         config.retain(|other, _| !other.eq_ignore_ascii_case(key));
-        config.insert(key.to_owned(), value);
+        config.insert(key.to_owned(), &value);
         Ok(serde_json::to_vec(&config)?)
     }
 
@@ -174,6 +179,19 @@ impl Network {
                 attachment.ok_or_else(|| failure!(Decode, "{key}: {entry} must have containerID and ifname"))
             })
             .collect()
+    }
+}
+
+/// Warns of keys of the object at `path` that nobody reads. A few tell which mistake it is.
+pub fn warn_of_unknown<'a>(path: &str, keys: impl Iterator<Item = &'a String>) {
+    const NAMED: usize = 8;
+    let mut keys = keys.map(|key| keys::below(path, key));
+    for key in keys.by_ref().take(NAMED) {
+        log::warn!("unknown key {key:?} is ignored");
+    }
+    let more = keys.count();
+    if more > 0 {
+        log::warn!("{more} more unknown keys are ignored");
     }
 }
 
@@ -222,11 +240,10 @@ fn serve<P: Plugin>(plugin: &P, environment: Environment) -> ExitCode {
     calls::begin();
     watchdog::start(move |why: String| give_up(&why, is_del));
     watchdog::step(|| "reading the network configuration on stdin".to_owned());
-    // Room for most configurations, or the library reads 32 bytes first.
-    let mut stdin = Vec::with_capacity(4096);
-    if let Err(error) = std::io::stdin().lock().read_to_end(&mut stdin) {
-        return report(error_version(None), &anyhow::Error::new(error).context("cannot read stdin"), is_del);
-    }
+    let stdin = match read_stdin::<P>(&command) {
+        Ok(stdin) => stdin,
+        Err(error) => return report(error_version(None), &error, is_del),
+    };
     watchdog::allow(watchdog::LIMIT);
     let answer_version = *ANSWER_VERSION.get_or_init(|| error_version(Some(&stdin)));
     let verb = command.name().to_owned();
@@ -250,6 +267,31 @@ fn serve<P: Plugin>(plugin: &P, environment: Environment) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => report(answer_version, &error, is_del),
+    }
+}
+
+/// Bytes of the configuration of a verb other than ADD: a runtime adds results and the list that GC keeps, and an earlier version may have attached what
+/// ADD refuses now. etcd has room for 1.5 MiB.
+const MOST_STDIN: usize = 2 << 20;
+
+/// Reads stdin. What is too long is read to its end and not kept, because its writer may not expect a pipe to be closed.
+fn read_stdin<P: Plugin>(command: &Command) -> Result<Vec<u8>> {
+    let most = if let Command::Add(..) = command { P::MOST_CONFIG } else { MOST_STDIN };
+    let mut from = std::io::stdin().lock();
+    // Room for most configurations, or the library reads 32 bytes first.
+    let mut stdin = Vec::with_capacity(4096);
+    from.by_ref().take(most as u64).read_to_end(&mut stdin).context("cannot read stdin")?;
+    let more = std::io::copy(&mut from, &mut std::io::sink()).context("cannot read stdin")?;
+    match command {
+        _ if more == 0 => Ok(stdin),
+        // Nothing was attached with it, and its pod must be able to end.
+        Command::Del(..) => Ok(br#"{"name": 0}"#.to_vec()),
+        _ => fail!(
+            InvalidConfig,
+            "the network configuration has {} bytes, which is more than {most}: leave out what no plugin reads, and \
+             import a large pool into the store",
+            stdin.len() as u64 + more
+        ),
     }
 }
 
@@ -332,7 +374,7 @@ fn version() -> ExitCode {
                 _ => break,
             }
             match stdin.lock().read(&mut chunk) {
-                Ok(count) if count > 0 && text.len() < 1 << 20 => text.extend_from_slice(&chunk[..count]),
+                Ok(count) if count > 0 && text.len() < MOST_STDIN => text.extend_from_slice(&chunk[..count]),
                 _ => break,
             }
         }
@@ -360,7 +402,7 @@ fn error_version(stdin: Option<&[u8]>) -> &'static str {
 /// The `cniVersion` of a configuration, null where it has none; `None` if `stdin` is not a configuration.
 fn version_in(stdin: &[u8]) -> Option<Value> {
     static VERSION: Keys = Keys::flat(&[&["cniVersion"]]);
-    let (mut config, _) = keys::read(stdin, &VERSION).ok()?;
+    let mut config = keys::read(stdin, &VERSION).ok()?.object;
     Some(config.remove("cniVersion").unwrap_or_default())
 }
 
@@ -368,8 +410,9 @@ fn version_in(stdin: &[u8]) -> Option<Value> {
 /// has nothing that controls a terminal.
 pub fn answer(version: &str, error: &anyhow::Error, is_del: bool) -> ErrorJson {
     let mut json = ErrorJson::new(version, error);
-    json.msg = crate::log::escaped(&json.msg);
-    json.details = json.details.split('\n').map(crate::log::escaped).collect::<Vec<_>>().join("\n");
+    json.msg = crate::log::clipped(&crate::log::escaped(&json.msg));
+    let details = json.details.split('\n').map(crate::log::escaped).collect::<Vec<_>>().join("\n");
+    json.details = crate::log::clipped(&details);
     if is_del { json.safe_for_del() } else { json }
 }
 

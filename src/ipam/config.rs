@@ -5,10 +5,11 @@ use std::net::IpAddr;
 
 use anyhow::Result;
 use ipnet::IpNet;
+use serde::de::value::MapDeserializer;
 use serde_json::{Map, Value};
 
 use crate::cluster_networks::overlap;
-use crate::cni::{GC_KEYS, Keys, Network};
+use crate::cni::{self, GC_KEYS, Keys, Network};
 use crate::fault::{Fault, some_of};
 use crate::node::Node;
 use crate::pool::allocation::Allocation;
@@ -82,9 +83,7 @@ impl Config {
             let problem = format!("two pools ({names}) must be in the store: these keys describe only one");
             return wrong("ipam", problem);
         }
-        for key in section.keys().filter(|key| !is_known(key)) {
-            log::warn!("ipam.{key}: unknown key, which is ignored");
-        }
+        cni::warn_of_unknown("ipam", section.keys().filter(|key| !is_known(key)));
         let rail = network.get(&["rail"]).and_then(Value::as_u64);
         Ok(Config { pools, inline, rail })
     }
@@ -240,15 +239,16 @@ fn pool_names(names: &str) -> Result<Vec<String>> {
 
 /// The fields of a CIDRPool's spec, if there are any.
 fn inline(section: &Map<String, Value>) -> Result<Option<Spec>> {
-    let fields: Map<String, Value> = section
+    let mut fields = section
         .iter()
-        .filter(|(key, _)| cidrpool::SPEC_KEYS.contains(&key.as_str()))
-        .map(|(key, value)| (key.clone(), value.clone()))
-        .collect();
-    if fields.is_empty() {
+        .map(|(key, value)| (key.as_str(), value))
+        .filter(|(key, _)| cidrpool::SPEC_KEYS.contains(key))
+        .peekable();
+    if fields.peek().is_none() {
         return Ok(None);
     }
-    let spec = serde_path_to_error::deserialize(Value::Object(fields)).map_err(|error| {
+    let fields = MapDeserializer::<_, serde_json::Error>::new(fields);
+    let spec = serde_path_to_error::deserialize(fields).map_err(|error| {
         // "." is the section itself.
         let path = format!("ipam.{}", error.path());
         Fault::new(path.trim_end_matches('.'), error.inner().to_string())

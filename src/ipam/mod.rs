@@ -29,6 +29,7 @@ pub struct Ipam;
 impl Plugin for Ipam {
     const NAME: &str = "rail-ipam";
     const KEYS: &'static Keys = &config::NETWORK;
+    const MOST_CONFIG: usize = 256 << 10;
     const CALLS_OTHERS: bool = false;
 
     fn add(&self, network: &Network, attachment: &Attachment, netns: &Path) -> Result<AddResult> {

@@ -627,12 +627,16 @@ fn no_network_overwhelms_or_forges() {
     ] {
         node.refuses(attack, &node.call("ADD"), config.as_bytes(), 7, &words);
     }
-    let big = "x".repeat(1 << 20);
+    let big = |size: usize| node.asking(json!({ "unheard": "x".repeat(size) })).to_string();
+    let config = big(64 << 10);
+    node.refuses("a configuration of 64 KiB", &node.call("ADD"), config.as_bytes(), 7, &["more than 65536"]);
+    let config = big(4 << 20);
+    node.refuses("a configuration of 4 MiB", &node.call("ADD"), config.as_bytes(), 7, &["more than 65536"]);
     let many: Vec<_> = (0..1000).map(|n| format!("key{n}")).collect();
     let many: Value = many.into_iter().map(|key| (key, json!(1))).collect::<serde_json::Map<_, _>>().into();
     let forged = "x\n2026-01-01T00:00:00Z forged: \u{1b}[2J\r\u{9b}\u{2028}";
     for (attack, more) in [
-        ("a megabyte", json!({ "unheard": big })),
+        ("32 KiB", json!({ "unheard": "x".repeat(32 << 10) })),
         ("a thousand keys", many),
         ("a key that forges a line", json!({ forged: 1 })),
         ("a log file that forges a line", json!({ "logFile": forged })),
@@ -659,6 +663,85 @@ fn no_network_overwhelms_or_forges() {
     });
     let log = fs::read_to_string(node.host.path("log/node.log")).unwrap();
     assert!(!log.lines().any(|line| line.starts_with("2026-01-01T00:00:00Z")), "a forged line in the log");
+}
+
+/// What a tenant can make a call write, and how much memory it can make it take: Multus has it in its own limit.
+#[test]
+fn no_network_makes_a_call_large() {
+    let Some(node) = Node::new("size") else { return };
+    let file = node.host.path("log/node.log");
+    // `[]` is filled with as many of `part` as ADD accepts.
+    let filled = |more: Value, part: &str| {
+        let text = node.asking(with(json!({"logLevel": "debug"}), more)).to_string();
+        let count = ((64 << 10) - text.len()) / (part.len() + 1);
+        text.replacen("[]", &format!("[{}]", vec![part; count.min(8_000)].join(",")), 1)
+    };
+    let network = |more: Value| node.asking(more).to_string();
+    let keys = |count: usize| -> Value {
+        (0..count).map(|n| (format!("k{n}"), json!(0))).collect::<serde_json::Map<_, _>>().into()
+    };
+    let pool = |more: Value| json!({"ipam": with(json!({"type": "rail-ipam", "pool": "rail-0"}), more)});
+    let long = "k".repeat(20_000);
+    let controls = "\u{85}".repeat(10_000);
+    let levels = (0..100).fold(json!(0), |inner, _| json!([inner]));
+    let table = [
+        ("objects that nobody reads", filled(json!({"x": []}), r#"{"":0}"#)),
+        ("lists that nobody reads", filled(json!({"x": []}), "[]")),
+        ("objects as routes", filled(json!({"routes": []}), r#"{"dst":0}"#)),
+        ("wrong routes", filled(json!({"routes": []}), r#"{"dst":"0.0.0.0/0"}"#)),
+        ("objects as result", filled(json!({"prevResult": {"ips": []}}), r#"{"":0}"#)),
+        ("objects of a pool", filled(pool(json!({"routes": []})), r#"{"":0}"#)),
+        ("texts", filled(json!({"dns": {"search": []}}), r#""a""#)),
+        ("arguments", filled(json!({"args": {"cni": {"ips": []}}}), r#"{"":0}"#)),
+        ("the same key below a long one", filled(json!({"args": {&long: []}}), r#"{"a":0,"a":0}"#)),
+        ("levels below a long key", network(json!({"args": {&long: levels}}))),
+        ("a long value", network(json!({"mtu": "x".repeat(60_000)}))),
+        ("a long version", network(json!({"cniVersion": "x".repeat(60_000)}))),
+        ("a long name", network(json!({"name": "x".repeat(60_000)}))),
+        ("keys", network(keys(5_000))),
+        ("keys of the pool", network(pool(keys(5_000)))),
+        ("controls", network(json!({ &controls: 1, "logFile": controls }))),
+    ];
+    let args = format!("K8S_POD_NAMESPACE=a;K8S_POD_NAME={}", "x".repeat(100_000));
+    for (attack, config) in table {
+        assert!(config.len() <= 64 << 10, "{attack}: {} bytes", config.len());
+        for verb in ["ADD", "CHECK", "DEL"] {
+            for call in [node.call(verb), node.call(verb).ipam()] {
+                let call = call.var("CNI_ARGS", &args).under(&["prlimit", "--data=16777216", "--"]);
+                fs::write(&file, "").unwrap();
+                is_small(&format!("{attack}: {verb}"), &call.run_with(config.as_bytes()), &file);
+            }
+        }
+    }
+    node.stands("everything that is large");
+}
+
+/// An answer without the network in it, and a log that an operator still can read.
+#[track_caller]
+fn is_small(attack: &str, ran: &Ran, log: &Path) {
+    let told = if ran.status == 0 { 0 } else { ran.stdout.len() };
+    let begin: String = ran.stdout.chars().take(200).collect();
+    assert!(ran.status == 0 || ran.json()["code"].is_u64(), "{attack}: {begin}");
+    assert!(told < 12 << 10, "{attack}: {told} bytes: {begin}");
+    for text in [&ran.stderr, &fs::read_to_string(log).unwrap()] {
+        let (lines, bytes) = (text.lines().count(), text.len());
+        assert!(lines < 80 && bytes < 96 << 10, "{attack}: {lines} lines, {bytes} bytes");
+    }
+}
+
+/// The pod ends although its network became what no ADD accepts.
+#[test]
+fn no_size_of_a_network_keeps_its_pod() {
+    let Some(node) = Node::new("size_of_del") else { return };
+    for size in [1 << 20, 4 << 20] {
+        node.call("ADD").run(&node.asking(json!({}))).ok();
+        let grown = node.asking(json!({"x": vec![json!({"": 0}); size / 8]})).to_string();
+        let within = |verb: &str| node.call(verb).under(&["prlimit", "--data=16777216", "--"]);
+        within("DEL").run_with(grown.as_bytes()).ok();
+        within("GC").run_with(grown.as_bytes()).error(7);
+        assert!(node.host.leases().iter().all(|lease| !lease.to_string_lossy().contains("rail-0")), "{size}");
+        node.stands(&format!("a network of {size} bytes"));
+    }
 }
 
 /// The annotation names the interface.
@@ -726,7 +809,7 @@ fn no_answer_of_an_ipam_does_harm() {
             7,
             "10.1.1.1/24 with itself as its gateway",
         ),
-        ("a long answer", "head -c 9000000 /dev/zero".to_owned(), 999, "more than 1048576 bytes on stdout"),
+        ("a long answer", "head -c 9000000 /dev/zero".to_owned(), 999, "more than 65536 bytes on stdout"),
         ("an error that is another's", "echo '{\"code\": 11, \"msg\": \"x\"}'; exit 1".to_owned(), 11, "x"),
         ("a signal", "kill -9 $$".to_owned(), 6, "signal 9"),
     ] {

@@ -75,7 +75,7 @@ pub const CHECKS: &[Check] = &[
         "the configuration may come from a file",
         stdin_may_be_a_file,
     ),
-    check("stdin_may_be_large", &[12], Quality, "the configuration may have 1 MiB", stdin_may_be_large),
+    check("stdin_may_be_large", &[12], Quality, "the configuration may have 32 KiB", stdin_may_be_large),
     check(
         "environment_may_be_empty",
         &[13],
@@ -199,7 +199,7 @@ fn stdin_may_be_a_file(world: &World<'_>) -> Result<(), Stop> {
 
 fn stdin_may_be_large(world: &World<'_>) -> Result<(), Stop> {
     let one = world.working()?;
-    let conf = with(&one.conf, "args", json!({"conformance": {"padding": "x".repeat(1 << 20)}}));
+    let conf = with(&one.conf, "args", json!({"conformance": {"padding": "x".repeat(32 << 10)}}));
     world.ok(&world.call("ADD", &one).conf(&conf))?;
     world.ok(&world.call("DEL", &one).conf(&conf)).map(drop)
 }
