@@ -234,7 +234,8 @@ impl HostDir {
         self.path.join(name).display().to_string()
     }
 
-    /// Waits for the lock of the directory, which ends with the returned file. Any process of the node can take it.
+    /// Waits for the lock of the directory, which ends with the returned file. Whoever can open the directory can take it, so
+    /// its mode must be 0700.
     pub fn lock(&self, patience: Duration) -> Result<File> {
         let path = self.path.display();
         let file = File::open(self.at(".")).with_context(|| format!("cannot open {path}"))?;

@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
 use rustix::fs::{Mode, XattrFlags};
 use serde_json::Value;
 
+use crate::alive;
 use crate::api;
 use crate::dranet;
 use crate::held::Held;
@@ -32,7 +33,7 @@ const KEPT: &str = ".rail-cni";
 const BEGUN: &str = "uninstall.begun";
 /// Where SELinux keeps the label of a file.
 const LABEL: &str = "security.selinux";
-/// How long another install may keep the lock of the directory: it writes two files.
+/// How long another install may keep the lock of that directory, which only root can open: it writes two files.
 const LOCKED: Duration = Duration::from_secs(60);
 
 /// Arguments of `rail-agent install`.
@@ -94,22 +95,15 @@ pub fn install(args: &InstallArgs) -> Result<ExitCode> {
 /// Installs both executables, and returns the names of those that were not there already. Both are written and have run
 /// before the first is renamed, so that a full disk, or an image for another machine, leaves the old pair.
 fn put_all(host: &Host, dir: &HostDir, args: &InstallArgs) -> Result<Vec<&'static str>> {
-    let _lock = dir.lock(LOCKED)?;
     remove_old(dir)?;
-    let mut new = Vec::new();
-    for name in PLUGINS {
-        let path = args.from.join(name);
-        let mut source = File::open(&path)
-            .with_context(|| format!("cannot open {}, which this image should contain", path.display()))?;
-        if !is_same(&mut source, dir, name).with_context(|| format!("cannot read {}", dir.shown(name)))? {
-            new.push((name, source));
-        }
-    }
-    if new.is_empty() {
+    if changed(dir, args)?.is_empty() {
         return Ok(Vec::new());
     }
     let path = args.plugins_dir.join(KEPT);
     let kept = host.make_dir(&path, 0o700).with_context(|| unwritten(dir, KEPT))?;
+    let _lock = kept.lock(LOCKED)?;
+    // Another install may have done it meanwhile.
+    let mut new = changed(dir, args)?;
     let mut write_all = || -> Result<()> {
         for (name, source) in &mut new {
             write(source, dir, &kept, name).with_context(|| unwritten(dir, name))?;
@@ -135,6 +129,21 @@ fn put_all(host: &Host, dir: &HostDir, args: &InstallArgs) -> Result<Vec<&'stati
     kept.sync()?;
     dir.sync()?;
     Ok(names.collect())
+}
+
+/// The executables of the image that are not installed.
+fn changed(dir: &HostDir, args: &InstallArgs) -> Result<Vec<(&'static str, File)>> {
+    let mut new = Vec::new();
+    for name in PLUGINS {
+        let path = args.from.join(name);
+        let mut source = File::open(&path)
+            .with_context(|| format!("cannot open {}, which this image should contain", path.display()))?;
+        if !is_same(&mut source, dir, name).with_context(|| format!("cannot read {}", dir.shown(name)))? {
+            source.rewind().with_context(|| format!("cannot read {}", path.display()))?;
+            new.push((name, source));
+        }
+    }
+    Ok(new)
 }
 
 fn unwritten(dir: &HostDir, name: &str) -> String {
@@ -227,15 +236,17 @@ fn copy_label(dir: &HostDir, name: &str, file: &File) -> io::Result<()> {
 
 /// Exchanges each executable for the one before it.
 fn roll_back(host: &Host, dir: &HostDir, path: &Path) -> Result<()> {
-    let _lock = dir.lock(LOCKED)?;
-    let kept = host.dir(path)?;
-    let has = |name: &str| kept.as_ref().is_some_and(|kept| kept.at(previous(name)).exists());
-    let (Some(kept), None) = (&kept, PLUGINS.iter().find(|name| !has(name))) else {
-        bail!(
+    let nothing = || {
+        anyhow!(
             "{} has no previous version, so nothing was changed: install the image of the version that you want",
             path.display()
-        );
+        )
     };
+    let kept = host.dir(path)?.ok_or_else(nothing)?;
+    let _lock = kept.lock(LOCKED)?;
+    if !PLUGINS.iter().all(|name| kept.at(previous(name)).exists()) {
+        return Err(nothing());
+    }
     // The older rail-cni knows the older rail-ipam, and the newer one is not needed to know it.
     for name in PLUGINS.iter().rev() {
         let (one, other) = (dir.at(name), kept.at(previous(name)));
@@ -274,7 +285,11 @@ pub fn uninstall(args: &UninstallArgs) -> Result<ExitCode> {
     let of_plugin = |name: &&str| [previous(name), temporary(name), format!(".{name}.kept")];
     let kept: Vec<_> = PLUGINS.iter().flat_map(of_plugin).collect();
     removed += remove(&host, &args.plugins_dir.join(KEPT), &kept)?;
-    removed += remove(&host, &paths.run_dir, &["calls", ".calls.new", "living.json"].map(str::to_owned))?;
+    removed += remove(
+        &host,
+        &paths.run_dir,
+        &["calls", ".calls.new", alive::NAME, "living.json"].map(str::to_owned),
+    )?;
     removed += remove(&host, &paths.run_dir.join(dranet::DIRECTORY), &[dranet::SOCKET.to_owned()])?;
     removed += remove_allocations(&host, &paths)?;
     // Last, because it says where the rest is: an uninstall that was interrupted goes on there.

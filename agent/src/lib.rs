@@ -2,6 +2,7 @@
 //! plan of each node as the cluster says, and shows the rails to the cluster: labels, conditions, Events and metrics.
 //! No pod's start waits for it.
 
+mod alive;
 mod api;
 mod calls;
 mod claims;
@@ -58,6 +59,8 @@ before it is kept as .rail-cni/NAME.previous in the directory. An executable tha
 agent's files in the run directory. While a pod has a rail nothing is removed, because only the plugins can restore its device."
     )]
     Uninstall(install::UninstallArgs),
+    /// Fail if the agent of this node has hung for ten minutes: the liveness probe of the DaemonSet
+    Health,
     /// Runs a program in the namespaces of process 1
     #[command(name = host::IN_HOST, hide = true)]
     InHost {
@@ -77,6 +80,7 @@ pub fn run() -> ExitCode {
     let done = match Cli::parse().command {
         Command::InHost { command } => return host::enter_and_become(&command),
         Command::Run(args) => run::run(*args),
+        Command::Health => alive::health(),
         Command::Install(args) => install::install(&args),
         Command::Uninstall(args) => install::uninstall(&args),
     };

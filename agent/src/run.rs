@@ -26,6 +26,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::sync::watch::Receiver;
 
+use crate::alive::{self, Alive};
 use crate::api::{self, Events, News};
 use crate::calls::{self, Call, Tail};
 use crate::host::{Host, HostDir, Said};
@@ -103,9 +104,10 @@ pub struct RunArgs {
     /// Address of /metrics
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9810", value_parser = socket_address)]
     listen: SocketAddr,
-    /// Address of /healthz, for the kubelet: pods should not reach it
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9811", value_parser = socket_address)]
-    health: SocketAddr,
+    /// Directory of a Secret with tls.crt, tls.key and token: /metrics is served by TLS, to who has the token. An address
+    /// that others than this node reach needs it
+    #[arg(long, value_name = "DIR")]
+    metrics_secret: Option<PathBuf>,
     /// Seconds between two looks at the node
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
     interval: u64,
@@ -157,12 +159,13 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
         (run_dir, Ok(lock)) => (run_dir, lock),
         (_, Err(holder)) => bail!("another rail-agent runs on this node: {holder}; end it first"),
     };
+    let alive = Alive::new(&run_dir)?;
     let tail = Tail::new(host.make_dir(&path, 0o700)?)?;
     api::runtime()?.block_on(async {
         if args.dranet {
             dranet::serve(Host::open()?, path, &args.plugins_dir)?;
         }
-        let agent = Agent::new(args, host, run_dir, tail).await?;
+        let agent = Agent::new(args, host, run_dir, alive, tail).await?;
         tokio::select! {
             never = agent.run() => never,
             stopped = api::stopped() => {
@@ -226,6 +229,7 @@ struct Agent {
     host: Host,
     /// Where the lock and the calls are.
     run_dir: HostDir,
+    alive: Alive,
     client: Client,
     shared: Shared,
     news: mpsc::Sender<News>,
@@ -271,11 +275,10 @@ fn uid_of(uids: &Uids, pod: &str) -> Option<String> {
 }
 
 impl Agent {
-    async fn new(args: RunArgs, host: Host, run_dir: HostDir, tail: Tail) -> Result<Agent> {
+    async fn new(args: RunArgs, host: Host, run_dir: HostDir, alive: Alive, tail: Tail) -> Result<Agent> {
         let client = api::client().await?;
-        let shared = Shared::new();
-        serve::serve(args.listen, shared.clone(), Shared::metrics).await?;
-        serve::serve(args.health, shared.clone(), Shared::health).await?;
+        let shared = Shared::default();
+        serve::serve(args.listen, args.metrics_secret.as_deref(), shared.clone())?;
         let (news, waiting) = mpsc::channel(WAITING);
         let events = Events::new(client.clone(), &args.node, args.pod.as_deref());
         tokio::spawn(send_events(events, waiting, shared.clone()));
@@ -293,6 +296,7 @@ impl Agent {
             args,
             host,
             run_dir,
+            alive,
             client,
             shared,
             news,
@@ -323,7 +327,7 @@ impl Agent {
     async fn run(mut self) -> Result<ExitCode> {
         loop {
             self.look().await;
-            self.shared.alive();
+            self.tell("alive", self.alive.now().err().map(|error| of(&error)));
             self.check_run_dir()?;
             let interval = jittered(Duration::from_secs(self.args.interval));
             let changed = async {
@@ -386,7 +390,7 @@ impl Agent {
         if begin(&self.host, &paths.run_dir, self.args.pod.as_deref()).is_err() {
             return Ok(());
         }
-        for name in [calls::NAME, LOCK] {
+        for name in [calls::NAME, alive::NAME, LOCK] {
             self.run_dir.remove(name)?;
         }
         let path = paths.run_dir.display();

@@ -1,106 +1,174 @@
-//! `/metrics`, and `/healthz` at an address of its own: whoever keeps all places of the one busy must not make the
-//! kubelet end the agent.
+//! `/metrics`. Whoever connects and is slow costs nothing: the oldest connection ends where there are too many.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use subtle::ConstantTimeEq as _;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::metrics::Metrics;
+use crate::text::{of, say};
 
 /// The most connections at a time, and the longest one: a scrape takes milliseconds.
-const CONNECTIONS: usize = 16;
+const CONNECTIONS: usize = 64;
 const LONGEST: Duration = Duration::from_secs(10);
-/// The agent hangs if it has looked at nothing for so long: the longest program takes two minutes.
-const SILENT: Duration = Duration::from_secs(600);
+/// The most bytes of a request.
+const REQUEST: usize = 8 << 10;
+/// How often an address is asked for that another program has.
+const AGAIN: Duration = Duration::from_secs(10);
 
-/// What is served.
-#[derive(Clone, Debug)]
-pub struct Shared {
-    /// The metrics.
-    metrics: Arc<Mutex<Metrics>>,
-    /// When the agent last looked at the node.
-    looked: Arc<Mutex<Instant>>,
-}
+/// The metrics, which tasks share.
+#[derive(Clone, Debug, Default)]
+pub struct Shared(Arc<Mutex<Metrics>>);
 
 impl Shared {
-    /// Nothing is known yet.
-    pub fn new() -> Shared {
-        Shared { metrics: Arc::default(), looked: Arc::new(Mutex::new(Instant::now())) }
-    }
-
     /// Changes the metrics.
     pub fn with<T>(&self, change: impl FnOnce(&mut Metrics) -> T) -> T {
-        change(&mut self.metrics.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Notes that the agent looked at the node.
-    pub fn alive(&self) {
-        *self.looked.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-    }
-
-    /// `/metrics`.
-    pub fn metrics(&self, path: &str) -> (StatusCode, String) {
-        match path {
-            "/metrics" => (StatusCode::OK, self.with(|metrics| metrics.text())),
-            _ => (StatusCode::NOT_FOUND, "there is /metrics\n".to_owned()),
-        }
-    }
-
-    /// `/healthz`.
-    pub fn health(&self, path: &str) -> (StatusCode, String) {
-        let silent = self.looked.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
-        match path {
-            "/healthz" if silent > SILENT => (
-                StatusCode::SERVICE_UNAVAILABLE,
-                format!("nothing was looked at for {} s\n", silent.as_secs()),
-            ),
-            "/healthz" => (StatusCode::OK, "ok\n".to_owned()),
-            _ => (StatusCode::NOT_FOUND, "there is /healthz\n".to_owned()),
-        }
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// What is answered about a path.
-type Answer = fn(&Shared, &str) -> (StatusCode, String);
+/// Who gets an answer.
+#[derive(Clone, Debug)]
+enum Access {
+    /// Every process of this node.
+    Loopback,
+    /// Who has the token, by TLS. The files are a mounted Secret, which may be renewed at any time.
+    Secret(PathBuf),
+}
 
-/// Binds the address, and serves until the process ends.
-pub async fn serve(address: SocketAddr, shared: Shared, answer: Answer) -> Result<()> {
-    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen at {address}"))?;
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
-    tokio::spawn(async move {
-        loop {
-            let Ok(place) = places.clone().acquire_owned().await else { return };
-            let Ok((stream, _)) = listener.accept().await else {
-                // No file descriptor is free, for example.
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            };
-            let shared = shared.clone();
-            tokio::spawn(async move {
-                let service = service_fn(move |request: Request<Incoming>| {
-                    let (status, text) = answer(&shared, request.uri().path());
-                    let mut response = Response::new(Full::new(Bytes::from(text)));
-                    *response.status_mut() = status;
-                    let kind = hyper::header::HeaderValue::from_static("text/plain; version=0.0.4");
-                    response.headers_mut().insert(hyper::header::CONTENT_TYPE, kind);
-                    async move { Ok::<_, Infallible>(response) }
-                });
-                let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
-                let _ = tokio::time::timeout(LONGEST, connection).await;
-                drop(place);
-            });
+/// What a Secret has, as it is now.
+struct Secret {
+    tls: TlsAcceptor,
+    token: String,
+}
+
+impl Secret {
+    fn read(dir: &Path) -> Result<Secret> {
+        let shown = |name: &str| format!("cannot read {}", dir.join(name).display());
+        let chain = CertificateDer::pem_file_iter(dir.join("tls.crt")).and_then(Iterator::collect);
+        let chain: Vec<_> = chain.with_context(|| shown("tls.crt"))?;
+        let key = PrivateKeyDer::from_pem_file(dir.join("tls.key")).with_context(|| shown("tls.key"))?;
+        let token = std::fs::read_to_string(dir.join("token")).with_context(|| shown("token"))?;
+        if token.trim().len() < 16 {
+            bail!("{} has fewer than 16 characters", dir.join("token").display());
         }
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .with_context(|| format!("tls.crt and tls.key in {} do not match", dir.display()))?;
+        Ok(Secret { tls: TlsAcceptor::from(Arc::new(config)), token: format!("Bearer {}", token.trim()) })
+    }
+}
+
+/// Serves at the address until the process ends. Fails if others than the processes of this node could read it without a
+/// secret. An address that another program has is asked for again: it is no reason to end.
+pub fn serve(address: SocketAddr, secret: Option<&Path>, shared: Shared) -> Result<()> {
+    let access = match secret {
+        Some(dir) => {
+            Secret::read(dir)?;
+            Access::Secret(dir.to_owned())
+        }
+        None if address.ip().is_loopback() => Access::Loopback,
+        None => bail!(
+            "--listen {address} would show the pods of this node to everybody: add --metrics-secret with the directory \
+             of a Secret that has tls.crt, tls.key and token"
+        ),
+    };
+    tokio::spawn(async move {
+        let mut is_told = false;
+        let listener = loop {
+            match TcpListener::bind(address).await {
+                Ok(listener) => break listener,
+                Err(error) if !is_told => {
+                    say("warn", &format!("cannot listen at {address}, so there are no metrics: {error}"))
+                }
+                Err(_) => (),
+            }
+            is_told = true;
+            tokio::time::sleep(AGAIN).await;
+        };
+        accept(listener, &access, &shared).await;
     });
     Ok(())
+}
+
+async fn accept(listener: TcpListener, access: &Access, shared: &Shared) {
+    let mut open = VecDeque::new();
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            // No file descriptor is free, for example.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        open.retain(|one: &tokio::task::AbortHandle| !one.is_finished());
+        if open.len() >= CONNECTIONS {
+            open.pop_front().inspect(tokio::task::AbortHandle::abort);
+        }
+        let connection = connection(stream, access.clone(), shared.clone());
+        open.push_back(tokio::spawn(tokio::time::timeout(LONGEST, connection)).abort_handle());
+    }
+}
+
+async fn connection(stream: TcpStream, access: Access, shared: Shared) {
+    let dir = match &access {
+        Access::Loopback => return http(stream, None, &shared).await,
+        Access::Secret(dir) => dir,
+    };
+    match Secret::read(dir) {
+        Ok(secret) => {
+            if let Ok(stream) = secret.tls.accept(stream).await {
+                http(stream, Some(&secret.token), &shared).await;
+            }
+        }
+        Err(error) => say("warn", &of(&error)),
+    }
+}
+
+async fn http(stream: impl AsyncRead + AsyncWrite + Unpin, token: Option<&str>, shared: &Shared) {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let response = answer(&request, token, shared);
+        async move { Ok::<_, Infallible>(response) }
+    });
+    let mut server = http1::Builder::new();
+    // Who is answered has to connect again.
+    server.keep_alive(false).max_buf_size(REQUEST);
+    let _ = server.serve_connection(TokioIo::new(stream), service).await;
+}
+
+fn answer(request: &Request<Incoming>, token: Option<&str>, shared: &Shared) -> Response<Full<Bytes>> {
+    let given = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
+    let is_known = token.is_none_or(|token| bool::from(token.as_bytes().ct_eq(given)));
+    let (status, text) = match request.uri().path() {
+        _ if !is_known => (StatusCode::UNAUTHORIZED, "the token is missing or wrong\n".to_owned()),
+        "/metrics" => (StatusCode::OK, shared.with(|metrics| metrics.text())),
+        _ => (StatusCode::NOT_FOUND, "there is /metrics\n".to_owned()),
+    };
+    let mut response = Response::new(Full::new(Bytes::from(text)));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4"));
+    if !is_known {
+        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    response
 }

@@ -276,7 +276,7 @@ mod tests {
         crate::api::runtime().unwrap().block_on(async {
             let config = kube::Config::new(format!("http://{address}").parse().unwrap());
             let client = crate::api::connect(config, Duration::from_millis(100)).unwrap();
-            let shared = Shared::new();
+            let shared = Shared::default();
             let receiver = config_map(&client, "kube-system", "rail-cni", &shared);
             let is_seen = async {
                 while shared.with(|metrics| metrics.api_up) != Some(false) {

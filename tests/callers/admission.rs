@@ -49,7 +49,11 @@ fn create(group: &str, object: Value) -> Value {
 
 /// The answers: "" to what is admitted, else what `kubectl apply` prints.
 fn judge(requests: &[Value]) -> Vec<String> {
-    let policy = Path::new(env!("CARGO_MANIFEST_DIR")).join("conf/admission-policy.yaml");
+    judge_by("conf/admission-policy.yaml", requests)
+}
+
+fn judge_by(file: &str, requests: &[Value]) -> Vec<String> {
+    let policy = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     let mut command = Command::new(executable(CALLER, "admission"));
     let requests = Value::from(requests.to_vec()).to_string();
     let answers = json_of(&node::run(command.arg(policy), &BTreeMap::new(), &requests));
@@ -299,6 +303,49 @@ fn what_reaches_beyond_a_rail_is_refused() {
             ),
         ];
         refuses(&attacks.clone().map(|(config, text)| (config, text)));
+    });
+}
+
+/// The right to write Events is for all namespaces: what a token that was stolen from a node is good for.
+#[test]
+fn the_agent_writes_events_of_its_own_about_pods_and_its_node() {
+    on_a_node("admission::the_agent_writes_events_of_its_own_about_pods_and_its_node", &[CALLER], |_| {
+        let event = |controller: &str, kind: &str, name: &str| {
+            json!({"apiVersion": "events.k8s.io/v1", "kind": "Event", "reason": "RailRefused", "type": "Warning",
+                "metadata": {"name": "e", "namespace": "ai"}, "reportingController": controller,
+                "regarding": {"kind": kind, "namespace": "ai", "name": name}})
+        };
+        let request = |user: &str, old: Option<Value>, object: Value| {
+            let mut request = json!({"user": user, "groups": [], "object": object,
+                "extra": {"authentication.kubernetes.io/node-name": ["n1"]}});
+            old.into_iter().for_each(|old| request["old"] = old);
+            request
+        };
+        let agent = "system:serviceaccount:kube-system:rail-agent";
+        let mine = || event("rail-agent", "Pod", "a");
+        let mut nothing = mine();
+        nothing.as_object_mut().unwrap().retain(|key, _| !key.starts_with("re"));
+        let mut unbound = request(agent, None, event("rail-agent", "Node", "n1"));
+        unbound.as_object_mut().unwrap().remove("extra");
+        let table = [
+            (request(agent, None, mine()), ""),
+            (request(agent, Some(mine()), mine()), ""),
+            (request(agent, None, event("rail-agent", "Node", "n1")), ""),
+            (request("system:node:n1", None, event("kubelet", "Pod", "a")), ""),
+            (request("system:serviceaccount:x:other", None, event("kubelet", "Pod", "a")), ""),
+            (request(agent, None, event("kubelet", "Pod", "a")), "Events of its own"),
+            (request(agent, None, event("rail-agentx", "Pod", "a")), "Events of its own"),
+            (request(agent, None, nothing), "Events of its own"),
+            (request(agent, Some(event("kubelet", "Pod", "a")), mine()), "Events of its own"),
+            (request(agent, Some(mine()), event("kubelet", "Pod", "a")), "Events of its own"),
+            (request(agent, None, event("rail-agent", "Node", "n2")), "about pods and about the Node"),
+            (request(agent, None, event("rail-agent", "Namespace", "n1")), "about pods and about the Node"),
+            (unbound, "about pods and about the Node"),
+        ];
+        let requests = table.clone().map(|(request, _)| request);
+        for ((request, text), told) in table.iter().zip(judge_by("deploy/own-node.yaml", &requests)) {
+            assert!(told.contains(text) && told.is_empty() == text.is_empty(), "{text}: {told:?}: {request}");
+        }
     });
 }
 

@@ -411,15 +411,63 @@ fn the_pods_call_the_agent_with_arguments_that_it_has_and_see_the_hosts_processe
         {
             assert_eq!(container["image"], "rail-cni");
             assert_eq!(container["securityContext"]["privileged"], true);
-            let arguments = container["args"].as_array().unwrap().iter();
-            let arguments = arguments.map(|one| one.as_str().unwrap().replace("$(HOST_IP)", "192.0.2.1"));
-            let mut agent = Command::new(env!("CARGO_BIN_EXE_rail-agent"));
-            let output = agent.args(arguments).arg("--help").output().unwrap();
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            let args = container["args"].as_array().unwrap().iter();
+            let args = args.map(|one| one.as_str().unwrap().replace("$(HOST_IP)", "192.0.2.1"));
+            knows(args.collect());
+            if let Some(probe) = container["livenessProbe"]["exec"]["command"].as_array() {
+                assert_eq!(probe[0], "/rail-agent");
+                knows(probe[1..].iter().map(|one| one.as_str().unwrap().to_owned()).collect());
+            }
             seen += 1;
         }
     }
     assert_eq!(seen, 4);
+}
+
+#[track_caller]
+fn knows(arguments: Vec<String>) {
+    let mut agent = Command::new(env!("CARGO_BIN_EXE_rail-agent"));
+    let output = agent.args(arguments).arg("--help").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Whoever breaks out of another container, or reads its files, finds no token there.
+#[test]
+fn the_token_is_in_the_containers_alone_that_ask_the_api_server() {
+    let mut with_token = Vec::new();
+    for set in manifests().iter().filter(|object| object["kind"] == "DaemonSet") {
+        let pod = &set["spec"]["template"]["spec"];
+        assert_eq!(pod["automountServiceAccountToken"], false);
+        let all = ["initContainers", "containers"].iter().flat_map(|key| pod[key].as_array().unwrap());
+        let mounts = |container: &&Value| container["volumeMounts"].to_string().contains("serviceaccount");
+        with_token.extend(all.filter(mounts).map(|container| container["name"].as_str().unwrap().to_owned()));
+    }
+    assert_eq!(with_token, ["agent", "uninstall"]);
+}
+
+/// Nothing listens at an address that pods reach, unless an operator has made a Secret.
+#[test]
+fn the_metrics_are_an_option_of_chart_and_kustomization_and_off_by_default() {
+    const TEST: &str = "the_metrics_are_an_option_of_chart_and_kustomization_and_off_by_default";
+    for set in manifests().iter().filter(|object| object["kind"] == "DaemonSet") {
+        let args = set["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
+        assert!(!args.contains("listen") || args.contains("--listen=127.0.0.1:9810"), "{args}");
+    }
+    let Some(chart) = helm(&["--set", "metricsSecret=rail-agent-metrics"]) else {
+        return skip(TEST, "helm is not here");
+    };
+    let text = "resources: [DEPLOY]\ncomponents: [DEPLOY/metrics]\n";
+    let Some(component) = within(text) else { return skip(TEST, "kustomize is not here") };
+    let (chart, component) = (by_name(chart), by_name(component));
+    for (name, object) in &component {
+        assert_eq!(&chart[name], object, "{name}");
+    }
+    let set = &component["\"DaemonSet\" \"rail-agent\""]["spec"]["template"]["spec"]["containers"][0];
+    let args = set["args"].as_array().unwrap().iter();
+    knows(args.map(|one| one.as_str().unwrap().replace("$(HOST_IP)", "192.0.2.1")).collect());
+    assert!(set["args"].to_string().contains("--metrics-secret"), "{set}");
+    let digest = helm(&["--set", "image.digest=sha256:abc"]).unwrap();
+    assert!(json!(digest).to_string().contains("\"rail-cni@sha256:abc\""));
 }
 
 #[test]

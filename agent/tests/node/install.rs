@@ -1,6 +1,7 @@
 //! `rail-agent install` and `uninstall`.
 
 use std::fs;
+use std::io::BufRead as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::Command;
@@ -435,6 +436,35 @@ fn an_uninstall_that_had_removed_the_plugins_is_finished_by_the_next_one() {
         begin();
         let output = agent(&["uninstall"]);
         assert!(output.status.success() && !Path::new("/etc/rail-cni").exists(), "{}", text_of(&output));
+    });
+}
+
+#[test]
+fn nobody_without_rights_keeps_an_install_out() {
+    on_a_node("install::nobody_without_rights_keeps_an_install_out", || {
+        install();
+        // Whoever can open a file can lock it.
+        let script = "for path in /opt/cni /opt/cni/bin /opt/cni/bin/.rail-cni /opt/cni/bin/rail-* /etc/rail-cni /run; do
+            exec {fd}<$path && flock -n $fd && echo $path; done 2>/dev/null; echo held; exec sleep 600";
+        let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"];
+        let mut held = Command::new("setpriv")
+            .args(nobody)
+            .args(["bash", "-c", script])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = std::io::BufReader::new(held.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let locked: Vec<_> = lines.by_ref().take_while(|line| line != "held").collect();
+        assert!(locked.iter().any(|path| path == PLUGINS), "{locked:?}");
+        assert!(!locked.iter().any(|path| path == KEPT), "{locked:?}");
+        let begun = std::time::Instant::now();
+        let output = install_from(other_versions());
+        assert!(output.status.success(), "{}", text_of(&output));
+        assert!(agent(&["install", "--previous"]).status.success());
+        assert!(agent(&["uninstall"]).status.success());
+        assert!(begun.elapsed().as_secs() < 50, "it waited for a lock");
+        held.kill().unwrap();
+        held.wait().unwrap();
     });
 }
 

@@ -255,8 +255,7 @@ impl Running {
     fn run(kubeconfig: &str, more: &[&str]) -> Running {
         let log =
             PathBuf::from("/var/log").join(format!("agent-{}", fs::read_dir("/var/log").unwrap().count()));
-        let arguments =
-            ["run", "--node", NAME, "--pod", "rail-agent-x", "--interval", "1", "--listen", "127.0.0.1:9810"];
+        let arguments = ["run", "--node", NAME, "--pod", "rail-agent-x", "--interval", "1"];
         let child = in_container(&[&[AGENT], &arguments[..], more].concat())
             .env("KUBECONFIG", kubeconfig)
             .stdin(Stdio::null())
@@ -329,14 +328,13 @@ pub fn condition(api: &Api, kind: &str) -> Value {
 /// What the agent serves.
 pub fn served(path: &str) -> String {
     use std::io::Read as _;
-    let port = if path == "/healthz" { 9811 } else { 9810 };
-    let Ok(mut stream) = std::net::TcpStream::connect(("127.0.0.1", port)) else { return String::new() };
+    let Ok(mut stream) = std::net::TcpStream::connect("127.0.0.1:9810") else { return String::new() };
     stream
         .write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes())
         .unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    text
+    let mut bytes = Vec::new();
+    let _ = stream.read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Calls rail-cni for the rail of a pod, as a runtime does.

@@ -1,15 +1,18 @@
 //! `rail-agent run`.
 
 use std::fs;
+use std::io::Write as _;
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
 
 use serde_json::{Value, json};
 
 use crate::api::Api;
 use crate::node::{
-    CONFIG_MAP, NODE, POOLS, Running, allocation, call, cluster, condition, config_map, end_pod,
-    in_container, install, node_json, on_a_node, pool, ready, served, sh, start_pod, text_of,
+    CONFIG_MAP, NODE, POOLS, Running, agent as agent_command, allocation, call, cluster, condition,
+    config_map, end_pod, in_container, install, node_json, on_a_node, pool, ready, served, sh, start_pod,
+    text_of,
 };
 
 fn taints(node: &Value) -> Vec<&str> {
@@ -47,7 +50,7 @@ fn a_new_node_gets_its_plan_and_is_ready() {
                 && text.contains("rail_cni_ready 1")
                 && text.contains("rail_cni_allocations 2")
         });
-        assert!(served("/healthz").ends_with("ok\n"));
+        assert!(agent_command(&["health"]).status.success());
         assert!(served("/").starts_with("HTTP/1.1 404"));
         end_pod("pod-a", 0);
         assert!(agent.stop());
@@ -730,17 +733,113 @@ fn what_was_left_before_the_agent_began_is_restored_at_once() {
     });
 }
 
+/// A user of the node without any rights, in the network of the node.
+const NOBODY: &str = "setpriv --reuid=65534 --regid=65534 --clear-groups --bounding-set=-all --no-new-privs";
+
 #[test]
-fn whoever_keeps_all_places_of_the_metrics_does_not_hide_that_the_agent_is_well() {
-    on_a_node("run::whoever_keeps_all_places_of_the_metrics_does_not_hide_that_the_agent_is_well", || {
+fn whoever_holds_connections_open_takes_the_metrics_from_nobody() {
+    on_a_node("run::whoever_holds_connections_open_takes_the_metrics_from_nobody", || {
         let (_api, agent) = ready(&[]);
-        let silent: Vec<_> = (0..64).map(|_| TcpStream::connect("127.0.0.1:9810").unwrap()).collect();
+        let connect = || {
+            let mut stream = TcpStream::connect("127.0.0.1:9810").unwrap();
+            stream.write_all(b"GET / HTTP/1.1\r\nx: ").unwrap();
+            stream
+        };
+        let mut silent: Vec<_> = (0..200).map(|_| connect()).collect();
         for _ in 0..20 {
-            assert!(served("/healthz").ends_with("ok\n"));
+            assert!(served("/metrics").contains("rail_cni_ready 1"), "{}", agent.log());
+            silent.push(connect());
         }
-        drop(silent);
-        agent.until("metrics", || served("/metrics").contains("rail_cni_ready 1"));
         assert!(served("/nothing").starts_with("HTTP/1.1 404"));
+        assert!(agent_command(&["health"]).status.success());
+    });
+}
+
+#[test]
+fn whoever_has_the_address_of_the_metrics_does_not_stop_the_agent() {
+    on_a_node("run::whoever_has_the_address_of_the_metrics_does_not_stop_the_agent", || {
+        let listen = "import socket, time; s = socket.socket(); s.bind(('127.0.0.1', 9810)); s.listen(); time.sleep(600)";
+        let mut words = NOBODY.split(' ');
+        let mut thief = Command::new(words.next().unwrap())
+            .args(words)
+            .args(["/usr/bin/python3", "-c", listen])
+            .spawn()
+            .unwrap();
+        while TcpStream::connect("127.0.0.1:9810").is_err() {
+            std::thread::yield_now();
+        }
+        let (api, agent) = ready(&[]);
+        agent.until("the taint away", || taints(&api.get(NODE)) == ["other"]);
+        assert!(agent.log().contains("cannot listen at 127.0.0.1:9810"), "{}", agent.log());
+        assert!(agent_command(&["health"]).status.success());
+        thief.kill().unwrap();
+        thief.wait().unwrap();
+        agent.until("metrics", || served("/metrics").contains("rail_cni_ready 1"));
+    });
+}
+
+#[test]
+fn an_agent_that_has_looked_at_nothing_for_long_is_not_well() {
+    on_a_node("run::an_agent_that_has_looked_at_nothing_for_long_is_not_well", || {
+        install();
+        assert!(text_of(&agent_command(&["health"])).contains("no agent has run on this node"));
+        let (_api, agent) = ready(&[]);
+        assert!(agent_command(&["health"]).status.success());
+        assert!(agent.stop());
+        let uptime = fs::read_to_string("/proc/uptime").unwrap();
+        let now: i64 = uptime.split('.').next().unwrap().parse().unwrap();
+        for (ago, is_well) in [(590, true), (610, false)] {
+            fs::write("/run/rail-cni/agent.alive", format!("{}\n", now - ago)).unwrap();
+            let output = agent_command(&["health"]);
+            assert_eq!(output.status.success(), is_well, "{ago}: {}", text_of(&output));
+        }
+        let mode = fs::metadata("/run/rail-cni/agent.alive").unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600);
+    });
+}
+
+/// Pods reach the address of the host.
+#[test]
+fn an_address_that_others_reach_is_served_by_tls_and_to_who_has_the_token() {
+    on_a_node("run::an_address_that_others_reach_is_served_by_tls_and_to_who_has_the_token", || {
+        let api = cluster();
+        install();
+        let ended = Running::start(&api, &["--listen", "0.0.0.0:9810"]).ended();
+        assert!(ended.contains("--metrics-secret"), "{ended}");
+        let make = "mkdir -p /var/lib/secret && cd /var/lib/secret && \
+            openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout tls.key -out tls.crt \
+            -subj /CN=agent -addext subjectAltName=IP:127.0.0.1 -days 1 2>/dev/null && chmod 600 *";
+        sh(make);
+        let start =
+            || Running::start(&api, &["--listen", "0.0.0.0:9810", "--metrics-secret", "/var/lib/secret"]);
+        for (token, problem) in
+            [(None, "cannot read /var/lib/secret/token"), (Some("short"), "16 characters")]
+        {
+            token.into_iter().for_each(|token| fs::write("/var/lib/secret/token", token).unwrap());
+            let ended = start().ended();
+            assert!(ended.contains(problem), "{ended}");
+        }
+        fs::write("/var/lib/secret/token", "a-token-of-24-characters\n").unwrap();
+        let agent = start();
+        let get = |token: &str| {
+            let command = "curl -sS -m 10 --cacert /var/lib/secret/tls.crt -w '%{http_code}' https://127.0.0.1:9810/metrics";
+            let output = Command::new("bash")
+                .args(["-c", &format!("{command} -H 'authorization: Bearer {token}'")])
+                .output()
+                .unwrap();
+            text_of(&output)
+        };
+        agent.until("metrics", || get("a-token-of-24-characters").ends_with("\n200"));
+        for wrong in ["", "a", "a-token-of-24-character", "a-token-of-24-characterS"] {
+            let told = get(wrong);
+            assert!(told.ends_with("\n401") && !told.contains("rail_cni"), "{wrong}: {told}");
+        }
+        assert!(!served("/metrics").contains("rail_cni"), "without TLS");
+        // A Secret that is renewed needs no restart.
+        sh(make);
+        fs::write("/var/lib/secret/token", "another-token-of-some-length").unwrap();
+        assert!(get("another-token-of-some-length").ends_with("\n200"));
+        assert!(get("a-token-of-24-characters").ends_with("\n401"));
     });
 }
 

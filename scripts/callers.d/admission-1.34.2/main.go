@@ -2,8 +2,8 @@
 //
 //	admission POLICY.yaml < REQUESTS.json
 //
-// A request is {"user": NAME, "groups": [...], "old": OBJECT, "object": OBJECT}; "old" makes it an update. The answers are
-// printed in the order of the requests: {"allowed": true}, or {"allowed": false, "message": TEXT}.
+// A request is {"user": NAME, "groups": [...], "extra": {KEY: [...]}, "old": OBJECT, "object": OBJECT}; "old" makes it an
+// update. The answers are printed in the order of the requests: {"allowed": true}, or {"allowed": false, "message": TEXT}.
 //
 // Before that, every expression is compiled as the API server of Kubernetes 1.30, the first with such policies, and this
 // one compile the expressions of a policy that is created.
@@ -25,7 +25,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/version"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/apiserver/pkg/admission"
@@ -42,11 +41,17 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-var nads = schema.GroupVersionResource{Group: "k8s.cni.cncf.io", Version: "v1", Resource: "network-attachment-definitions"}
+// resources are what an object of a kind is in a path of the API.
+var resources = map[string]string{
+	"Event":                       "events",
+	"NetworkAttachmentDefinition": "network-attachment-definitions",
+	"Node":                        "nodes",
+}
 
 type request struct {
 	User        string                     `json:"user"`
 	Groups      []string                   `json:"groups"`
+	Extra       map[string][]string        `json:"extra"`
 	Old, Object *unstructured.Unstructured `json:",omitempty"`
 }
 
@@ -249,15 +254,17 @@ func judge(policies []runtime.Object, requests []request) ([]answer, error) {
 }
 
 func attributes(each request) admission.Attributes {
-	who := &user.DefaultInfo{Name: each.User, Groups: append(each.Groups, user.AllAuthenticated)}
+	who := &user.DefaultInfo{Name: each.User, Groups: append(each.Groups, user.AllAuthenticated), Extra: each.Extra}
+	kind := each.Object.GroupVersionKind()
+	resource := kind.GroupVersion().WithResource(resources[kind.Kind])
 	var old runtime.Object
 	operation := admission.Create
 	var options runtime.Object = &metav1.CreateOptions{}
 	if each.Old != nil {
 		old, operation, options = each.Old, admission.Update, &metav1.UpdateOptions{}
 	}
-	return admission.NewAttributesRecord(each.Object, old, each.Object.GroupVersionKind(), each.Object.GetNamespace(),
-		each.Object.GetName(), nads, "", operation, options, false, who)
+	return admission.NewAttributesRecord(each.Object, old, kind, each.Object.GetNamespace(), each.Object.GetName(), resource,
+		"", operation, options, false, who)
 }
 
 // interfaces are those of a custom resource of one version: nothing is converted.

@@ -1,0 +1,67 @@
+//! `rail-agent health`: whether the agent of the node still looks at it. The agent writes the time into a file of the run
+//! directory, which only root can enter: an address could be taken or kept busy by any process of the node.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use rail_cni::node::Node;
+
+use crate::host::{Host, HostDir};
+use crate::node_json::Paths;
+
+/// The name of the file.
+pub const NAME: &str = "agent.alive";
+/// The agent hangs if it has looked at nothing for so long: the longest program takes two minutes.
+const SILENT: Duration = Duration::from_secs(600);
+
+/// The file, which the agent keeps open.
+#[derive(Debug)]
+pub struct Alive(File);
+
+impl Alive {
+    /// Makes the file: the agent is alive now.
+    pub fn new(run_dir: &HostDir) -> Result<Alive> {
+        let mut options = File::options();
+        let open = options.write(true).create(true).truncate(false).mode(0o600).open(run_dir.at(NAME));
+        let alive = Alive(open.with_context(|| format!("cannot open {} on the host", run_dir.shown(NAME)))?);
+        alive.now()?;
+        Ok(alive)
+    }
+
+    /// Notes that the agent looked at the node. The text always has the same length, so that it needs no more room.
+    pub fn now(&self) -> Result<()> {
+        let written = self.0.write_all_at(format!("{:020}\n", since_boot()?.as_secs()).as_bytes(), 0);
+        written.with_context(|| format!("cannot write {NAME}"))
+    }
+}
+
+/// `rail-agent health`.
+pub fn health() -> Result<ExitCode> {
+    let host = Host::open()?;
+    // An agent that cannot use the run directory of node.json is in the usual one.
+    let named = Paths::of(&host).map(|paths| paths.run_dir).unwrap_or_default();
+    let mut looked = None;
+    for path in [named, Node::default().run_dir] {
+        let text = host.read(&path.join(NAME)).unwrap_or_default();
+        let seconds = text.and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
+        looked = looked.max(seconds);
+    }
+    let Some(looked) = looked else {
+        bail!("no agent has run on this node since it was started: {NAME} is not in the run directory");
+    };
+    let silent = since_boot()?.saturating_sub(looked);
+    if silent > SILENT {
+        bail!("the agent has looked at nothing for {} s", silent.as_secs());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Nobody sets this clock.
+fn since_boot() -> Result<Duration> {
+    let text = std::fs::read_to_string("/proc/uptime").context("cannot read /proc/uptime")?;
+    let seconds = text.split('.').next().and_then(|seconds| seconds.parse().ok());
+    seconds.map(Duration::from_secs).context("/proc/uptime has no number")
+}
