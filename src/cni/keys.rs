@@ -62,7 +62,7 @@ const MOST_VALUES: usize = 16_384;
 /// What [`read`] makes of an object.
 #[derive(Debug, Default)]
 pub struct Members {
-    /// The members. A key that the program does not know has `true`, or null if that is its value. A value that cannot
+    /// The members. Where the program knows keys, any other one has `true`, or null if that is its value. A value that cannot
     /// be read, because it is nested too deeply or has too many parts, is an empty list, which no key can have.
     pub object: Map<String, Value>,
     /// What is wrong with the first member that has a fault. Of two with the same key the last one counts.
@@ -104,7 +104,7 @@ impl<'de> Visitor<'de> for Whole {
                 state.fault.get_or_insert_with(|| format!("{path}: {problem}"));
                 Value::Array(Vec::new())
             });
-            if spelt.is_none() {
+            if spelt.is_none() && !self.0.names.is_empty() {
                 let Some(left) = left.checked_sub(1) else { continue };
                 state.left = left;
                 value = if value.is_null() { Value::Null } else { Value::Bool(true) };

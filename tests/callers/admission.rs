@@ -127,9 +127,12 @@ fn the_networks_of_conf_are_admitted() {
         let key = "\"rail\": 0, \"type\": \"rail-cni\", ";
         longest.insert_str(1, &key.repeat((16_384 - longest.len()) / key.len()));
         requests.push(create(TENANT, nad("ai", &longest)));
-        // What others attach is nobody's business here.
-        let other = r#"{"type": "macvlan", "master": "eth0", "mode": "bridge", "vlan": 5, "name": "\u00fc"}"#;
-        requests.push(create(TENANT, nad("ai", &other.replace(r"\u00fc", "ü"))));
+        // What changes nothing outside of the pod.
+        for other in
+            [r#"{"type": "dummy", "mtu": 9000}"#, r#"{"plugins": [{"type":"dummy"}, {"TYPE" : "vrf"}]}"#]
+        {
+            requests.push(create(TENANT, nad("ai", other)));
+        }
         requests.push(create("system:masters", of_the_node()));
         // These are keys and values of rail-cni, too.
         requests.push(create(TENANT, nad("ai", &with(r#""rdma": "required", "mode": "rdma""#))));
@@ -243,11 +246,11 @@ fn what_reaches_beyond_a_rail_is_refused() {
             (
                 r#"{"type": "multus", "delegates": [{"type": "rail-cni", "deviceID": "0000:3c:00.2"}]}"#
                     .to_owned(),
-                "type multus",
+                "denied request",
             ),
             (
                 r#"{"type": "macvlan", "master": "eth0", "ipam": {"type": "rail-ipam"}}"#.to_owned(),
-                "type macvlan",
+                "denied request",
             ),
             (with(r#""logFile": "/etc/shadow""#), ": a network names no file of the node"),
             (with(r#""logfile": "x""#), "logfile: a network names no file of the node"),
@@ -276,21 +279,46 @@ fn what_reaches_beyond_a_rail_is_refused() {
                 r#"{"ipam": {"pool": "rail-3", "a": "{", "b": 1}, "type": "rail-ipam"}"#.to_owned(),
                 "rail-ipam attaches no device",
             ),
-            (r#"{"type": "bond", "links": [{"name": "eth_r0"}]}"#.to_owned(), "type bond takes any device"),
-            (r#"{"type": "host-device", "device": "eth0"}"#.to_owned(), "type host-device takes any device"),
-            (r#"{"plugins": [{"type":"sriov"}]}"#.to_owned(), "type sriov takes any device"),
+            (r#"{"type": "bond", "links": [{"name": "eth_r0"}]}"#.to_owned(), "denied request"),
+            (r#"{"type": "host-device", "device": "eth0"}"#.to_owned(), "denied request"),
+            (
+                r#"{"plugins": [{"type":"sriov"}]}"#.to_owned(),
+                "type sriov: a network of a tenant may name only",
+            ),
             (
                 r#"{"plugins": [{"type": "macvlan"}, {"type": "rdma", "deviceID": "0000:3c:00.0"}]}"#
                     .to_owned(),
-                "type rdma takes any device",
+                "denied request",
             ),
-            ("{\"Type\"\t:\n\"rdma\"}".to_owned(), "type rdma takes any device"),
-            (r#"{"type": "ovs", "deviceID": "0000:3c:00.2"}"#.to_owned(), "type ovs takes any device"),
-            (r#"{"type":"afxdp","deviceID":"eth0"}"#.to_owned(), "type afxdp takes any device"),
-            (r#"{"type":"ib-sriov"}"#.to_owned(), "type ib-sriov takes any device"),
+            ("{\"Type\"\t:\n\"rdma\"}".to_owned(), "type rdma: a network of a tenant may name only"),
+            (r#"{"type": "ovs", "deviceID": "0000:3c:00.2"}"#.to_owned(), "denied request"),
+            (r#"{"type":"afxdp","deviceID":"eth0"}"#.to_owned(), "denied request"),
+            (r#"{"type": "macvlan", "mode": "bridge"}"#.to_owned(), "type macvlan: a network of a tenant"),
+            (r#"{"type": "ipvlan", "mode": "l2"}"#.to_owned(), "type ipvlan: a network of a tenant"),
+            (r#"{"type": "vlan", "vlanId": 5}"#.to_owned(), "type vlan: a network of a tenant"),
+            (
+                r#"{"plugins": [{"type": "dummy"}, {"type": "tap"}]}"#.to_owned(),
+                "type tap: a network of a tenant",
+            ),
+            (
+                r#"{"type": "dummy", "ipam": {"type": "ipoib"}}"#.to_owned(),
+                "type ipoib: a network of a tenant",
+            ),
+            (r#"{"type": "no-such-plugin"}"#.to_owned(), "type no-such-plugin: a network of a tenant"),
+            (r#"{"type": "dummy "}"#.to_owned(), "type dummy : a network of a tenant"),
+            (r#"{"type": "Dummy"}"#.to_owned(), "type Dummy: a network of a tenant"),
+            (r#"{"type": "../dummy"}"#.to_owned(), "a type begins with a dot"),
+            (r#"{"type": "/dummy"}"#.to_owned(), "denied request"),
+            (r#"{"type": "dummy", "type": "macvlan"}"#.to_owned(), "type macvlan: a network of a tenant"),
+            (r#"{"type": "macvlan", "type": "dummy"}"#.to_owned(), "type macvlan: a network of a tenant"),
+            (format!("{}{}", r#"{"type": "macvlan"}"#, " ".repeat(17_000)), "longer than 16384"),
+            (r#"{"type":"ib-sriov"}"#.to_owned(), "type ib-sriov: a network of a tenant may name only"),
             (r#"{"type":"host-de\u0076ice"}"#.to_owned(), "has a backslash"),
-            (r#"{"type": "multus", "confDir": "/tmp"}"#.to_owned(), "type multus takes any device"),
-            (r#"{"type": "multus-shim"}"#.to_owned(), "type multus-shim takes any device"),
+            (r#"{"type": "multus", "confDir": "/tmp"}"#.to_owned(), "denied request"),
+            (
+                r#"{"type": "multus-shim"}"#.to_owned(),
+                "type multus-shim: a network of a tenant may name only",
+            ),
             (
                 r#"{"type": ".rail-ipam.previous", "ipam": {"pool": "rail-0,rail-1"}}"#.to_owned(),
                 "a type begins with a dot",
@@ -424,7 +452,31 @@ fn no_spelling_hides_a_key() {
         }
         assert_eq!(attacks.len(), 18 * 4 * 6 * 5);
         refuses(&attacks);
+        // And of a plugin that the operator has added for tenants, or that changes nothing outside of the pod.
+        let mut attacks = Vec::new();
+        for key in
+            ["master", "links", "device", "deviceID", "pciBusID", "hwaddr", "kernelpath", "bridge", "dataDir"]
+        {
+            for key in [key.to_owned(), key.to_uppercase(), key.to_lowercase(), capital(key)] {
+                for between in ["", " ", "\t", "\n", "\r\n", " \n \t "] {
+                    for value in ["\"r0\"", "[\"r0\"]", "null", "5"] {
+                        let text = format!("\"{key}\"{between}:{between}{value}");
+                        attacks.push((format!("{{\"type\": \"dummy\", {text}}}"), ": "));
+                        attacks.push((format!("{{\"plugins\": [{{{text}, \"type\": \"dummy\"}}]}}"), ": "));
+                    }
+                }
+            }
+        }
+        attacks.push(("{\"type\": \"dummy\", \"ma\u{17f}ter\": \"r0\"}".to_owned(), "outside of ASCII"));
+        attacks.push(("{\"type\": \"dummy\", \"lin\u{212a}s\": []}".to_owned(), "outside of ASCII"));
+        attacks.push((r#"{"type": "dummy", "m\u0061ster": "r0"}"#.to_owned(), "has a backslash"));
+        refuses(&attacks);
     });
+}
+
+fn capital(key: &str) -> String {
+    let first = key[..1].to_uppercase();
+    first + &key[1..]
 }
 
 /// A sequence that looks random and is the same in every run.

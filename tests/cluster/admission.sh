@@ -77,7 +77,10 @@ refused "a file of the node" '.logFile = "/etc/shadow"' "a network names no file
 refused "what the runtime writes" '.prevResult = {}' "spec.config: prevResult is written by the runtime: remove the key"
 refused "a sysctl of the node" '.sysctl = {"kernel.panic": "1"}' "spec.config: sysctl has a key other than"
 refused "a plugin that takes any device" '{type: "host-device", device: "eth0"}' \
-    "type host-device takes any device of the node: use rail-cni"
+    "spec.config: device: the device plugin chooses the device"
+refused "a plugin on an interface of the node" '{type: "macvlan", master: "eth0"}' \
+    "spec.config: master: only the operator of the cluster names an interface of the node"
+refused "a plugin that is not listed" '{type: "macvlan"}' "spec.config: type macvlan: a network of a tenant may name only"
 check "the network that is good is as it was" has_config good '.mtu == 4200 and .rail == 0 and .type == "rail-cni"'
 
 check "a network from before may get a label" tenant label net-attach-def old team=a
