@@ -213,16 +213,7 @@ impl State {
         ];
         let known = known.into_iter().filter(|(_, value)| !value.is_empty());
         let object: Map<_, _> = known.map(|(key, value)| (key.to_owned(), Value::from(value))).collect();
-        let mut line = String::new();
-        for letter in Value::Object(object).to_string().chars() {
-            // Unprintable characters occur only within strings, and serde_json escapes only the control
-            // characters below 0x20. Each of the others has four hexadecimal digits.
-            match u32::from(letter) {
-                code if is_unprintable(letter) => line += &format!("\\u{code:04x}"),
-                _ => line.push(letter),
-            }
-        }
-        line + "\n"
+        escaped_json(&Value::Object(object).to_string()) + "\n"
     }
 }
 
@@ -375,15 +366,29 @@ pub fn escaped(text: &str) -> String {
     line
 }
 
+/// JSON text that controls no terminal and means the same. Unprintable characters occur only within strings, and serde_json
+/// escapes those below 0x20: what there is of them is its own.
+pub fn escaped_json(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match u32::from(letter) {
+            // Each of them has four hexadecimal digits.
+            code if code >= 0x20 && is_unprintable(letter) => escaped += &format!("\\u{code:04x}"),
+            _ => escaped.push(letter),
+        }
+    }
+    escaped
+}
+
 fn line(text: &str) -> String {
     escaped(text) + "\n"
 }
 
 /// Whether `letter` could end a line or control a terminal: the control characters, the line separators of
-/// Unicode, and the characters that reverse the direction of text.
+/// Unicode, and the characters that change the direction of text.
 pub fn is_unprintable(letter: char) -> bool {
     letter.is_control()
-        || matches!(letter, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        || matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// The level with the given name. The names are those of sriov-cni; `panic` means `error`.

@@ -87,9 +87,9 @@ pub fn printable(text: &str) -> String {
     text.replace(crate::log::is_unprintable, "?")
 }
 
-/// JSON with a line for each key.
+/// JSON with a line for each key. A text of a tenant in it controls no terminal.
 pub fn pretty(json: &Value) -> String {
-    format!("{json:#}\n")
+    crate::log::escaped_json(&format!("{json:#}\n"))
 }
 
 /// Prints to stdout. `println!` panics if the reader is gone; this ignores it.
@@ -116,6 +116,19 @@ pub fn say(program: &str, text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn json_controls_no_terminal_and_says_the_same() {
+        let value =
+            serde_json::json!({"a\u{9b}b": ["\u{7f}\u{61c}\u{200f}\u{2028}\u{202e}\u{2069}\u{1b}\n é"]});
+        let text = pretty(&value);
+        assert_eq!(
+            text.matches(|letter| letter != '\n' && crate::log::is_unprintable(letter)).count(),
+            0,
+            "{text}"
+        );
+        assert_eq!((serde_json::from_str::<Value>(&text).unwrap(), text.lines().count()), (value, 5));
+    }
 
     #[test]
     fn a_table_is_aligned_has_no_holes_and_no_control_characters() {

@@ -16,8 +16,10 @@ pub fn say(level: &str, message: &str) {
 /// The text on one line, without what could control a terminal, and not too long: a pod's name or a network's error
 /// may be whatever a tenant wrote.
 pub fn clean(text: &str) -> String {
-    let is_unsafe =
-        |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}');
+    let is_unsafe = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
     let text: String = text.chars().map(|c| if is_unsafe(c) { ' ' } else { c }).collect();
     let mut clean = text.trim().to_owned();
     if clean.len() > LONGEST {
@@ -39,7 +41,7 @@ mod tests {
 
     #[test]
     fn a_text_of_a_tenant_is_one_short_line() {
-        assert_eq!(clean(" a\nb\x1b[2Jc\u{202e} "), "a b [2Jc");
+        assert_eq!(clean(" a\nb\x1b[2Jc\u{202e}\u{2066}\u{9b} "), "a b [2Jc");
         let long = clean(&"é".repeat(1000));
         assert!(long.len() <= LONGEST + '…'.len_utf8() && long.ends_with("é…"), "{}", long.len());
     }

@@ -133,12 +133,15 @@ const IPAM_OLD: &[i64] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const IPAM_OLD: &[i64] = &[];
 
-/// What no plugin needs, neither ours nor one that rail-cni starts: other processes' memory, the kernel's code, its
-/// time and its end, keys, and the ways around the permissions of a path.
+/// What no plugin needs, neither ours nor one that rail-cni starts: other processes' memory and files, the kernel's code,
+/// its time and its end, keys, the tree of mounts, and the ways around the permissions of a path. A sysfs that is mounted
+/// nowhere is needed (fsopen, fsmount).
 pub const NEVER: &[i64] = &[
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
+    libc::SYS_process_madvise,
+    libc::SYS_pidfd_getfd,
     libc::SYS_kcmp,
     libc::SYS_perf_event_open,
     libc::SYS_userfaultfd,
@@ -146,6 +149,7 @@ pub const NEVER: &[i64] = &[
     libc::SYS_finit_module,
     libc::SYS_delete_module,
     libc::SYS_kexec_load,
+    libc::SYS_kexec_file_load,
     libc::SYS_reboot,
     libc::SYS_syslog,
     libc::SYS_swapon,
@@ -159,10 +163,19 @@ pub const NEVER: &[i64] = &[
     libc::SYS_request_key,
     libc::SYS_keyctl,
     libc::SYS_open_by_handle_at,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_mount_setattr,
+    libc::SYS_open_tree,
+    libc::SYS_move_mount,
+    libc::SYS_fspick,
     libc::SYS_pivot_root,
     libc::SYS_chroot,
     libc::SYS_io_uring_setup,
 ];
+
+/// The command of bpf(2) that asks (enum bpf_cmd in linux/bpf.h).
+const BPF_PROG_QUERY: u32 = 16;
 
 /// Whether Landlock holds the call. Undoing an ADD is a DEL in the same process, which is confined already.
 static HOLDS_DIRECTORIES: OnceLock<bool> = OnceLock::new();
@@ -180,7 +193,9 @@ pub fn ipam(writes_below: Option<&Path>) {
 /// Confines rail-cni, and the plugins that it starts.
 pub fn cni() {
     HOLDS_DIRECTORIES.get_or_init(|| {
-        let never: Vec<_> = NEVER.iter().map(|call| (*call, Answer::Refused)).collect();
+        let never = NEVER.iter().map(|call| (*call, Answer::Refused));
+        // Which programs are attached to a device, but loads none.
+        let never: Vec<_> = never.chain([(libc::SYS_bpf, Answer::MadeIf(0, BPF_PROG_QUERY))]).collect();
         let _ = install(&filter(&never, Answer::Made));
         false
     });
