@@ -46,6 +46,9 @@ packages() {
         dnf:rpmbuild) printf 'rpm-build' ;;
         apt-get:rpmbuild) printf 'rpm' ;;
         *:dpkg-deb) printf 'dpkg' ;;
+        apt-get:xz) printf 'xz-utils' ;;
+        apt-get:ssh-keygen) printf 'openssh-client' ;;
+        *:ssh-keygen) printf 'openssh' ;;
         *:readelf) printf 'binutils' ;;
         dnf:shellcheck | zypper:shellcheck) printf 'ShellCheck' ;;
         zypper:codespell) printf 'python3-codespell' ;;

@@ -910,6 +910,39 @@ fn the_messages_in_the_documents_are_those_of_the_code() {
     assert!(count > 40, "{count}");
 }
 
+/// A tag of an action can be moved, and what runs in a job has what the job may do.
+#[test]
+fn workflows_run_what_was_reviewed_and_publish_nothing_that_could_change_it() {
+    let mut seen = 0;
+    for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".github/workflows")).unwrap() {
+        let file = entry.unwrap().path();
+        let workflow: Value = yaml_serde::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+        let of_all = &workflow["permissions"];
+        assert!(of_all.is_object() && !of_all.to_string().contains("write"), "{file:?}: {of_all}");
+        for (name, job) in workflow["jobs"].as_object().unwrap() {
+            let steps = job["steps"].as_array().unwrap();
+            for action in steps.iter().filter_map(|step| step["uses"].as_str()) {
+                let (_, hash) = action.split_once('@').unwrap();
+                let is_hash = hash.len() == 40 && hash.bytes().all(|digit| digit.is_ascii_hexdigit());
+                assert!(is_hash, "{file:?}: {name}: {action}");
+                seen += 1;
+            }
+            for checkout in steps.iter().filter(|step| step["uses"].to_string().contains("actions/checkout@"))
+            {
+                assert_eq!(checkout["with"]["persist-credentials"], false, "{file:?}: {name}");
+            }
+            let may_write = job["permissions"].to_string().contains("write");
+            let run: String = steps.iter().filter_map(|step| step["run"].as_str()).collect();
+            let builds = ["sudo", "cargo", "scripts/test", "scripts/build", ".ci/run"];
+            let does_build =
+                builds.iter().any(|word| run.contains(word)) || run.contains("scripts/release\n");
+            assert!(!may_write || !does_build, "{file:?}: {name} builds, and may publish");
+            assert_eq!(run.contains("gh release"), may_write, "{file:?}: {name}");
+        }
+    }
+    assert!(seen > 8, "{seen}");
+}
+
 /// A promise without a test is none.
 #[test]
 fn the_tests_in_the_threat_model_are_there() {

@@ -10,7 +10,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/../scripts/lib.sh"
 
 cases=(root_gets_what_is_missing a_user_is_told_the_line no_manager_is_said what_cannot_be_installed_is_named
     no_rust_is_answered_with_a_line an_old_rust_is_said executables_of_elsewhere_are_taken
-    executables_that_are_not_what_their_sums_say_are_refused a_build_says_its_commit)
+    executables_that_are_not_what_their_sums_say_are_refused nothing_runs_that_is_no_static_executable_for_this_machine
+    a_compiler_is_unpacked_by_its_sum_alone a_url_without_tls_is_refused a_release_is_taken_by_its_signature_alone a_build_says_its_commit)
 passed=0 failed=0 skipped=0 status=0
 
 main() {
@@ -177,6 +178,138 @@ executables_that_are_not_what_their_sums_say_are_refused() {
     elsewhere && rm "$work/elsewhere/SHA256SUMS"
     refuses "file://$work/elsewhere"
     take_them "$work/elsewhere"
+}
+
+# Whatever it is, it is refused by its headers, and was not run.
+nothing_runs_that_is_no_static_executable_for_this_machine() {
+    local what
+    printf '#!/bin/sh\necho ran >>%s/ran\necho "rail-cni 0.2.0"\n' "$work" >"$work/script"
+    head -c 100000 "$target/static/rail-cni" >"$work/cut" && printf 'x' | dd of="$work/cut" bs=1 seek=4 conv=notrunc 2>/dev/null
+    cp "$target/static/rail-cni" "$work/other" && printf '\xb7\0' | dd of="$work/other" bs=1 seek=18 conv=notrunc 2>/dev/null
+    cp "$target/static/rail-cni" "$work/object" && printf '\1\0' | dd of="$work/object" bs=1 seek=16 conv=notrunc 2>/dev/null
+    : >"$work/empty"
+    cp "$(type -P bash)" "$work/dynamic"
+    for what in script:'no ELF' cut:'no ELF' empty:'no ELF' other:'for another machine' object:'no executable' \
+        dynamic:'not static: it has an interpreter'; do
+        elsewhere
+        rm -rf "$work/target" && cp "$work/${what%%:*}" "$work/elsewhere/rail-ipam"
+        (cd "$work/elsewhere" && sha256sum rail-cni rail-ipam >SHA256SUMS)
+        refuses "$work/elsewhere"
+        grep -qF "${what#*:}" "$work/said" || { cat "$work/said" && return 1; }
+        if [[ -e $work/target/static/rail-cni || -e $work/ran ]]; then return 1; fi
+    done
+}
+
+a_compiler_is_unpacked_by_its_sum_alone() {
+    local copy=$work/compiler name=rustc-1-x
+    mkdir -p "$copy/scripts" "$copy/packaging" "$work/files/$name"
+    cp "$root"/scripts/{pinned-rust,lib.sh} "$copy/scripts/"
+    # shellcheck disable=SC2016
+    printf '#!/bin/bash\ninto=${1#--prefix=}\nmkdir -p "$into/bin"\nprintf "#!/bin/bash\\necho installed\\n" >"$into/bin/rustc"
+chmod 755 "$into/bin/rustc"\n' >"$work/files/$name/install.sh"
+    chmod 755 "$work/files/$name/install.sh"
+    tar -C "$work/files" -cJf "$work/files/$name.tar.xz" "$name"
+    printf '# https://example.invalid/dist/2026-01-01/\n%s  %s\n' "$(sha256sum <"$work/files/$name.tar.xz" | cut -d ' ' -f 1)" \
+        "$name.tar.xz" >"$copy/packaging/rust.sha256"
+    [[ $("$copy/scripts/pinned-rust" --from "$work/files" "$work/rust") == installed ]]
+    rm -rf "$work/rust" && printf x >>"$work/files/$name.tar.xz"
+    if "$copy/scripts/pinned-rust" --from "$work/files" "$work/rust" 2>"$work/said"; then return 1; fi
+    grep -q 'that is not what .*rust.sha256 says' "$work/said" && [[ ! -e $work/rust ]]
+}
+
+a_url_without_tls_is_refused() {
+    local url
+    for url in http://127.0.0.1:1 HTTP://127.0.0.1:1 ftp://127.0.0.1 scp://x HTTPS://127.0.0.1:1; do
+        refuses "$url"
+        grep -qE 'only https is accepted|cannot fetch' "$work/said" || { cat "$work/said" && return 1; }
+    done
+}
+
+# serve FOLDER: by TLS, at $url; /away/NAME leads to NAME without TLS.
+serve() {
+    cat >"$work/serve.py" <<-'END'
+	import http.server, os, ssl, sys
+	folder, cert, port = sys.argv[1:]
+	os.chdir(folder)
+	class Handler(http.server.SimpleHTTPRequestHandler):
+	    def do_GET(self):
+	        if not self.path.startswith("/away/"):
+	            return super().do_GET()
+	        self.send_response(302)
+	        self.send_header("Location", "http://127.0.0.1:1/" + self.path[6:])
+	        self.end_headers()
+	    def log_message(self, *_): pass
+	server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+	context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+	context.load_cert_chain(cert)
+	server.socket = context.wrap_socket(server.socket, server_side=True)
+	open(port, "w").write(str(server.server_port) + "\n")
+	server.serve_forever()
+	END
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "$work/key.pem" -out "$work/cert.pem" \
+        -subj /CN=x -addext subjectAltName=IP:127.0.0.1 -days 1 2>/dev/null
+    cat "$work/key.pem" >>"$work/cert.pem"
+    rm -f "$work/port"
+    python3 "$work/serve.py" "$1" "$work/cert.pem" "$work/port" &
+    server=$!
+    trap 'kill "$server"' EXIT
+    until [[ -s $work/port ]]; do sleep 0.05; done
+    url=https://127.0.0.1:$(<"$work/port")
+    export CURL_CA_BUNDLE=$work/cert.pem
+}
+
+# make_release VERSION: as scripts/release does, of the executables that are there.
+make_release() {
+    local name
+    name=rail-cni-$1-linux-$(uname -m)
+    rm -rf "${work:?}/made" "${release:?}"/* && mkdir -p "$work/made/$name"
+    cp "$target"/static/rail-{cni,ipam} "$work/made/$name/"
+    tar -C "$work/made" -czf "$release/$name.tar.gz" "$name"
+    (cd "$release" && sha256sum -- *.tar.gz >SHA256SUMS)
+}
+
+# Its key is in the checkout: whoever has the server, or a certificate for it, has not that.
+a_release_is_taken_by_its_signature_alone() {
+    local copy=$work/copy release=$work/release version program
+    for program in ssh-keygen openssl python3 curl; do
+        has "$program" || { printf 'no %s\n' "$program" && exit 77; }
+    done
+    version=$(sed -n '0,/^version = "\(.*\)"/s//\1/p' "$root/Cargo.toml")
+    mkdir "$copy" && cp -r "$root"/{scripts,packaging,Cargo.toml,Cargo.lock} "$copy/"
+    mkdir "$release" && serve "$release"
+    take_it() { rm -rf "$work/target" && CARGO_TARGET_DIR=$work/target RAIL_CNI_FROM=${1:-$url} "$copy/scripts/build" >"$work/said" 2>&1; }
+    # refuses_it TEXT [URL]
+    refuses_it() {
+        if take_it "${2:-}"; then return 1; fi
+        grep -qF "$1" "$work/said" || { cat "$work/said" && return 1; }
+        if [[ -e $work/target/static/rail-cni ]]; then return 1; fi
+    }
+    sign() { RAIL_CNI_RELEASE_KEY=$1 "$copy/scripts/release" sign "$release" >"$work/signed" 2>&1; }
+
+    make_release "$version"
+    refuses_it 'cannot fetch'
+    "$copy/scripts/release" key "$work/ours" >/dev/null
+    sign "$work/ours"
+    take_it || { cat "$work/said" && return 1; }
+    cmp "$target/static/rail-cni" "$work/target/static/rail-cni"
+    refuses_it 'cannot fetch' "$url/away"
+    # What the signature is not of.
+    printf '\n' >>"$release/SHA256SUMS"
+    refuses_it 'is not signed by a key of'
+    sign "$work/ours" && printf x >>"$release/rail-cni-$version-linux-$(uname -m).tar.gz"
+    refuses_it 'is not what its SHA256SUMS says'
+    # Somebody else's signature, and ours of something else.
+    make_release "$version"
+    ssh-keygen -q -t ed25519 -N '' -f "$work/theirs"
+    if sign "$work/theirs"; then return 1; fi
+    refuses_it 'is not signed by a key of'
+    ssh-keygen -q -Y sign -f "$work/ours" -n file "$release/SHA256SUMS" 2>/dev/null <<<y
+    refuses_it 'is not signed by a key of'
+    # An older release, of which something may be known by now.
+    make_release 0.1.0 && sign "$work/ours"
+    refuses_it 'cannot fetch'
+    mv "$release"/rail-cni-0.1.0-*.tar.gz "$release/rail-cni-$version-linux-$(uname -m).tar.gz"
+    refuses_it 'is not what its SHA256SUMS says'
 }
 
 # Of a checkout, of what `git archive` writes, of a copy that is neither, of one below another project.
