@@ -122,5 +122,5 @@ fn no_call_waits_for_the_file_or_fills_the_memory() {
     host.call("DEL", "c1", &pod).var("CNI_ARGS", &long).run(&rail(3)).ok();
     let lines = lines(&host);
     assert_eq!(lines.len(), 4);
-    assert!(lines.iter().all(|line| line["pod"].as_str().unwrap().chars().count() == 1024));
+    assert!(lines.iter().all(|line| (200..400).contains(&line["pod"].as_str().unwrap().len())));
 }
