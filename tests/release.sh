@@ -271,7 +271,7 @@ the_agent_has_pages_and_completions() {
     local share=root/usr/share command
     "$agent" --help | awk '/^Commands:/ { on = 1; next } /^[^ ]/ { on = 0 } on && /^  [a-z]/ { print $1 }' |
         grep -vx help >names
-    (($(wc -l <names) == 3))
+    grep -qx install names
     # The subcommand that only the agent itself calls has no page.
     find "$share/man/man8" -name '*.gz' -printf '%f\n' | sed -n 's/^rail-agent-\(.*\)\.8\.gz$/\1/p' | sort >pages
     diff <(sort names) pages
