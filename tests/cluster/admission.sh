@@ -60,6 +60,8 @@ check "the policy is applied" kubectl apply -f "$root/conf/admission-policy.yaml
 check "no expression is wrong" within 60 no_expression_is_wrong
 check "it is in force" within 60 fails_with "only the operator" \
     eval 'network bad ".vlan = 5" | tenant apply --dry-run=server -f -'
+check "so is the policy for other plugins" within 60 fails_with "may name only" \
+    eval "network bad '{type: \"macvlan\"}' | tenant apply --dry-run=server -f -"
 
 check "a tenant applies conf/nads.yaml" tenant apply -f "$root/conf/nads.yaml"
 check "a tenant applies the networks of the plan" applies_the_plan
@@ -76,9 +78,10 @@ refused "another IPAM plugin" '.ipam = {type: "host-local", dataDir: "/etc"}' "s
 refused "a file of the node" '.logFile = "/etc/shadow"' "a network names no file of the node: remove it"
 refused "what the runtime writes" '.prevResult = {}' "spec.config: prevResult is written by the runtime: remove the key"
 refused "a sysctl of the node" '.sysctl = {"kernel.panic": "1"}' "spec.config: sysctl has a key other than"
-refused "a plugin that takes any device" '{type: "host-device", device: "eth0"}' \
+# By a plugin that both policies let a tenant name: where both refuse, the API server shows either's reason.
+refused "a device of another plugin" '{type: "dummy", device: "eth0"}' \
     "spec.config: device: the device plugin chooses the device"
-refused "a plugin on an interface of the node" '{type: "macvlan", master: "eth0"}' \
+refused "an interface of the node" '{type: "dummy", master: "eth0"}' \
     "spec.config: master: only the operator of the cluster names an interface of the node"
 refused "a plugin that is not listed" '{type: "macvlan"}' "spec.config: type macvlan: a network of a tenant may name only"
 check "the network that is good is as it was" has_config good '.mtu == 4200 and .rail == 0 and .type == "rail-cni"'

@@ -3,7 +3,8 @@
 //	admission POLICY.yaml < REQUESTS.json
 //
 // A request is {"user": NAME, "groups": [...], "extra": {KEY: [...]}, "old": OBJECT, "object": OBJECT}; "old" makes it an
-// update. The answers are printed in the order of the requests: {"allowed": true}, or {"allowed": false, "message": TEXT}.
+// update. The answers are printed in the order of the requests: the texts of the policies that refuse it, in the order of
+// the file. An API server shows one of them, and which one differs from run to run: it keeps its policies in a map.
 //
 // Before that, every expression is compiled as the API server of Kubernetes 1.30, the first with such policies, and this
 // one compile the expressions of a policy that is created.
@@ -53,11 +54,6 @@ type request struct {
 	Groups      []string                   `json:"groups"`
 	Extra       map[string][]string        `json:"extra"`
 	Old, Object *unstructured.Unstructured `json:",omitempty"`
-}
-
-type answer struct {
-	Allowed bool   `json:"allowed"`
-	Message string `json:"message,omitempty"`
 }
 
 func main() {
@@ -208,9 +204,44 @@ func compile(policy *admissionregistration.ValidatingAdmissionPolicy, minor uint
 	return nil
 }
 
-// judge runs the admission plugin on an API server's doubles that have the policies and the namespaces.
-func judge(policies []runtime.Object, requests []request) ([]answer, error) {
-	objects := policies
+// judge asks each policy by itself. What one refuses is refused.
+func judge(objects []runtime.Object, requests []request) ([][]string, error) {
+	answers := make([][]string, len(requests))
+	for at := range answers {
+		answers[at] = []string{}
+	}
+	for _, each := range objects {
+		policy, ok := each.(*admissionregistration.ValidatingAdmissionPolicy)
+		if !ok {
+			continue
+		}
+		refusals, err := refusalsOf(append(bindingsOf(policy, objects), policy), requests)
+		if err != nil {
+			return nil, err
+		}
+		for at, refusal := range refusals {
+			if refusal != nil {
+				answers[at] = append(answers[at], refusal.Error())
+			}
+		}
+	}
+	return answers, nil
+}
+
+func bindingsOf(policy *admissionregistration.ValidatingAdmissionPolicy, objects []runtime.Object) []runtime.Object {
+	var bindings []runtime.Object
+	for _, each := range objects {
+		binding, ok := each.(*admissionregistration.ValidatingAdmissionPolicyBinding)
+		if ok && binding.Spec.PolicyName == policy.Name {
+			bindings = append(bindings, binding)
+		}
+	}
+	return bindings
+}
+
+// refusalsOf runs the admission plugin on an API server's doubles that have these objects and the namespaces. A refusal is nil
+// for what is admitted.
+func refusalsOf(objects []runtime.Object, requests []request) ([]error, error) {
 	seen := map[string]bool{}
 	for _, each := range requests {
 		name := each.Object.GetNamespace()
@@ -240,17 +271,15 @@ func judge(policies []runtime.Object, requests []request) ([]answer, error) {
 			return nil, fmt.Errorf("no %v", kind)
 		}
 	}
-
-	answers := []answer{}
-	for _, each := range requests {
-		err := plugin.Validate(ctx, attributes(each), interfaces{admission.NewObjectInterfacesFromScheme(runtime.NewScheme())})
-		if err == nil {
-			answers = append(answers, answer{Allowed: true})
-		} else {
-			answers = append(answers, answer{Message: err.Error()})
-		}
+	// Until it has compiled the policy, the plugin refuses everything. This waits ten seconds, and a machine may be busy.
+	for !plugin.WaitForReady() {
 	}
-	return answers, nil
+
+	refusals := make([]error, len(requests))
+	for at, each := range requests {
+		refusals[at] = plugin.Validate(ctx, attributes(each), interfaces{admission.NewObjectInterfacesFromScheme(runtime.NewScheme())})
+	}
+	return refusals, nil
 }
 
 func attributes(each request) admission.Attributes {
