@@ -114,9 +114,9 @@ pub struct NetnsId {
     pub created: i64,
     /// Device and inode of the directory that contains the path; below /proc, those of /proc itself. A process
     /// that sees another directory in that place, as a container with its own /run, cannot tell from the path
-    /// whether the namespace exists. rail-cni 0.1.0 did not record it.
-    #[serde(rename = "folder", default, skip_serializing_if = "Option::is_none")]
-    directory: Option<(u64, u64)>,
+    /// whether the namespace exists.
+    #[serde(rename = "folder")]
+    directory: (u64, u64),
 }
 
 /// A process that keeps a namespace in existence.
@@ -169,11 +169,9 @@ impl NetnsId {
             Err(error) => return Err(error),
         };
         let created = if is_of_process { 0 } else { created(&meta) };
-        let mut id =
-            NetnsId { path: path.to_owned(), dev: meta.dev(), ino: meta.ino(), created, directory: None };
-        let directory = id.directory().metadata()?;
-        id.directory = Some((directory.dev(), directory.ino()));
-        Ok(Some(id))
+        let directory = directory_of(path).metadata()?;
+        let directory = (directory.dev(), directory.ino());
+        Ok(Some(NetnsId { path: path.to_owned(), dev: meta.dev(), ino: meta.ino(), created, directory }))
     }
 
     /// Whether the namespace still exists. A path to something else than a namespace proves nothing: a mount
@@ -220,36 +218,31 @@ impl NetnsId {
     /// Decides for a path that does not name the namespace any more. The namespace is dead if this process
     /// looks into the directory that its ADD looked into.
     fn life_without_its_path(&self) -> Life {
-        let directory = self.directory();
+        let directory = directory_of(&self.path);
         let shown = directory.display();
-        match (self.directory, directory.metadata()) {
-            (None, _) if is_mount_namespace_of_init() => Life::Dead,
-            (None, _) => Life::Unknown(format!(
-                "rail-cni 0.1.0 recorded {}, and this process is not provably in the mount namespace of process 1",
-                self.path.display()
-            )),
-            (Some(_), Err(error)) => Life::Unknown(format!("{shown}: {error}")),
-            (Some(then), Ok(now)) if then != (now.dev(), now.ino()) => Life::Unknown(format!(
+        match directory.metadata() {
+            Err(error) => Life::Unknown(format!("{shown}: {error}")),
+            Ok(now) if self.directory != (now.dev(), now.ino()) => Life::Unknown(format!(
                 "{shown} is not the directory that the ADD saw: this process is in another mount namespace or in a container"
             )),
             // With the mount option hidepid, /proc shows only the processes that the caller may inspect.
-            (Some(_), Ok(_)) if self.created == 0 && directory != Path::new(PROC) => {
+            Ok(_) if self.created == 0 && directory != Path::new(PROC) => {
                 Life::Unknown(format!("{} leads to a process of another /proc", self.path.display()))
             }
-            (Some(_), Ok(_)) if self.created == 0 && confine::metadata(Path::new("/proc/1")).is_err() => {
+            Ok(_) if self.created == 0 && confine::metadata(Path::new("/proc/1")).is_err() => {
                 Life::Unknown(format!("{shown} hides processes from this one"))
             }
-            (Some(_), Ok(_)) => Life::Dead,
+            Ok(_) => Life::Dead,
         }
     }
+}
 
-    /// The directory in which the path is looked up. Below /proc that is /proc itself, because the other
-    /// directories end with the process.
-    fn directory(&self) -> &Path {
-        match self.path.parent() {
-            Some(directory) if !self.path.starts_with(PROC) => directory,
-            _ => Path::new(PROC),
-        }
+/// The directory in which the path of a namespace is looked up. Below /proc that is /proc itself, because the other
+/// directories end with the process.
+fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(directory) if !path.starts_with(PROC) => directory,
+        _ => Path::new(PROC),
     }
 }
 
@@ -278,11 +271,6 @@ fn nsfs() -> io::Result<u64> {
     Ok(*NSFS.get_or_init(|| dev))
 }
 
-/// Whether this process provably sees the files that the host's first process sees.
-fn is_mount_namespace_of_init() -> bool {
-    is_init_the_hosts() && is_same(Path::new("/proc/self/ns/mnt"), Path::new("/proc/1/ns/mnt"))
-}
-
 /// Whether /proc/1 is the host's first process, and not a container's.
 pub fn is_init_the_hosts() -> bool {
     /// Inode of the initial PID namespace (PROC_PID_INIT_INO in linux/proc_ns.h).
@@ -295,13 +283,14 @@ mod tests {
     use super::*;
 
     /// A namespace that is there, as if it had been bound to `path`.
-    fn bound_to(path: &Path, directory: Option<(u64, u64)>) -> NetnsId {
+    fn bound_to(path: &Path, directory: (u64, u64)) -> NetnsId {
         let ours = NetnsId::of(Path::new(OURS)).unwrap().unwrap();
         NetnsId { path: path.to_owned(), created: 1, directory, ..ours }
     }
 
-    fn id(path: &Path) -> Option<(u64, u64)> {
-        path.metadata().ok().map(|meta| (meta.dev(), meta.ino()))
+    fn id(path: &Path) -> (u64, u64) {
+        let meta = path.metadata().unwrap();
+        (meta.dev(), meta.ino())
     }
 
     #[track_caller]
@@ -357,18 +346,5 @@ mod tests {
         is_unknown(&bound_to(&temp.path().join("loop"), here), "symbolic links");
         is_unknown(&bound_to(&gone, id(Path::new("/"))), "not the directory that the ADD saw");
         is_unknown(&bound_to(&temp.path().join("no/directory"), here), "/no: ");
-        if !is_mount_namespace_of_init() {
-            is_unknown(&bound_to(&gone, None), "0.1.0");
-        }
-    }
-
-    /// Records and leases outlive an upgrade.
-    #[test]
-    fn what_0_1_0_wrote_is_read_and_is_the_same_namespace() {
-        let ours = NetnsId::of(Path::new(OURS)).unwrap().unwrap();
-        let mut old = serde_json::to_value(&ours).unwrap();
-        assert!(old.as_object_mut().unwrap().remove("folder").is_some());
-        let old: NetnsId = serde_json::from_value(old).unwrap();
-        assert_eq!((old == ours, old.life()), (true, Life::Alive));
     }
 }

@@ -400,6 +400,14 @@ impl Function {
         read(&self.path.join("driver_override")).filter(|text| !text.is_empty() && text != "(null)")
     }
 
+    /// Says which driver alone may be bound to the function; `None` for any.
+    pub fn set_driver_override(&self, driver: Option<&str>) -> Result<()> {
+        let file = self.path.join("driver_override");
+        let text = format!("{}\n", driver.unwrap_or_default());
+        let write = || fs::File::options().write(true).open(&file)?.write_all(text.as_bytes());
+        write().with_context(|| format!("cannot write to {}", file.display()))
+    }
+
     /// Takes the function from its driver, which removes its netdev and its RDMA device.
     pub fn unbind(&self) -> Result<()> {
         self.write_id(&self.path.join("driver/unbind"))

@@ -6,7 +6,7 @@
 #[path = "conf/migration.rs"]
 mod migration;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::symlink;
@@ -697,7 +697,7 @@ fn the_policy_does_what_its_tables_say() {
 
 #[test]
 fn the_sysctls_of_a_rail_are_those_of_the_code() {
-    let source = read("src/attach/pod.rs");
+    let source = read("src/attach/steps/rail.rs");
     let lines = source.lines().map(str::trim).filter(|line| line.starts_with("(\"ipv"));
     let set: BTreeSet<String> = lines.map(|line| line.split('"').nth(3).unwrap().to_owned()).collect();
     assert!(set.len() > 5, "{set:?}");
@@ -721,7 +721,7 @@ fn time(file: &str, constant: &str) -> String {
 
 #[test]
 fn the_waits_are_those_of_the_code() {
-    let (record, probe) = ("src/attach/record.rs", "src/attach/probe.rs");
+    let (record, probe) = ("src/attach/locks.rs", "src/attach/steps/gateway.rs");
     let of_driver = time("src/watchdog.rs", "MOST_FOR_A_PART");
     let of_others = time(probe, "PATIENCE_WITH_OTHERS");
     let by_key = |key: &str| format!("`{key}`");
@@ -742,7 +742,7 @@ fn the_waits_are_those_of_the_code() {
         ("whose driver", format!("a twelfth of `callTimeout`, at most {of_driver}")),
         ("gateways, with", format!("`gatewayProbeTimeout`, and {of_others} if one does not answer")),
         ("everything else", by_key("callTimeout")),
-        ("a NIC to come back", time("src/attach/restore.rs", "PATIENCE")),
+        ("a NIC to come back", time("src/attach/locate.rs", "PATIENCE")),
     ];
     let text = read("docs/configuration.md");
     let rows = column(&text, "## Waits", 1).into_iter().zip(column(&text, "## Waits", 2));
@@ -765,7 +765,7 @@ fn the_checks_of_doctor_and_the_states_of_status_are_those_of_the_code() {
         let name = check["check"].as_str().unwrap();
         assert!(table.contains(&format!("`{name}`")), "docs/operations.md does not tell of {name}");
     }
-    let source = read("src/commands/inventory.rs");
+    let source = read("src/attach/state.rs");
     let states = source.lines().filter_map(|line| line.trim().strip_prefix("State::")?.split('"').nth(1));
     let states: Vec<_> = states.collect();
     assert!(states.len() > 5, "{states:?}");
@@ -1117,6 +1117,124 @@ fn no_module_uses_one_above_it() {
     let listed: BTreeSet<&str> = LAYERS.iter().flat_map(|layer| layer.iter().copied()).collect();
     assert_eq!(listed, seen, "a module of LAYERS is gone, or there are none");
     assert!(modules_used("use crate::{fail, cni::{self, keys}, node};").len() == 3);
+}
+
+/// The files of `src/attach` that one names, as paths of modules below it. `text` is that of the file of `module`.
+fn files_used(text: &str, module: &str, all: &BTreeSet<String>) -> BTreeSet<String> {
+    let code = text.split("#[cfg(test)]").next().unwrap();
+    let code: String =
+        code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join(" ");
+    let above = module.rsplit_once("::").map_or("", |(above, _)| above);
+    let is_folder = all.iter().any(|other| other.starts_with(&format!("{module}::")));
+    let own = if is_folder { module } else { above };
+    let mut found = BTreeSet::new();
+    let starts = [("crate::attach::", ""), ("super::", if is_folder { above } else { own })];
+    for (start, base) in starts {
+        for (at, _) in code.match_indices(start) {
+            for path in paths(&code[at + start.len()..]) {
+                let mut path = if base.is_empty() { path } else { format!("{base}::{path}") };
+                // Of a module that is a folder, what is not a file below it is its mod.rs.
+                while !path.is_empty() && !all.contains(&path) {
+                    path = path.rsplit_once("::").map_or(String::new(), |(path, _)| path.to_owned());
+                }
+                found.insert(path);
+            }
+        }
+    }
+    found.remove("");
+    found.remove(module);
+    found
+}
+
+/// The paths that a path of `use` is, with its lists in braces taken apart.
+fn paths(text: &str) -> Vec<String> {
+    let is_path = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+    let path: String = text.chars().take_while(|c| is_path(*c)).collect();
+    let Some(inside) = text[path.len()..].strip_prefix('{') else {
+        return vec![path.trim_matches(':').to_owned()];
+    };
+    let (mut depth, mut parts) = (0, vec![String::new()]);
+    for c in inside.chars() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(String::new());
+                continue;
+            }
+            _ => (),
+        }
+        parts.last_mut().unwrap().push(c);
+    }
+    let parts = parts.iter().map(|part| part.trim()).filter(|part| !part.is_empty());
+    parts.flat_map(paths).map(|part| format!("{path}{part}").trim_end_matches("::self").to_owned()).collect()
+}
+
+/// What is above uses what is below. The few uses upwards make no circle.
+#[test]
+fn the_files_of_attach_are_in_an_order() {
+    const ORDER: [&str; 26] = [
+        "del",
+        "check",
+        "chained",
+        "add",
+        "claim",
+        "rebuild",
+        "pending",
+        "undo",
+        "state",
+        "planes",
+        "records",
+        "format",
+        "record",
+        "steps",
+        "started",
+        "device",
+        "order",
+        "userspace",
+        "stacked",
+        "settings",
+        "context",
+        "locate",
+        "locks",
+        "owner",
+        "config",
+        "",
+    ];
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/attach");
+    let files = files_below("src/attach");
+    let module = |file: &String| {
+        let path = file.strip_prefix("src/attach/").unwrap().trim_end_matches(".rs").trim_end_matches("/mod");
+        path.replace('/', "::")
+    };
+    let all: BTreeSet<String> =
+        files.iter().map(module).filter(|name| name != "mod" && !name.ends_with("tests")).collect();
+    let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for name in &all {
+        let path = root.join(name.replace("::", "/"));
+        let file = path.with_extension("rs");
+        let path = if file.exists() { file } else { path.join("mod.rs") };
+        uses.insert(name.clone(), files_used(&fs::read_to_string(path).unwrap(), name, &all));
+    }
+    let rank = |name: &str| ORDER.iter().position(|one| *one == name.split("::").next().unwrap()).unwrap();
+    let mut upwards = Vec::new();
+    for (one, used) in &uses {
+        upwards.extend(
+            used.iter().filter(|used| rank(used) < rank(one)).map(|used| format!("{one} uses {used}")),
+        );
+    }
+    assert!(upwards.len() <= 4, "{upwards:#?}");
+    // Whatever uses nothing that is left is taken away; of a circle nothing can be.
+    let arrows: usize = uses.values().map(BTreeSet::len).sum();
+    assert!(arrows > 100, "{arrows}");
+    while let Some(name) = uses.iter().find(|(_, used)| used.is_empty()).map(|(name, _)| name.clone()) {
+        uses.remove(&name);
+        for used in uses.values_mut() {
+            used.remove(&name);
+        }
+    }
+    assert!(uses.is_empty(), "a circle: {uses:#?}");
 }
 
 #[test]

@@ -13,8 +13,8 @@ use crate::host::{Host, HostDir};
 pub struct Held {
     /// Records of devices that pods have.
     pub attachments: Vec<String>,
-    /// What is owed of pods that are gone.
-    pub debts: Vec<String>,
+    /// Records of pods that are gone, of which something is still to be undone.
+    pub pending: Vec<String>,
     /// Addresses that are held, as `NODE/POOL/ADDRESS@KEY.json`.
     pub leases: Vec<String>,
 }
@@ -23,18 +23,16 @@ impl Held {
     /// What is in the run directory of this host.
     pub fn of(host: &Host, run_dir: &Path) -> Result<Held> {
         let Some(dir) = host.dir(run_dir)? else { return Ok(Held::default()) };
-        Ok(Held {
-            attachments: files(&dir, "attachments", 0)?,
-            debts: files(&dir, "debts", 0)?,
-            leases: files(&dir, "leases", 2)?,
-        })
+        // Plugins of the version before called it debts; the first call of a later one gives it its name.
+        let pending = [files(&dir, "pending", 0)?, files(&dir, "debts", 0)?].concat();
+        Ok(Held { attachments: files(&dir, "attachments", 0)?, pending, leases: files(&dir, "leases", 2)? })
     }
 
     /// How much there is of each; `None` if there is nothing.
     pub fn shown(&self) -> Option<String> {
         let counts = [
             (self.attachments.len(), "records of devices"),
-            (self.debts.len(), "debts"),
+            (self.pending.len(), "records of pods that are gone"),
             (self.leases.len(), "leases of addresses"),
         ];
         let shown: Vec<_> = counts
@@ -79,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_pods_have_and_what_is_owed_is_found_and_locks_are_not() {
+    fn what_pods_have_and_what_is_pending_is_found_and_locks_are_not() {
         let temp = tempfile::tempdir().unwrap();
         let dir = HostDir::here(temp.path());
         let list = |folder, depth| files(&dir, folder, depth).unwrap();

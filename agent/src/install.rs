@@ -332,7 +332,7 @@ fn until_alone(host: &Host, is_over: impl Fn() -> bool) -> Result<Option<File>> 
     }
 }
 
-/// Waits until no pod has a rail or an address, and nothing is owed.
+/// Waits until no pod has a rail or an address, and nothing is left of pods that are gone.
 fn until_free(host: &Host, plugins_dir: &Path, is_over: impl Fn() -> bool) -> Result<()> {
     let mut told = String::new();
     loop {
@@ -355,8 +355,8 @@ struct Holders {
     pods: Vec<String>,
     /// Pods that have addresses alone: of rail-ipam, behind another plugin.
     addresses: Vec<String>,
-    /// What is owed of pods that are gone, and what nobody can read.
-    owed: Vec<String>,
+    /// What is left of pods that are gone, and what nobody can read.
+    left: Vec<String>,
 }
 
 impl Holders {
@@ -374,8 +374,8 @@ impl Holders {
                  frees an address whose pod is gone"
             ));
         }
-        if !self.owed.is_empty() {
-            let list = self.owed.join(", ");
+        if !self.left.is_empty() {
+            let list = self.left.join(", ");
             shown.push(format!(
                 "not restored yet: {list}: run `rail-cni reap` on the node, which says what hinders each, and \
                  `rail-cni reap --forget` for what cannot be restored"
@@ -421,7 +421,7 @@ fn holders(host: &Host, plugins_dir: &Path) -> Result<Holders> {
         status = ask_status(host, &plugins_dir.join("rail-cni"), &mut holders)?;
     } else {
         holders.pods = held.attachments;
-        holders.owed = held.debts;
+        holders.left = held.pending;
     }
     if has(host, plugins_dir, "rail-ipam")? {
         holders.addresses = ask_leases(host, &plugins_dir.join("rail-ipam"), &status)?;
@@ -441,7 +441,9 @@ fn ask_status(host: &Host, program: &Path, holders: &mut Holders) -> Result<Valu
     let said = host.run_alone(program, &["status", "--output", "json"])?;
     let status: Value = serde_json::from_str(&said.stdout)
         .with_context(|| format!("`rail-cni status` says: {}", said.stderr.trim()))?;
-    for (list, what) in [("attachments", "has"), ("debts", "owes for"), ("lost", "has, without a record,")] {
+    for (list, what) in
+        [("attachments", "has"), ("pending", "has left something of"), ("lost", "has, without a record,")]
+    {
         for one in status[list].as_array().into_iter().flatten() {
             let text = |key: &str| one[key].as_str().map(str::to_owned);
             let who =
@@ -449,11 +451,11 @@ fn ask_status(host: &Host, program: &Path, holders: &mut Holders) -> Result<Valu
             let is_alive =
                 Attachment { state: text("state").unwrap_or_default(), ..Attachment::default() }.is_alive();
             let found = format!("{who} {what} {}", text("device").unwrap_or_default());
-            if list == "attachments" && is_alive { &mut holders.pods } else { &mut holders.owed }.push(found);
+            if list == "attachments" && is_alive { &mut holders.pods } else { &mut holders.left }.push(found);
         }
     }
     let unreadable = status["unreadable"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    holders.owed.extend(unreadable.map(|name| format!("the record {name} cannot be read")));
+    holders.left.extend(unreadable.map(|name| format!("the record {name} cannot be read")));
     Ok(status)
 }
 
@@ -464,7 +466,7 @@ fn ask_leases(host: &Host, program: &Path, status: &Value) -> Result<Vec<String>
     let show: Value = serde_json::from_str(&said.stdout)
         .with_context(|| format!("`rail-ipam show` says: {}", said.stderr.trim()))?;
     let list = |value: &Value, key: &str| value[key].as_array().cloned().unwrap_or_default();
-    let told: Vec<_> = ["attachments", "debts"].iter().flat_map(|key| list(status, key)).collect();
+    let told: Vec<_> = ["attachments", "pending"].iter().flat_map(|key| list(status, key)).collect();
     let is_told = |lease: &Value| {
         told.iter().any(|one| ["containerID", "ifname"].iter().all(|key| one[key] == lease[key]))
     };

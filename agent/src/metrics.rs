@@ -26,7 +26,11 @@ pub const METRICS: [(&str, &str, &str); 23] = [
     ("rail_cni_vfs", "gauge", "VFs of the rail's PF, by state: attached, dead, free, and other."),
     ("rail_cni_attachments", "gauge", "Devices that pods have, by the state that rail-cni status shows."),
     ("rail_cni_attachments_without_carrier", "gauge", "Devices in living pods whose link is not up."),
-    ("rail_cni_debts", "gauge", "Attachments of pods that are gone for which something is still owed."),
+    (
+        "rail_cni_pending",
+        "gauge",
+        "Attachments of pods that are gone of which something is still to be undone.",
+    ),
     ("rail_cni_lost_devices", "gauge", "Devices that are in a namespace and on no record."),
     ("rail_cni_unreadable_records", "gauge", "Records that cannot be read."),
     ("rail_cni_leases", "gauge", "Leases of rail-ipam, by state."),
@@ -255,7 +259,7 @@ impl Page {
             self.add("rail_cni_attachments", &[("state", state)], number);
         }
         self.add("rail_cni_attachments_without_carrier", &[], dark);
-        self.add("rail_cni_debts", &[], count(status.debts.len()));
+        self.add("rail_cni_pending", &[], count(status.pending.len()));
         self.add("rail_cni_lost_devices", &[], count(status.lost.len()));
         self.add("rail_cni_unreadable_records", &[], count(status.unreadable.len()));
     }
@@ -360,7 +364,7 @@ mod tests {
         let status = serde_json::json!({
             "rails": [{"rail": 3, "pf": {"name": "a\"b", "link": "no-carrier"}, "vfs": {"enabled": 3, "attached": 1, "free": 1}}],
             "attachments": [{"state": "live", "link": "no-carrier"}, {"state": "dead"}],
-            "debts": [{}], "lost": [], "unreadable": ["x"]
+            "pending": [{}], "lost": [], "unreadable": ["x"]
         });
         let show = serde_json::json!({"pools": [{"pool": "rail-0", "prefix": "10.0.0.0/31", "leases": [{"state": "live"}]}]});
         let doctor = serde_json::json!({"ready": false, "checks": [{"check": "pf-link", "verdict": "fail", "rail": 3}]});
@@ -387,7 +391,7 @@ mod tests {
             r#"rail_cni_attachments{state="live"} 1"#,
             r#"rail_cni_attachments{state="missing"} 0"#,
             "rail_cni_attachments_without_carrier 1",
-            "rail_cni_debts 1",
+            "rail_cni_pending 1",
             "rail_cni_plan_held_back 1",
             "rail_cni_plan_refused 0",
             "rail_cni_ready 0",

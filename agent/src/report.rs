@@ -10,8 +10,8 @@ pub struct Status {
     pub rails: Vec<Rail>,
     /// The devices that pods have.
     pub attachments: Vec<Attachment>,
-    /// What is owed of pods that are gone.
-    pub debts: Vec<serde_json::Value>,
+    /// Pods that are gone of which something is still to be undone.
+    pub pending: Vec<serde_json::Value>,
     /// Devices in namespaces without a record.
     pub lost: Vec<serde_json::Value>,
     /// Files of damaged records.

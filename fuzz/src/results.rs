@@ -4,10 +4,9 @@ use std::sync::LazyLock;
 
 use rail_cni::attach::Attach;
 use rail_cni::attach::config::{NetConf, Routing};
-use rail_cni::attach::pod;
+use rail_cni::attach::steps::rail;
 use rail_cni::cni::{AddResult, Args, Attachment, Network, Plugin as _, Strictness, VERSIONS, Version};
 use rail_cni::netlink::Socket;
-use rail_cni::netlink::link::Link;
 use rail_cni::node::Node;
 use serde_json::{Value, json};
 
@@ -88,13 +87,6 @@ static CONF: LazyLock<NetConf> = LazyLock::new(|| {
     NetConf::parse(&network.expect("a network"), &attachment, &Node::default()).expect("a configuration")
 });
 
-static LINK: LazyLock<Link> = LazyLock::new(|| {
-    let link = json!({"index": 3, "name": "ens1f0v0", "altnames": [], "mtu": 9000, "max_mtu": 9978, "min_mtu": 68,
-        "mac": "02:00:00:00:00:01", "permanent_mac": null, "up": false, "master": null, "kind": null,
-        "parent": "0000:3b:00.2", "loopback": false});
-    serde_json::from_value(link).expect("a link")
-});
-
 /// Choices: the version, the routing, whether the network has routes of its own. Then a result.
 pub fn ipam_result(data: &[u8]) {
     let (choices, text) = line(data);
@@ -110,7 +102,7 @@ pub fn ipam_result(data: &[u8]) {
     }
     // The rail says which table, so nothing is asked.
     let mut nobody = Socket::over(netlink_sys::Socket::new(2).expect("a socket"));
-    let applied = match pod::prepare(&conf, &LINK, &leased, &mut nobody) {
+    let applied = match rail::plan(&conf, &leased, &mut nobody) {
         Ok(applied) => applied,
         Err(error) => return judge::refused(&error, &REFUSED),
     };

@@ -1,4 +1,4 @@
-//! The run directory: leases, records, debts. What cannot be read is never taken for nothing.
+//! The run directory: leases, records, pending steps. What cannot be read is never taken for nothing.
 
 use std::collections::HashSet;
 use std::fs;
@@ -6,7 +6,9 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use rail_cni::attach::record::{Records, What};
+use rail_cni::attach::format;
+use rail_cni::attach::owner::Key;
+use rail_cni::attach::records::Records;
 use rail_cni::cni::Plugin as _;
 use rail_cni::cni::{Args, Attachment, Network, Strictness};
 use rail_cni::ipam::lease::{self, Ask, Folder, Holder};
@@ -107,8 +109,9 @@ pub fn lease(data: &[u8]) {
         assert!(fs::exists(&file).expect("a look"), "a DEL without a network removed what it cannot read");
     }
     // Whoever asks gets the address only if its holder is known and dead.
-    let is_dead =
-        read.as_ref().is_ok_and(|read| read.as_ref().is_some_and(|read| read.is_dead().unwrap_or(false)));
+    let is_dead = read
+        .as_ref()
+        .is_ok_and(|read| read.as_ref().is_some_and(|read| read.is_dead().unwrap_or(false)));
     let asks = Ask::all(vec![POOL.into()], vec![ALLOCATION.clone()], &[]).expect("a request");
     let holder = Holder::new(&NETWORK, &ours, None).expect("a holder");
     match lease::take(&node, NODE, &asks, &holder, || Ok(true)) {
@@ -147,19 +150,19 @@ pub fn living(data: &[u8]) {
 /// The device of the records.
 const DEVICE: &str = "0000:3b:00.2";
 
-/// Parts: a record, the copy in the lock of its device, a debt, and a message of netlink that a record keeps.
+/// Parts: a record, the copy in the lock of its device, a pending one, and a message of netlink that a record keeps.
 pub fn record(data: &[u8]) {
     let data = &of_now(data);
     let parts = parts(data, 4);
     let directory = Directory::new();
     let node = node_of(&directory);
     let part = |at: usize| parts.get(at).copied().unwrap_or_default();
-    let ours = attachment("c1");
+    let ours = Key::whole(&attachment("c1"));
     let name = format!("c1:net1:{DEVICE}.json");
     let paths: Vec<PathBuf> = [
         (format!("run/attachments/{name}"), part(0)),
         (format!("run/locks/device-{DEVICE}"), part(1)),
-        (format!("run/debts/{name}"), part(2)),
+        (format!("run/pending/{name}"), part(2)),
     ]
     .into_iter()
     .map(|(path, content)| directory.write(&path, content).into())
@@ -172,36 +175,34 @@ pub fn record(data: &[u8]) {
     assert!(is_record || unreadable == [name.clone()], "a damaged record is not told of: {unreadable:?}");
     assert!(unreadable.is_empty() || on_file.is_none());
     // One attachment has one record.
-    let keys: HashSet<_> = all.iter().map(|record| record.attachment().to_string()).collect();
+    let keys: HashSet<_> = all.iter().map(|record| record.owner.key().to_string()).collect();
     assert_eq!(keys.len(), all.len());
     assert!(all.len() <= 2);
     assert!(on_file.is_none() || found.is_some());
-    let mut lock = records.lock_device(DEVICE).expect("a lock");
+    let mut lock = records.locks.device(DEVICE).expect("a lock");
     let claims = records.claims_on(DEVICE, &mut lock, None).expect("an answer");
     // What claims the device is known to all.
     for claim in &claims {
-        assert!(all.iter().any(|record| record.attachment() == claim.attachment()), "{claim:?}");
+        assert!(all.iter().any(|record| record.owner.key() == claim.owner.key()), "{claim:?}");
     }
     let but = records.claims_on(DEVICE, &mut lock, Some(&ours)).expect("an answer");
-    assert!(but.len() <= claims.len() && but.iter().all(|claim| claim.attachment() != ours));
+    assert!(but.len() <= claims.len() && but.iter().all(|claim| claim.owner.key() != ours));
     drop(lock);
-    let debts = records.debts().expect("an answer");
-    assert!(debts.len() <= 1);
-    let of_device = records.debts_of(DEVICE).expect("an answer");
-    assert_eq!(of_device.len(), debts.len());
+    let pending = records.pending().expect("an answer");
+    assert!(pending.len() <= 1);
+    let of_device = records.pending_of(DEVICE).expect("an answer");
+    assert_eq!(of_device.len(), pending.len());
     assert_eq!(records.ifnames_of("c1").expect("an answer"), ["net1"]);
-    let owing = debts.iter().map(|debt| {
-        assert_eq!(debt.is_paid(), debt.record.debt.as_ref().is_some_and(|debt| debt.owed.is_empty()));
-        &debt.record
-    });
-    for record in all.iter().chain(owing) {
-        let text = serde_json::to_value(record).expect("a record");
-        let again: rail_cni::attach::record::Record = serde_json::from_value(text.clone()).expect("a record");
-        assert_eq!(serde_json::to_value(again).expect("a record"), text);
-        assert!(!record.holder().is_empty() && !record.interface().is_empty() || record.ifname.is_empty());
-        let _ = (record.life(), record.is_chained(), record.runtime_key(), record.owed());
-        let _ = (record.owes_device(), record.owes(What::HostAddresses), record.is_owed_in_vain());
-        if let Some(host) = &record.host {
+    for record in all.iter().chain(pending.iter().map(|pending| &pending.record)) {
+        let text = serde_json::to_vec(record).expect("a record");
+        let again = format::parse(&text).expect("a record");
+        assert_eq!(serde_json::to_vec(&again).expect("a record"), text);
+        assert!(!record.owner.describe().is_empty());
+        let _ = (record.owner.life(), record.owner.is_rdma_alone(), record.facts(), record.is_due());
+        let _ = (record.is_attached(), record.is_missing(), record.is_left_in_vain(), record.left_lines());
+        assert_eq!(record.is_left(), !record.left_lines().is_empty());
+        assert!(record.is_left() || !record.is_left_of_device());
+        if let Some(host) = record.host_addresses() {
             assert!(host.lease().ips.iter().all(|ip| !ip.address.addr().is_multicast()));
         }
     }

@@ -1,5 +1,5 @@
-//! ADD in four acts: prepare, claim, apply, report. What can be refused is refused before anything changes; from the
-//! moment the record is on file, every failure is undone from it, as DEL does.
+//! ADD: everything that can be refused is refused, the steps are planned and written to the journal, then they are made in
+//! their order. From then on every failure is undone from the journal, as DEL does.
 
 use std::path::Path;
 use std::time::Instant;
@@ -7,38 +7,50 @@ use std::time::Instant;
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
+use super::claim::{self, Claim};
 use super::config::NetConf;
-use super::debt::{self, Heir};
+use super::context::{Cx, Pod};
 use super::device::{self, Device};
-use super::host_address::{self, HostAddresses};
-use super::record::{self, DeviceLock, Phase, Record, Records, What};
-use super::settings::Settings;
-use super::{claim, devinfo, driver, infiniband, planes, pod, probe, rdma, restore, started, vf};
+use super::locate::Place;
+use super::locks::DeviceLock;
+use super::owner::{Key, Owner, Part};
+use super::record::{Record, State, Step};
+use super::records::Records;
+use super::started::started;
+use super::steps::gids::{Gid, Gids};
+use super::steps::host_addresses::HostAddresses;
+use super::steps::lease::Lease;
+use super::steps::netdev::Netdev;
+use super::steps::rail::Rail;
+use super::steps::rdma::Rdma;
+use super::steps::vf::{self, Vf};
+use super::steps::{Change, device_info, driver, gateway, guid, moved, pkey, rail, rdma};
+use super::undo;
+use super::{pending, planes};
 use crate::cni::{self, AddResult, Attachment, Delegate, Network, Version, find_plugin};
 use crate::netlink::Socket;
-use crate::netlink::link::{self, Link, Move};
-use crate::netlink::route::{MAIN, Route};
+use crate::netlink::link;
 use crate::netns::{Netns, NetnsId};
 use crate::node::Node;
 use crate::{calls, fail, watchdog};
 
 /// ADD.
 pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<AddResult> {
-    let mut request = Request::prepare(network, attachment, path)?;
+    let mut request = Request::new(network, attachment, path)?;
     watchdog::step(|| "finding the device".to_owned());
     let records = Records::open(&request.node)?;
-    let mut lock = records.lock(attachment)?;
+    let key = Key::whole(attachment);
+    let mut lock = records.locks.attachment(&key)?;
     lock.refuse_if_deleted()?;
-    let mut claimed = request.claim(&records).map_err(|error| request.conf.with_rail(error))?;
-    match request.apply(&mut claimed, &records) {
-        Ok(applied) => {
-            log::info!("{} is {} of the pod", claimed.device.describe(), attachment.ifname);
-            Ok(request.report(&claimed.record, applied))
+    let node = request.node.clone();
+    let mut attach = request.plan(&key, &records, &node).map_err(|error| request.conf.with_rail(error))?;
+    match request.apply(&mut attach) {
+        Ok(leased) => {
+            log::info!("{} is {} of the pod", attach.device.describe(), attachment.ifname);
+            Ok(request.report(&attach, leased))
         }
         Err(error) => {
-            // What cannot be undone stays on record: DEL, the next ADD or `reap` continue from there.
-            claim::undo(&claimed.record, &records, claimed.lock, &request.node)
-                .unwrap_or_else(|left| log::error!("undoing ADD failed: {left:#}"));
+            attach.roll_back();
             Err(error)
         }
     }
@@ -47,223 +59,277 @@ pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<Ad
 /// What the runtime asks for, checked as far as it can be without the device.
 struct Request<'a> {
     network: &'a Network,
-    attachment: &'a Attachment,
     /// CNI_NETNS.
     path: &'a Path,
     node: Node,
     conf: NetConf,
     /// What earlier plugins of the chain made.
     previous: AddResult,
-    netns: Netns,
-    /// Of the pod's namespace.
-    pod: Socket,
-    /// Of ours.
-    host: Socket,
+    netns: Option<Netns>,
 }
 
-/// A device that no other call takes while this is kept, with its record on file.
-struct Claimed {
-    device: Device,
+/// An attachment that is being made: a device that no other call takes while this is kept, with its journal on file.
+pub struct Attaching<'a> {
+    /// The device.
+    pub device: Device,
+    records: &'a Records,
     lock: DeviceLock,
-    record: Record,
-    vf: Option<vf::Changes>,
-    /// Names of the RDMA devices that the pod will see.
-    rdma_names: Vec<String>,
+    /// The journal.
+    pub record: Record,
+    /// What the steps work with.
+    pub cx: Cx<'a>,
     /// The network configuration that the IPAM gets: with the rail, where the device told it.
     stdin: Vec<u8>,
 }
 
-/// What apply made of it.
-struct Applied {
-    /// The netdev in the pod; none where a program in user space has the device.
-    link: Option<Link>,
-    leased: AddResult,
+impl<'a> Attaching<'a> {
+    /// Writes the journal before anything changes.
+    pub fn begin(
+        device: Device,
+        record: Record,
+        records: &'a Records,
+        mut lock: DeviceLock,
+        mut cx: Cx<'a>,
+        stdin: Vec<u8>,
+    ) -> Result<Attaching<'a>> {
+        records.write(&record, &mut lock)?;
+        cx.facts = record.facts();
+        Ok(Attaching { device, records, lock, record, cx, stdin })
+    }
+
+    /// Writes the journal again, with what has become known since.
+    pub fn write(&mut self) -> Result<()> {
+        self.record.owner = self.cx.owner.clone();
+        let addresses = std::mem::take(&mut self.cx.facts.addresses);
+        self.cx.facts = self.record.facts();
+        if self.record.rail().is_none() {
+            self.cx.facts.addresses = addresses;
+        }
+        self.records.write(&self.record, &mut self.lock)
+    }
+
+    /// Makes the planned changes in their order by `make`, and marks them. What is not marked may have been made or not: undo
+    /// looks.
+    pub fn make(&mut self, mut make: impl FnMut(&mut Change, &mut Self) -> Result<()>) -> Result<()> {
+        for at in 0..self.record.steps.len() {
+            if self.record.steps[at].state != State::Planned {
+                continue;
+            }
+            let mut change = self.record.steps[at].change.clone();
+            make(&mut change, self)?;
+            self.record.steps[at] = Step { change, state: State::Done };
+        }
+        self.write()
+    }
+
+    /// Undoes what was made. What cannot be undone stays on record: DEL, the next ADD or `reap` continue from there.
+    pub fn roll_back(mut self) {
+        self.record.owner = self.cx.owner.clone();
+        let ended = undo::end(self.record, self.records, self.lock, undo::Lease::Now, self.cx.node);
+        ended.map(drop).unwrap_or_else(|left| log::error!("undoing ADD failed: {left:#}"));
+    }
 }
 
 impl<'a> Request<'a> {
     /// Reads and checks all that the runtime and the node say. Nothing changes.
-    fn prepare(network: &'a Network, attachment: &'a Attachment, path: &'a Path) -> Result<Request<'a>> {
+    fn new(network: &'a Network, attachment: &'a Attachment, path: &'a Path) -> Result<Request<'a>> {
         let node = started(Node::load()?, network);
         node.check_place(Some(path))?;
         let conf = NetConf::parse(network, attachment, &node)?;
-        infiniband::refuse_unconfigured(&conf, network)?;
+        guid::refuse_unconfigured(&conf, network)?;
         let previous = network.previous()?.unwrap_or_default();
-        let netns = Netns::open(path)?;
+        let netns = Some(Netns::open(path)?);
         // Before anything is done: a plugin that is not there gives no address.
         conf.ipam.as_deref().map(|name| find_plugin(name, &network.path)).transpose()?;
-        let pod = netns.run(Socket::open)?;
-        let host = Socket::open()?;
-        Ok(Request { network, attachment, path, node, conf, previous, netns, pod, host })
+        Ok(Request { network, path, node, conf, previous, netns })
     }
 
-    /// Finds the device, refuses what can be refused now that it is known, and puts the record on file: with what the
-    /// device is, and what is going to change.
-    fn claim(&mut self, records: &Records) -> Result<Claimed> {
-        let Request { network, attachment, node, conf, pod, host, .. } = self;
-        claim::recover_own(records, attachment, node)?;
-        pod::refuse_name_in_use(pod, &attachment.ifname)?;
-        rdma::recover_name(conf, attachment, records, node)?;
-        let claim::Claim { device, mut lock, left } = claim::claim(records, conf, attachment, node, host)?;
-        device::check(&device, conf, node, &network.name, host)?;
-        let told = conf.rail.is_none().then(|| device::rail_of(&device, node)).flatten();
-        conf.rail = conf.rail.or(told);
-        calls::rail(conf.rail);
-        // The IPAM compares it with the rail of its pool.
-        let with_rail = told.map(|rail| network.stdin_with("rail", Value::from(rail))).transpose()?;
-        let stdin = with_rail.unwrap_or_else(|| network.stdin.clone());
-        rdma::settle_owed(conf, &device, records, node)?;
-        planes::check(conf, node, records, host)?;
-        claim::refuse_pf_of_attached_vfs(records, &device, node)?;
-        probe::refuse_userspace(conf, &device)?;
-        if let Some(path) = &conf.device_info {
-            devinfo::check(path, &device, attachment, records)?;
-        }
-        let vf = vf::prepare(conf, &device, left.as_ref(), node, host)?;
-        let mut record = new_record(network, attachment, self.path, conf, &device, &stdin)?;
-        record.vf = vf.as_ref().map(|changes| changes.record.clone());
-        let rdma = rdma::prepare(&self.conf, &device, &self.node)?;
-        let guid = record.vf.as_ref().and_then(|vf| vf.wanted.port_guid);
-        let for_reset = driver::for_reset(&self.conf, &device, left.as_ref())?;
-        record.bind = infiniband::prepare(&self.conf, &device, guid, left.as_ref())?.or(for_reset);
-        // Else they are not known before the driver is bound again.
-        if !record.is_bound_for_guid() {
-            (record.rdma, record.rdma_renamed, record.rdma_qos) = (rdma.moving, rdma.renamed, rdma.qos);
-        }
-        let link = device.original.link.as_ref();
-        record.settings = link.map(|link| Settings::take(link, &self.node.sysfs_root, &mut self.host));
-        if self.conf.is_of_host {
-            record.host = Some(self.of_host(&device, left.as_ref())?);
-        }
-        left.iter().for_each(|left| record.begin_as(left));
-        records.write(&record, &mut lock)?;
-        if left.is_some() {
-            debt::taken_over(records, &device.original.id, Heir::OfDevice)?;
-        }
-        Ok(Claimed { device, lock, record, vf, rdma_names: rdma.names, stdin })
-    }
-
-    /// Address, PF settings, the move, the rail in the pod; then the record says that it is attached.
-    fn apply(&mut self, claimed: &mut Claimed, records: &Records) -> Result<Applied> {
-        // Held until the routes are there: another network of this pod must not choose the same table.
-        let is_any_table = self.conf.rail.is_none();
-        let _table = is_any_table.then(|| records.lock_netns(&claimed.record.netns)).transpose()?;
-        // An error of the IPAM is passed on as it came.
-        let leased = self.lease(claimed, records)?;
-        self.attach(claimed, &leased, records)
-            .map(|link| Applied { link, leased })
-            .map_err(|error| self.conf.with_rail(error))
-    }
-
-    fn attach(
-        &mut self,
-        claimed: &mut Claimed,
-        leased: &AddResult,
-        records: &Records,
-    ) -> Result<Option<Link>> {
-        let Claimed { device, lock, record, vf, rdma_names, .. } = claimed;
-        self.prepare_routes(device, record, leased, records)?;
-        rdma::qos::note(record, &self.conf, &self.node)?;
-        // Not before: an ADD without an address is tried again and again, and no pod has had the device.
-        record.reset |= self.conf.reset_on_del;
-        records.write(record, lock)?;
-        watchdog::step(|| format!("setting what the PF sets for {}", device.original.id));
-        if let Some(vf) = vf {
-            vf::apply(vf, records, &self.node, &mut self.host)?;
-        }
-        if record.is_bound_for_guid() {
-            infiniband::take(record, records, &self.node, &mut self.host)?;
-            // The RDMA devices are others now, and udev may rename them while they are looked up.
-            let prepare = || rdma::prepare(&self.conf, device, &self.node);
-            let rdma = prepare().or_else(|_| prepare())?;
-            (record.rdma, record.rdma_renamed, *rdma_names) = (rdma.moving, rdma.renamed, rdma.names);
-            records.write(record, lock)?;
-        }
-        // Before the netdev: a driver may refuse, and IPoIB makes its netdev anew where the RDMA device is.
-        watchdog::step(|| format!("moving {}", device.original.id));
-        rdma::move_in(record, &self.netns, &self.node)?;
-        let is_changed = vf.as_ref().is_some_and(vf::Changes::is_something)
-            || !record.rdma.is_empty()
-            || record.is_bound_for_guid();
-        let link = match self.look_again(record, device, is_changed)? {
-            Some(original) => Some(self.move_in(&original, record)?),
-            // A program in user space has the device, and will own the address.
-            None => {
-                record.applied.mac = vf::prescribed_mac(device, &mut self.host)?.unwrap_or_default();
-                None
-            }
-        };
-        if let Some(link) = &link {
-            let is_up = Instant::now();
-            self.ask_gateway(link, record, leased)?;
-            // Not before: the kernel does not ask a permanent neighbour.
-            if let Some(of_host) = record.host.as_ref().filter(|_| self.conf.is_of_host) {
-                of_host.set_neighbours(&mut self.pod, link);
-            }
-            if let Some(gid) = self.conf.gid.filter(|_| !rdma_names.is_empty()) {
-                watchdog::step(|| "waiting for GIDs".to_owned());
-                rdma::gid::run(record, gid, is_up, &self.netns, &self.node)
-                    .or_else(|error| self.conf.or_warn(self.conf.gid, error))?;
-                rdma::pkey::run(record, gid, is_up, &self.netns, &self.node)
-                    .or_else(|error| self.conf.or_warn(self.conf.gid, error))?;
-            }
+    /// Finds the device, refuses what can be refused now that it is known, plans the steps, and puts the journal on file.
+    fn plan<'r>(&mut self, key: &Key, records: &'r Records, node: &'r Node) -> Result<Attaching<'r>> {
+        let mut pod = self.pod()?;
+        let mut host = Socket::open()?;
+        claim::recover_own(records, key, node, &mut host)?;
+        rail::refuse_name_in_use(&mut pod.socket, &key.attachment.ifname)?;
+        claim::recover_rdma_name(&self.conf, key, records, node)?;
+        let Claim { device, lock, previous } = claim::claim(records, &self.conf, key, node, &mut host)?;
+        let stdin = self.accept(&device, records, &mut host)?;
+        let mut owner = new_owner(self.network, key, self.path, &self.conf, &device)?;
+        if let Some(link) = &device.original.link {
+            owner.inside.mac = self.conf.mac.as_deref().map_or_else(|| link.mac.clone(), link::format_mac);
         }
         if let Some(path) = &self.conf.device_info {
-            devinfo::write(path, record, rdma_names)?;
+            device_info::plan(path, &owner, |other| Ok(records.on_file(&Key::whole(other))?.is_some()))?;
         }
-        record.phase = Phase::Attached;
-        records.write(record, lock)?;
-        Ok(link)
+        let place = device.original.link.clone().map_or(Place::UserSpace, Place::Host);
+        let mut cx = Cx {
+            node,
+            locks: &records.locks,
+            function: owner.device.function(node)?,
+            facts: Default::default(),
+            host,
+            pod: Some(pod),
+            place,
+            is_anew: false,
+            owner,
+        };
+        let mut record = Record::new(cx.owner.clone());
+        for change in self.changes(&device, previous.as_ref(), &stdin, &mut cx)? {
+            record.plan(change);
+        }
+        previous.iter().for_each(|previous| record.inherit(previous));
+        cx.owner.device = record.owner.device.clone();
+        let attach = Attaching::begin(device, record, records, lock, cx, stdin)?;
+        if previous.is_some() {
+            pending::inherited(records, &attach.cx.owner.device.id, Part::Whole)?;
+        }
+        Ok(attach)
     }
 
-    /// What the rail is to have in the pod, compared with what the pod has.
-    fn prepare_routes(
-        &mut self,
+    fn pod(&mut self) -> Result<Pod> {
+        Pod::open(self.netns.take().context("the namespace of the pod is not open")?)
+    }
+
+    /// Refuses a device that this network may not have. Returns the configuration for the IPAM, which compares the rail with
+    /// that of its pool.
+    fn accept(&mut self, device: &Device, records: &Records, host: &mut Socket) -> Result<Vec<u8>> {
+        let Request { network, conf, node, .. } = self;
+        device::check(device, conf, node, &network.name, host)?;
+        let told = if conf.rail.is_none() { device::rail_of(device, node) } else { None };
+        conf.rail = conf.rail.or(told);
+        calls::rail(conf.rail);
+        pending::settle_rdma(conf.rdma == super::config::Rdma::Required, device, records, node)?;
+        planes::check(conf, node, records, host)?;
+        claim::refuse_pf_of_attached_vfs(records, device, node, host)?;
+        gateway::refuse_userspace(conf, device)?;
+        match told {
+            Some(rail) => network.stdin_with("rail", Value::from(rail)),
+            None => Ok(network.stdin.clone()),
+        }
+    }
+
+    /// What ADD is going to change. What depends on the address is planned when that is known.
+    fn changes(
+        &self,
         device: &Device,
-        record: &mut Record,
-        leased: &AddResult,
-        records: &Records,
-    ) -> Result<()> {
-        crate::log::addresses(leased.ips.iter().map(|ip| ip.address.addr()));
-        let Some(original) = &device.original.link else { return Ok(()) };
-        record.applied = pod::prepare(&self.conf, original, leased, &mut self.pod)?;
-        pod::check_routes(record, &self.node, records, &mut self.pod)?;
-        record.probe = probe::prepare(&self.conf, &record.applied, leased)?;
+        previous: Option<&Record>,
+        stdin: &[u8],
+        cx: &mut Cx<'_>,
+    ) -> Result<Vec<Change>> {
+        let conf = &self.conf;
+        let mut changes = Vec::new();
+        changes.extend(Lease::plan(conf, self.network, stdin)?.map(Change::Lease));
+        let before = previous.and_then(Record::vf_before);
+        let vf = vf::plan(conf, device, before.as_ref(), cx)?;
+        let rdma = rdma::plan(conf, device, cx.node)?;
+        let bound = driver::plan(conf, device)?;
+        if let Some(mut bound) = bound {
+            let guid = vf.as_ref().and_then(|vf| vf.wanted.port_guid);
+            guid::plan(conf, device, guid, &mut bound)?;
+            changes.push(Change::Driver(bound));
+        }
+        if let Some((vf, mac)) = vf.map(Vf::parts) {
+            changes.push(Change::Vf(vf));
+            changes.extend(mac.map(Change::VfMac));
+        }
+        if rdma.is_something() || !rdma.names.is_empty() {
+            changes.push(Change::Rdma(rdma));
+        }
+        if let Some(link) = &device.original.link {
+            changes.push(Change::Netdev(Netdev::plan(link, cx)?));
+            changes.extend([Change::Links, Change::Move]);
+        }
+        if conf.is_of_host {
+            let is_it = |change: &Change| matches!(change, Change::HostAddresses(_));
+            let before = previous.filter(|previous| previous.leaves(is_it));
+            let before = before.and_then(Record::host_addresses);
+            changes.push(Change::HostAddresses(HostAddresses::plan(&device.describe(), cx, before)?));
+        }
+        changes.extend(conf.pkey.map(Change::Pkey));
+        changes.extend(conf.device_info.clone().map(Change::DeviceInfo));
+        Ok(changes)
+    }
+
+    /// Makes the steps: the address, what the PF sets, the move, the rail in the pod.
+    fn apply(&mut self, attach: &mut Attaching<'_>) -> Result<AddResult> {
+        // Held until the routes are there: another network of this pod must not choose the same table.
+        let is_any_table = self.conf.rail.is_none();
+        let _table = is_any_table.then(|| attach.cx.locks.netns(&attach.cx.owner.netns)).transpose()?;
+        // An error of the IPAM is passed on as it came.
+        let leased = self.lease(attach)?;
+        self.attach(attach, &leased).map_err(|error| self.conf.with_rail(error))?;
+        Ok(leased)
+    }
+
+    fn attach(&self, attach: &mut Attaching<'_>, leased: &AddResult) -> Result<()> {
+        self.plan_rail(attach, leased)?;
+        if let Some(rdma) = attach.record.rdma_mut() {
+            rdma::qos::note(rdma, &self.conf, &attach.cx)?;
+        }
+        // Not before: an ADD without an address is tried again and again, and no pod has had the device.
+        let is_reset = |change: &Change| matches!(change, Change::Reset);
+        if self.conf.reset_on_del && !attach.record.leaves(is_reset) {
+            attach.record.plan(Change::Reset);
+        }
+        attach.write()?;
+        let mut making = Making::new(&self.conf, leased);
+        attach.make(|change, attach| making.make(change, attach))?;
+        // Not before the gateway is asked: the kernel does not ask a permanent neighbour.
+        if let (true, Some(link)) = (self.conf.is_of_host, attach.cx.link_in_pod()) {
+            if let Some(of_host) = attach.record.host_addresses() {
+                of_host.set_neighbours(&mut attach.cx.pod()?.socket, &link);
+            }
+        }
         Ok(())
     }
 
-    /// Asks the gateway where the network wants that; else announces the address.
-    fn ask_gateway(&mut self, link: &Link, record: &Record, leased: &AddResult) -> Result<()> {
-        watchdog::step(|| "asking the gateway".to_owned());
-        if record.probe.is_none() {
-            probe::announce(&mut self.pod, &self.netns, link, record, leased);
+    /// Plans what the rail is to have in the pod, compared with what the pod has.
+    fn plan_rail(&self, attach: &mut Attaching<'_>, leased: &AddResult) -> Result<()> {
+        crate::log::addresses(leased.ips.iter().map(|ip| ip.address.addr()));
+        if attach.device.original.link.is_none() {
             return Ok(());
         }
-        let asked = probe::run(&mut self.pod, &self.netns, link, record, &self.node);
-        asked.or_else(|error| self.conf.or_warn(self.conf.probe, error))
+        let rail = rail::plan(&self.conf, leased, &mut attach.cx.pod()?.socket)?;
+        let records = attach.records;
+        let container_id = attach.cx.owner.container_id.clone();
+        let rails = records.ifnames_of(&container_id)?;
+        let rail_of = |ifname: &str| -> Result<Option<u8>> {
+            let other = Attachment { container_id: container_id.clone(), ifname: ifname.to_owned() };
+            Ok(records.on_file(&Key::whole(&other))?.and_then(|record| record.owner.rail))
+        };
+        rail::check_routes(&rail, &rails, rail_of, &mut attach.cx)?;
+        if let Some(gateways) = gateway::plan(&self.conf, &rail, leased)? {
+            attach.record.plan(Change::Gateways(gateways));
+        }
+        let has_rdma = attach.record.rdma().is_some_and(|rdma| !rdma.names.is_empty());
+        if self.conf.gid.is_some() && has_rdma {
+            attach.record.plan(Change::Gids(Gids::default()));
+        }
+        attach.record.plan(Change::Rail(rail));
+        Ok(())
     }
 
     /// The address comes first: while it is refused, nothing has moved.
-    fn lease(&self, claimed: &mut Claimed, records: &Records) -> Result<AddResult> {
-        let Claimed { record, stdin, .. } = claimed;
+    fn lease(&self, attach: &mut Attaching<'_>) -> Result<AddResult> {
         let Request { network, node, .. } = self;
-        let Some(name) = record.ipam.as_ref().map(|ipam| ipam.r#type.clone()) else {
-            // Any record keeps what is still owed to the host of the device.
-            let of_host = record.host.as_ref().filter(|_| self.conf.is_of_host);
-            let leased = of_host.map(HostAddresses::lease).unwrap_or_default();
-            return self.fits_version(leased);
+        let Some(name) = attach.record.lease().map(|lease| lease.r#type.clone()) else {
+            // Any record keeps what is still to be given back to the host of the device.
+            let of_host = attach.record.host_addresses().filter(|_| self.conf.is_of_host);
+            return self.fits_version(of_host.map(HostAddresses::lease).unwrap_or_default());
         };
-        let ipam = Delegate::find(&name, &network.path, stdin)?;
-        let owing = debt::owing_addresses(records, &name, &record.attachment())?;
+        let (records, key) = (attach.records, attach.cx.owner.key());
+        let ipam = Delegate::find(&name, &network.path, &attach.stdin)?;
+        let before = pending::with_addresses(records, &name, &key)?;
         let mut added = ipam.add(network.version);
-        // Perhaps because of what pods before this one still owe.
-        if added.as_ref().is_err_and(cni::gave_nothing)
-            && debt::pay_addresses(owing, records, node, &name, &record.attachment())?
-        {
-            ipam.run("DEL")?;
-            added = ipam.add(network.version);
+        // Perhaps because of what pods before this one have left.
+        if added.as_ref().is_err_and(cni::gave_nothing) {
+            let is_any_back = claim::recover_missing(records, node)?;
+            if pending::free_addresses(before, records, node, &name, &key)? || is_any_back {
+                ipam.run("DEL")?;
+                added = ipam.add(network.version);
+            }
         }
-        if let Some(recorded) = &mut record.ipam {
-            recorded.may_hold = !added.as_ref().is_err_and(cni::gave_nothing);
+        if let Some(lease) = attach.record.lease_mut() {
+            lease.may_hold = !added.as_ref().is_err_and(cni::gave_nothing);
         }
         let leased = added?;
         if leased.ips.is_empty() {
@@ -287,132 +353,138 @@ impl<'a> Request<'a> {
         Ok(leased)
     }
 
-    /// What the host has on the device, or had before an attachment that could not restore it.
-    fn of_host(&mut self, device: &Device, left: Option<&Record>) -> Result<HostAddresses> {
-        let what = device.describe();
-        let Some(link) = &device.original.link else {
-            fail!(InvalidConfig, "ipam.source: {what} has no netdev, so the host has no address on it");
-        };
-        if self.netns.is(&Netns::current()?)? {
-            fail!(InvalidConfig, "ipam.source: the namespace of the pod is that of the host");
-        }
-        let was = left.filter(|left| left.owes(What::HostAddresses)).and_then(|left| left.host.clone());
-        match was {
-            Some(was) if !host_address::has_address(link, &mut self.host)? => Ok(was),
-            was => HostAddresses::take(&what, link, &mut self.host).map(|now| was.unwrap_or(now)),
-        }
-    }
-
-    /// The device as it is right before its move: a driver that was told something through the PF, or whose RDMA device
-    /// has left, may have made the netdev anew.
-    fn look_again(&mut self, record: &Record, device: &Device, is_changed: bool) -> Result<Option<Link>> {
-        if device.original.link.is_none() || !is_changed {
-            return Ok(device.original.link.clone());
-        }
-        // The kernel makes the netdev of an InfiniBand device anew when its RDMA device moves: on the host, or since Linux 6.18
-        // with it.
-        let is_infiniband = device.original.link.as_ref().is_some_and(Link::is_infiniband);
-        if is_infiniband && !record.rdma.is_empty() {
-            if let Some(link) = restore::find_in_pod(record, &mut self.pod)? {
-                restore::move_home(record, &link, &mut self.pod, &mut self.host)?;
-            }
-        }
-        let Some(link) = restore::wait_for(record, &self.node, &mut self.host)? else {
-            fail!(Internal, "{} vanished from the host while it was prepared", device.describe());
-        };
-        Ok(Some(link))
-    }
-
-    /// Moves the device, then makes it a rail.
-    fn move_in(&mut self, original: &Link, record: &mut Record) -> Result<Link> {
-        let Request { conf, netns, host, pod, .. } = self;
-        for altname in pod::clashing_altnames(pod, original, &record.ifname)? {
-            link::remove_altname(host, original, &altname)?;
-        }
-        // A VF may not be able to take a MAC that its PF prescribes until it comes up.
-        let prescribed = record.vf.as_ref().and_then(|vf| vf.wanted.mac.as_ref()).and(conf.mac.as_deref());
-        // Some VFs refuse even the MAC that they have.
-        let is_new = |mac: &&[u8]| prescribed.is_none() && link::format_mac(mac) != original.mac;
-        let mac = conf.mac.as_deref().filter(is_new);
-        link::move_to(host, original, netns, &Move { name: &record.ifname, mtu: conf.mtu, mac })?;
-        let moved = link::by_name(pod, &record.ifname)?;
-        let moved = moved.filter(|link| link.parent == original.parent && link.kind == original.kind);
-        let moved = moved.with_context(|| format!("{} vanished on its way to the pod", original.name))?;
-        record.applied.index = moved.index.get();
-        if moved.is_infiniband() {
-            record.applied.mac.clone_from(&moved.mac);
-        }
-        let refused = prescribed.and_then(|mac| link::set_mac(pod, &moved, mac).err());
-        let applied = &record.applied;
-        netns.run(|| pod::set_sysctls(conf, applied, &record.ifname))?;
-        pod::configure(pod, &moved, applied)?;
-        if prescribed.is_none() {
-            return Ok(moved);
-        }
-        let now = link::by_index(pod, moved.index)?.unwrap_or(moved);
-        match refused.filter(|_| now.mac != record.applied.mac) {
-            Some(error) => Err(error),
-            None => Ok(now),
-        }
-    }
-
     /// The result: only what was done.
-    fn report(self, record: &Record, applied: Applied) -> AddResult {
-        let Applied { link, leased } = applied;
+    fn report(self, attach: &Attaching<'_>, leased: AddResult) -> AddResult {
+        let owner = &attach.cx.owner;
+        let link = attach.cx.link_in_pod();
         let interface = cni::Interface {
-            name: record.ifname.clone(),
-            mac: link.as_ref().map_or_else(|| record.applied.mac.clone(), |link| link.mac.clone()),
+            name: owner.ifname.clone(),
+            mac: link.as_ref().map_or_else(|| owner.inside.mac.clone(), |link| link.mac.clone()),
             mtu: link.as_ref().map(|link| link.mtu),
             sandbox: self.path.to_string_lossy().into_owned(),
-            pci_id: record.device.pci_id.clone(),
+            pci_id: owner.device.pci_id.clone(),
             socket_path: None,
         };
         let ips = leased.ips.into_iter().map(|ip| cni::Ip { interface: Some(0), ..ip }).collect();
-        let is_own_table = |route: &Route| record.applied.rules.iter().any(|rule| rule.table == route.table);
-        let routes =
-            record.applied.routes.iter().filter(|route| !is_own_table(route)).map(|route| cni::Route {
-                dst: route.dst,
-                gw: route.gateway,
-                mtu: route.mtu,
-                advmss: route.advmss,
-                priority: Some(route.metric).filter(|metric| *metric != 0),
-                table: Some(route.table).filter(|table| *table != MAIN),
-                scope: route.scope,
-            });
-        let routes = routes.collect();
+        let routes = attach.record.rail().map(Rail::in_result).unwrap_or_default();
         let dns = if self.conf.dns.is_empty() { leased.dns } else { self.conf.dns.clone() };
         self.previous.merged_with(AddResult { interfaces: vec![interface], ips, routes, dns })
     }
 }
 
-/// The record of this ADD, before anything of it is done.
-pub fn new_record(
+/// How an ADD makes its steps, and what they learn of each other on the way.
+pub struct Making<'m> {
+    conf: &'m NetConf,
+    leased: &'m AddResult,
+    /// Whether the driver may have made the netdev anew.
+    is_anew: bool,
+    /// When the link came up.
+    is_up: Instant,
+    /// Names of the RDMA devices that the pod sees.
+    rdma: Vec<String>,
+    /// The GIDs of its addresses.
+    gids: Vec<Gid>,
+}
+
+impl<'m> Making<'m> {
+    /// Nothing is made yet.
+    pub fn new(conf: &'m NetConf, leased: &'m AddResult) -> Making<'m> {
+        Making { conf, leased, is_anew: false, is_up: Instant::now(), rdma: Vec::new(), gids: Vec::new() }
+    }
+
+    /// Makes one change.
+    pub fn make(&mut self, change: &mut Change, attach: &mut Attaching<'_>) -> Result<()> {
+        let (conf, cx) = (self.conf, &mut attach.cx);
+        match change {
+            Change::Vf(vf) => {
+                watchdog::step(|| format!("setting what the PF sets for {}", cx.owner.device.id));
+                vf.apply(cx)?;
+                self.is_anew |= vf.is_something();
+                if cx.owner.device.link.is_none() {
+                    // A program in user space has the device, and will own the address.
+                    let mac = vf::prescribed_mac(&attach.device, &mut cx.host)?;
+                    cx.owner.inside.mac = mac.unwrap_or_default();
+                }
+            }
+            Change::Rdma(rdma) => {
+                if cx.facts.driver.as_ref().is_some_and(|bound| !bound.guids.is_empty()) {
+                    self.plan_rdma_anew(rdma, attach)?;
+                }
+                rdma.apply(&mut attach.cx)?;
+                self.is_anew |= !rdma.moving.is_empty();
+                self.rdma.clone_from(&rdma.names);
+            }
+            Change::Move => {
+                watchdog::step(|| format!("moving {}", cx.owner.device.id));
+                if self.is_anew {
+                    moved::look_again(cx)?;
+                }
+                moved::apply(conf, cx)?;
+            }
+            Change::Rail(rail) => {
+                rail.apply(conf, cx)?;
+                self.is_up = Instant::now();
+                watchdog::step(|| "asking the gateway".to_owned());
+                if attach.record.gateways().is_none() {
+                    gateway::announce(rail, self.leased, cx)?;
+                }
+            }
+            Change::Gateways(gateways) => {
+                gateways.apply(cx).or_else(|error| conf.or_warn(conf.probe, error))?;
+            }
+            Change::Gids(gids) => {
+                watchdog::step(|| "waiting for GIDs".to_owned());
+                if let Some(probe) = conf.gid {
+                    let done = gids.apply(probe, self.is_up, cx);
+                    done.or_else(|error| conf.or_warn(conf.gid, error))?;
+                    self.gids.clone_from(&gids.found);
+                }
+            }
+            Change::Pkey(pkey) => {
+                if let Some(probe) = conf.gid.filter(|_| !self.rdma.is_empty()) {
+                    let done = pkey::apply(*pkey, probe, self.is_up, cx);
+                    done.or_else(|error| conf.or_warn(conf.gid, error))?;
+                }
+            }
+            Change::DeviceInfo(path) => device_info::apply(path, &self.rdma, &self.gids, cx)?,
+            Change::Lease(_)
+            | Change::HostAddresses(_)
+            | Change::VfMac(_)
+            | Change::Netdev(_)
+            | Change::Reset
+            | Change::Links
+            | Change::Driver(_) => (),
+        }
+        Ok(())
+    }
+
+    /// After the driver was bound again, the RDMA devices are others, and udev may rename them while they are looked up.
+    fn plan_rdma_anew(&self, rdma: &mut Rdma, attach: &mut Attaching<'_>) -> Result<()> {
+        let plan = || rdma::plan(self.conf, &attach.device, attach.cx.node);
+        *rdma = plan().or_else(|_| plan())?;
+        rdma::qos::note(rdma, self.conf, &attach.cx)?;
+        if let Some(now) = attach.record.rdma_mut() {
+            now.clone_from(rdma);
+        }
+        attach.write()
+    }
+}
+
+/// The owner that this ADD makes.
+pub fn new_owner(
     network: &Network,
-    attachment: &Attachment,
+    key: &Key,
     path: &Path,
     conf: &NetConf,
     device: &Device,
-    stdin: &[u8],
-) -> Result<Record> {
+) -> Result<Owner> {
     let netns = NetnsId::of(path).with_context(|| format!("cannot look at {}", path.display()))?;
-    let ipam = conf.ipam.as_ref().map(|name| -> Result<record::Ipam> {
-        Ok(record::Ipam {
-            r#type: name.clone(),
-            config: String::from_utf8(stdin.to_vec()).context("stdin is not UTF-8")?,
-            args: network.args.raw.clone(),
-            path: network.path.clone(),
-            may_hold: true,
-        })
-    });
     let netns = netns.with_context(|| format!("{} vanished", path.display()))?;
-    Ok(Record {
+    Ok(Owner {
         network: network.name.clone(),
         pod: network.args.pod(),
         rail: conf.rail,
         min_planes: conf.min_planes,
-        ipam: ipam.transpose()?,
-        pkey: conf.pkey,
-        device_info: conf.device_info.clone(),
-        ..Record::new(attachment, netns, device.original.clone())?
+        ..Owner::new(key, netns, device.original.clone())?
     })
 }

@@ -2,26 +2,33 @@
 //! RDMA device alone. Its record has a key of its own, and no netdev: nothing of the netdev is changed here, nor restored.
 
 use std::path::Path;
-use std::time::Instant;
 
 use anyhow::Result;
 
-use super::add::new_record;
+use super::add::{Attaching, Making, new_owner};
 use super::config::{self, NetConf};
-use super::debt::{self, Heir};
-use super::device;
-use super::record::{self, DeviceLock, Phase, Record, Records};
-use super::{claim, devinfo, rdma, started};
+use super::context::{Cx, Pod};
+use super::locate::Place;
+use super::owner::{Key, Part};
+use super::record::Record;
+use super::records::Records;
+use super::started::started;
+use super::steps::gids::Gids;
+use super::steps::rail::Rail;
+use super::steps::{Change, device_info, rdma};
+use super::{claim, device, pending};
 use crate::cni::{AddResult, Attachment, Network};
 use crate::netlink::Socket;
+use crate::netlink::vf::VfState;
 use crate::netns::Netns;
 use crate::node::Node;
 use crate::sysfs::{self, Function, Mounted};
 use crate::{calls, fail, failure, watchdog};
 
 /// The key of the record that a call for `network` is about.
-pub fn key(network: &Network, attachment: &Attachment) -> Attachment {
-    if config::is_chained(network) { record::chained_key(attachment) } else { attachment.clone() }
+pub fn key(network: &Network, attachment: &Attachment) -> Key {
+    let part = if config::is_chained(network) { Part::Rdma } else { Part::Whole };
+    Key { attachment: attachment.clone(), part }
 }
 
 /// ADD. The result is that of the plugins before.
@@ -37,80 +44,86 @@ pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<Ad
     };
     let netns = Netns::open(path)?;
     let records = Records::open(&node)?;
-    let key = record::chained_key(attachment);
-    let mut lock = records.lock(&key)?;
+    let key = Key { attachment: attachment.clone(), part: Part::Rdma };
+    let mut lock = records.locks.attachment(&key)?;
     lock.refuse_if_deleted()?;
-    if records.on_file(attachment)?.is_some() {
+    if records.on_file(&Key::whole(attachment))?.is_some() {
         fail!(
             InvalidConfig,
             "{attachment} is a rail of rail-cni, which moves and sets RDMA devices itself: remove this plugin from the \
              list, and write its keys there"
         );
     }
-    claim::recover_own(&records, &key, &node)?;
-    rdma::recover_name(&conf, &key, &records, &node)?;
+    let mut host = Socket::open()?;
+    claim::recover_own(&records, &key, &node, &mut host)?;
+    claim::recover_rdma_name(&conf, &key, &records, &node)?;
     watchdog::step(|| "finding the RDMA device".to_owned());
     let device = device::without_netdev(behind(&attachment.ifname, &netns, &conf, &node)?, &node)?;
     device::check_allowed(&device, &conf, &node, &network.name)?;
     conf.rail = conf.rail.or_else(|| device::rail_of(&device, &node));
     calls::rail(conf.rail);
-    let id = device.original.id.clone();
-    recover_claims(&id, &key, &records, &node)?;
-    let mut claimed = records.lock_device(&id)?;
-    if let Some(other) = records.claims_on(&id, &mut claimed, Some(&key))?.first() {
-        fail!(TryAgain, "{} is attached to {}", device.describe(), other.holder());
-    }
-    let found = debt::take_over(&records, &id, Heir::OfRdma, &node, &mut Socket::open()?)?;
-    rdma::settle_owed(&conf, &device, &records, &node)?;
-    if let Some(path) = &conf.device_info {
-        devinfo::check(path, &device, &key, &records)?;
-    }
-    let changes = rdma::prepare(&conf, &device, &node)?;
-    let mut record = new_record(network, &key, path, &conf, &device, &[])?;
-    (record.rdma, record.rdma_renamed, record.rdma_qos) = (changes.moving, changes.renamed, changes.qos);
-    record.applied.addresses = addresses_of(&previous, &attachment.ifname);
-    let left = if let debt::Found::Stale(left) = found { Some(left) } else { None };
-    left.iter().for_each(|left| record.begin_as(left));
-    records.write(&record, &mut claimed)?;
-    if left.is_some() {
-        debt::taken_over(&records, &id, Heir::OfRdma)?;
-    }
-    match apply(&mut record, &conf, &changes.names, &netns, &records, &mut claimed, &node) {
+    let owner = new_owner(network, &key, path, &conf, &device)?;
+    let function = device.function().cloned();
+    let (facts, place, pod) = (Default::default(), Place::UserSpace, Some(Pod::open(netns)?));
+    let cx =
+        Cx { node: &node, locks: &records.locks, owner, facts, host, pod, function, place, is_anew: false };
+    let mut attach = plan(device, &conf, &previous, &records, cx)?;
+    let mut making = Making::new(&conf, &previous);
+    let mut made = || -> Result<()> {
+        if let Some(rdma) = attach.record.rdma_mut() {
+            rdma::qos::note(rdma, &conf, &attach.cx)?;
+        }
+        attach.write()?;
+        watchdog::step(|| "moving the RDMA device".to_owned());
+        attach.make(|change, attach| making.make(change, attach))
+    };
+    match made() {
         Ok(()) => {
-            log::info!("the RDMA device of {} is set for {}", device.describe(), attachment.ifname);
+            log::info!("the RDMA device of {} is set for {}", attach.device.describe(), attachment.ifname);
             Ok(previous)
         }
         Err(error) => {
-            claim::undo(&record, &records, claimed, &node)
-                .unwrap_or_else(|left| log::error!("undoing ADD failed: {left:#}"));
+            attach.roll_back();
             Err(conf.with_rail(error))
         }
     }
 }
 
-fn apply(
-    record: &mut Record,
+/// Takes the device, refuses what can be refused, and puts the journal on file.
+fn plan<'a>(
+    device: device::Device,
     conf: &NetConf,
-    names: &[String],
-    netns: &Netns,
-    records: &Records,
-    claimed: &mut DeviceLock,
-    node: &Node,
-) -> Result<()> {
-    rdma::qos::note(record, conf, node)?;
-    records.write(record, claimed)?;
-    watchdog::step(|| "moving the RDMA device".to_owned());
-    rdma::move_in(record, netns, node)?;
-    if let Some(gid) = conf.gid.filter(|_| !names.is_empty()) {
-        watchdog::step(|| "waiting for GIDs".to_owned());
-        rdma::gid::run(record, gid, Instant::now(), netns, node)
-            .or_else(|error| conf.or_warn(conf.gid, error))?;
+    previous: &AddResult,
+    records: &'a Records,
+    cx: Cx<'a>,
+) -> Result<Attaching<'a>> {
+    let (id, key, node) = (device.original.id.clone(), cx.owner.key(), cx.node);
+    recover_claims(&id, &key, records, node)?;
+    let mut lock = records.locks.device(&id)?;
+    if let Some(other) = records.claims_on(&id, &mut lock, Some(&key))?.first() {
+        fail!(TryAgain, "{} is attached to {}", device.describe(), other.owner.describe());
     }
+    let left = pending::settle(records, &id, Part::Rdma, &VfState::default(), node)?.previous;
+    let is_required = conf.rdma == config::Rdma::Required;
+    pending::settle_rdma(is_required, &device, records, node)?;
     if let Some(path) = &conf.device_info {
-        devinfo::write(path, record, names)?;
+        device_info::plan(path, &cx.owner, |other| Ok(records.on_file(&Key::whole(other))?.is_some()))?;
     }
-    record.phase = Phase::Attached;
-    records.write(record, claimed)
+    let rdma = rdma::plan(conf, &device, node)?;
+    let mut record = Record::new(cx.owner.clone());
+    if conf.gid.is_some() && !rdma.names.is_empty() {
+        record.plan(Change::Gids(Gids::default()));
+    }
+    record.plan(Change::Rdma(rdma));
+    let addresses = addresses_of(previous, &cx.owner.ifname);
+    record.plan(Change::Rail(Rail { addresses, ..Rail::default() }));
+    conf.device_info.clone().map(Change::DeviceInfo).into_iter().for_each(|change| record.plan(change));
+    left.iter().for_each(|left| record.inherit(left));
+    let attach = Attaching::begin(device, record, records, lock, cx, Vec::new())?;
+    if left.is_some() {
+        pending::inherited(records, &id, Part::Rdma)?;
+    }
+    Ok(attach)
 }
 
 /// The function whose netdev the pod has as `ifname`. No other may be meant: a network that could choose its device would
@@ -152,15 +165,16 @@ fn behind(ifname: &str, netns: &Netns, conf: &NetConf, node: &Node) -> Result<Fu
 }
 
 /// Restores what earlier attachments left of the device: its netdev is in this pod, so no other has it.
-fn recover_claims(id: &str, key: &Attachment, records: &Records, node: &Node) -> Result<()> {
-    for claim in records.named(id)?.iter().filter(|claim| claim.attachment() != *key) {
-        if claim.is_chained() {
-            let Some(_lock) = records.try_lock(&claim.attachment())? else { continue };
-            let Some(now) = records.find(&claim.attachment())? else { continue };
-            claim::recover(records, &now, node)?;
-        } else {
+fn recover_claims(id: &str, key: &Key, records: &Records, node: &Node) -> Result<()> {
+    for claim in records.named(id)?.iter().filter(|claim| claim.owner.key() != *key) {
+        let other = claim.owner.key();
+        if !claim.owner.is_rdma_alone() {
             claim::recover_other(records, claim, node)?;
+            continue;
         }
+        let Some(_lock) = records.locks.try_attachment(&other)? else { continue };
+        let Some(now) = records.find(&other)? else { continue };
+        claim::recover(records, now, node)?;
     }
     Ok(())
 }

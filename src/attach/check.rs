@@ -1,13 +1,15 @@
-//! CHECK: the attachment as it is, compared with the record and with what the runtime was told.
+//! CHECK: the attachment as it is, compared with its journal and with what the runtime was told.
 
 use std::path::Path;
 
 use anyhow::Result;
 
-use super::record::{Phase, Probe, Record};
-use super::{pod, probe, rdma, restore, vf};
+use super::context::{Cx, Pod};
+use super::record::Record;
+use super::records::Records;
+use super::steps::Change;
+use super::steps::gateway::Gateways;
 use crate::cni::{AddResult, Attachment};
-use crate::netlink::Socket;
 use crate::netns::{self, Netns};
 use crate::node::Node;
 
@@ -17,10 +19,11 @@ pub fn differences(
     attachment: &Attachment,
     path: &Path,
     previous: &AddResult,
+    records: &Records,
     node: &Node,
 ) -> Result<Vec<String>> {
     let mut found = Vec::new();
-    let pod_netns = Netns::open(path)?;
+    let netns = Netns::open(path)?;
     let sandbox_is = |text: &str| Path::new(text) == path || netns::is_same(Path::new(text), path);
     let said =
         previous.interfaces.iter().find(|one| one.name == attachment.ifname && !one.sandbox.is_empty());
@@ -31,46 +34,35 @@ pub fn differences(
         None if previous.interfaces.is_empty() => (),
         None => found.push(format!("prevResult has no interface {}", attachment.ifname)),
     }
-    if record.phase != Phase::Attached {
+    if !record.is_attached() {
         found.push("its ADD was not finished".to_owned());
         return Ok(found);
     }
-    if !netns::is_same(&record.netns.path, path) {
-        found.push(format!("it was attached to {}", record.netns.path.display()));
+    if !netns::is_same(&record.owner.netns.path, path) {
+        found.push(format!("it was attached to {}", record.owner.netns.path.display()));
         return Ok(found);
     }
-    found.extend(of_device(record, &pod_netns, previous, node, record.probe.as_ref())?);
+    found.extend(of_device(record, netns, previous, record.gateways(), records, node)?);
     Ok(found)
 }
 
-/// The device in its pod, and the gateways of `probe`.
+/// The device in its pod, and the gateways: every step is compared.
 pub fn of_device(
     record: &Record,
-    netns: &Netns,
+    netns: Netns,
     previous: &AddResult,
+    gateways: Option<&Gateways>,
+    records: &Records,
     node: &Node,
-    probe: Option<&Probe>,
 ) -> Result<Vec<String>> {
-    if record.is_chained() {
-        return rdma::differences(record, netns, record.interface(), node);
+    let mut cx = Cx::in_pod(&record.owner, record.facts(), Pod::open(netns)?, node, &records.locks)?;
+    cx.locate()?;
+    let mut found = Vec::new();
+    for step in &record.steps {
+        if !matches!(step.change, Change::Gateways(_)) {
+            found.extend(step.change.check(previous, &mut cx)?);
+        }
     }
-    let mut found = vf::differences(record, node, &mut Socket::open()?)?;
-    if record.device.link.is_none() {
-        return Ok(found);
-    }
-    let mut pod = netns.run(Socket::open)?;
-    let link = restore::find_in_pod(record, &mut pod)?;
-    let ifname = link.as_ref().map_or(&record.ifname, |link| &link.name);
-    found.extend(rdma::differences(record, netns, ifname, node)?);
-    let Some(link) = link else {
-        found.push(format!("the device {} is not in the pod", record.device.id));
-        return Ok(found);
-    };
-    found.extend(pod::differences(&mut pod, &link, record, previous)?);
-    // One that is down asks nobody.
-    if let Some(probe) = probe.filter(|_| link.up) {
-        let asked = probe::ask(&mut pod, netns, &link, record, node, probe);
-        found.extend(asked.err().map(|error| format!("{error:#}")));
-    }
+    found.extend(gateways.map(|gateways| gateways.check(&mut cx)).unwrap_or_default());
     Ok(found)
 }

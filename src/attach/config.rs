@@ -9,7 +9,6 @@ use anyhow::Result;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::rdma::qos::Wanted;
 use crate::cni::{self, Attachment, Dns, GC_KEYS, Keys, Network, Route};
 use crate::error::{Code, Failure};
 use crate::fail;
@@ -46,7 +45,7 @@ pub struct NetConf {
     /// Name of the RDMA device in the pod.
     pub rdma_name: Option<String>,
     /// The ToS and the traffic class of the RDMA device.
-    pub rdma_qos: Option<Wanted>,
+    pub rdma_qos: Option<RdmaQos>,
     /// The partition of an InfiniBand device: a P_Key without its membership bit.
     pub pkey: Option<u16>,
     /// Whether ib-kubernetes chooses the GUID and configures the subnet manager before ADD.
@@ -112,6 +111,17 @@ pub enum Rdma {
     Required,
     /// They stay.
     Off,
+}
+
+/// `rdmaQoS`: a ToS of 0 to 255 for the RDMA CM, a traffic class of 0 to 255 for the ports. At least one is given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RdmaQos {
+    /// The default ToS.
+    pub tos: Option<u8>,
+    /// The traffic class.
+    pub tc: Option<u8>,
+    /// ADD fails where the kernel has no way to set one of them; else it warns.
+    pub required: bool,
 }
 
 /// Something that ADD looks for when the link is up: the gateway, the GIDs.
@@ -776,16 +786,6 @@ pub fn rail_of(network: &Network) -> Option<u64> {
     network.get(&["rail"]).and_then(Value::as_u64)
 }
 
-/// The device that a DEL without a record means, if the runtime still says which it was. What cannot be read is absent.
-pub fn device_of(network: &Network, ifname: &str) -> Option<DeviceId> {
-    let previous = network.previous().ok().flatten();
-    let interfaces = previous.iter().flat_map(|result| &result.interfaces);
-    let of_result = interfaces.filter(|one| one.name == ifname).find_map(|one| one.pci_id.as_deref());
-    let given = [&["runtimeConfig", "deviceID"][..], &["deviceID"], &["pciBusID"]];
-    let text = |path: &&[&str]| network.get(path).and_then(Value::as_str);
-    given.iter().filter_map(text).chain(of_result).find_map(DeviceId::parse)
-}
-
 const LONGEST_NAME: usize = 240;
 
 /// The runtime's path, but only inside the one directory that such files are for: a NAD can contain this key too.
@@ -887,7 +887,7 @@ fn rdma_name(raw: &Raw) -> Result<Option<String>> {
 pub const QOS_KEYS: &[&str] = RawQos::KEYS;
 
 /// The upper six bits of either are the DSCP. 0 leaves it as it is, as for rdma-cni.
-fn rdma_qos(raw: &Raw) -> Result<Option<Wanted>> {
+fn rdma_qos(raw: &Raw) -> Result<Option<RdmaQos>> {
     let Some(qos) = &raw.rdma_qos else { return Ok(None) };
     let class = |key: &str, value: Option<u32>| match value.filter(|value| *value != 0).map(u8::try_from) {
         None => Ok(None),
@@ -902,7 +902,7 @@ fn rdma_qos(raw: &Raw) -> Result<Option<Wanted>> {
     };
     let modes = [("warn", false), ("require", true)];
     let required = one_of("rdmaQoS.onMissing", &qos.on_missing, &modes)?.unwrap_or(false);
-    let wanted = Wanted { tos: class("tos", qos.tos)?, tc: class("tc", qos.tc)?, required };
+    let wanted = RdmaQos { tos: class("tos", qos.tos)?, tc: class("tc", qos.tc)?, required };
     if wanted.tos.is_none() && wanted.tc.is_none() {
         return Ok(None);
     }

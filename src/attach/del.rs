@@ -1,11 +1,17 @@
-//! DEL: the device returns to the host, the address is free, and what fails is owed.
+//! DEL: the device returns to the host, the address is free, and what fails stays pending.
 
 use std::path::Path;
 
 use anyhow::Result;
+use ipnet::IpNet;
 
-use super::record::{DebtFile, Record, Records, What};
-use super::{chained, claim, config, debt, lost, restore, started};
+use super::locate::Place;
+use super::owner::Key;
+use super::record::Record;
+use super::records::Records;
+use super::started::started;
+use super::undo::Ended;
+use super::{chained, claim, config, pending, rebuild};
 use crate::calls;
 use crate::cni::{Attachment, Delegate, Network};
 use crate::error::all_of;
@@ -22,20 +28,15 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
     let delegate = ipam.map(|name| Delegate::find(name, &network.path, &network.stdin));
 
     let records = Records::open_for_del(&node)?;
-    let is_chained = config::is_chained(network);
     let key = chained::key(network, attachment);
     let (lock, record) = claim::lock_and_find(records.as_ref(), &key)?;
-    let (_rebuilt, record) = lost::or_rebuilt(records.as_ref(), record, &key, path)?;
-    let done = match (&records, &record) {
+    let (_rebuilt, record) = rebuild::or_rebuilt(records.as_ref(), record, attachment, path)?;
+    let done = match (&records, record) {
         (Some(records), Some(record)) => {
-            calls::rail(record.rail);
-            crate::log::addresses(record.applied.addresses.iter().map(ipnet::IpNet::addr));
-            let done = claim::recover(records, record, &node);
-            if done.is_ok() && is_restored(records, record).unwrap_or(false) {
-                log::info!("{}", what_became_of(record));
-            }
             // The configuration may name another IPAM by now than the one that ADD used: that one gets a DEL too.
-            if record.ipam.as_ref().map(|of_add| of_add.r#type.as_str()) != ipam {
+            let is_of_add = record.lease().map(|of_add| of_add.r#type.as_str()) == ipam;
+            let done = recorded(record, records, &node);
+            if !is_of_add {
                 let told = delegate.map_or(Ok(()), |delegate| delegate?.run("DEL"));
                 told.unwrap_or_else(|error| log::warn!("{error:#}: ADD did not use it"));
             }
@@ -44,15 +45,12 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
         _ => {
             // DEL of what was never added succeeds, whatever its configuration contains.
             // The netdev is another plugin's where only the RDMA device is ours.
-            let path = path.filter(|_| !is_chained);
+            let path = path.filter(|_| !config::is_chained(network));
             let done = give_back_unrecorded(network, attachment, path, &node);
             log::info!("there is no record of it");
             let told = delegate.map_or(Ok(()), |delegate| delegate?.run("DEL"));
             told.unwrap_or_else(|error| log::warn!("{error:#}: there is no record of {attachment}"));
-            let removed = records.as_ref().map_or(Ok(()), |records| {
-                debt::pay_own(records, &node, &key, debt::WHOLE)?;
-                records.remove(&key, None)
-            });
+            let removed = records.as_ref().map_or(Ok(()), |records| unrecorded(records, &key, &node));
             // Where nothing is found, the search must have been in the right place.
             all_of([done, removed, node.check_place(path)])
         }
@@ -60,30 +58,48 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
     // What matters only for later calls must not fail this one, for example on a full /run.
     let left = lock.map_or(Ok(()), |mut lock| lock.set_deleted());
     if let Some(records) = &records {
-        let aside = [left, debt::pay_due(records, &node), records.prune_locks()];
+        let aside = [left, pending::retry_due(records, &node), records.locks.prune()];
         all_of(aside).unwrap_or_else(|error| log::warn!("{error:#}"));
     }
     done
 }
 
-/// Whether nothing of the device is left to do. What is left was logged when it was noted.
-fn is_restored(records: &Records, record: &Record) -> Result<bool> {
-    let of = record.attachment();
-    let owes = |debt: &DebtFile| debt.record.owes_device() || debt.record.owes(What::Rdma);
-    Ok(records.on_file(&of)?.is_none() && !records.debts_by(&of)?.iter().any(owes))
+fn recorded(record: Record, records: &Records, node: &Node) -> Result<()> {
+    calls::rail(record.owner.rail);
+    let addresses = record.facts().addresses;
+    crate::log::addresses(addresses.iter().map(IpNet::addr));
+    let ended = claim::recover(records, record, node)?;
+    // What is left was logged when it was noted.
+    if !ended.record.is_left_of_device() {
+        log::info!("{}", what_became_of(&ended, &addresses));
+    }
+    Ok(())
 }
 
-/// What DEL did, for the log.
-fn what_became_of(record: &Record) -> String {
-    let Record { device, applied, since, .. } = record;
-    if record.is_chained() {
-        return format!("the RDMA device of {} is as it was; attached since {since}", device.id);
+/// What an earlier DEL of the attachment left.
+fn unrecorded(records: &Records, key: &Key, node: &Node) -> Result<()> {
+    pending::retry_own(records, node, key, super::steps::lease::WHOLE)?;
+    records.remove(key, None)
+}
+
+/// What DEL did, for the log: where the device was seen.
+fn what_became_of(ended: &Ended, addresses: &[IpNet]) -> String {
+    let owner = &ended.record.owner;
+    let (id, since) = (&owner.device.id, &owner.since);
+    if owner.is_rdma_alone() {
+        return format!("the RDMA device of {id} is as it was; attached since {since}");
     }
-    let name = device.link.as_ref().map_or(String::new(), |link| format!(" as {}", link.name));
-    let addresses: Vec<_> = applied.addresses.iter().map(ToString::to_string).collect();
+    let place = match &ended.place {
+        Place::Host(link) => format!("went back to the host as {}", link.name),
+        Place::UserSpace => "is on the host, with its driver for user space".to_owned(),
+        Place::Unbound => "is on the host, without a driver".to_owned(),
+        Place::Gone => "is gone from the node".to_owned(),
+        Place::Pod(_) | Place::Missing => "has not come back".to_owned(),
+    };
+    let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     let addresses =
         if addresses.is_empty() { String::new() } else { format!(", {}", addresses.join(" and ")) };
-    format!("{} went back to the host{name}{addresses}; attached since {since}", device.id)
+    format!("{id} {place}{addresses}; attached since {since}")
 }
 
 /// DEL without a record: the device is found by its PCI address, if the runtime still knows that.
@@ -94,9 +110,9 @@ fn give_back_unrecorded(
     node: &Node,
 ) -> Result<()> {
     let Some(netns) = path.and_then(|path| Netns::open(path).ok()) else { return Ok(()) };
-    match config::device_of(network, &attachment.ifname) {
+    match network.device_id(&attachment.ifname) {
         Some(id) if !netns.is(&Netns::current()?)? => {
-            restore::unrecorded(&netns, &id, &attachment.ifname, node).map(drop)
+            rebuild::give_back_unrecorded(&netns, &id, &attachment.ifname, node).map(drop)
         }
         _ => Ok(()),
     }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use ipnet::IpNet;
 
 use super::config::{NetConf, Selector};
-use super::record::Original;
+use super::owner::Original;
 use super::{order, stacked, userspace};
 use crate::netlink::link::{self, Link};
 use crate::netlink::route::Route;
@@ -431,7 +431,7 @@ fn check_mtu(device: &Device, link: &Link, conf: &NetConf, node: &Node, host: &m
 }
 
 /// A tenant may have written the configuration: it must not be able to take the node off the network. Addresses and
-/// routes are left to [`refuse_addresses`] or [`super::host_address`].
+/// routes are left to [`refuse_addresses`] or [`super::steps::host_addresses`].
 pub fn refuse_what_the_host_needs(what: &str, link: &Link, node: &Node, host: &mut Socket) -> Result<()> {
     refuse_parts(what, link, node, host)?;
     if link.xdp {

@@ -5,25 +5,26 @@ mod chained;
 pub(crate) mod check;
 pub(crate) mod claim;
 pub mod config;
-pub(crate) mod debt;
+pub(crate) mod context;
 mod del;
 pub(crate) mod device;
-mod devinfo;
-mod driver;
-pub(crate) mod host_address;
-pub(crate) mod infiniband;
-pub(crate) mod lost;
+pub mod format;
+pub mod locate;
+pub(crate) mod locks;
 pub(crate) mod order;
+pub mod owner;
+pub(crate) mod pending;
 pub(crate) mod planes;
-pub mod pod;
-pub(crate) mod probe;
-pub(crate) mod rdma;
+pub(crate) mod rebuild;
 pub mod record;
-pub(crate) mod restore;
+pub mod records;
 pub(crate) mod settings;
 mod stacked;
+mod started;
+pub(crate) mod state;
+pub mod steps;
+pub(crate) mod undo;
 pub(crate) mod userspace;
-pub(crate) mod vf;
 
 use std::path::Path;
 
@@ -33,21 +34,13 @@ use crate::cni::{AddResult, Attachment, Delegate, Keys, Network, Plugin};
 use crate::error::all_of;
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
-use crate::{confine, fail, failure};
-use record::Records;
+use crate::{fail, failure};
+use records::Records;
+use started::started;
 
 /// The plugin.
 #[derive(Debug)]
 pub struct Attach;
-
-/// Starts the log, and gives up what neither a call nor a plugin that it starts does.
-fn started(node: Node, network: &Network) -> Node {
-    node.start_log(network);
-    if node.confine {
-        confine::cni();
-    }
-    node
-}
 
 impl Plugin for Attach {
     const NAME: &str = "rail-cni";
@@ -78,13 +71,14 @@ impl Plugin for Attach {
         node.check_place(Some(path))?;
         let ipam = config::ipam_of(network)?;
         let mut found = Vec::new();
-        let record = match Records::open_existing(&node)? {
-            Some(records) => records.find(&chained::key(network, attachment))?,
-            None => None,
-        };
-        match record {
-            None => found.push("there is no record of it".to_owned()),
-            Some(record) => found = check::differences(&record, attachment, path, previous, &node)?,
+        let records = Records::open_existing(&node)?;
+        let key = chained::key(network, attachment);
+        let record = records.as_ref().map(|records| records.find(&key)).transpose()?.flatten();
+        match (&records, record) {
+            (Some(records), Some(record)) => {
+                found = check::differences(&record, attachment, path, previous, records, &node)?;
+            }
+            _ => found.push("there is no record of it".to_owned()),
         }
         if let Some(name) = ipam {
             let checked = Delegate::find(name, &network.path, &network.stdin)?.run("CHECK");
@@ -124,10 +118,10 @@ impl Plugin for Attach {
         let mut done = Vec::new();
         if let Some(records) = Records::open_existing(&node)? {
             let (all, _) = records.all()?;
-            let ours = all.iter().filter(|record| record.network == network.name);
-            let lost = ours.filter(|record| !keep.contains(&record.runtime_key()));
+            let ours = all.iter().filter(|record| record.owner.network == network.name);
+            let lost = ours.filter(|record| !keep.contains(&record.owner.attachment()));
             done.extend(lost.map(|record| claim::collect(&records, record, &node)));
-            done.push(debt::pay_due(&records, &node));
+            done.push(pending::retry_due(&records, &node));
         }
         if let Some(name) = ipam {
             done.push(
@@ -160,5 +154,5 @@ fn rail_is_there(network: &Network, node: &Node) -> Result<()> {
 // A netdev in a pod has no entry in the sysfs of the host.
 fn is_in_a_pod(pf: &str, node: &Node) -> Result<bool> {
     let Some(records) = Records::open_existing(node)? else { return Ok(false) };
-    Ok(records.all()?.0.iter().any(|record| record.device.is_pf(pf)))
+    Ok(records.all()?.0.iter().any(|record| record.owner.device.is_pf(pf)))
 }

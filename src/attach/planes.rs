@@ -4,8 +4,8 @@
 use anyhow::Result;
 
 use super::config::NetConf;
-use super::record::Records;
-use super::restore;
+use super::locate;
+use super::records::Records;
 use crate::fail;
 use crate::netlink::Socket;
 use crate::netlink::link;
@@ -13,7 +13,7 @@ use crate::netns::Netns;
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
 
-/// The number of a plane's network is that of its rail, and this for each plane before it.
+/// A plane's network has the number rail + 8 * plane.
 const RAILS: u8 = 8;
 
 /// A plane of a rail.
@@ -85,9 +85,10 @@ fn has_carrier(pf: &str, node: &Node, records: &Records, host: &mut Socket) -> R
     if let Some(link) = name.map(|name| link::by_name(host, &name)).transpose()?.flatten() {
         return Ok(link.carrier);
     }
-    let Some(record) = records.all()?.0.into_iter().find(|record| record.device.is_pf(pf)) else {
+    let Some(record) = records.all()?.0.into_iter().find(|record| record.owner.device.is_pf(pf)) else {
         return Ok(false);
     };
-    let in_pod = || restore::find_in_pod(&record, &mut Netns::open(&record.netns.path)?.run(Socket::open)?);
+    let owner = &record.owner;
+    let in_pod = || locate::in_pod(owner, &mut Netns::open(&owner.netns.path)?.run(Socket::open)?);
     Ok(in_pod().ok().flatten().is_some_and(|link| link.carrier))
 }

@@ -27,6 +27,7 @@ pub use result::{AddResult, Dns, Interface, Ip, Route, VERSIONS, Version};
 
 use crate::error::{Code, ErrorJson, Failure};
 use crate::log::Call;
+use crate::sysfs::DeviceId;
 use crate::{calls, fail, failure, netns, output, watchdog};
 
 /// What a plugin does for each verb. [`main`] has checked before what is the same for both plugins.
@@ -87,6 +88,17 @@ pub enum Strictness {
 }
 
 impl Network {
+    /// The PCI address or auxiliary name of the device that is meant, if the runtime or the result of ADD says which it is. What
+    /// cannot be read is absent.
+    pub fn device_id(&self, ifname: &str) -> Option<DeviceId> {
+        let previous = self.previous().ok().flatten();
+        let interfaces = previous.iter().flat_map(|result| &result.interfaces);
+        let of_result = interfaces.filter(|one| one.name == ifname).find_map(|one| one.pci_id.as_deref());
+        let given = [&["runtimeConfig", "deviceID"][..], &["deviceID"], &["pciBusID"]];
+        let text = |path: &&[&str]| self.get(path).and_then(Value::as_str);
+        given.iter().filter_map(text).chain(of_result).find_map(DeviceId::parse)
+    }
+
     /// Reads the configuration and checks what both plugins need.
     pub fn parse(
         stdin: Vec<u8>,

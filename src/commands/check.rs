@@ -10,11 +10,13 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::count;
-use super::inventory::{Attached, Inventory, State};
+use super::inventory::{Attached, Inventory};
 use crate::attach::check::of_device;
-use crate::attach::lost::{Lost, REMEDY};
-use crate::attach::probe;
-use crate::attach::record::{Probe, Record, Records};
+use crate::attach::rebuild::{Lost, REMEDY};
+use crate::attach::record::Record;
+use crate::attach::records::Records;
+use crate::attach::state::State;
+use crate::attach::steps::gateway::{self, Gateways};
 use crate::cni::{AddResult, Version};
 use crate::files;
 use crate::ipam::lease;
@@ -69,22 +71,23 @@ pub fn check(node: &Node, output: Output) -> Result<ExitCode> {
 fn look<'a>(one: &'a Attached, node: &Node) -> Option<Checked<'a>> {
     let record = &one.record;
     let mut checked = Checked { record, gateways: Vec::new(), differences: Vec::new() };
-    let told = match one.state {
-        State::Busy => return None,
-        State::Live => {
-            let probe = probe::of(record, node, PATIENCE);
-            match of_living(record, node, &probe) {
+    if one.is_busy {
+        return None;
+    }
+    let told = match &one.state {
+        State::Live(_) => {
+            let rail = record.rail().cloned().unwrap_or_default();
+            let gateways = gateway::of(&rail, node, PATIENCE);
+            match of_living(record, node, &gateways) {
                 Ok(differences) => checked.differences = differences,
                 Err(error) => checked.differences.push(format!("{error:#}")),
             }
-            if record.device.link.is_some() {
-                checked.gateways = probe.gateways;
+            if record.owner.device.link.is_some() {
+                checked.gateways = gateways.gateways;
             }
             None
         }
-        State::Dead | State::Returned => {
-            Some("its pod is gone without a DEL: run `rail-cni reap`".to_owned())
-        }
+        State::Dead => Some("its pod is gone without a DEL: run `rail-cni reap`".to_owned()),
         State::CutOff => Some("its ADD was killed: run `rail-cni reap`".to_owned()),
         State::Missing => {
             Some("its pod is gone, and the device has not returned: run `rail-cni doctor`".to_owned())
@@ -96,28 +99,26 @@ fn look<'a>(one: &'a Attached, node: &Node) -> Option<Checked<'a>> {
         State::Elsewhere => {
             Some("the device is neither in the pod nor on the host: restart the pod".to_owned())
         }
-        State::Unknown => Some(format!(
-            "it is not known whether its pod is alive: {}",
-            one.error.as_deref().unwrap_or_default()
-        )),
+        State::Unknown(why) => Some(format!("it is not known whether its pod is alive: {why}")),
     };
     checked.differences.extend(told);
     let has_ended = || -> Result<bool> {
         let records = Records::open_existing(node)?;
-        Ok(records.is_none_or(|records| !matches!(records.on_file(&record.attachment()), Ok(Some(_)))))
+        Ok(records.is_none_or(|records| !matches!(records.on_file(&record.owner.key()), Ok(Some(_)))))
     };
-    let is_over = !checked.differences.is_empty() && one.state == State::Live && has_ended().unwrap_or(false);
+    let is_over = !checked.differences.is_empty() && one.is_live() && has_ended().unwrap_or(false);
     (!is_over).then_some(checked)
 }
 
-fn of_living(record: &Record, node: &Node, probe: &Probe) -> Result<Vec<String>> {
-    let netns = Netns::open(&record.netns.path)?;
+fn of_living(record: &Record, node: &Node, gateways: &Gateways) -> Result<Vec<String>> {
+    let netns = Netns::open(&record.owner.netns.path)?;
     // Another pod may have come to that path since the inventory was taken.
-    if record.life()? != Life::Alive {
+    let records = Records::open_existing(node)?;
+    let Some(records) = records.filter(|_| record.owner.life().is_ok_and(|life| life == Life::Alive)) else {
         return Ok(vec!["its pod has just ended: run `rail-cni status`".to_owned()]);
-    }
+    };
     let previous = previous(record).unwrap_or_default();
-    let mut found = of_device(record, &netns, &previous, node, Some(probe))?;
+    let mut found = of_device(record, netns, &previous, Some(gateways), &records, node)?;
     found.extend(of_lease(record, node)?);
     Ok(found)
 }
@@ -125,7 +126,8 @@ fn of_living(record: &Record, node: &Node, probe: &Probe) -> Result<Vec<String>>
 /// The last result that the runtime stored: later plugins of the chain, and Multus, may have changed MAC and
 /// default route, and then the result says so.
 fn previous(record: &Record) -> Option<AddResult> {
-    let name = format!("{}-{}-{}", record.network, record.container_id, record.ifname);
+    let owner = &record.owner;
+    let name = format!("{}-{}-{}", owner.network, owner.container_id, owner.ifname);
     let cached = RESULTS.iter().find_map(|directory| files::read(&Path::new(directory).join(&name)).ok())?;
     let cached: Value = serde_json::from_slice(&cached).ok()?;
     AddResult::parse(cached.get("result")?, Version::V110).ok()
@@ -134,12 +136,12 @@ fn previous(record: &Record) -> Option<AddResult> {
 /// Compares the attachment's address with rail-ipam's lease and with the plan.
 fn of_lease(record: &Record, node: &Node) -> Result<Vec<String>> {
     let mut found = Vec::new();
-    if record.ipam.as_ref().is_none_or(|ipam| ipam.r#type != "rail-ipam") {
+    if !record.is_by_rail_ipam() {
         return Ok(found);
     }
-    let (plan, mut held) = (store::allocations(node), Vec::new());
+    let (plan, ours, mut held) = (store::allocations(node), record.facts().addresses, Vec::new());
     lease::for_each_folder(node, |folder| {
-        let lease = folder.held_by(&record.network, &record.attachment())?;
+        let lease = folder.held_by(&record.owner.network, &record.owner.attachment())?;
         held.extend(lease.map(|lease| (folder.pool.clone(), lease.address)));
         Ok(())
     })?;
@@ -149,8 +151,7 @@ fn of_lease(record: &Record, node: &Node) -> Result<Vec<String>> {
         );
     }
     for (pool, address) in held {
-        let is_ours =
-            record.device.link.is_none() || record.applied.addresses.iter().any(|net| net.addr() == address);
+        let is_ours = record.owner.device.link.is_none() || ours.iter().any(|net| net.addr() == address);
         if !is_ours {
             found.push(format!("its lease in pool {pool} is for {address}, which the ADD did not set"));
         }
@@ -195,10 +196,10 @@ fn text(checked: &[Checked<'_>], inventory: &Inventory) -> String {
 
 fn row(record: &Record, what: &str) -> Vec<String> {
     vec![
-        record.pod.clone().unwrap_or_else(|| format!("container:{}", record.container_id)),
-        record.ifname.clone(),
-        record.rail.map(|rail| rail.to_string()).unwrap_or_default(),
-        record.device.id.clone(),
+        record.owner.pod.clone().unwrap_or_else(|| format!("container:{}", record.owner.container_id)),
+        record.owner.ifname.clone(),
+        record.owner.rail.map(|rail| rail.to_string()).unwrap_or_default(),
+        record.owner.device.id.clone(),
         what.to_owned(),
     ]
 }
@@ -207,8 +208,8 @@ fn row(record: &Record, what: &str) -> Vec<String> {
 fn json(node_name: &str, checked: &[Checked<'_>], inventory: &Inventory) -> Value {
     let attachments = checked.iter().map(|Checked { record, gateways, differences }| {
         json!({
-            "pod": record.pod, "containerID": record.container_id, "ifname": record.ifname,
-            "network": record.network, "rail": record.rail, "device": record.device.id,
+            "pod": record.owner.pod, "containerID": record.owner.container_id, "ifname": record.owner.ifname,
+            "network": record.owner.network, "rail": record.owner.rail, "device": record.owner.device.id,
             "gateways": gateways, "differences": differences,
         })
     });

@@ -5,15 +5,18 @@ use std::collections::{BTreeSet, HashSet};
 
 use anyhow::Result;
 
-use crate::attach::lost::{self, Lost};
+use crate::attach::locate::{self, Place};
+use crate::attach::owner::Owner;
 use crate::attach::planes::is_same_rail;
-use crate::attach::record::{Phase, Record, Records};
-use crate::attach::{self, restore};
-use crate::files;
+use crate::attach::rebuild::{self, Lost};
+use crate::attach::record::Record;
+use crate::attach::records::Records;
+use crate::attach::state::{self, State};
+use crate::attach::steps::rdma::names_in_pod;
 use crate::ipam::{claim, lease, living};
 use crate::netlink::link::{self, Link};
 use crate::netlink::{Socket, address, rdma};
-use crate::netns::{Life, Netns};
+use crate::netns::Netns;
 use crate::node::Node;
 use crate::sysfs::{self, DeviceId, Function};
 
@@ -26,8 +29,8 @@ pub struct Inventory {
     pub rails: Vec<Rail>,
     /// The attachments on record, by rail and pod.
     pub attachments: Vec<Attached>,
-    /// Records of attachments whose device is on the host, but whose cleanup is not finished.
-    pub debts: Vec<Record>,
+    /// Records of attachments whose device is on the host, and of which something is still to be undone.
+    pub pending: Vec<Record>,
     /// Names of records that cannot be read.
     pub unreadable: Vec<String>,
     /// PFs and VFs of the rails that are in other namespaces without a record.
@@ -82,63 +85,52 @@ pub struct Attached {
     pub record: Record,
     /// The present state.
     pub state: State,
-    /// The interface in the pod.
-    pub link: Option<Link>,
+    /// Whether an ADD or DEL of it is running: then what looks stale may not be.
+    pub is_busy: bool,
     /// The interface's addresses without link-local ones; where a program in user space has the device, the
     /// leased ones.
     pub addresses: Vec<String>,
     /// Names of the RDMA devices in the pod.
     pub rdma: Vec<String>,
-    /// Why the pod could not be inspected.
-    pub error: Option<String>,
-    /// Whether the pod is gone and the device has not returned.
-    pub is_away: bool,
     /// Whether the device is on the host while it is not known if the pod is alive: the next ADD takes it.
     pub is_home: bool,
 }
 
-/// The state of an attachment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// The pod has the device.
-    Live,
-    /// An ADD or DEL is running.
-    Busy,
-    /// The pod is gone without a DEL.
-    Dead,
-    /// The ADD was killed.
-    CutOff,
-    /// The pod is alive, but its device is on the host.
-    OnHost,
-    /// The pod is alive, but its device is neither there nor on the host.
-    Elsewhere,
-    /// The device has returned, but its address is still leased: 0.1.0 left attachments in this state.
-    Returned,
-    /// The pod is gone, and the device has not returned.
-    Missing,
-    /// The pod cannot be inspected.
-    Unknown,
-}
-
-impl State {
+impl Attached {
     /// The word that `status` prints.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            State::Live => "live",
-            State::Busy => "busy",
-            State::Dead => "dead",
-            State::CutOff => "cut-off",
-            State::OnHost => "on-host",
-            State::Elsewhere => "elsewhere",
-            State::Returned => "returned",
-            State::Missing => "missing",
-            State::Unknown => "unknown",
+    pub fn word(&self) -> &'static str {
+        if self.is_busy { "busy" } else { self.state.as_str() }
+    }
+
+    /// Whether the pod has the device.
+    pub fn is_live(&self) -> bool {
+        matches!(self.state, State::Live(_))
+    }
+
+    /// Whether the pod is gone, and the device has not returned.
+    pub fn is_missing(&self) -> bool {
+        !self.is_busy && self.state == State::Missing
+    }
+
+    /// Whether only the record is left, and the device is there: the next ADD, or `reap`, restores it.
+    pub fn is_left_over(&self) -> bool {
+        !self.is_busy && self.state.is_left_over() && self.state != State::Missing
+    }
+
+    /// The interface in the pod.
+    pub fn link(&self) -> Option<&Link> {
+        match &self.state {
+            State::Live(link) => link.as_ref(),
+            _ => None,
         }
     }
 
-    /// Whether `reap` would clean up this attachment.
-    pub fn is_left_over(self) -> bool {
-        matches!(self, State::Dead | State::CutOff | State::OnHost | State::Returned | State::Missing)
+    /// Why it is not known whether the pod is alive.
+    pub fn error(&self) -> Option<&str> {
+        match &self.state {
+            State::Unknown(why) if !self.is_busy => Some(why),
+            _ => None,
+        }
     }
 }
 
@@ -164,7 +156,7 @@ impl Rail {
 
     /// Whether the attachment's device is this PF, or one of its VFs and SFs.
     pub fn has(&self, attached: &Attached) -> bool {
-        let device = &attached.record.device;
+        let device = &attached.record.owner.device;
         match &self.function {
             Some(function) => device.pf.as_ref() == Some(&function.id),
             None => device.id == self.named,
@@ -191,7 +183,7 @@ impl Inventory {
         for rail in self.rails.iter().filter(is_sibling) {
             all.insert(rail.rail);
             let holder = rail.function.as_ref().and_then(|pf| self.holder(pf));
-            let link = rail.link.as_ref().or_else(|| holder?.link.as_ref());
+            let link = rail.link.as_ref().or_else(|| holder?.link());
             if link.is_some_and(|link| link.carrier) {
                 up.insert(rail.rail);
             }
@@ -213,19 +205,19 @@ impl Inventory {
                 }
             }
         };
-        let (mut attachments, mut debts, mut unreadable) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut attachments, mut pending, mut unreadable) = (Vec::new(), Vec::new(), Vec::new());
         if let Some(records) = Records::open_existing(node)? {
             let all;
             (all, unreadable) = records.all()?;
             for record in all {
                 attachments.push(Attached::look(record, &records, node, &mut host)?);
             }
-            debts.extend(records.debts()?.into_iter().map(|debt| debt.record));
-            debts.sort_by(|one, other| one.since.cmp(&other.since));
+            pending.extend(records.pending()?.into_iter().map(|pending| pending.record));
+            pending.sort_by(|one, other| one.owner.since.cmp(&other.owner.since));
         }
         attachments.sort_by(|one, other| {
             let key = |one: &Attached| {
-                let Record { rail, pod, container_id, ifname, .. } = one.record.clone();
+                let Owner { rail, pod, container_id, ifname, .. } = one.record.owner.clone();
                 (rail.unwrap_or(u8::MAX), pod, container_id, ifname)
             };
             key(one).cmp(&key(other))
@@ -235,13 +227,13 @@ impl Inventory {
             rdma,
             rails,
             attachments,
-            debts,
+            pending,
             unreadable,
             lost: Vec::new(),
             claimed: claim::devices(node)?,
             is_emptied: living::is_emptied(node)?,
         };
-        inventory.lost = lost::find(&inventory.astray()?)?;
+        inventory.lost = rebuild::find(&inventory.astray()?)?;
         Ok(inventory)
     }
 
@@ -251,7 +243,7 @@ impl Inventory {
         for rail in &self.rails {
             let vfs = rail.vfs.iter().map(|vf| &vf.function);
             for function in rail.function.iter().chain(vfs) {
-                if !self.is_held(function) && lost::is_away(function)? {
+                if !self.is_held(function) && rebuild::is_away(function)? {
                     away.insert(function.id.clone());
                 }
             }
@@ -271,81 +263,58 @@ impl Inventory {
 
     /// The attachment that has the device, or had it last.
     pub fn holder(&self, device: &Function) -> Option<&Attached> {
-        self.attachments.iter().find(|attached| attached.record.device.is_of(&device.id))
+        self.attachments.iter().find(|attached| attached.record.owner.device.is_of(&device.id))
     }
 }
 
 impl Attached {
     fn look(record: Record, records: &Records, node: &Node, host: &mut Socket) -> Result<Attached> {
-        let mut attached = Attached {
-            addresses: record.applied.addresses.iter().map(ToString::to_string).collect(),
-            record,
-            state: State::Unknown,
-            link: None,
-            rdma: Vec::new(),
-            error: None,
-            is_away: false,
-            is_home: false,
-        };
-        attached.state = attached.state(node, host).unwrap_or_else(|error| {
-            attached.error = Some(format!("{error:#}"));
-            State::Unknown
-        });
+        let state = state::of(&record, node, host)?;
+        let addresses = record.facts().addresses.iter().map(ToString::to_string).collect();
+        let mut attached =
+            Attached { addresses, record, state, is_busy: false, rdma: Vec::new(), is_home: false };
+        if attached.is_live() {
+            if let Err(error) = attached.look_into_pod(node) {
+                attached.state = State::Unknown(format!("{error:#}"));
+            }
+        }
+        let owner = &attached.record.owner;
         // What looks stale may belong to a running call.
-        if attached.state != State::Live && records.is_busy(&attached.record.attachment())? {
-            attached.state = State::Busy;
-        }
-        if matches!(attached.state, State::Dead | State::Missing) {
-            attached.is_away = restore::is_away(&attached.record, node, host)?;
-        }
-        if attached.state == State::Unknown {
-            attached.is_home = restore::find_on_host(&attached.record, node, host)?.is_some();
+        attached.is_busy = !attached.is_live() && records.locks.is_busy(&owner.key())?;
+        if matches!(attached.state, State::Dead | State::Missing | State::Unknown(_)) {
+            let place = match owner.is_of_this_boot()? {
+                true => locate::locate(owner, owner.device.function(node)?.as_ref(), node, None, host)?,
+                false => Place::Gone,
+            };
+            match attached.state {
+                State::Unknown(_) => attached.is_home = matches!(place, Place::Host(_)),
+                _ if place == Place::Missing => attached.state = State::Missing,
+                _ => attached.state = State::Dead,
+            }
         }
         Ok(attached)
     }
 
-    fn state(&mut self, node: &Node, host: &mut Socket) -> Result<State> {
-        let record = &self.record;
-        if record.boot_id != files::boot_id()? {
-            return Ok(State::Dead);
-        }
-        match record.phase {
-            Phase::Returned => return Ok(State::Returned),
-            Phase::Missing => return Ok(State::Missing),
-            Phase::Adding | Phase::Attached => (),
-        }
-        match record.life()? {
-            Life::Alive => (),
-            Life::Dead => return Ok(State::Dead),
-            Life::Unknown(why) => {
-                self.error = Some(why);
-                return Ok(State::Unknown);
-            }
-        }
-        let netns = Netns::open(&record.netns.path)?;
-        if record.phase == Phase::Adding {
-            return Ok(State::CutOff);
-        }
-        self.rdma = attach::rdma::names_in_pod(record, &netns)?;
-        if record.device.link.is_none() {
-            let attachment = record.attachment();
+    /// What the pod has: addresses and RDMA devices.
+    fn look_into_pod(&mut self, node: &Node) -> Result<()> {
+        let owner = &self.record.owner;
+        let netns = Netns::open(&owner.netns.path)?;
+        self.rdma = names_in_pod(&self.record.facts().rdma, &netns)?;
+        let Some(link) = self.link() else {
+            let attachment = owner.attachment();
+            let mut leased = Vec::new();
             lease::for_each_folder(node, |folder| {
-                let held = folder.held_by(&record.network, &attachment)?;
-                self.addresses.extend(held.map(|lease| lease.address.to_string()));
+                let held = folder.held_by(&owner.network, &attachment)?;
+                leased.extend(held.map(|lease| lease.address.to_string()));
                 Ok(())
             })?;
-            return Ok(State::Live);
-        }
-        let mut pod = netns.run(Socket::open)?;
-        self.link = restore::find_in_pod(record, &mut pod)?;
-        let Some(link) = &self.link else {
-            let is_on_host = restore::find_on_host(record, node, host)?.is_some();
-            return Ok(if is_on_host { State::OnHost } else { State::Elsewhere });
+            self.addresses.extend(leased);
+            return Ok(());
         };
-        let all = address::all(&mut pod, link.index)?;
+        let all = address::all(&mut netns.run(Socket::open)?, link.index)?;
         let ours = all.into_iter().filter(|one| !one.is_link_local());
         self.addresses = ours.map(|one| one.net.to_string()).collect();
-        Ok(State::Live)
+        Ok(())
     }
 }
 
@@ -357,7 +326,7 @@ fn rails(node: &Node, attachments: &[Attached], links: &[Link]) -> Result<Vec<Ra
     if listed.is_empty() {
         let is_nic = |function: &Function| {
             function.netdev().is_ok_and(|netdev| netdev.is_some())
-                || attachments.iter().any(|one| one.record.device.pf.as_ref() == Some(&function.id))
+                || attachments.iter().any(|one| one.record.owner.device.pf.as_ref() == Some(&function.id))
         };
         let nics = sysfs::functions_with_sriov(sysfs)?.into_iter().filter(is_nic);
         listed = nics.map(|function| (None, function.id)).collect();
@@ -371,13 +340,10 @@ fn rails(node: &Node, attachments: &[Attached], links: &[Link]) -> Result<Vec<Ra
         // A netdev that is in a pod is known only from its record.
         let in_pod = || {
             let had = |one: &&Attached| {
-                one.record
-                    .device
-                    .link
-                    .as_ref()
-                    .is_some_and(|link| link.name == named && !one.state.is_left_over())
+                let link = one.record.owner.device.link.as_ref();
+                link.is_some_and(|link| link.name == named) && (one.is_busy || !one.state.is_left_over())
             };
-            attachments.iter().find(had)?.record.device.pci_id.as_deref().and_then(DeviceId::parse)
+            attachments.iter().find(had)?.record.owner.device.pci_id.as_deref().and_then(DeviceId::parse)
         };
         let function = match function {
             None => in_pod().map(|id| Function::find(sysfs, &id)).transpose()?.flatten(),
@@ -400,7 +366,7 @@ fn rails(node: &Node, attachments: &[Attached], links: &[Link]) -> Result<Vec<Ra
         }
         if one.rail.is_none() {
             let on_it = attachments.iter().find(|attached| one.has(attached));
-            one.rail = on_it.and_then(|attached| attached.record.rail);
+            one.rail = on_it.and_then(|attached| attached.record.owner.rail);
         }
         rails.push(one);
     }
@@ -435,7 +401,7 @@ mod tests {
             rdma: RdmaMode::Absent,
             rails: vec![rail],
             attachments: Vec::new(),
-            debts: Vec::new(),
+            pending: Vec::new(),
             unreadable: Vec::new(),
             lost: Vec::new(),
             claimed: away(&["0000:1a:00.2"]),

@@ -7,10 +7,15 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::inventory::Inventory;
-use crate::attach::claim::{Holding, holding, recover};
-use crate::attach::lost::Lost;
-use crate::attach::record::{DebtFile, Record, Records};
-use crate::attach::{debt, restore};
+use crate::attach::claim::recover;
+use crate::attach::locate;
+use crate::attach::owner::Owner;
+use crate::attach::pending;
+use crate::attach::rebuild::Lost;
+use crate::attach::record::Record;
+use crate::attach::records::{Pending, Records};
+use crate::attach::state::{self, State};
+use crate::attach::steps::lease;
 use crate::netlink::Socket;
 use crate::node::Node;
 use crate::output::{self, Output};
@@ -21,7 +26,7 @@ pub struct ReapArgs {
     /// Only print what would be done
     #[arg(long)]
     dry_run: bool,
-    /// Give up what is still owed after one more try, and drop unreadable records that WHICH names
+    /// Give up what cannot be undone after one more try, and drop unreadable records that WHICH names
     #[arg(long)]
     forget: bool,
     /// First make records of devices that pods have without one, after /run/rail-cni was emptied
@@ -43,7 +48,8 @@ impl ReapArgs {
 
 /// Is `which` a name of the attachment?
 fn is_called(record: &Record, which: &String) -> bool {
-    *which == record.container_id || Some(which) == record.pod.as_ref() || *which == record.device.id
+    let owner = &record.owner;
+    *which == owner.container_id || Some(which) == owner.pod.as_ref() || *which == owner.device.id
 }
 
 /// The outcome for each attachment.
@@ -57,9 +63,10 @@ struct Reaped {
     /// Attachments that remain, with the reason; without one in a dry run.
     left: Vec<(Record, Option<String>)>,
     in_use: usize,
-    paid: Vec<DebtFile>,
-    owed: Vec<DebtFile>,
-    forgotten: Vec<DebtFile>,
+    /// Pending steps of attachments whose device is home: undone now, still left, given up.
+    undone: Vec<Record>,
+    pending: Vec<Record>,
+    forgotten: Vec<Record>,
     /// Names of unreadable records, and of those that were dropped.
     unreadable: Vec<String>,
     dropped: Vec<String>,
@@ -77,48 +84,13 @@ pub fn reap(node: &Node, args: &ReapArgs, output: Output) -> Result<ExitCode> {
     unknown.retain(|which| reaped.not_rebuilt.iter().all(|lost| lost.id != *which));
     if let Some(records) = Records::open_existing(node)? {
         let (all, unreadable) = records.all()?;
-        let debts = records.debts()?.into_iter().map(|debt| debt.record);
-        let all: Vec<_> = all.into_iter().chain(debts).collect();
+        let pending = records.pending()?.into_iter().map(|pending| pending.record);
+        let all: Vec<_> = all.into_iter().chain(pending).collect();
         unknown.retain(|which| {
             !unreadable.contains(which) && !all.iter().any(|record| is_called(record, which))
         });
-        // Earlier debts come first: what becomes a debt below has been tried once by then.
-        for debt in records.debts()?.into_iter().filter(|debt| !args.dry_run && args.means(&debt.record)) {
-            // The failure is reported below as a debt.
-            reap_debt(&records, debt, node, &mut reaped).unwrap_or_else(|error| log::warn!("{error:#}"));
-        }
-        let (mut all, unreadable) = records.all()?;
-        all.sort_by(|one, other| one.device.id.cmp(&other.device.id));
-        for record in all.into_iter().filter(|record| args.means(record)) {
-            if let Err(error) = reap_one(&records, &record, node, args, &mut reaped) {
-                reaped.left.push((record, Some(format!("{error:#}"))));
-            }
-        }
-        // Those that an ADD has just made, for it does not wait for them, and those that waited for what came back now.
-        let is_due = |debt: &DebtFile, given_back: &[Record]| {
-            let owing = &debt.record;
-            let waited = |back: &Record| {
-                let is_its_pf = back.device.pci_id.is_some() && back.device.pci_id == owing.device.pf;
-                (back.device.id == owing.device.id || is_its_pf) && back.attachment() != owing.attachment()
-            };
-            owing.debt.as_ref().is_none_or(|debt| debt.tries == 0) || given_back.iter().any(waited)
-        };
-        let mut due = records.debts()?;
-        due.retain(|debt| !args.dry_run && args.means(&debt.record) && is_due(debt, &reaped.given_back));
-        for debt in due {
-            reap_debt(&records, debt, node, &mut reaped).unwrap_or_else(|error| log::warn!("{error:#}"));
-        }
-        for debt in records.debts()?.into_iter().filter(|debt| args.means(&debt.record)) {
-            if args.forget && !args.dry_run {
-                records.forget(&debt)?;
-                reaped.forgotten.push(debt);
-            } else if records.is_busy(&debt.record.attachment())? {
-                reaped.in_use += 1;
-            } else {
-                // Whoever was busy may have paid it since the listing.
-                reaped.owed.extend(records.debt_now(&debt));
-            }
-        }
+        reap_attachments(&records, node, args, &mut reaped)?;
+        report_pending(&records, args, &mut reaped)?;
         for name in unreadable {
             if args.forget && !args.dry_run && args.which.contains(&name) {
                 records.remove_unreadable(&name)?;
@@ -137,7 +109,7 @@ pub fn reap(node: &Node, args: &ReapArgs, output: Output) -> Result<ExitCode> {
         Output::Json => output::pretty(&reaped.json(args.dry_run)),
         Output::Table => reaped.text(args.dry_run),
     })?;
-    let is_done = reaped.left.is_empty() && reaped.owed.is_empty() && reaped.unreadable.is_empty();
+    let is_done = reaped.left.is_empty() && reaped.pending.is_empty() && reaped.unreadable.is_empty();
     Ok(if args.dry_run || is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -145,12 +117,11 @@ impl Reaped {
     fn json(&self, dry_run: bool) -> Value {
         let given_back: Vec<_> = self.given_back.iter().map(|record| json(record, None)).collect();
         let left: Vec<_> = self.left.iter().map(|(record, error)| json(record, error.as_deref())).collect();
-        let debts =
-            |debts: &[DebtFile]| debts.iter().map(|debt| debt::json(&debt.record)).collect::<Vec<_>>();
+        let steps = |records: &[Record]| records.iter().map(Record::left_json).collect::<Vec<_>>();
         let rebuilt: Vec<_> = self.rebuilt.iter().map(|record| json(record, None)).collect();
         let lost: Vec<_> = self.not_rebuilt.iter().map(Lost::json).collect();
         json!({"dryRun": dry_run, "rebuilt": rebuilt, "lost": lost, "givenBack": given_back, "left": left, "inUse": self.in_use,
-            "paid": debts(&self.paid), "owed": debts(&self.owed), "forgotten": debts(&self.forgotten),
+            "undone": steps(&self.undone), "pending": steps(&self.pending), "forgotten": steps(&self.forgotten),
             "unreadable": self.unreadable, "dropped": self.dropped})
     }
 
@@ -163,16 +134,12 @@ impl Reaped {
             Some(error) => format!("cannot return {}: {error}", describe(record)),
             None => format!("would return {}", describe(record)),
         }));
-        lines.extend(
-            self.paid.iter().map(|debt| format!("nothing is owed any more by {}", debt.record.holder())),
-        );
-        let (owed, forgotten) = (self.owed.iter().map(|debt| ("owed by", debt)), self.forgotten.iter());
-        for (how, debt) in owed.chain(forgotten.map(|debt| ("forgotten of", debt))) {
-            lines.extend(
-                debt.record.owed().iter().map(|owed| {
-                    format!("{how} {}: {}: {}", debt.record.holder(), owed.what.as_str(), owed.why)
-                }),
-            );
+        let undone = self.undone.iter().map(|record| record.owner.describe());
+        lines.extend(undone.map(|holder| format!("nothing is left to undo of {holder}")));
+        let pending = self.pending.iter().map(|record| ("pending for", record));
+        let forgotten = self.forgotten.iter().map(|record| ("forgotten of", record));
+        for (how, record) in pending.chain(forgotten) {
+            lines.extend(record.left_lines().iter().map(|line| format!("{how} {line}")));
         }
         lines.extend(self.unreadable.iter().map(|name| {
             format!(
@@ -186,10 +153,10 @@ impl Reaped {
             self.left.len(),
             self.in_use
         );
-        if !self.paid.is_empty() || !self.owed.is_empty() || !self.forgotten.is_empty() {
-            let (paid, owed, forgotten) = (self.paid.len(), self.owed.len(), self.forgotten.len());
-            sum += &format!("; debts: {paid} paid, {owed} owed, {forgotten} forgotten");
-            if owed > 0 && !dry_run {
+        if !self.undone.is_empty() || !self.pending.is_empty() || !self.forgotten.is_empty() {
+            let (undone, pending, forgotten) = (self.undone.len(), self.pending.len(), self.forgotten.len());
+            sum += &format!("; left by others: {undone} undone, {pending} pending, {forgotten} forgotten");
+            if pending > 0 && !dry_run {
                 sum += "; run `rail-cni reap --forget` to give up";
             }
         }
@@ -211,38 +178,90 @@ fn rebuild(args: &ReapArgs, node: &Node, reaped: &mut Reaped) -> Result<()> {
     Ok(())
 }
 
-fn reap_debt(records: &Records, debt: DebtFile, node: &Node, reaped: &mut Reaped) -> Result<()> {
-    let Some(_lock) = records.try_lock(&debt.record.attachment())? else { return Ok(()) };
-    let Some(mut debt) = records.debt_now(&debt) else { return Ok(()) };
-    debt::pay(&mut debt, records, node, debt::WHOLE)?;
-    if debt.is_paid() {
-        reaped.paid.push(debt);
+/// Reaps the attachments. What was pending before comes first: what becomes pending by this has been tried once by then.
+fn reap_attachments(records: &Records, node: &Node, args: &ReapArgs, reaped: &mut Reaped) -> Result<()> {
+    let mut pending = records.pending()?;
+    pending.retain(|pending| args.means(&pending.record));
+    retry(records, pending, node, args, reaped);
+    let (mut all, _) = records.all()?;
+    all.sort_by(|one, other| one.owner.device.id.cmp(&other.owner.device.id));
+    for record in all.into_iter().filter(|record| args.means(record)) {
+        if let Err(error) = reap_one(records, &record, node, args, reaped) {
+            reaped.left.push((record, Some(format!("{error:#}"))));
+        }
+    }
+    // Those that an ADD has just made, for it does not wait for them, and those that waited for what came back now.
+    let mut due = records.pending()?;
+    due.retain(|pending| args.means(&pending.record) && is_due(&pending.record, &reaped.given_back));
+    retry(records, due, node, args, reaped);
+    Ok(())
+}
+
+fn is_due(pending: &Record, given_back: &[Record]) -> bool {
+    let owner = &pending.owner;
+    let waited = |back: &Record| {
+        let device = &back.owner.device;
+        let is_its_pf = device.pci_id.is_some() && device.pci_id == owner.device.pf;
+        (device.id == owner.device.id || is_its_pf) && back.owner.key() != owner.key()
+    };
+    pending.left().all(|step| step.failed().tries == 0) || given_back.iter().any(waited)
+}
+
+/// Tries pending steps once more. What fails is reported below.
+fn retry(records: &Records, all: Vec<Pending>, node: &Node, args: &ReapArgs, reaped: &mut Reaped) {
+    for pending in all.into_iter().filter(|_| !args.dry_run) {
+        retry_one(records, &pending, node, reaped).unwrap_or_else(|error| log::warn!("{error:#}"));
+    }
+}
+
+fn retry_one(records: &Records, pending: &Pending, node: &Node, reaped: &mut Reaped) -> Result<()> {
+    let Some(_lock) = records.locks.try_attachment(&pending.record.owner.key())? else { return Ok(()) };
+    let Some(mut pending) = records.pending_now(pending) else { return Ok(()) };
+    pending::retry(&mut pending, records, node, lease::WHOLE)?;
+    if !pending.record.is_left() {
+        reaped.undone.push(pending.record);
+    }
+    Ok(())
+}
+
+/// What is pending now; given up where the arguments say so.
+fn report_pending(records: &Records, args: &ReapArgs, reaped: &mut Reaped) -> Result<()> {
+    for pending in records.pending()?.into_iter().filter(|pending| args.means(&pending.record)) {
+        if args.forget && !args.dry_run {
+            records.forget(&pending)?;
+            reaped.forgotten.push(pending.record);
+        } else if records.locks.is_busy(&pending.record.owner.key())? {
+            reaped.in_use += 1;
+        } else {
+            // Whoever was busy may have undone it since the listing.
+            reaped.pending.extend(records.pending_now(&pending).map(|pending| pending.record));
+        }
     }
     Ok(())
 }
 
 fn reap_one(records: &Records, of: &Record, node: &Node, args: &ReapArgs, reaped: &mut Reaped) -> Result<()> {
-    let Some(_lock) = records.try_lock(&of.attachment())? else {
+    let key = of.owner.key();
+    let Some(_lock) = records.locks.try_attachment(&key)? else {
         reaped.in_use += 1;
         return Ok(());
     };
-    let Some(record) = records.find(&of.attachment())? else { return Ok(()) };
-    match holding(&record, node)? {
-        Holding::Device => reaped.in_use += 1,
-        Holding::Unknown(why) if !args.force => {
+    let Some(record) = records.find(&key)? else { return Ok(()) };
+    match state::of(&record, node, &mut Socket::open()?)? {
+        State::Live(_) | State::Elsewhere => reaped.in_use += 1,
+        State::Unknown(why) if !args.force => {
             let why = format!("it is not known whether its pod is alive: {why}");
             reaped.left.push((record, Some(why)));
         }
-        Holding::Nothing | Holding::Unknown(_) if args.dry_run => reaped.left.push((record, None)),
-        Holding::Nothing | Holding::Unknown(_) => {
-            recover(records, &record, node)?;
-            match records.on_file(&of.attachment())? {
-                None => reaped.given_back.push(record),
-                Some(record) => {
-                    let how = restore::how_to_end(&record);
-                    let why = format!("it has not come back from the namespace of its pod: {how}");
-                    reaped.left.push((record, Some(why)));
-                }
+        _ if args.dry_run => reaped.left.push((record, None)),
+        _ => {
+            recover(records, record.clone(), node)?;
+            if records.on_file(&key)?.is_none() {
+                reaped.given_back.push(record);
+            } else {
+                let how = locate::how_to_end(&record.owner);
+                let why = format!("it has not come back from the namespace of its pod: {how}");
+                reaped.left.push((record, Some(why)));
             }
         }
     }
@@ -250,18 +269,18 @@ fn reap_one(records: &Records, of: &Record, node: &Node, args: &ReapArgs, reaped
 }
 
 fn describe(record: &Record) -> String {
-    let device = &record.device;
+    let device = &record.owner.device;
     let name = match &device.link {
         // A device without a PCI address is identified by its name alone.
         Some(link) if link.name == device.id => String::new(),
         Some(link) => format!(" ({})", link.name),
         None => " (no netdev)".to_owned(),
     };
-    format!("{}{name} of {}", device.id, record.holder())
+    format!("{}{name} of {}", device.id, record.owner.describe())
 }
 
 fn json(record: &Record, error: Option<&str>) -> Value {
-    let Record { device, network, container_id, ifname, pod, since, .. } = record;
+    let Owner { device, network, container_id, ifname, pod, since, .. } = &record.owner;
     json!({"device": device.id, "netdev": device.link.as_ref().map(|link| &link.name), "network": network,
         "containerID": container_id, "ifname": ifname, "pod": pod, "since": since, "error": error})
 }

@@ -9,11 +9,12 @@ use std::time::{Duration, SystemTime};
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::inventory::{Attached, Inventory, Rail, RdmaMode, State, link_state};
-use crate::attach::debt;
-use crate::attach::lost::{Lost, REMEDY};
+use super::inventory::{Attached, Inventory, Rail, RdmaMode, link_state};
+use crate::attach::locate;
 use crate::attach::planes::is_same_rail;
+use crate::attach::rebuild::{Lost, REMEDY};
 use crate::attach::record::Record;
+use crate::attach::state::State;
 use crate::node::Node;
 use crate::output::{self, Output};
 use crate::sysfs::Function;
@@ -59,7 +60,7 @@ impl Count {
     fn of(rail: &Rail, inventory: &Inventory) -> Count {
         let held = rail.vfs.iter().filter(|vf| inventory.is_held(&vf.function)).count();
         let holders = rail.vfs.iter().filter_map(|vf| inventory.holder(&vf.function));
-        let dead = holders.filter(|holder| holder.state.is_left_over()).count();
+        let dead = holders.filter(|holder| holder.is_left_over() || holder.is_missing()).count();
         let lost = rail.vfs.iter().filter(|vf| inventory.lost(&vf.function).is_some()).count();
         let is_unbound = |function: &Function| {
             function.driver().is_none() && !inventory.is_held(function) && inventory.lost(function).is_none()
@@ -87,9 +88,10 @@ fn pf_link(rail: &Rail, inventory: &Inventory) -> &'static str {
 /// How many planes of the rail have a carrier, where a pod has a minimum.
 fn planes(rail: &Rail, inventory: &Inventory) -> String {
     let Some(number) = rail.rail else { return String::new() };
-    let of_rail = inventory.attachments.iter().filter(|one| one.state == State::Live);
-    let of_rail = of_rail.filter(|one| one.record.rail.is_some_and(|other| is_same_rail(number, other)));
-    let Some(min) = of_rail.filter_map(|one| one.record.min_planes).max() else { return String::new() };
+    let of_rail = inventory.attachments.iter().filter(|one| one.is_live());
+    let of_rail =
+        of_rail.filter(|one| one.record.owner.rail.is_some_and(|other| is_same_rail(number, other)));
+    let Some(min) = of_rail.filter_map(|one| one.record.owner.min_planes).max() else { return String::new() };
     let (up, all) = inventory.planes(number);
     format!(" ({up} of the rail's {all} planes have one; minPlanes {min})")
 }
@@ -99,11 +101,12 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
     let mut todo = Vec::new();
     for rail in &inventory.rails {
         let (title, name) = (rail.title(), rail.link.as_ref().map_or(rail.pf(), |link| &link.name));
-        let is_left = rail.function.as_ref().and_then(|pf| inventory.holder(pf));
+        let holder = rail.function.as_ref().and_then(|pf| inventory.holder(pf));
+        let is_left = holder.is_some_and(|one| one.is_left_over() || one.is_missing());
         match pf_link(rail, inventory) {
             // A DEL leaves a PF as it was, and the next ADD brings it up. What a dead pod left is reported
             // below.
-            "down" if inventory.is_pf_mode(node) || is_left.is_some_and(|one| one.state.is_left_over()) => (),
+            "down" if inventory.is_pf_mode(node) || is_left => (),
             "missing" => {
                 todo.push(format!("{title}: the node has no PF {name}: repair the NIC, or correct node.json"))
             }
@@ -118,20 +121,25 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
             _ => (),
         }
     }
-    for Attached { record, state, link, error, .. } in &inventory.attachments {
-        let of = record.pod.as_ref().map_or_else(|| record.container_id.clone(), |pod| format!("pod {pod}"));
-        let what = format!("{} of {of}", record.ifname);
-        match (state, link) {
-            (State::Live, Some(link)) if !link.up => todo.push(format!("{what} is down")),
-            (State::Live, Some(link)) if !link.carrier => todo.push(format!("{what} has no carrier")),
-            (State::Elsewhere, _) => {
-                todo.push(format!("{what}: {} is neither in the pod nor on the host", record.device.id));
+    for one in &inventory.attachments {
+        let owner = &one.record.owner;
+        let of = owner.pod.as_ref().map_or_else(|| owner.container_id.clone(), |pod| format!("pod {pod}"));
+        let what = format!("{} of {of}", owner.ifname);
+        match &one.state {
+            State::Live(Some(link)) if !link.up => todo.push(format!("{what} is down")),
+            State::Live(Some(link)) if !link.carrier => todo.push(format!("{what} has no carrier")),
+            _ if one.is_busy => (),
+            State::Elsewhere => {
+                todo.push(format!("{what}: {} is neither in the pod nor on the host", owner.device.id));
             }
-            (State::Unknown, _) => {
-                let why = error.as_deref().unwrap_or_default();
+            State::Missing => {
+                let (id, how) = (&owner.device.id, locate::how_to_end(owner));
+                todo.push(format!("{what}: {id} has not come back from the pod, which is gone: {how}"));
+            }
+            State::Unknown(why) => {
                 todo.push(format!("{what}: it is not known whether its pod is alive: {why}"));
             }
-            _ => (),
+            State::Live(_) | State::OnHost | State::Dead | State::CutOff => (),
         }
     }
     if inventory.is_emptied {
@@ -143,20 +151,16 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
     for lost in &inventory.lost {
         todo.push(format!("{}: {REMEDY}", lost.describe()));
     }
-    let left = inventory.attachments.iter().filter(|one| one.state.is_left_over()).count();
+    let left = inventory.attachments.iter().filter(|one| one.is_left_over()).count();
     if left > 0 {
         let what = if left == 1 { "1 device is".to_owned() } else { format!("{left} devices are") };
         todo.push(format!("{what} stale: the next ADD restores it; to do so now, run `rail-cni reap`"));
     }
-    for record in inventory.debts.iter().filter(|record| record.is_owed_in_vain()) {
-        let tries = record.debt.as_ref().map_or(0, |debt| debt.tries);
-        todo.extend(record.owed().iter().map(|owed| {
+    for record in inventory.pending.iter().filter(|record| record.is_left_in_vain()) {
+        let id = &record.owner.container_id;
+        todo.extend(record.left_lines().into_iter().map(|line| {
             format!(
-                "owed by {}: {} (tries: {tries}): {}; run `rail-cni reap` to try again, or `rail-cni reap --forget {}` to give up",
-                record.holder(),
-                owed.what.as_str(),
-                owed.why,
-                record.container_id
+                "pending for {line}; run `rail-cni reap` to try again, or `rail-cni reap --forget {id}` to give up"
             )
         }));
     }
@@ -206,17 +210,16 @@ fn text(node_name: &str, inventory: &Inventory, todo: &[String], now: SystemTime
 /// What NCCL_IB_GID_INDEX is to be for each pod: NCCL takes one number for all rails.
 fn gid_indexes(attachments: &[Attached]) -> Vec<String> {
     let mut pods: BTreeMap<(String, &str), Vec<&Record>> = BTreeMap::new();
-    let with_gids = |one: &&Attached| one.state == State::Live && !one.record.gids.is_empty();
+    let with_gids = |one: &&Attached| one.is_live() && !one.record.found_gids().is_empty();
     for record in attachments.iter().filter(with_gids).map(|one| &one.record) {
-        let pod = record
-            .pod
-            .as_ref()
-            .map_or_else(|| format!("container {}", record.container_id), |pod| format!("pod {pod}"));
-        pods.entry((pod, &record.container_id)).or_default().push(record);
+        let owner = &record.owner;
+        let pod = owner.pod.as_ref();
+        let pod = pod.map_or_else(|| format!("container {}", owner.container_id), |pod| format!("pod {pod}"));
+        pods.entry((pod, &owner.container_id)).or_default().push(record);
     }
     let told = pods.into_iter().map(|((pod, _), records)| {
         // The first address of each rail: the others are of the other family.
-        let first: BTreeSet<u32> = records.iter().filter_map(|record| Some(record.gids.first()?.index)).collect();
+        let first: BTreeSet<u32> = records.iter().filter_map(|record| Some(record.found_gids().first()?.index)).collect();
         match first.iter().collect::<Vec<_>>()[..] {
             [index] => format!("{pod}: NCCL_IB_GID_INDEX={index}"),
             _ => format!("{pod}: its rails have different GID indexes: leave NCCL_IB_GID_INDEX unset (NCCL 2.21 or later)"),
@@ -247,29 +250,29 @@ fn rail_row(rail: &Rail, inventory: &Inventory) -> Vec<String> {
 fn rdma_of(one: &Attached, inventory: &Inventory) -> Vec<String> {
     let vfs = inventory.rails.iter().flat_map(|rail| &rail.vfs).map(|vf| &vf.function);
     let pfs = inventory.rails.iter().filter_map(|rail| rail.function.as_ref());
-    let function = vfs.chain(pfs).find(|function| one.record.device.is_of(&function.id));
+    let function = vfs.chain(pfs).find(|function| one.record.owner.device.is_of(&function.id));
     match function {
-        Some(function) if one.rdma.is_empty() && one.state == State::Live => function.rdma_devices(),
+        Some(function) if one.rdma.is_empty() && one.is_live() => function.rdma_devices(),
         _ => one.rdma.clone(),
     }
 }
 
 fn row(one: &Attached, inventory: &Inventory, now: SystemTime) -> Vec<String> {
-    let record = &one.record;
+    let (owner, link) = (&one.record.owner, one.link());
     // crictl shows container ids in this length.
-    let container = || format!("container:{}", record.container_id.chars().take(13).collect::<String>());
+    let container = || format!("container:{}", owner.container_id.chars().take(13).collect::<String>());
     vec![
-        record.rail.map(|rail| rail.to_string()).unwrap_or_default(),
-        record.device.id.clone(),
-        record.pod.clone().unwrap_or_else(container),
-        record.ifname.clone(),
+        owner.rail.map(|rail| rail.to_string()).unwrap_or_default(),
+        owner.device.id.clone(),
+        owner.pod.clone().unwrap_or_else(container),
+        owner.ifname.clone(),
         one.addresses.join(","),
-        one.link.as_ref().map(|link| link.mtu.to_string()).unwrap_or_default(),
-        one.link.as_ref().map(|link| link_state(link).to_owned()).unwrap_or_default(),
+        link.map(|link| link.mtu.to_string()).unwrap_or_default(),
+        link.map(|link| link_state(link).to_owned()).unwrap_or_default(),
         rdma_of(one, inventory).join(","),
-        record.gids.iter().map(|gid| gid.index.to_string()).collect::<Vec<_>>().join(","),
-        age(&record.since, now),
-        one.state.as_str().to_owned(),
+        one.record.found_gids().iter().map(|gid| gid.index.to_string()).collect::<Vec<_>>().join(","),
+        age(&owner.since, now),
+        one.word().to_owned(),
     ]
 }
 
@@ -304,21 +307,21 @@ fn json(node_name: &str, inventory: &Inventory, todo: &[String]) -> Value {
         })
     });
     let attachments = inventory.attachments.iter().map(|one| {
-        let record = &one.record;
+        let (record, owner, link) = (&one.record, &one.record.owner, one.link());
         json!({
-            "rail": record.rail, "state": one.state.as_str(), "network": record.network, "pod": record.pod,
-            "containerID": record.container_id, "ifname": record.ifname, "netns": record.netns.path,
-            "since": record.since, "device": record.device.id, "pf": record.device.pf,
+            "rail": owner.rail, "state": one.word(), "network": owner.network, "pod": owner.pod,
+            "containerID": owner.container_id, "ifname": owner.ifname, "netns": owner.netns.path,
+            "since": owner.since, "device": owner.device.id, "pf": owner.device.pf,
             "addresses": one.addresses,
-            "mtu": one.link.as_ref().map(|link| link.mtu), "mac": one.link.as_ref().map(|link| &link.mac),
-            "source": record.host.as_ref().map(|_| "host"), "minPlanes": record.min_planes,
-            "link": one.link.as_ref().map(link_state), "rdma": rdma_of(one, inventory), "gids": record.gids,
-            "error": one.error,
+            "mtu": link.map(|link| link.mtu), "mac": link.map(|link| &link.mac),
+            "source": record.host_addresses().map(|_| "host"), "minPlanes": owner.min_planes,
+            "link": link.map(link_state), "rdma": rdma_of(one, inventory), "gids": record.found_gids(),
+            "error": one.error(),
         })
     });
-    let debts: Vec<_> = inventory.debts.iter().map(debt::json).collect();
+    let pending: Vec<_> = inventory.pending.iter().map(Record::left_json).collect();
     json!({"node": node_name, "rdma": rdma, "rails": rails.collect::<Vec<_>>(),
-        "attachments": attachments.collect::<Vec<_>>(), "debts": debts, "unreadable": inventory.unreadable,
+        "attachments": attachments.collect::<Vec<_>>(), "pending": pending, "unreadable": inventory.unreadable,
         "emptied": inventory.is_emptied, "lost": inventory.lost.iter().map(Lost::json).collect::<Vec<_>>(), "todo": todo})
 }
 

@@ -6,6 +6,7 @@
 
 pub mod address;
 pub mod dcb;
+pub mod devconf;
 pub mod devlink;
 pub mod ethtool;
 pub mod filter;

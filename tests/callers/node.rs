@@ -343,7 +343,7 @@ impl Node {
         ip(&args);
     }
 
-    /// What must be the same after the pod: the links of the host, and the files of leases, records and debts.
+    /// What must be the same after the pod: the links of the host, and the files of leases, records and pending ones.
     fn state(&self) -> Value {
         let rails = ip_json("link show");
         let links: BTreeMap<_, _> = rails
@@ -354,7 +354,7 @@ impl Node {
             })
             .collect();
         let mut files = Vec::new();
-        for folder in ["leases", "attachments", "debts"] {
+        for folder in ["leases", "attachments", "pending"] {
             collect(&Path::new("/run/rail-cni").join(folder), &mut files);
         }
         collect(Path::new("/var/run/k8s.cni.cncf.io/devinfo/cni"), &mut files);

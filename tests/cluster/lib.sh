@@ -47,7 +47,7 @@ fails_with() {
 state() {
     # shellcheck disable=SC2016
     on "$1" "$BASH" -c 'for rail in 0 1 2 3 4 5 6 7; do ip -o link show "vf$rail" | sed "s/^[0-9]*: //; s/@[^:]*//"; done
-        find /run/rail-cni/{leases,attachments,debts} /run/k8s.cni.cncf.io/devinfo/cni -type f ! -name lock 2>/dev/null
+        find /run/rail-cni/{leases,attachments,pending} /run/k8s.cni.cncf.io/devinfo/cni -type f ! -name lock 2>/dev/null
         find /var/lib/cni -path "*/pods/10.*" 2>/dev/null'
 }
 

@@ -120,12 +120,12 @@ an_add_of_an_indebted_vf_names_the_namespace_that_has_it() {
     refused "$(vf 0) is $name in the namespace /run/netns/podB, and there is no record of it" \
         ADD podA net1 "$(conf 0 "$(vf 0)")"
     contains "reap" "$(vf 0)" "$("$bin/rail-cni" reap --rebuild || true)"
-    same "debts" 0 "$(find /run/rail-cni/debts -type f | wc -l)"
+    same "pending" 0 "$(find /run/rail-cni/pending -type f | wc -l)"
     ip -n podB link set "$name" netns 1
     ip link del mine0
     "$bin/rail-cni" reap >/dev/null
     same "name" mine0 "$(basename "/sys/bus/pci/devices/$(vf 0)/net/"*)"
-    same "debts" 0 "$(find /run/rail-cni/debts -type f | wc -l)"
+    same "pending" 0 "$(find /run/rail-cni/pending -type f | wc -l)"
     ip link set mine0 name ens0f0v0
 }
 

@@ -266,7 +266,7 @@ a_device_that_ended_in_its_pod_is_not_owed_for_ever() {
     del pod1 net1 "$config"
     contains "what is owed" "RDMA device" "$("$bin/rail-cni" status)"
     for try in 1 2 3 4 5 6; do "$bin/rail-cni" reap >/dev/null 2>&1 || true; done
-    same "debts after $try tries" "" "$(find /run/rail-cni/debts -type f)"
+    same "pending after $try tries" "" "$(find /run/rail-cni/pending -type f)"
     rdma link add rxe00 type rxe netdev ens0f0v0
 }
 
@@ -279,7 +279,7 @@ a_device_that_nobody_sees_is_owed_until_it_is_back() {
     exec {holder}</run/netns/below
     ip netns del below
     for try in 1 2 3 4 5 6; do "$bin/rail-cni" reap >/dev/null 2>&1 || true; done
-    same "debts after $try tries" 1 "$(find /run/rail-cni/debts -type f | wc -l)"
+    same "pending after $try tries" 1 "$(find /run/rail-cni/pending -type f | wc -l)"
     exec {holder}<&-
     wait_until has_rdma ../x
     "$bin/rail-cni" reap >/dev/null

@@ -105,7 +105,10 @@ end_refused() {
     ((status == 0)) || fail "DEL: $output"
 }
 
-debts() { find /run/rail-cni/debts -type f -exec jq -r '.debt.owed[] | "\(.what): \(.why)"' {} +; }
+pending() {
+    find /run/rail-cni/pending -type f -exec jq -r '.steps[] | select(.state | type == "object")
+        | "\(.change | if type == "object" then keys[0] else . end): \(.state.failed.why)"' {} +
+}
 
 # Sets $keeper to a program that has the VF open, until close_vf or the end of the case.
 open_vf() {
@@ -133,18 +136,18 @@ what_a_dead_pod_owes_waits_until_nothing_has_the_vf_open() {
     # The kernel refuses the reset, too.
     printf '\n' >"$at/reset_method"
     end_refused "$config"
-    contains "what is owed" "reset: " "$(debts)"
-    contains "what is owed" "vf: " "$(debts)"
+    contains "what is owed" "reset: " "$(pending)"
+    contains "what is owed" "vf: " "$(pending)"
     printf '%s\n' "$method" >"$at/reset_method"
     open_vf
     output=$("$bin/rail-cni" reap 2>&1) && fail "reap succeeds: $output"
     contains "reap" "it waits until nothing uses the device" "$output"
     contains "reap" "process $keeper (sleep)" "$output"
     same "the VLAN" "100" "$(ip -json link show ens0f0 | jq -r '.[0].vfinfo_list[0].vlan_list[0].vlan // .[0].vfinfo_list[0].vlan')"
-    contains "what is owed" "reset: it waits" "$(debts)"
+    contains "what is owed" "reset: it waits" "$(pending)"
     close_vf
     "$bin/rail-cni" reap >/dev/null
-    same "what is owed" "" "$(debts)"
+    same "what is owed" "" "$(pending)"
 }
 
 # The same before anything was tried: the pod died, and a virtual machine was started with its VF.
@@ -159,11 +162,11 @@ a_dead_pods_vf_is_left_alone_while_something_has_it_open() {
     refused "process $keeper (sleep)" ADD pod2 net1 "$(vfio)"
     del pod1 net1 "$config"
     "$bin/rail-cni" reap >/dev/null 2>&1 || true
-    contains "what is owed" "reset: it waits" "$(debts)"
+    contains "what is owed" "reset: it waits" "$(pending)"
     contains "the VF" "vlan 7," "$(ip link show ens0f0 | grep 'vf 0')"
     close_vf
     "$bin/rail-cni" reap >/dev/null
-    same "what is owed" "" "$(debts)"
+    same "what is owed" "" "$(pending)"
 }
 
 # The reset was done when the pod ended, and only the VLAN is owed: by the second try, somebody else may have the VF.
@@ -171,14 +174,14 @@ a_second_try_does_not_reset_what_was_reset() {
     local at method config
     add_with_reset
     end_refused "$config"
-    contains "what is owed" "vf: " "$(debts)"
-    [[ $(debts) != *reset:* ]] || fail "a reset is owed: $(debts)"
+    contains "what is owed" "vf: " "$(pending)"
+    [[ $(pending) != *reset:* ]] || fail "a reset is owed: $(pending)"
     # A reset would fail, and be owed.
     printf '\n' >"$at/reset_method"
     output=$("$bin/rail-cni" reap 2>&1) || fail "reap: $output"
     [[ $output != *"the reset of"* ]] || fail "reap tries a reset: $output"
     printf '%s\n' "$method" >"$at/reset_method"
-    same "what is owed" "" "$(debts)"
+    same "what is owed" "" "$(pending)"
 }
 
 bind

@@ -130,7 +130,7 @@ a_vf_that_is_reset_is_as_it_was() {
         esac
         same "after $way" "$before" "$(snapshot)"
         [[ $(cat /sys/class/net/ens0f0v0/ifindex) != "$index" ]] || fail "after $way: the driver was not bound again"
-        same "debts after $way" "" "$(find /run/rail-cni/debts -type f)"
+        same "pending after $way" "" "$(find /run/rail-cni/pending -type f)"
         ip netns del podA 2>/dev/null || true
     done
 }

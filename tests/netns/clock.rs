@@ -116,7 +116,7 @@ fn a_run_directory_of_an_earlier_boot_stops_no_pod() {
     host.cni("ADD", "c1", &pod, &owing).ok();
     host.cni("DEL", "c1", &pod, &owing).ok();
     fs::remove_file(&broken).unwrap();
-    let [debt] = &host.debts()[..] else { panic!("{:?}", host.debts()) };
+    let [debt] = &host.pending()[..] else { panic!("{:?}", host.pending()) };
     let owed: Value = serde_json::from_slice(&fs::read(debt).unwrap()).unwrap();
     let debt = debt.clone();
     host.cni("ADD", "c2", &pod, &config).ok();
@@ -129,10 +129,14 @@ fn a_run_directory_of_an_earlier_boot_stops_no_pod() {
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(file, content.replace(boot.trim(), "00000000-0000-0000-0000-000000000000")).unwrap();
     }
-    let mut late = owed["debt"].clone();
-    late["next"] = json!(u64::try_from(LATE.as_millis()).unwrap());
-    let old = json!({"debt": late, "bootId": "00000000-0000-0000-0000-000000000000"});
-    fs::write(debt, with(owed, old).to_string()).unwrap();
+    let mut late = owed;
+    late["owner"]["bootId"] = json!("00000000-0000-0000-0000-000000000000");
+    for step in late["steps"].as_array_mut().unwrap() {
+        if let Some(failed) = step["state"].get_mut("failed") {
+            failed["next"] = json!(LATE.as_secs());
+        }
+    }
+    fs::write(debt, late.to_string()).unwrap();
     for container in ["c2", "c3"] {
         let lock = host.path(&format!("run/locks/attachment-{container}:net1"));
         fs::write(lock, LATE.as_nanos().to_string()).unwrap();
@@ -142,7 +146,7 @@ fn a_run_directory_of_an_earlier_boot_stops_no_pod() {
     for container in ["c2", "c3"] {
         host.cni("ADD", container, &next, &config).ok();
         host.cni("DEL", container, &next, &config).ok();
-        assert!(host.debts().is_empty(), "{container}: {:?}", host.debts());
+        assert!(host.pending().is_empty(), "{container}: {:?}", host.pending());
     }
     assert_eq!(host.snapshot(), before);
 }

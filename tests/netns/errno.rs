@@ -421,13 +421,13 @@ impl<const V: char> Verb<V> {
         self.bench.host.ip_in(&self.bench.pods[0], "link").contains("net1")
     }
 
-    fn debts(&self) -> Vec<String> {
-        self.bench.host.debts().iter().map(|file| fs::read_to_string(file).unwrap()).collect()
+    fn pending(&self) -> Vec<String> {
+        self.bench.host.pending().iter().map(|file| fs::read_to_string(file).unwrap()).collect()
     }
 
     /// Whether nothing of c1 is left, or what is left is written down as owed, and is not in the pod.
     fn is_settled(&self) -> bool {
-        !self.is_in_pod() && (!self.debts().is_empty() || self.state() == self.free)
+        !self.is_in_pod() && (!self.pending().is_empty() || self.state() == self.free)
     }
 
     /// Whether c1 has a record beside that of the neighbour.
@@ -444,7 +444,7 @@ impl<const V: char> Verb<V> {
             let is_new = |line: &&str| !lines[1 - one].lines().any(|other| other == *line);
             lines[one].lines().filter(is_new).map(str::trim).collect::<Vec<_>>()
         };
-        let debts = self.debts();
+        let debts = self.pending();
         assert!(
             now == *before,
             "{:?}\nbefore: {:#?}\nnow: {:#?}\ndebts: {debts:?}",

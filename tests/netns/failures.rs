@@ -329,20 +329,20 @@ fn del_succeeds_although_the_ipam_fails_and_the_address_is_owed() {
     rig.add().ok();
     fs::write(rig.host.path("broken"), "").unwrap();
     let deleted = rig.del().ok();
-    assert!(deleted.stderr.contains("still owed by pod default/pod, container c1"), "{deleted:?}");
+    assert!(deleted.stderr.contains("pending for pod default/pod, container c1"), "{deleted:?}");
     assert_eq!(rig.host.snapshot()["links"], rig.before["links"]);
     assert_eq!(rig.links(0), ["lo"]);
-    assert_eq!((rig.host.records().len(), rig.host.debts().len()), (0, 1));
+    assert_eq!((rig.host.records().len(), rig.host.pending().len()), (0, 1));
     // The device is free for another pod at once, and its end does not wait for the other's.
     rig.run("ADD", 1).ok();
     rig.run("DEL", 1).ok();
     rig.del().ok();
     let reaped = rig.reap();
     assert_eq!(reaped.status, 1, "{reaped:?}");
-    assert!(reaped.stdout.contains("owed by pod default/pod, container c1 as net1"), "{reaped:?}");
+    assert!(reaped.stdout.contains("pending for pod default/pod, container c1 as net1"), "{reaped:?}");
     fs::remove_file(rig.host.path("broken")).unwrap();
     let reaped = rig.reap().ok();
-    assert!(reaped.stdout.contains("nothing is owed any more by pod default/pod"), "{reaped:?}");
+    assert!(reaped.stdout.contains("nothing is left to undo of pod default/pod"), "{reaped:?}");
     rig.is_usable();
 }
 
@@ -353,7 +353,7 @@ fn the_error_of_add_is_told_although_undoing_fails_too() {
     let msg = rig.add().error(6)["msg"].to_string();
     assert!(msg.contains("ADD failed"), "{msg}");
     // Nobody knows whether it leased an address.
-    assert_eq!((rig.host.records().len(), rig.host.debts().len()), (0, 1));
+    assert_eq!((rig.host.records().len(), rig.host.pending().len()), (0, 1));
     fs::remove_file(rig.host.path("broken")).unwrap();
     rig.reap().ok();
     rig.is_usable();
@@ -379,7 +379,7 @@ fn an_ipam_that_was_uninstalled_holds_nobody_up() {
     fs::rename(&bin, &away).unwrap();
     rig.del().ok();
     assert_eq!(rig.host.snapshot()["links"], rig.before["links"]);
-    assert_eq!(rig.host.debts().len(), 1);
+    assert_eq!(rig.host.pending().len(), 1);
     // It will never come back.
     let forgotten = rig.reap_with(&["--forget", "c1"]).ok();
     assert!(forgotten.stdout.contains("forgotten of pod default/pod, container c1"), "{forgotten:?}");
@@ -402,7 +402,7 @@ fn an_add_that_gets_no_address_asks_for_those_that_are_owed() {
     assert_eq!(rig.run("ADD", 1).error(11)["msg"], "no address is free");
     fs::remove_file(rig.host.path("broken")).unwrap();
     rig.run("ADD", 1).ok();
-    assert!(rig.host.debts().is_empty());
+    assert!(rig.host.pending().is_empty());
     rig.run("DEL", 1).ok();
     rig.is_usable();
 }
@@ -798,8 +798,8 @@ fn a_folder_in_the_place_of_a_record_is_named() {
 fn a_damaged_record_is_in_nobodys_way() {
     let Some(mut rig) = Rig::new("in_the_way") else { return };
     rig.add().ok();
-    let later = fs::read_to_string(rig.record()).unwrap().replace(r#""version":1,"#, r#""version":2,"#);
-    assert!(later.contains(r#""version":2,"#));
+    let later = fs::read_to_string(rig.record()).unwrap().replace(r#""version":2,"#, r#""version":3,"#);
+    assert!(later.contains(r#""version":3,"#));
     rig.del().ok();
     let folder = rig.host.path("run/attachments");
     fs::write(folder.join("c9:net1:vf0.json"), "{").unwrap();
@@ -953,7 +953,7 @@ fn a_name_that_was_taken_meanwhile_holds_nobody_up_and_is_given_back_when_it_is_
         assert!(deleted.stderr.contains("another device has it"), "{deleted:?}");
         assert!(!deleted.stderr.contains("went back to the host"), "{deleted:?}");
         assert_eq!(rig.links(0), ["lo"]);
-        assert_eq!((rig.host.records().len(), rig.host.debts().len(), rig.host.leases().len()), (0, 1, 0));
+        assert_eq!((rig.host.records().len(), rig.host.pending().len(), rig.host.leases().len()), (0, 1, 0));
         rig.del().ok();
         // Under its free name it is as good as before, by its PCI address.
         let name = rig.host.json(None, "link show").as_array().unwrap().iter().find_map(|link| {
@@ -1028,7 +1028,7 @@ fn debts_do_not_fill_the_run_folder() {
     let Some(rig) = Rig::with_ipam("many_debts", LEASE, "exit 1") else { return };
     rig.add().ok();
     rig.del().ok();
-    let [debt] = rig.host.debts().try_into().unwrap();
+    let [debt] = rig.host.pending().try_into().unwrap();
     let text = fs::read_to_string(&debt).unwrap();
     let large = text.replace(r#""config":""#, &format!(r#""config":"{}"#, "x".repeat(1 << 20)));
     assert!(large.len() > 1 << 20);
@@ -1040,7 +1040,7 @@ fn debts_do_not_fill_the_run_folder() {
         fs::write(debt.with_file_name(format!("old{number}:net1:vf0.json")), of).unwrap();
     }
     rig.run("DEL", 1).ok();
-    let size: u64 = rig.host.debts().iter().map(|path| path.metadata().unwrap().len()).sum();
+    let size: u64 = rig.host.pending().iter().map(|path| path.metadata().unwrap().len()).sum();
     assert!(size < 20 << 20, "{size}");
     // The newest are kept.
     assert!(debt.exists() && debt.with_file_name("old39:net1:vf0.json").exists());

@@ -290,7 +290,7 @@ impl Host {
                 (name, json!({"mtu": link["mtu"], "mac": link["address"], "altnames": altnames, "up": up}))
             })
             .collect();
-        json!({"links": links, "leases": self.leases(), "records": self.records(), "debts": self.debts(),
+        json!({"links": links, "leases": self.leases(), "records": self.records(), "pending": self.pending(),
             "addresses": self.addresses()})
     }
 
@@ -317,20 +317,31 @@ impl Host {
         files
     }
 
-    /// What is owed of attachments whose device is home.
-    pub fn debts(&self) -> Vec<PathBuf> {
+    /// What is still to be undone of attachments whose device is home.
+    pub fn pending(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
-        collect(&self.path("run/debts"), &mut files);
+        collect(&self.path("run/pending"), &mut files);
         files.sort();
         files
     }
 
-    /// No pause is left of what is owed.
+    /// The only record of pending steps.
+    #[track_caller]
+    pub fn only_pending(&self) -> Value {
+        let [file] = &self.pending()[..] else { panic!("one record: {:?}", self.pending()) };
+        serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
+    }
+
+    /// No pending step waits any more.
     pub fn make_due(&self) {
-        for file in self.debts() {
-            let mut debt: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-            debt["debt"]["next"] = json!(0);
-            fs::write(file, debt.to_string()).unwrap();
+        for file in self.pending() {
+            let mut record: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+            for step in record["steps"].as_array_mut().unwrap() {
+                if let Some(failed) = step["state"].get_mut("failed") {
+                    failed["next"] = json!(0);
+                }
+            }
+            fs::write(file, record.to_string()).unwrap();
         }
     }
 
@@ -590,4 +601,31 @@ pub fn with_static(config: Value, address: &str, gateway: &str) -> Value {
         config,
         json!({"cniVersion": "1.0.0", "ipam": {"type": "static", "addresses": [{"address": address, "gateway": gateway}]}}),
     )
+}
+
+/// Names of the steps of a record that are not undone.
+pub fn left(record: &Value) -> Vec<String> {
+    let steps = record["steps"].as_array().unwrap().iter();
+    steps.filter(|step| step["state"] != "undone").map(name_of).collect()
+}
+
+/// The name of a step.
+pub fn name_of(step: &Value) -> String {
+    match &step["change"] {
+        Value::String(name) => name.clone(),
+        change => change.as_object().unwrap().keys().next().unwrap().clone(),
+    }
+}
+
+/// What a step of a record says of its change.
+#[track_caller]
+pub fn change<'a>(record: &'a mut Value, name: &str) -> &'a mut Value {
+    let steps = record["steps"].as_array_mut().unwrap().iter_mut();
+    let step = steps.map(|step| &mut step["change"]).find(|change| change.get(name).is_some());
+    &mut step.unwrap_or_else(|| panic!("no step {name}"))[name]
+}
+
+/// Whether a record says that its ADD came to its end.
+pub fn is_attached(record: &Value) -> bool {
+    record["steps"].as_array().unwrap().iter().all(|step| step["state"] != "planned")
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::harness::{Host, rail, vf_address, with, with_static};
+use crate::harness::{self, Host, rail, vf_address, with, with_static};
 
 /// Rail 0 with the host's addresses.
 pub fn config() -> Value {
@@ -166,8 +166,9 @@ fn lifetimes_count_on_while_the_pod_has_the_address() {
     assert!(host.ip_in(&pod, "addr show dev net1").contains("10.20.0.1/24"));
     let path = host.records()[0].clone();
     let mut record: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
-    let at = record["hostAddresses"]["at"].as_u64().unwrap();
-    record["hostAddresses"]["at"] = json!(at.checked_sub(120_000).expect("this machine has just booted"));
+    let saved = harness::change(&mut record, "host-addresses");
+    let at = saved["at"].as_u64().unwrap();
+    saved["at"] = json!(at.checked_sub(120_000).expect("this machine has just booted"));
     std::fs::write(&path, record.to_string()).unwrap();
     host.cni("DEL", "c1", &pod, &config()).ok();
     let now = host.ip("addr show dev vf0");
@@ -179,7 +180,7 @@ fn lifetimes_count_on_while_the_pod_has_the_address() {
     };
     assert!((1..=4880).contains(&lifetime("10.8.0.1")), "{now}");
     assert_eq!(lifetime("172.16.0.0"), u64::from(u32::MAX));
-    assert!(host.debts().is_empty());
+    assert!(host.pending().is_empty());
 }
 
 #[test]
@@ -233,20 +234,21 @@ fn what_cannot_be_restored_is_owed_and_paid_later() {
     let text = std::fs::read_to_string(&record).unwrap();
     // A message that no kernel takes stands for all that may be refused.
     let mut broken: Value = serde_json::from_str(&text).unwrap();
-    let good = broken["hostAddresses"]["neighbours"].clone();
-    broken["hostAddresses"]["neighbours"][0] = json!(good[0].as_str().unwrap().replacen("02", "63", 1));
+    let saved = harness::change(&mut broken, "host-addresses");
+    let good = saved["neighbours"].clone();
+    saved["neighbours"][0] = json!(good[0].as_str().unwrap().replacen("02", "63", 1));
     std::fs::write(&record, broken.to_string()).unwrap();
     host.cni("DEL", "c1", &pod, &config()).ok();
-    assert_eq!(host.debts().len(), 1);
+    assert_eq!(host.pending().len(), 1);
     let status = host.call("", "", &pod).args(&["status"]).run(&json!({}));
     assert!(status.stdout.contains("the host's addresses on its device"), "{status:?}");
     // The next pod gets the rail all the same, and its DEL does not forget what is owed.
     let next = host.add_netns("next");
     host.cni("ADD", "c2", &next, &config()).ok();
     host.cni("DEL", "c2", &next, &config()).ok();
-    for debt in host.debts() {
+    for debt in host.pending() {
         let mut paid: Value = serde_json::from_str(&std::fs::read_to_string(&debt).unwrap()).unwrap();
-        paid["hostAddresses"]["neighbours"] = good.clone();
+        harness::change(&mut paid, "host-addresses")["neighbours"] = good.clone();
         std::fs::write(&debt, paid.to_string()).unwrap();
     }
     host.call("", "", &pod).args(&["reap"]).run(&json!({})).ok();
@@ -260,11 +262,11 @@ fn what_is_owed_to_the_host_waits_while_the_device_is_part_of_a_bridge() {
     host.cni("ADD", "c1", &pod, &config()).ok();
     let record = host.records()[0].clone();
     let mut broken: Value = serde_json::from_str(&std::fs::read_to_string(&record).unwrap()).unwrap();
-    let neighbour = &mut broken["hostAddresses"]["neighbours"][0];
+    let neighbour = &mut harness::change(&mut broken, "host-addresses")["neighbours"][0];
     *neighbour = json!(neighbour.as_str().unwrap().replacen("02", "63", 1));
     std::fs::write(&record, broken.to_string()).unwrap();
     host.cni("DEL", "c1", &pod, &config()).ok();
-    assert_eq!(host.debts().len(), 1);
+    assert_eq!(host.pending().len(), 1);
     for step in ["link add br0 type bridge", "addr flush dev vf0", "link set vf0 up master br0"] {
         host.ip(step);
     }
@@ -290,7 +292,7 @@ fn a_debt_of_a_name_puts_no_address_back() {
     host.cni("ADD", "c1", &pod, &config()).ok();
     host.ip("link add vf0 type veth peer name other");
     host.cni("DEL", "c1", &pod, &config()).ok();
-    assert_eq!(host.debts().len(), 1);
+    assert_eq!(host.pending().len(), 1);
     let links = host.json(None, "link show");
     let names = links.as_array().unwrap().iter().map(|link| link["ifname"].as_str().unwrap().to_owned());
     let name = names.into_iter().find(|name| name.starts_with("dev")).unwrap();
@@ -310,7 +312,7 @@ fn a_debt_of_a_name_puts_no_address_back() {
     host.ip("link delete vf0");
     reap().ok();
     assert_eq!(addresses("vf0"), "");
-    assert!(host.debts().is_empty());
+    assert!(host.pending().is_empty());
 }
 
 /// As soon as the name is free the device gets it, and what the host has on it by then goes with it.
@@ -321,10 +323,10 @@ fn a_device_gets_its_name_back_with_the_addresses_of_the_host() {
     host.cni("ADD", "c1", &pod, &config()).ok();
     host.ip("link add vf0 type veth peer name other");
     host.cni("DEL", "c1", &pod, &config()).ok();
-    assert_eq!(host.debts().len(), 1);
+    assert_eq!(host.pending().len(), 1);
     host.ip("link delete vf0");
     host.call("", "", &pod).args(&["reap"]).run(&json!({})).ok();
-    assert!(host.debts().is_empty());
+    assert!(host.pending().is_empty());
     // The kernel makes labels of its own when a device gets another name (inetdev_changename).
     let unlabelled = |(snapshot, of_host): (Value, Value)| {
         let labels = ["vf0:rail", "vf0:2", "vf0:3", "vf0:4"];
@@ -348,13 +350,13 @@ fn a_network_that_did_not_ask_gets_nothing_of_the_host() {
     host.cni("ADD", "c1", &pod, &config()).ok();
     let record = host.records()[0].clone();
     let mut broken: Value = serde_json::from_str(&std::fs::read_to_string(&record).unwrap()).unwrap();
-    let saved = &mut broken["hostAddresses"];
+    let saved = harness::change(&mut broken, "host-addresses");
     // A message that no kernel takes is owed, while the lifetime of the address has ended.
     saved["neighbours"][0] = json!(saved["neighbours"][0].as_str().unwrap().replacen("02", "63", 1));
     saved["at"] = json!(saved["at"].as_u64().unwrap() - 120_000);
     std::fs::write(&record, broken.to_string()).unwrap();
     host.cni("DEL", "c1", &pod, &config()).ok();
-    assert_eq!(host.debts().len(), 1);
+    assert_eq!(host.pending().len(), 1);
     let next = host.add_netns("next");
     let plain = with_static(rail(0), "10.20.0.2/24", "10.20.0.9");
     host.cni("ADD", "c2", &next, &plain).ok();

@@ -8,7 +8,7 @@ use std::process::Command;
 use rail_cni::netlink::{Socket, link, rule};
 use serde_json::Value;
 
-use crate::harness::{Host, rail, skip};
+use crate::harness::{self, Host, rail, skip};
 
 /// What `ip` and `ethtool` tell of a device of the host.
 fn device(host: &Host, name: &str) -> String {
@@ -163,7 +163,7 @@ fn files_of_the_device_are_as_they_were() {
     }
 }
 
-/// Records of 0.1.0 have no settings.
+/// Records may have no settings.
 #[test]
 fn a_record_without_settings_is_enough_for_del() {
     let Some(host) = Host::new("inherit::old") else { return };
@@ -173,8 +173,9 @@ fn a_record_without_settings_is_enough_for_del() {
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
     let record = host.records().remove(0);
     let mut json: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
-    assert!(json.as_object_mut().unwrap().remove("settings").is_some());
-    json["device"]["link"].as_object_mut().unwrap().remove("xdp").unwrap();
+    let netdev = harness::change(&mut json, "netdev").as_object_mut().unwrap();
+    assert!(netdev.remove("settings").is_some());
+    json["owner"]["device"]["link"].as_object_mut().unwrap().remove("xdp").unwrap();
     fs::write(&record, json.to_string()).unwrap();
     host.cni("DEL", "c1", &pod, &rail(0)).ok();
     assert_eq!(host.snapshot(), before);

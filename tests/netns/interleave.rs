@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 
-use crate::harness::{Call, Host, Ran, Sleeper, pf_address, rail, sample, vf_address, with};
+use crate::harness::{self, Call, Host, Ran, Sleeper, pf_address, rail, sample, vf_address, with};
 use crate::schedule::{self, Outcome, Schedule};
 use crate::store::{self, Store};
 use crate::trace;
@@ -140,13 +140,14 @@ impl Pods {
         let leases: Vec<Value> = leases.map(|text| serde_json::from_str(&text).unwrap()).collect();
         let given: BTreeSet<_> = leases.iter().map(|lease| lease["address"].to_string()).collect();
         assert_eq!(given.len(), leases.len(), "an address twice: {leases:?}");
-        let devices: BTreeSet<_> = records.iter().map(|record| record["device"]["id"].to_string()).collect();
+        let devices: BTreeSet<_> =
+            records.iter().map(|record| record["owner"]["device"]["id"].to_string()).collect();
         assert_eq!(devices.len(), records.len(), "a device twice: {records:?}");
         assert_eq!(leases.len(), records.len(), "{leases:?}, {records:?}");
         let mut attached = Vec::new();
         for record in &records {
-            assert_eq!(record["phase"], "attached", "{record}");
-            let pod = NAMES.iter().position(|name| record["containerID"] == *name).unwrap();
+            assert!(harness::is_attached(record), "{record}");
+            let pod = NAMES.iter().position(|name| record["owner"]["containerID"] == *name).unwrap();
             let lease = leases.iter().find(|lease| lease["containerID"] == NAMES[pod]);
             let lease = lease.unwrap_or_else(|| panic!("no lease of {record}: {leases:?}"));
             let links = self.links(pod);
@@ -160,7 +161,7 @@ impl Pods {
             let has = !self.links(pod).is_empty();
             assert_eq!(has, attached.iter().any(|one| one == name), "{name}: {:?}", self.links(pod));
         }
-        assert!(self.host.debts().is_empty(), "{:?}", self.host.debts());
+        assert!(self.host.pending().is_empty(), "{:?}", self.host.pending());
         attached
     }
 

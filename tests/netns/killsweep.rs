@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 
-use crate::harness::{Host, rail, sample, vf_address, with};
+use crate::harness::{self, Host, rail, sample, vf_address, with};
 use crate::host_address;
 use crate::trace::{self, Traced};
 
@@ -107,7 +107,7 @@ impl Bench {
     #[track_caller]
     fn is_as_before(&self, traced: &Traced) {
         // Why something is owed is in the file of the debt.
-        let debts = fs::read_dir(self.host.path("run/debts")).into_iter().flatten().flatten();
+        let debts = fs::read_dir(self.host.path("run/pending")).into_iter().flatten().flatten();
         let debts: Vec<_> = debts.map(|file| fs::read_to_string(file.path())).collect();
         assert_eq!(self.state(), self.before, "after {:?}: {debts:?}", traced.killed);
     }
@@ -115,7 +115,7 @@ impl Bench {
     /// Is the attachment whole, by its record and by what the pod has? Then only its answer was lost.
     fn is_attached(&self) -> bool {
         let record = self.host.records().first().map(|path| fs::read_to_string(path).unwrap());
-        record.is_some_and(|record| record.contains(r#""phase":"attached""#))
+        record.is_some_and(|record| harness::is_attached(&serde_json::from_str(&record).unwrap()))
             && self.host.ip_in(&self.pods[0], "link").contains("net1")
     }
 }

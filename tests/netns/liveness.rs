@@ -1,7 +1,6 @@
 //! Alive, dead, or cannot tell: what cannot be judged from here is not taken, by nobody. The callers are in mount namespaces of their own, as debug pods and containers are.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -148,51 +147,4 @@ fn a_lease_without_a_namespace_goes_by_the_list_alone() {
     assert!(held.is_held());
     gc(json!([]));
     assert!(!held.is_held());
-}
-
-/// An upgrade with running pods: a lease to the byte as rail-ipam 0.1.0 wrote it.
-#[test]
-fn leases_of_0_1_0_are_honoured() {
-    let Some(held) = Held::new("liveness::upgrade") else { return };
-    held.call("DEL", "old").run(&network()).ok();
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
-    let (path, id) = (held.old.display(), fs::metadata(&held.old).unwrap());
-    let created = id.ctime() * 1_000_000_000 + id.ctime_nsec();
-    let (dev, ino) = (id.dev(), id.ino());
-    let lease = format!(
-        r#"{{"version":1,"bootId":"{}","network":"rail-0","containerID":"c1","ifname":"net1","netns":{{"path":"{path}","dev":{dev},"ino":{ino},"created":{created}}},"pod":"default/pod","address":"172.16.0.0","since":"2026-11-21T21:43:35Z"}}"#,
-        boot.trim()
-    );
-    let file = held.host.path("run/leases/node-1/rail-0/172.16.0.0@311e8e978c8167328f92976d9aaed11c.json");
-    let is_there = || file.exists();
-    let put = || {
-        fs::create_dir_all(file.parent().unwrap()).unwrap();
-        fs::write(file.with_file_name("lock"), "").unwrap();
-        fs::write(&file, &lease).unwrap();
-    };
-    let gc = || held.call("GC", "").var("CNI_NETNS", "").run(&network()).ok();
-
-    put();
-    let msg = held.call("ADD", "new").run(&network()).error(11)["msg"].to_string();
-    assert!(msg.contains("default/pod (container c1) since 2026-11-21") && !msg.contains("told"), "{msg}");
-    assert!(gc().stderr.contains("is alive") && is_there());
-    held.call("DEL", "c1").run(&network()).ok();
-    assert!(!is_there());
-
-    // Of the dead, it takes the mount namespace of the host's first process to tell.
-    put();
-    held.host.delete_netns(&held.old);
-    let msg = held.call("ADD", "new").run(&network()).error(11)["msg"].to_string();
-    assert!(msg.contains("0.1.0") && is_there(), "{msg}");
-    assert!(gc().stderr.contains("not known whether") && is_there());
-    let of_init = ["nsenter", "--mount=/proc/1/ns/mnt"];
-    if std::process::Command::new(of_init[0]).args([of_init[1], "true"]).status().is_ok_and(|s| s.success()) {
-        let netns = Path::new("/proc/self/ns/uts");
-        held.host.call("ADD", "new", netns).ipam().under(&of_init).run(&network()).ok();
-        assert!(!is_there());
-    } else {
-        skip("liveness::upgrade", "the mount namespace of process 1 cannot be entered");
-        held.call("DEL", "c1").run(&network()).ok();
-        held.call("ADD", "new").run(&network()).ok();
-    }
 }

@@ -24,7 +24,7 @@ fn device(number: u8) -> Value {
 /// are also those of the tests beside this one.
 fn entries(host: &Host) -> usize {
     let of = |name: &str| entries_of(&host.path(name));
-    of("run") + of("run/attachments") + of("run/debts") + host.leases().len()
+    of("run") + of("run/attachments") + of("run/pending") + host.leases().len()
 }
 
 fn entries_of(path: &Path) -> usize {

@@ -1,5 +1,5 @@
-//! An upgrade from 0.1.0 under running pods. Record, its copy, lease and device-info file are to the byte as that
-//! version wrote them, with what a moment makes of them filled in.
+//! An upgrade under running pods, from the version before, whose records have the format 1. Record, its copy, lease and
+//! device-info file are to the byte as that version wrote them, with what a moment makes of them filled in.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -7,20 +7,21 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::harness::{Call, Host, Ran, Sleeper, rail, skip, vf_address, with};
+use crate::harness::{Call, Host, Ran, Sleeper, rail, vf_address, with};
 
 const RECORD: &str = include_str!("upgrade/record.json");
+const DEBT: &str = include_str!("upgrade/debt.json");
 const LEASE: &str = include_str!("upgrade/lease.json");
-const INFO: &str = r#"{"pci":{"pci-address":"0000:01:10.0","pf-pci-address":"0000:01:00.0"},"type":"pci","version":"1.1.0"}"#;
-/// What 0.1.0 printed for the ADD of it, which the runtime has kept.
+const INFO: &str = r#"{"pci":{"pci-address":"0000:01:10.0","pf-pci-address":"0000:01:00.0"},"rail-cni":{"containerID":"c1","ifname":"net1"},"type":"pci","version":"1.1.0"}"#;
+/// What the version before printed for the ADD of it, which the runtime has kept.
 const RESULT: &str = r#"{"cniVersion":"1.1.0","interfaces":[{"mac":"02:00:00:00:00:77","mtu":9000,"name":"net1","pciID":"0000:01:10.0","sandbox":"{netns}"}],"ips":[{"address":"172.16.0.0/31","gateway":"172.16.0.1","interface":0}],"routes":[{"dst":"172.16.0.0/15","gw":"172.16.0.1","priority":1000}]}"#;
 
-/// A node on which 0.1.0 has served a pod.
+/// A node on which the version before has served a pod.
 struct Old {
     host: Host,
     pod: PathBuf,
     next: PathBuf,
-    /// Before 0.1.0 did anything.
+    /// Before the version before did anything.
     before: Value,
     mac: String,
     index: Value,
@@ -63,6 +64,8 @@ impl Old {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
         let bin = Path::new(env!("CARGO_BIN_EXE_rail-ipam")).parent().unwrap().display().to_string();
         let [dev, ino, created] = &self.id;
+        let folder = fs::metadata(self.pod.parent().unwrap()).unwrap();
+        let folder = format!("[{},{}]", folder.dev(), folder.ino());
         let (netns, dir) = (self.pod.display().to_string(), self.host.dir.path().display().to_string());
         let index = self.index.to_string();
         let values = [
@@ -71,6 +74,7 @@ impl Old {
             ("{dev}", dev),
             ("{ino}", ino),
             ("{created}", created),
+            ("{folder}", &folder),
             ("{home}", &index),
             ("{mac}", &self.mac),
             ("{dir}", &dir),
@@ -79,7 +83,7 @@ impl Old {
         values.iter().fold(golden.to_owned(), |text, (name, value)| text.replace(name, value))
     }
 
-    /// Puts record and copy there. 0.1.0 knew the index in the pod from the end of the move on.
+    /// Puts record and copy there. the version before knew the index in the pod from the end of the move on.
     fn records(&self, phase: &str) {
         let index = if phase == "adding" { "0".to_owned() } else { self.index.to_string() };
         let record = self.filled(RECORD).replace("{phase}", phase).replace("{index}", &index);
@@ -88,7 +92,7 @@ impl Old {
         fs::create_dir_all(self.host.path("run/locks")).unwrap();
     }
 
-    /// What 0.1.0's ADD did in the pod.
+    /// What the version before's ADD did in the pod.
     fn attach(&self) {
         let pod = self.pod.file_name().unwrap().to_str().unwrap();
         let index = &self.index;
@@ -99,7 +103,7 @@ impl Old {
             "addr add 172.16.0.0/31 dev net1",
             "link set net1 up",
             "route add 172.16.0.0/31 dev net1 table 100 proto static scope link",
-            "route add 172.16.0.0/15 via 172.16.0.1 dev net1 table 100 proto static",
+            "route add 172.16.0.0/15 via 172.16.0.1 dev net1 table 100 metric 1000 proto static",
             "route add 172.16.0.0/15 via 172.16.0.1 dev net1 metric 1000 proto static",
             "rule add from 172.16.0.0 lookup 100 priority 1000 proto static",
         ] {
@@ -136,13 +140,14 @@ impl Old {
         let of_records = |check: &&Value| check["check"] == "records" && check["verdict"] != "ok";
         let found = doctor["checks"].as_array().unwrap().iter().find(of_records);
         let text = found.unwrap_or_else(|| panic!("{doctor}"))["text"].to_string();
-        assert!(text.contains("0000:01:10.0 of") && text.contains("default/pod"), "{text}");
+        assert!(text.contains("0000:01:10.0") && text.contains("default/pod"), "{text}");
     }
 
-    /// All is as it was before 0.1.0 came.
+    /// All is as it was before the version before came.
     #[track_caller]
     fn is_as_before(&self) {
-        let debts: Vec<_> = self.host.debts().iter().map(|file| fs::read_to_string(file).unwrap()).collect();
+        let debts: Vec<_> =
+            self.host.pending().iter().map(|file| fs::read_to_string(file).unwrap()).collect();
         assert_eq!(self.host.snapshot(), self.before, "{debts:?}");
         assert!(!self.host.path("devinfo/info").exists());
     }
@@ -163,7 +168,7 @@ impl Old {
 }
 
 #[test]
-fn a_running_pod_of_0_1_0_is_left_alone_and_given_back() {
+fn a_running_pod_of_the_version_before_is_left_alone_and_given_back() {
     let Some(old) = Old::new("running") else { return };
     old.attach();
     old.records("attached");
@@ -195,7 +200,7 @@ fn a_running_pod_of_0_1_0_is_left_alone_and_given_back() {
 }
 
 #[test]
-fn check_tells_what_a_pod_of_0_1_0_has_changed() {
+fn check_tells_what_a_pod_of_the_version_before_has_changed() {
     let Some(old) = Old::new("check") else { return };
     old.attach();
     old.records("attached");
@@ -207,9 +212,9 @@ fn check_tells_what_a_pod_of_0_1_0_has_changed() {
     old.is_as_before();
 }
 
-/// The record is gone: its copy is enough, as it was for 0.1.0.
+/// The record is gone: its copy is enough, as it was for the version before.
 #[test]
-fn the_copy_of_a_record_of_0_1_0_is_enough() {
+fn the_copy_of_a_record_of_the_version_before_is_enough() {
     let Some(old) = Old::new("copy") else { return };
     old.attach();
     old.records("attached");
@@ -220,13 +225,13 @@ fn the_copy_of_a_record_of_0_1_0_is_enough() {
 }
 
 #[test]
-fn what_a_dead_pod_of_0_1_0_left_is_put_right_by_del_and_by_the_next_add() {
+fn what_a_dead_pod_of_the_version_before_left_is_put_right_by_del_and_by_the_next_add() {
     for is_told in [true, false] {
         let Some(old) = Old::new("dead") else { return };
         old.attach();
         old.records("attached");
         old.host.hand_back(&old.pod, "net1");
-        old.is_told(&["unknown", "dead"]);
+        old.is_told(&["dead"]);
         if is_told {
             old.call("DEL").run(&old.config()).ok();
             old.is_as_before();
@@ -235,35 +240,32 @@ fn what_a_dead_pod_of_0_1_0_left_is_put_right_by_del_and_by_the_next_add() {
     }
 }
 
-/// Who is not provably in the mount namespace of process 1 cannot tell that a pod of 0.1.0 is dead: an operator can.
+/// What a DEL of before could not undo is undone by the next call.
 #[test]
-fn reap_ends_a_dead_pod_of_0_1_0_where_it_can_tell_or_is_told() {
-    let Some(old) = Old::new("reap") else { return };
-    old.attach();
-    old.records("attached");
-    old.host.hand_back(&old.pod, "net1");
-    let of_init = ["nsenter", "--mount=/proc/1/ns/mnt"];
-    let tried = std::process::Command::new(of_init[0]).args([of_init[1], "true"]).output();
-    let reap = if tried.is_ok_and(|tried| tried.status.success()) {
-        old.call("").args(&["reap"]).under(&of_init)
-    } else {
-        skip("upgrade::reap", "the mount namespace of process 1 cannot be entered");
-        let left = old.call("").args(&["reap"]).run(&Value::Null);
-        assert!(
-            left.stdout.contains("it is not known whether its pod is alive") && left.status == 1,
-            "{left:?}"
-        );
-        assert_eq!(old.status()["attachments"][0]["state"], "unknown");
-        old.call("").args(&["reap", "--force", "c1"])
-    };
-    let reaped = reap.run(&Value::Null).ok();
-    assert!(reaped.stdout.contains("1 returned, 0 remaining, 0 in use"), "{reaped:?}");
-    old.is_as_before();
+fn what_a_del_of_the_version_before_owed_is_undone() {
+    for end in ["DEL", "reap", ""] {
+        let Some(old) = Old::new("owed") else { return };
+        old.file("run/debts/c1:net1:0000:01:10.0.json", &old.filled(DEBT));
+        fs::create_dir_all(old.host.path("run/attachments")).unwrap();
+        fs::create_dir_all(old.host.path("run/locks")).unwrap();
+        fs::remove_file(old.host.path("devinfo/info")).unwrap();
+        let shown = old.status();
+        assert_eq!(shown["pending"][0]["steps"][0]["step"], "lease", "{shown}");
+        match end {
+            "" => (),
+            "reap" => drop(old.call("").args(&["reap"]).run(&Value::Null).ok()),
+            verb => drop(old.call(verb).run(&old.config()).ok()),
+        }
+        if !end.is_empty() {
+            old.is_as_before();
+        }
+        old.serves_the_next();
+    }
 }
 
-/// 0.1.0 was killed in its ADD, before the move or after.
+/// the version before was killed in its ADD, before the move or after.
 #[test]
-fn an_add_of_0_1_0_that_was_cut_off_is_undone() {
+fn an_add_of_the_version_before_that_was_cut_off_is_undone() {
     for has_moved in [true, false] {
         for is_told in [true, false] {
             let Some(old) = Old::new("adding") else { return };
@@ -282,30 +284,9 @@ fn an_add_of_0_1_0_that_was_cut_off_is_undone() {
     }
 }
 
-/// 0.1.0 kept the record of a device that was home while its IPAM failed, and with it the device.
-#[test]
-fn a_device_that_0_1_0_kept_for_a_failing_ipam_is_free() {
-    for end in ["DEL", "GC", "reap", ""] {
-        let Some(old) = Old::new("returned") else { return };
-        old.records("returned");
-        old.is_told(&["returned"]);
-        match end {
-            "" => (),
-            "reap" => drop(old.call("").args(&["reap"]).run(&Value::Null).ok()),
-            verb => {
-                drop(old.call(verb).run(&with(old.config(), json!({"cni.dev/valid-attachments": []}))).ok())
-            }
-        }
-        if !end.is_empty() {
-            old.is_as_before();
-        }
-        old.serves_the_next();
-    }
-}
-
 /// The namespace is gone, and a process keeps the device in it.
 #[test]
-fn a_device_that_0_1_0_missed_is_put_right_when_it_comes_back() {
+fn a_device_that_the_version_before_missed_is_put_right_when_it_comes_back() {
     let Some(old) = Old::new("missing") else { return };
     old.attach();
     old.records("missing");

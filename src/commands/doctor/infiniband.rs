@@ -2,7 +2,7 @@
 
 use super::super::inventory::Rail;
 use super::{Check, Findings};
-use crate::attach::infiniband::NO_GUIDS;
+use crate::attach::steps::guid::NO_GUIDS;
 use crate::sysfs::Function;
 
 /// Looks at the functions of a rail that no pod has.

@@ -64,7 +64,7 @@ pub fn known(directory: &Path, inventory: &Inventory) -> Vec<Network> {
         networks.extend(plugins.iter().filter_map(|plugin| Network::of(plugin, &list)));
     }
     for one in &inventory.attachments {
-        let Some(ipam) = &one.record.ipam else { continue };
+        let Some(ipam) = one.record.lease() else { continue };
         let config: Value = serde_json::from_str(&ipam.config).unwrap_or_default();
         networks.extend(Network::of(&config, &Value::Null));
     }

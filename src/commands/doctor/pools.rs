@@ -9,7 +9,7 @@ use super::networks::Network;
 use super::node::has_ipv6;
 use super::{Check, Findings, count, routes};
 use crate::attach::record::Record;
-use crate::commands::inventory::{Attached, Inventory, State};
+use crate::commands::inventory::{Attached, Inventory};
 use crate::files;
 use crate::ipam::lease::{self, Folder, Holder, Lease};
 use crate::netns::Life;
@@ -235,7 +235,10 @@ fn leases(
                 dead += 1;
                 continue;
             }
-            if let Life::Unknown(why) = life {
+            // The check `records` tells of a device that has not come back.
+            let is_told = |one: &Attached| one.is_missing() && is_of(&lease, &one.record);
+            let is_told = inventory.attachments.iter().any(is_told);
+            if let (Life::Unknown(why), false) = (life, is_told) {
                 let is_freed = |one: &Attached| one.is_home && is_of(&lease, &one.record);
                 let text = format!(
                     "pool {pool}: {}: it is not known whether {} is alive: {why}",
@@ -273,11 +276,10 @@ fn leases(
         let remedy = "the next ADD takes over the address; to release it now, run `rail-ipam release --dead`";
         found.add(Check::warn(name, text, remedy));
     }
-    for one in inventory.attachments.iter().filter(|one| one.state == State::Live) {
+    for one in inventory.attachments.iter().filter(|one| one.is_live()) {
         let record = &one.record;
-        let is_ours = record.ipam.as_ref().is_some_and(|ipam| ipam.r#type == "rail-ipam");
-        if is_ours && !live.iter().any(|lease| is_of(lease, record)) {
-            let text = format!("the address of {} has no lease", record.holder());
+        if record.is_by_rail_ipam() && !live.iter().any(|lease| is_of(lease, record)) {
+            let text = format!("the address of {} has no lease", record.owner.describe());
             found.add(Check::fail(name, text, "restart the pod: another one may get the same address"));
         }
     }
@@ -294,19 +296,19 @@ fn leases(
 }
 
 fn is_of(lease: &Lease, record: &Record) -> bool {
-    let Holder { network, container_id, ifname, .. } = &lease.holder;
-    (network, container_id, ifname) == (&record.network, &record.container_id, &record.ifname)
+    let (owner, Holder { network, container_id, ifname, .. }) = (&record.owner, &lease.holder);
+    (network, container_id, ifname) == (&owner.network, &owner.container_id, &owner.ifname)
 }
 
 /// Nothing is decided by `since`; but who reads it should know that it is wrong.
 fn clock(live: &[Lease], inventory: &Inventory, found: &mut Findings) {
     let now = SystemTime::now();
     let boot = now.checked_sub(files::since_boot()).unwrap_or(SystemTime::UNIX_EPOCH);
-    let records = inventory.attachments.iter().filter(|one| one.state == State::Live);
+    let records = inventory.attachments.iter().filter(|one| one.is_live());
     let all: Vec<_> = live
         .iter()
         .map(|lease| lease.since.as_str())
-        .chain(records.map(|one| one.record.since.as_str()))
+        .chain(records.map(|one| one.record.owner.since.as_str()))
         .collect();
     let is_wrong = |since: &&&str| match humantime::parse_rfc3339(since) {
         Ok(since) => since > now + STEP || since + STEP < boot,

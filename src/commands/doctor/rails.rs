@@ -6,12 +6,14 @@ use std::path::Path;
 use super::networks::Network;
 use super::{Check, Findings, Verdict, count};
 use crate::attach::device::{refuse_addresses, refuse_what_the_host_needs};
-use crate::attach::host_address::HostAddresses;
 use crate::attach::planes::is_same_rail;
-use crate::attach::{lost, order, restore, userspace, vf};
-use crate::commands::inventory::{Attached, Inventory, Rail, State, link_state};
+use crate::attach::state::State;
+use crate::attach::steps::host_addresses::HostAddresses;
+use crate::attach::{locate, order, pending as left, rebuild, userspace};
+use crate::commands::inventory::{Attached, Inventory, Rail, link_state};
 use crate::netlink::Socket;
 use crate::netlink::link::Link;
+use crate::netlink::vf::VfState;
 use crate::node::Node;
 use crate::pool::{Allocation, rail_in, store};
 use crate::sysfs::Function;
@@ -84,7 +86,7 @@ pub fn check(node: &Node, inventory: &Inventory, networks: &[Network], mtu: u32,
     lost(&rails, inventory, found);
     leftovers(&rails, inventory, found);
     records(inventory, &stocks, found);
-    debts(inventory, &stocks, found);
+    pending(inventory, &stocks, found);
 }
 
 /// Compares the rails of node.json with what else is known about their order.
@@ -154,13 +156,14 @@ fn offer(
     let id = &function.id;
     let refused = |name, text, remedy: String| Offer::Refused(Some(Fault { name, text, remedy }));
     match inventory.holder(function) {
-        Some(Attached { record, is_away: true, .. }) => {
-            let holder = record.holder();
-            let text = format!("{id} has not returned from {holder}, whose network namespace is gone");
-            return refused("records", text, restore::how_to_end(record));
+        Some(holder) if holder.is_missing() => {
+            let owner = &holder.record.owner;
+            let whose = owner.describe();
+            let text = format!("{id} has not returned from {whose}, whose network namespace is gone");
+            return refused("records", text, locate::how_to_end(owner));
         }
         // The next ADD restores the device.
-        Some(holder) if holder.state.is_left_over() || holder.is_home => return Offer::Usable,
+        Some(holder) if holder.is_left_over() || holder.is_home => return Offer::Usable,
         Some(_) => return Offer::Held,
         // The check `lost` reports what no claim holds.
         None if inventory.is_held(function) || inventory.lost(function).is_some() => return Offer::Held,
@@ -191,17 +194,13 @@ fn offer(
         let remedy = "remove it from the host's configuration, or from the rail's resource";
         return refused("host-use", format!("{error:#}"), remedy.to_owned());
     }
-    let mut debts = inventory.debts.iter().filter(|debt| debt.device.is_of(id));
-    match debts.find(|debt| vf::owes_isolation(debt, node, host)) {
-        Some(debt) => {
-            let why = debt.owed().into_iter().map(|owed| owed.why).collect::<Vec<_>>().join("; ");
-            let holder = debt.holder();
-            let text =
-                format!("ADDs of {id} are refused, because it still has the VF settings of {holder}: {why}");
-            refused("debts", text, "correct that, then run `rail-cni reap`".to_owned())
+    for record in inventory.pending.iter().filter(|record| record.owner.device.is_of(id)) {
+        if let Err(error) = left::refuse_unless_apart(record, &VfState::default(), node, host) {
+            let text = format!("ADDs of {id} are refused: {error:#}");
+            return refused("pending", text, "correct that, then run `rail-cni reap`".to_owned());
         }
-        None => Offer::Usable,
     }
+    Offer::Usable
 }
 
 /// The command that makes the kernel look for a driver.
@@ -230,7 +229,7 @@ fn lost(rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
             let functions = rail.function.iter().chain(rail.vfs.iter().map(|vf| &vf.function));
             functions.into_iter().any(|function| function.id == lost.id)
         };
-        let check = Check::fail(name, lost.describe(), lost::REMEDY);
+        let check = Check::fail(name, lost.describe(), rebuild::REMEDY);
         found.add(match rails.iter().find(has) {
             Some(rail) => check.on(rail),
             None => check,
@@ -316,7 +315,7 @@ fn pf_link(node: &Node, rail: &Rail, inventory: &Inventory, networks: &[Network]
             _ => (),
         },
         (None, Some(holder)) => {
-            let text = format!("{} itself is in a pod: {}", rail.pf(), holder.record.holder());
+            let text = format!("{} itself is in a pod: {}", rail.pf(), holder.record.owner.describe());
             found.add(Check::skip(name, text).on(rail));
         }
         (None, None) => {
@@ -344,8 +343,8 @@ fn mtus(node: &Node, inventory: &Inventory, networks: &[Network], assumed: u32, 
     }
     for rail in &inventory.rails {
         let Some(link) = &rail.link else { continue };
-        let on_it = inventory.attachments.iter().filter(|one| rail.has(one) && one.state == State::Live);
-        let used = on_it.filter_map(|one| one.link.as_ref()).map(|link| link.mtu).max().unwrap_or(0);
+        let on_it = inventory.attachments.iter().filter(|one| rail.has(one) && one.is_live());
+        let used = on_it.filter_map(|one| one.link()).map(|link| link.mtu).max().unwrap_or(0);
         let wanting = networks.iter().filter(|network| network.may_be_of(rail.rail));
         let wanting = wanting.filter_map(|network| Some((network.mtu?, Some(&network.name)))).max();
         let (wanted, who) = wanting.unwrap_or((assumed, None));
@@ -416,7 +415,7 @@ fn vfs(node: &Node, inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Fin
         }
         add_faults(name, stock, found);
         let holders: Vec<_> = rail.vfs.iter().filter_map(|vf| inventory.holder(&vf.function)).collect();
-        let is_left = |holder: &&Attached| holder.state.is_left_over() && !holder.is_away;
+        let is_left = |holder: &&Attached| holder.is_left_over();
         if holders.len() == rail.vfs.len() && holders.iter().all(is_left) {
             all_dead.push(rail.title());
         }
@@ -535,7 +534,7 @@ fn leftovers(rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
         .collect();
     for (rail, link, id) in devices {
         let on_record = inventory.attachments.iter().map(|one| &one.record);
-        let recorded = on_record.chain(&inventory.debts).any(|record| record.device.is_of(id));
+        let recorded = on_record.chain(&inventory.pending).any(|record| record.owner.device.is_of(id));
         if is_handed_back(&link.name) && !recorded {
             let text = format!(
                 "{id} has the name {} on the host, as if a dead pod had had it; no record has its former name",
@@ -548,34 +547,33 @@ fn leftovers(rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
     found.ok_unless_reported(name, "no device of a rail has the name of a pod's interface");
 }
 
-/// Reports the unfinished cleanup of pods that are gone. It affects no other pod, unless a device still has the
-/// VF settings of a pod.
-fn debts(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
-    let name = "debts";
+/// Reports the unfinished cleanup of pods that are gone. It affects no other pod, unless the next one would not be
+/// apart from the last.
+fn pending(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
+    let name = "pending";
     stocks.iter().for_each(|stock| add_faults(name, stock, found));
-    for record in inventory.debts.iter().filter(|record| record.is_owed_in_vain()) {
-        for owed in record.owed() {
-            let text = format!("owed by {}: {}: {}", record.holder(), owed.what.as_str(), owed.why);
-            let remedy = format!(
-                "correct that, then run `rail-cni reap`; or give up: `rail-cni reap --forget {}`",
-                record.container_id
-            );
-            found.add(Check::warn(name, text, remedy));
+    for record in inventory.pending.iter().filter(|record| record.is_left_in_vain()) {
+        let id = &record.owner.container_id;
+        for line in record.left_lines() {
+            let remedy =
+                format!("correct that, then run `rail-cni reap`; or give up: `rail-cni reap --forget {id}`");
+            found.add(Check::warn(name, format!("pending for {line}"), remedy));
         }
     }
-    found.ok_unless_reported(name, "pods that are gone owe nothing");
+    found.ok_unless_reported(name, "of pods that are gone nothing is left to undo");
 }
 
 fn records(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
     const NAMED: usize = 3;
     let name = "records";
     stocks.iter().for_each(|stock| add_faults(name, stock, found));
-    let is_left = |one: &&Attached| one.state.is_left_over() && !one.is_away;
+    let is_left = |one: &&Attached| one.is_left_over();
     let left: Vec<_> = inventory.attachments.iter().filter(is_left).collect();
     if !left.is_empty() {
-        let named = left.iter().take(NAMED).map(|Attached { record, state, .. }| {
-            let who = record.pod.as_ref().unwrap_or(&record.container_id);
-            format!("{} of {who} ({})", record.device.id, state.as_str())
+        let named = left.iter().take(NAMED).map(|one| {
+            let owner = &one.record.owner;
+            let who = owner.pod.as_ref().unwrap_or(&owner.container_id);
+            format!("{} of {who} ({})", owner.device.id, one.word())
         });
         let more = left.len().saturating_sub(NAMED);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
@@ -583,16 +581,17 @@ fn records(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
         let text = format!("{} of pods that are gone: {named}{more}", count(left.len(), "attachment"));
         found.add(Check::warn(name, text, "the next ADD restores it; to do so now, run `rail-cni reap`"));
     }
-    for Attached { record, state, error, .. } in &inventory.attachments {
-        let what = format!("{} of {}", record.device.id, record.holder());
-        if *state == State::Elsewhere {
+    for one in &inventory.attachments {
+        let owner = &one.record.owner;
+        let what = format!("{} of {}", owner.device.id, owner.describe());
+        if one.state == State::Elsewhere {
             let text = format!("{what} is neither in the pod nor on the host");
             found.add(Check::warn(
                 name,
                 text,
                 "restart the pod: it moved the device away, or the VFs were made anew",
             ));
-        } else if let Some(error) = error {
+        } else if let Some(error) = one.error() {
             found.add(Check::skip(name, format!("{what}: {error}")));
         }
     }
@@ -600,7 +599,7 @@ fn records(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
         let remedy = format!("if no pod has its device, run `rail-cni reap --forget {file}`");
         found.add(Check::warn(name, format!("the record {file} cannot be read"), remedy));
     }
-    let live = inventory.attachments.iter().filter(|one| one.state == State::Live).count();
+    let live = inventory.attachments.iter().filter(|one| one.is_live()).count();
     found.ok_unless_reported(name, format!("{}, none of a pod that is gone", count(live, "attachment")));
 }
 

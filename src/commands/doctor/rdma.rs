@@ -7,9 +7,8 @@ use std::path::Path;
 use super::infiniband;
 use super::networks::Network;
 use super::{Check, Findings, count};
-use crate::attach::rdma;
-use crate::attach::record::What;
-use crate::commands::inventory::{Inventory, Rail, RdmaMode, State};
+use crate::attach::steps::{Change, rdma};
+use crate::commands::inventory::{Inventory, Rail, RdmaMode};
 use crate::every_netns::Which;
 use crate::netlink::link::Link;
 use crate::node::Node;
@@ -81,13 +80,15 @@ fn devices(inventory: &Inventory, why: Option<&str>, found: &mut Findings) {
     // Pods whose records were lost have devices as well, and so have claims.
     let moved = !inventory.lost.is_empty()
         || !inventory.claimed.is_empty()
-        || inventory.attachments.iter().any(|one| !one.record.rdma.is_empty());
+        || inventory.attachments.iter().any(|one| !one.record.facts().rdma.is_empty());
     // Of a device whose netdev is not on the host either, a pod is the owner.
-    let owes = |function: &Function| {
-        inventory.debts.iter().any(|debt| debt.device.is_of(&function.id) && debt.owes(What::Rdma))
+    let is_rdma = |change: &Change| matches!(change, Change::Rdma(_));
+    let is_pending = |function: &Function| {
+        let mut pending = inventory.pending.iter();
+        pending.any(|record| record.owner.device.is_of(&function.id) && record.leaves(is_rdma))
     };
     let lacking = rails.iter().flat_map(|(_, all)| all).filter(|(one, _)| !has(one));
-    let searched = lacking.filter(|(one, link)| link.is_some() && !owes(one)).map(|(one, _)| *one);
+    let searched = lacking.filter(|(one, link)| link.is_some() && !is_pending(one)).map(|(one, _)| *one);
     let searched: Vec<_> = searched.filter(|_| inventory.rdma == RdmaMode::Exclusive).collect();
     let away = rdma::find_away(&searched, Which::All, SearchTime::Long).unwrap_or_else(|error| {
         found.add(Check::skip(DEVICES, format!("{error:#}")));
@@ -106,7 +107,7 @@ fn devices(inventory: &Inventory, why: Option<&str>, found: &mut Findings) {
         let mut without = Vec::new();
         for function in &lacking {
             let id = &function.id;
-            if owes(function) {
+            if is_pending(function) {
                 let text = format!("{id}: its RDMA device has not come back from a pod that is gone");
                 found.add(Check::warn(DEVICES, text, "run `rail-cni reap`").on(rail));
             } else if let Some(one) = away.iter().find(|one| one.id == *id) {
@@ -240,8 +241,8 @@ fn path_mtu(inventory: &Inventory, networks: &[Network], found: &mut Findings) {
             found.add(Check::skip(MTU, "the rail is InfiniBand, whose subnet has the MTU").on(rail));
             continue;
         }
-        let of_pods = inventory.attachments.iter().filter(|one| rail.has(one) && one.state == State::Live);
-        let of_pods = of_pods.filter_map(|one| Some((one.link.as_ref()?.mtu, one.record.holder())));
+        let of_pods = inventory.attachments.iter().filter(|one| rail.has(one) && one.is_live());
+        let of_pods = of_pods.filter_map(|one| Some((one.link()?.mtu, one.record.owner.describe())));
         let mut seen: Vec<(u32, String)> = of_pods.collect();
         for network in networks.iter().filter(|network| network.may_be_of(rail.rail)) {
             let mtu = network.mtu.or(device.map(|link| link.mtu));
@@ -327,7 +328,7 @@ mod tests {
             rdma: mode,
             rails: rails.collect(),
             attachments: Vec::new(),
-            debts: Vec::new(),
+            pending: Vec::new(),
             unreadable: Vec::new(),
             lost: Vec::new(),
             claimed: Default::default(),

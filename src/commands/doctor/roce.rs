@@ -39,7 +39,7 @@ fn wanted_by(node: &Node, inventory: &Inventory) -> bool {
     };
     node.roce.is_some()
         || inventory.rails.iter().any(has)
-        || inventory.attachments.iter().any(|one| !one.record.rdma.is_empty())
+        || inventory.attachments.iter().any(|one| !one.record.facts().rdma.is_empty())
 }
 
 /// Makes all checks of this file.

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::networks::Network;
 use super::runtimes::{CONFIGURATIONS, configurations_in};
 use super::{Check, Findings};
-use crate::attach::pod::is_of_links;
+use crate::attach::steps::rail::is_of_links;
 use crate::cluster_networks::overlap;
 use crate::commands::inventory::Inventory;
 use crate::document;

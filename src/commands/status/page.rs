@@ -80,34 +80,33 @@ mod tests {
     use super::*;
     use serde_json::Value;
 
-    use crate::commands::inventory::{Attached, RdmaMode, State};
+    use crate::commands::inventory::{Attached, RdmaMode};
 
     #[test]
     fn nothing_that_a_tenant_named_is_code() {
         const HOSTILE: &str = "<img src=x onerror=alert(1)>\"</pre><script>alert(1)</script>\u{1b}[2J";
         let template = include_str!("../../../tests/netns/upgrade/record.json");
         let numbers = ["{dev}", "{ino}", "{created}", "{home}", "{index}"];
-        let record = numbers.iter().fold(template.to_owned(), |text, name| text.replace(name, "1"));
+        let template = template.replace("{folder}", "[1, 2]");
+        let record = numbers.iter().fold(template, |text, name| text.replace(name, "1"));
         let mut record: Value = serde_json::from_str(&record.replace("{phase}", "attached")).unwrap();
         for key in ["pod", "network", "containerID", "ifname"] {
             record[key] = HOSTILE.into();
         }
         record["gids"] = json!([{"device": HOSTILE, "port": 1, "index": 3, "address": "172.16.0.0"}]);
         let attached = Attached {
-            record: serde_json::from_value(record).unwrap(),
-            state: State::Live,
-            link: None,
+            record: crate::attach::format::parse(record.to_string().as_bytes()).unwrap(),
+            state: crate::attach::state::State::Live(None),
+            is_busy: false,
             addresses: vec![HOSTILE.to_owned()],
             rdma: vec![HOSTILE.to_owned()],
-            error: Some(HOSTILE.to_owned()),
-            is_away: false,
             is_home: false,
         };
         let inventory = Inventory {
             rdma: RdmaMode::Absent,
             rails: Vec::new(),
             attachments: vec![attached],
-            debts: Vec::new(),
+            pending: Vec::new(),
             unreadable: Vec::new(),
             lost: Vec::new(),
             claimed: Default::default(),

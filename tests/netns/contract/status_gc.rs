@@ -122,7 +122,8 @@ impl Left {
             .concat()
             .iter()
             .map(|file| serde_json::from_slice::<Value>(&fs::read(file).unwrap()).unwrap())
-            .map(|content| content["containerID"].as_str().unwrap().to_owned())
+            .map(|content| content.get("owner").cloned().unwrap_or(content))
+            .map(|holder| holder["containerID"].as_str().unwrap().to_owned())
             .collect();
         held.sort();
         held.dedup();

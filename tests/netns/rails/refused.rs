@@ -285,7 +285,7 @@ fn both_netdevs_of_a_function_with_two_ports_are_handed_out_and_told_apart() {
         .iter()
         .map(|path| {
             let record: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
-            let device = &record["device"];
+            let device = &record["owner"]["device"];
             json!([device["id"], device["pciID"], device["port"], device["siblings"]])
         })
         .collect();

@@ -9,39 +9,39 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-use super::{function_of, is_listed};
-use crate::attach::config::NetConf;
-use crate::attach::record::{Class, Qos, Record};
+use super::data::{Class, Qos, Rdma, function_in_pod};
+use super::name::is_listed;
+
+use crate::attach::config::{NetConf, RdmaQos};
+use crate::attach::context::Cx;
 use crate::error::all_of;
 use crate::fail;
-use crate::netns::Netns;
 use crate::node::Node;
 use crate::sysfs::{Function, Mounted};
 
-/// A ToS of 0 to 255 for the RDMA CM, a traffic class of 0 to 255 for the ports. At least one is given.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
-    /// The default ToS.
-    pub tos: Option<u8>,
-    /// The traffic class.
-    pub tc: Option<u8>,
-    /// ADD fails where the kernel has no way to set one of them; else it warns.
-    pub required: bool,
-}
-
-impl Wanted {
-    /// What is missing on this node fails the ADD, or is in the log.
-    fn or_warn(self, key: &str, why: &str) -> Result<()> {
-        if self.required {
-            fail!(UnsupportedField, "rdmaQoS.{key}: {why}");
+impl Qos {
+    /// Takes over from an earlier attachment what it could not restore.
+    pub fn inherit(&mut self, previous: &Qos) {
+        for (now, previous) in [(&mut self.tos, &previous.tos), (&mut self.tc, &previous.tc)] {
+            if let Some(previous) = previous {
+                now.get_or_insert_default().before.clone_from(&previous.before);
+            }
         }
-        log::warn!("rdmaQoS.{key} is not set: {why}");
-        Ok(())
+        self.groups.clone_from(&previous.groups);
     }
 }
 
+/// What is missing on this node fails the ADD, or is in the log.
+fn or_warn(wanted: RdmaQos, key: &str, why: &str) -> Result<()> {
+    if wanted.required {
+        fail!(UnsupportedField, "rdmaQoS.{key}: {why}");
+    }
+    log::warn!("rdmaQoS.{key} is not set: {why}");
+    Ok(())
+}
+
 /// What is set of the RDMA devices `names` of `function`. Nothing changes.
-pub fn prepare(
+pub fn plan(
     conf: &NetConf,
     what: &str,
     function: Option<&Function>,
@@ -64,13 +64,13 @@ pub fn prepare(
                 let later = [Some(name), conf.rdma_name.as_ref()].into_iter().flatten();
                 qos.groups = later.filter(|name| cm.has_group(name)).cloned().collect();
             }
-            Err(why) => wanted.or_warn("tos", &why)?,
+            Err(why) => or_warn(wanted, "tos", &why)?,
         }
     }
     if wanted.tc.is_some() {
         let files = function.traffic_classes(name)?;
         if files.is_empty() {
-            wanted.or_warn("tc", "the driver has no tc/1/traffic_class: that of MLNX_OFED has it")?;
+            or_warn(wanted, "tc", "the driver has no tc/1/traffic_class: that of MLNX_OFED has it")?;
         } else {
             let before = files.iter().map(|(port, file)| Ok((*port, traffic_class(file)?)));
             qos.tc = Some(Class { wanted: wanted.tc, before: before.collect::<Result<_>>()? });
@@ -80,46 +80,45 @@ pub fn prepare(
 }
 
 /// Notes the default ToS as it is. To read it, a group is made in configfs: so this comes after the record is on file.
-pub fn note(record: &mut Record, conf: &NetConf, node: &Node) -> Result<()> {
+pub fn note(step: &mut Rdma, conf: &NetConf, cx: &Cx<'_>) -> Result<()> {
     // Before the device is looked for: a pod can choose a name that no folder can list.
-    if wanted_of(record, |qos| &qos.tos).is_none() {
+    if wanted_of(step, |qos| &qos.tos).is_none() {
         return Ok(());
     }
-    let Some(name) = only_device(record.device.function(node)?.as_ref())? else { return Ok(()) };
-    let cm = match Cm::open(node) {
+    let Some(name) = only_device(cx.function.as_ref())? else { return Ok(()) };
+    let cm = match Cm::open(cx.node) {
         Ok(cm) => cm,
         Err(why) => fail!(TryAgain, "rdmaQoS.tos: {why}"),
     };
-    let Some(qos) = &mut record.rdma_qos else { return Ok(()) };
+    let Some(qos) = &mut step.qos else { return Ok(()) };
     let Some(tos) = qos.tos.as_mut().filter(|tos| tos.before.is_empty()) else { return Ok(()) };
     match cm.read(&name) {
         Ok(before) => tos.before = before,
         Err(error) => {
             qos.tos = None;
             let why = format!("the RDMA CM does not serve {name}: {error}");
-            conf.rdma_qos.unwrap_or_default().or_warn("tos", &why)?;
+            or_warn(conf.rdma_qos.unwrap_or_default(), "tos", &why)?;
         }
     }
     Ok(())
 }
 
 /// Sets the traffic class, while the device is on the host.
-pub fn set_tc(record: &Record, node: &Node) -> Result<()> {
-    let Some(wanted) = wanted_of(record, |qos| &qos.tc) else { return Ok(()) };
-    let function = record.device.function(node)?;
-    let (Some(function), Some(name)) = (&function, only_device(function.as_ref())?) else {
-        return gone(record);
+pub fn set_tc(step: &Rdma, cx: &Cx<'_>) -> Result<()> {
+    let Some(wanted) = wanted_of(step, |qos| &qos.tc) else { return Ok(()) };
+    let (Some(function), Some(name)) = (&cx.function, only_device(cx.function.as_ref())?) else {
+        return gone(cx);
     };
     let mut files = function.traffic_classes(&name)?.into_iter();
     files.try_for_each(|(_, file)| write(&file, wanted.into()))
 }
 
 /// Sets the default ToS of the device where it is by now.
-pub fn set_tos(record: &Record, netns: &Netns, node: &Node) -> Result<()> {
-    let Some(wanted) = wanted_of(record, |qos| &qos.tos) else { return Ok(()) };
-    let found = function_of(record, netns, node)?;
-    let Some(name) = only_device(found.as_ref().map(|(function, _)| function))? else { return gone(record) };
-    let cm = Cm::open(node).map_err(anyhow::Error::msg)?;
+pub fn set_tos(step: &Rdma, cx: &Cx<'_>) -> Result<()> {
+    let Some(wanted) = wanted_of(step, |qos| &qos.tos) else { return Ok(()) };
+    let found = function_in_pod(cx)?;
+    let Some(name) = only_device(found.as_ref().map(|(function, _)| function))? else { return gone(cx) };
+    let cm = Cm::open(cx.node).map_err(anyhow::Error::msg)?;
     let set = cm.in_group(&name, &mut |ports| {
         ports_in(ports)?.into_iter().try_for_each(|port| put(&tos_file(ports, port), wanted.into()))
     });
@@ -127,13 +126,13 @@ pub fn set_tos(record: &Record, netns: &Netns, node: &Node) -> Result<()> {
 }
 
 /// Gives the device on the host the values that it had, and removes the groups that a killed call left.
-pub fn restore(record: &Record, node: &Node) -> Result<()> {
-    let Some(qos) = &record.rdma_qos else { return Ok(()) };
-    let function = record.device.function(node)?;
+pub fn restore(step: &Rdma, cx: &Cx<'_>) -> Result<()> {
+    let Some(qos) = &step.qos else { return Ok(()) };
+    let function = &cx.function;
     // None where it is gone, or in another namespace: then nothing of it is here.
     let name = only_device(function.as_ref())?;
     let mut done = Vec::new();
-    if let (Some(function), Some(name), Some(tc)) = (&function, &name, &qos.tc) {
+    if let (Some(function), Some(name), Some(tc)) = (function, &name, &qos.tc) {
         let files = function.traffic_classes(name).unwrap_or_else(|error| {
             done.push(Err(error));
             Vec::new()
@@ -146,7 +145,7 @@ pub fn restore(record: &Record, node: &Node) -> Result<()> {
         }
     }
     let Some(tos) = &qos.tos else { return all_of(done) };
-    let cm = match Cm::find(node) {
+    let cm = match Cm::find(cx.node) {
         Ok(Some(cm)) => cm,
         // With its module, what it was told is gone.
         Ok(None) => return all_of(done),
@@ -169,23 +168,25 @@ pub fn restore(record: &Record, node: &Node) -> Result<()> {
         });
         done.push(restored.with_context(|| format!("cannot restore the default ToS of {name}")));
     }
-    let renamed = record.rdma_renamed.iter().flat_map(|renamed| [&renamed.before, &renamed.wanted]);
-    for name in name.iter().chain(renamed).filter(|name| !qos.groups.contains(name)) {
-        cm.remove_group(name);
+    let renamed = step.renamed.iter().flat_map(|renamed| [Some(&renamed.before), renamed.wanted.as_ref()]);
+    for name in name.iter().chain(renamed.flatten()) {
+        if !qos.groups.contains(name) {
+            cm.remove_group(name);
+        }
     }
     all_of(done)
 }
 
 /// What CHECK finds about both.
-pub fn differences(record: &Record, netns: &Netns, node: &Node) -> Result<Vec<String>> {
+pub fn differences(step: &Rdma, cx: &Cx<'_>) -> Result<Vec<String>> {
     let mut found = Vec::new();
-    if record.rdma_qos.is_none() {
+    if step.qos.is_none() {
         return Ok(found);
     }
-    let Some((function, _mounted)) = function_of(record, netns, node)? else { return Ok(found) };
+    let Some((function, _mounted)) = function_in_pod(cx)? else { return Ok(found) };
     // That the device is missing is told elsewhere.
     let Some(name) = only_device(Some(&function))? else { return Ok(found) };
-    if let Some(wanted) = wanted_of(record, |qos| &qos.tc) {
+    if let Some(wanted) = wanted_of(step, |qos| &qos.tc) {
         for (port, file) in function.traffic_classes(&name)? {
             let now = traffic_class(&file)?;
             if now != i16::from(wanted) {
@@ -193,8 +194,8 @@ pub fn differences(record: &Record, netns: &Netns, node: &Node) -> Result<Vec<St
             }
         }
     }
-    if let Some(wanted) = wanted_of(record, |qos| &qos.tos) {
-        let cm = Cm::open(node).map_err(anyhow::Error::msg)?;
+    if let Some(wanted) = wanted_of(step, |qos| &qos.tos) {
+        let cm = Cm::open(cx.node).map_err(anyhow::Error::msg)?;
         let now = cm.read(&name).with_context(|| format!("cannot read the default ToS of {name}"))?;
         let other = now.into_iter().filter(|(_, tos)| *tos != i16::from(wanted));
         found.extend(other.map(|(port, tos)| {
@@ -204,8 +205,8 @@ pub fn differences(record: &Record, netns: &Netns, node: &Node) -> Result<Vec<St
     Ok(found)
 }
 
-fn wanted_of(record: &Record, which: impl Fn(&Qos) -> &Option<Class>) -> Option<u8> {
-    which(record.rdma_qos.as_ref()?).as_ref()?.wanted
+fn wanted_of(step: &Rdma, which: impl Fn(&Qos) -> &Option<Class>) -> Option<u8> {
+    which(step.qos.as_ref()?).as_ref()?.wanted
 }
 
 /// The name becomes part of a path that root writes to, and a pod can choose it.
@@ -215,8 +216,9 @@ fn only_device(function: Option<&Function>) -> Result<Option<String>> {
     Ok(names.next().filter(|name| names.next().is_none() && is_listed(name)))
 }
 
-fn gone(record: &Record) -> Result<()> {
-    fail!(TryAgain, "rdmaQoS: the RDMA device of {} is gone, or has a name that is none", record.device.id)
+fn gone(cx: &Cx<'_>) -> Result<()> {
+    let id = &cx.owner.device.id;
+    fail!(TryAgain, "rdmaQoS: the RDMA device of {id} is gone, or has a name that is not one")
 }
 
 fn write(file: &Path, value: i16) -> Result<()> {

@@ -8,25 +8,31 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
-use super::debt::{self, Heir};
-use super::record::{Applied, AttachmentLock, Original, Phase, Record, Records, VfRecord, What};
+use super::locate;
+use super::locks::AttachmentLock;
+use super::owner::{Inside, Key, Original, Owner, Part};
+use super::pending;
+use super::record::{Record, State};
+use super::records::Records;
+use super::steps::Change;
+use super::steps::netdev::Netdev;
+use super::steps::rail::Rail;
+use super::steps::vf::Vf;
 use crate::cni::Attachment;
 use crate::every_netns::{self, Seen, Which};
-use crate::fail;
-use crate::netlink::link::{self, Link};
+use crate::netlink::link::{self, Link, Move};
 use crate::netlink::vf::VfState;
 use crate::netlink::{Socket, address};
-use crate::netns::NetnsId;
+use crate::netns::{Netns, NetnsId};
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
 use crate::watchdog::{self, SearchTime};
+use crate::{calls, fail};
 
-/// The container id of a rebuilt record, followed by the inode of its namespace. The runtime's own id is not known.
-const CONTAINER: &str = "rebuilt-";
-
-/// Was the record rebuilt? It does not say which RDMA devices its pod has.
-pub fn is_rebuilt(record: &Record) -> bool {
-    record.container_id.starts_with(CONTAINER)
+/// The key of a rebuilt record: the runtime's own is not known.
+fn key_in(netns: &NetnsId, ifname: &str) -> Key {
+    let container_id = format!("rebuilt-{}", netns.ino);
+    Key::whole(&Attachment { container_id, ifname: ifname.to_owned() })
 }
 
 /// A device in a network namespace, without a record.
@@ -111,65 +117,77 @@ impl Lost {
     }
 
     /// Writes a record of what can be seen, unless an ADD has put the device on record since it was found, or it is on the
-    /// host again. The original state is what an earlier pod owes; where none owes anything, it cannot be seen: MTU and MAC
+    /// host again. The original state is what is pending of an earlier pod; where nothing is, it cannot be seen: MTU and MAC
     /// stay as they are, and the name will be the device's usual one.
     pub fn rebuild(&self, records: &Records, node: &Node, host: &mut Socket) -> Result<Option<Record>> {
-        let id =
-            DeviceId::parse(&self.id).with_context(|| format!("{} is no address of a device", self.id))?;
+        let id = DeviceId::parse(&self.id)
+            .with_context(|| format!("{} is not the address of a device", self.id))?;
         let function = Function::find(&node.sysfs_root, &id)?;
         let function = function.with_context(|| format!("the host has no device {}", self.id))?;
-        let mut lock = records.lock_device(&self.id)?;
+        let mut lock = records.locks.device(&self.id)?;
         if !records.claims_on(&self.id, &mut lock, None)?.is_empty() || !is_away(&function)? {
             return Ok(None);
         }
-        let pf = function.pf(&node.sysfs_root)?;
+        let mut record = Record::new(self.owner(&id, &function, node, host)?);
+        record.plan(Change::Netdev(Netdev::default()));
+        record.plan(Change::Links);
+        record.plan(Change::Move);
+        let addresses = self.addresses.clone();
+        record.plan(Change::Rail(Rail { mtu: Some(self.link.mtu), addresses, ..Rail::default() }));
+        let previous = pending::earliest(records, &self.id)?;
+        if let Some(previous) = &previous {
+            // Which settings the network made is not known: all that were known before are restored.
+            let anew = |vf: &Vf| Vf { wanted: VfState::default(), ..vf.clone() };
+            for step in previous.left() {
+                match &step.change {
+                    Change::Vf(vf) => record.plan(Change::Vf(anew(vf))),
+                    Change::VfMac(vf) => record.plan(Change::VfMac(anew(vf))),
+                    _ => (),
+                }
+            }
+            record.inherit(previous);
+            if let Some(bound) = previous.driver() {
+                record.plan(Change::Driver(bound.clone()));
+            }
+        }
+        for step in &mut record.steps {
+            step.state = State::Done;
+        }
+        records.write(&record, &mut lock)?;
+        if previous.is_some() {
+            pending::inherited(records, &self.id, Part::Whole)?;
+        }
+        Ok(Some(record))
+    }
+
+    fn owner(&self, id: &DeviceId, function: &Function, node: &Node, host: &mut Socket) -> Result<Owner> {
+        let pf = function.pf(&node.sysfs_root)?.map(|pf| pf.address);
         let mut was = self.link.clone();
-        was.name = usual_name(&id, &self.link, node)?;
+        was.name = usual_name(id, &self.link, node)?;
         was.up = false;
         let netns = NetnsId::of(&self.netns).ok().flatten();
         let netns = netns.with_context(|| format!("{} vanished", self.netns.display()))?;
-        let rail = node.rails.iter().find(|one| {
-            let address = pf.as_ref().map(|pf| &pf.address);
+        let mut rail = None;
+        for one in &node.rails {
             let by_name = link::by_name(host, &one.pf).ok().flatten().and_then(|link| link.parent);
-            Some(&one.pf) == address || (by_name.is_some() && by_name.as_ref() == address)
-        });
-        let attachment =
-            Attachment { container_id: format!("{CONTAINER}{}", netns.ino), ifname: self.link.name.clone() };
+            if pf.as_ref() == Some(&one.pf) || (by_name.is_some() && by_name == pf) {
+                rail = rail.or(Some(one.rail));
+            }
+        }
         let device = Original {
             id: self.id.clone(),
             pci_id: Some(self.id.clone()),
-            pf: pf.map(|pf| pf.address),
+            pf,
             port: None,
             siblings: false,
             link: Some(was),
         };
-        let mut record = Record {
-            phase: Phase::Attached,
-            rail: rail.map(|one| one.rail),
-            applied: Applied {
-                index: self.link.index.get(),
-                mtu: Some(self.link.mtu),
-                mac: self.link.mac.clone(),
-                addresses: self.addresses.clone(),
-                ..Applied::default()
-            },
-            ..Record::new(&attachment, netns, device)?
-        };
-        let left = debt::earliest(records, &self.id)?;
-        if let Some(left) = &left {
-            record.begin_as(left);
-            if left.owes(What::Vf) {
-                record.vf = left.vf.clone().map(|vf| VfRecord { wanted: VfState::default(), ..vf });
-            }
-            if left.owes(What::Vf) || left.owes(What::Reset) {
-                record.bind = left.bind.clone();
-            }
-        }
-        records.write(&record, &mut lock)?;
-        if left.is_some() {
-            debt::taken_over(records, &self.id, Heir::OfDevice)?;
-        }
-        Ok(Some(record))
+        Ok(Owner {
+            rail,
+            rebuilt: true,
+            inside: Inside { index: self.link.index.get(), mac: self.link.mac.clone() },
+            ..Owner::new(&key_in(&netns, &self.link.name), netns, device)?
+        })
     }
 }
 
@@ -195,12 +213,36 @@ pub fn or_rebuilt(
 ) -> Result<(Option<AttachmentLock>, Option<Record>)> {
     let (None, Some(records), Some(netns)) = (&record, records, netns) else { return Ok((None, record)) };
     let Some(id) = NetnsId::of(netns).ok().flatten() else { return Ok((None, None)) };
-    let container_id = format!("{CONTAINER}{}", id.ino);
-    let rebuilt = Attachment { container_id, ifname: attachment.ifname.clone() };
+    let rebuilt = key_in(&id, &attachment.ifname);
     if records.on_file(&rebuilt)?.is_none() {
         return Ok((None, None));
     }
-    let lock = records.lock(&rebuilt)?;
+    let lock = records.locks.attachment(&rebuilt)?;
     let record = records.on_file(&rebuilt)?;
-    Ok((Some(lock), record.filter(|record| (record.netns.dev, record.netns.ino) == (id.dev, id.ino))))
+    let is_it = |record: &Record| {
+        let netns = &record.owner.netns;
+        record.owner.rebuilt && (netns.dev, netns.ino) == (id.dev, id.ino)
+    };
+    Ok((Some(lock), record.filter(is_it)))
+}
+
+/// Returns a device without a record from a living pod; its PCI address alone is known. On the host it gets its usual
+/// name, or else a free one. DEL needs this after /run was emptied, or after another plugin's ADD.
+pub fn give_back_unrecorded(netns: &Netns, id: &DeviceId, ifname: &str, node: &Node) -> Result<bool> {
+    let mut pod = netns.run(Socket::open)?;
+    let ours = |link: &Link| link.parent.as_deref() == Some(id.as_str());
+    let Some(link) = link::by_name(&mut pod, ifname)?.filter(ours) else { return Ok(false) };
+    let mut host = Socket::open()?;
+    let usual = usual_name(id, &link, node)?;
+    let is_free = usual != link.name && link::by_name(&mut host, &usual)?.is_none();
+    let name = if is_free { usual } else { locate::free_name(&mut host, &link)? };
+    for altname in locate::clashing(&link, &mut host)? {
+        link::remove_altname(&mut pod, &link, &altname)?;
+    }
+    link::move_to(&mut pod, &link, &Netns::current()?, &Move { name: &name, mtu: None, mac: None })?;
+    calls::restored(format!(
+        "{} was in the pod as {ifname} without a record: it is on the host as {name}",
+        id.as_str()
+    ));
+    Ok(true)
 }

@@ -1,80 +1,29 @@
 //! `"source": "host"`: the host has a rail's addresses on the device, by netplan, DHCP or a router. They go into the pod
-//! with it, and are restored when it is on the host again: addresses, routes, permanent neighbours and the sysctls of the
-//! interface. Rules stay on the host all the time, because they do not depend on the device.
+//! with it, and are restored when it is on the host again: addresses, routes and permanent neighbours. Rules stay on the
+//! host all the time, because they do not depend on the device.
 
-use std::collections::BTreeMap;
-use std::fs;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::record::Record;
-use super::{pod, settings};
+use super::{links, rail};
+use crate::attach::context::Cx;
 use crate::cni::{self, AddResult, Ip};
 use crate::error::all_of;
 use crate::netlink::address::Address;
 use crate::netlink::link::Link;
 use crate::netlink::route::{MAIN, Route};
 use crate::netlink::saved::{self, Saved};
-use crate::netlink::{Socket, address, rule};
+use crate::netlink::{Socket, rule};
 use crate::{fail, failure, files};
 
 /// The kernel's own tables besides `main`: `default` and `local`.
 const OF_THE_KERNEL: [u32; 2] = [253, 255];
 /// A prefix up to this length is a default route: two routes of length 1 are one as well.
 const DEFAULT_LEN: u8 = 1;
-/// Sysctls of an interface, below /proc/sys/net/FAMILY/conf, which hosts set. A netdev that leaves its namespace loses them.
-const SYSCTLS: [(&str, &[&str]); 2] = [
-    (
-        "ipv4",
-        &[
-            "accept_local",
-            "accept_redirects",
-            "accept_source_route",
-            "arp_accept",
-            "arp_announce",
-            "arp_filter",
-            "arp_ignore",
-            "arp_notify",
-            "forwarding",
-            "ignore_routes_with_linkdown",
-            "log_martians",
-            "promote_secondaries",
-            "proxy_arp",
-            "route_localnet",
-            "rp_filter",
-            "secure_redirects",
-            "send_redirects",
-            "src_valid_mark",
-        ],
-    ),
-    (
-        "ipv6",
-        &[
-            "accept_dad",
-            "accept_ra",
-            "accept_ra_defrtr",
-            "accept_ra_pinfo",
-            "accept_redirects",
-            "addr_gen_mode",
-            "autoconf",
-            "dad_transmits",
-            "disable_ipv6",
-            "forwarding",
-            "ignore_routes_with_linkdown",
-            "keep_addr_on_down",
-            "ndisc_notify",
-            "optimistic_dad",
-            "proxy_ndp",
-            "use_tempaddr",
-        ],
-    ),
-];
-
 /// What the host had on the device.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -82,13 +31,28 @@ pub struct HostAddresses {
     addresses: Vec<Saved>,
     routes: Vec<Saved>,
     neighbours: Vec<Saved>,
-    /// Sysctls by path below /proc/sys/net/FAMILY/conf/INTERFACE: `ipv4/arp_ignore`.
-    sysctls: BTreeMap<String, String>,
     /// When this was saved, in milliseconds since boot: lifetimes count from then on.
     at: u64,
 }
 
 impl HostAddresses {
+    /// What the host has on the device, or had before an attachment that could not restore it: `previous`.
+    pub fn plan(what: &str, cx: &mut Cx<'_>, previous: Option<&HostAddresses>) -> Result<HostAddresses> {
+        let Some(link) = cx.owner.device.link.clone() else {
+            fail!(InvalidConfig, "ipam.source: {what} has no netdev, so the host has no address on it");
+        };
+        if cx.is_pod_the_host()? {
+            fail!(InvalidConfig, "ipam.source: the namespace of the pod is that of the host");
+        }
+        match previous {
+            Some(previous) if !links::has_address(&link, &mut cx.host)? => Ok(previous.clone()),
+            previous => {
+                let now = HostAddresses::take(what, &link, &mut cx.host)?;
+                Ok(previous.cloned().unwrap_or(now))
+            }
+        }
+    }
+
     /// Reads what the host has on `link`. Fails if the host would lose more than the rail with it.
     pub fn take(what: &str, link: &Link, host: &mut Socket) -> Result<HostAddresses> {
         let needed = |why: String| failure!(InvalidConfig, "{what} is in use by the host: {why}");
@@ -96,7 +60,6 @@ impl HostAddresses {
             addresses: saved::addresses(host, link.index)?,
             routes: saved::routes(host, link.index)?,
             neighbours: saved::neighbours(host, link.index)?,
-            sysctls: sysctls(&link.name),
             at: u64::try_from(files::since_boot().as_millis()).unwrap_or(u64::MAX),
         };
         let addresses: Vec<IpAddr> = saved.of_rail().map(|net| net.addr()).collect();
@@ -161,7 +124,7 @@ impl HostAddresses {
         for (_, route) in &routes {
             let is_of_address = route.gateway.is_none() && nets.iter().any(|net| net.trunc() == route.dst);
             let is_new = leased.routes.iter().all(|other| other.dst != route.dst);
-            if is_new && !is_of_address && !pod::is_of_links(route.dst) {
+            if is_new && !is_of_address && !rail::is_of_links(route.dst) {
                 let Route { dst, gateway, mtu, advmss, .. } = *route;
                 // Without a next hop it would get the gateway of the rail.
                 let on_link = if dst.addr().is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() };
@@ -188,27 +151,16 @@ impl HostAddresses {
         }
     }
 
-    /// Restores the sysctls of `link`, which is on the host and down: with those of a new netdev, a router could give
-    /// the host a default route as soon as it is up.
-    pub fn restore_sysctls(&self, link: &Link) -> Result<()> {
-        // A pod may give its interface these names while it has no sysctls of IPv6 (dev_valid_name, addrconf_sysctl_register).
-        if ["all", "default"].contains(&link.name.as_str()) {
-            fail!(Internal, "{} is a name that sysctl has for all interfaces: rename the device", link.name);
+    /// Restores addresses, then routes and neighbours, which need them, on the device, which is on the host and as it was.
+    /// What the host has by now stays.
+    pub fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
+        match cx.at_home() {
+            Some(link) => self.restore(&link, &mut cx.host),
+            None => Ok(()),
         }
-        let now = sysctls(&link.name);
-        all_of(self.sysctls.iter().filter(|(key, was)| now.get(*key).is_some_and(|now| now != *was)).map(
-            |(key, was)| {
-                let (family, name) = key.split_once('/').unwrap_or(("", key));
-                let path = path(family, name, &link.name);
-                fs::write(&path, was)
-                    .map_err(|error| failure!(Io, "cannot set {} to {was}: {error}", path.display()))
-            },
-        ))
     }
 
-    /// Restores addresses, then routes and neighbours, which need them, on `link`, which is on the host and as it was.
-    /// What the host has by now stays.
-    pub fn restore(&self, link: &Link, host: &mut Socket) -> Result<()> {
+    fn restore(&self, link: &Link, host: &mut Socket) -> Result<()> {
         let age = files::since_boot().saturating_sub(Duration::from_millis(self.at));
         let (mut done, mut is_expired) = (Vec::new(), false);
         for one in &self.addresses {
@@ -234,35 +186,4 @@ impl HostAddresses {
         done.extend(self.neighbours.iter().map(|one| one.set_neighbour(host, link)));
         all_of(done)
     }
-}
-
-/// Whether the host uses the device of `record`, which never left or has returned: it is as it was, and there is an
-/// address. Then it must not be set down to restore the rest.
-pub fn is_in_use(record: &Record, link: &Link, is_as_it_was: bool, host: &mut Socket) -> Result<bool> {
-    if record.host.is_none() || !is_as_it_was {
-        return Ok(false);
-    }
-    has_address(link, host)
-}
-
-/// Whether the host has an address on `link`, besides link-local ones.
-pub fn has_address(link: &Link, host: &mut Socket) -> Result<bool> {
-    Ok(address::all(host, link.index)?.iter().any(|address| !address.is_link_local()))
-}
-
-fn path(family: &str, key: &str, ifname: &str) -> PathBuf {
-    Path::new("/proc/sys/net").join(family).join("conf").join(ifname).join(key)
-}
-
-/// The sysctls of an interface that can be read.
-fn sysctls(ifname: &str) -> BTreeMap<String, String> {
-    let mut all = BTreeMap::new();
-    for (family, keys) in SYSCTLS {
-        for key in keys {
-            if let Some(value) = settings::read(&path(family, key, ifname)) {
-                all.insert(format!("{family}/{key}"), value);
-            }
-        }
-    }
-    all
 }

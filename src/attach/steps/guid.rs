@@ -3,15 +3,13 @@
 
 use anyhow::Result;
 
-use super::config::{IB_APP, NetConf, Rdma};
-use super::device::Device;
-use super::record::{Bind, Record, Records, What};
-use super::{driver, restore};
+use super::driver;
+use crate::attach::config::{IB_APP, NetConf, Rdma};
+use crate::attach::context::{Bound, Cx};
+use crate::attach::device::Device;
 use crate::cni::Network;
 use crate::fail;
-use crate::netlink::Socket;
 use crate::netlink::link::{self, Link, format_mac};
-use crate::node::Node;
 use crate::sysfs::Function;
 
 /// What a port reports to which nobody gave a GUID; the second is what the PF's driver takes for it.
@@ -37,16 +35,10 @@ pub fn refuse_unconfigured(conf: &NetConf, network: &Network) -> Result<()> {
     Ok(())
 }
 
-/// Decides whether the driver must be bound again, and refuses what is not possible. `guid` is requested; `left` is an
-/// earlier attachment of the device whose GUID could not be taken away.
-pub fn prepare(
-    conf: &NetConf,
-    device: &Device,
-    guid: Option<u64>,
-    left: Option<&Record>,
-) -> Result<Option<Bind>> {
+/// Decides whether the driver must be bound again for `guid`, which the network wants, and refuses what is not possible.
+pub fn plan(conf: &NetConf, device: &Device, guid: Option<u64>, bound: &mut Bound) -> Result<()> {
     // A program in user space takes the GUID when it starts.
-    let (Some(function), Some(link)) = (device.function(), &device.original.link) else { return Ok(None) };
+    let (Some(function), Some(link)) = (device.function(), &device.original.link) else { return Ok(()) };
     let now = guids(function, link);
     let is_without = || now.iter().any(|guid| NO_GUIDS.contains(guid));
     if guid.is_none() && function.has_infiniband() && is_without() {
@@ -59,18 +51,14 @@ pub fn prepare(
         }
         log::warn!("{problem}");
     }
-    let owing = left.filter(|left| left.owes(What::Vf));
-    let mut bind = match owing.and_then(|left| left.bind.clone()) {
-        Some(bind) => bind,
-        None => driver::bound_to(function),
-    };
-    let was_left = !bind.guids.is_empty();
-    let is_due = is_due(&now, guid, &bind);
-    bind.guids.extend(guid.filter(|_| is_due || was_left));
-    if is_due {
-        refuse(device, function)?;
+    if let Some(guid) = guid {
+        if is_due(&now, Some(guid), bound) {
+            refuse(device, function)?;
+            bound.guids.push(guid);
+            bound.again = true;
+        }
     }
-    Ok((is_due || was_left).then_some(bind))
+    Ok(())
 }
 
 /// Refuses a device whose driver cannot be bound again, or not without others.
@@ -98,63 +86,49 @@ fn guids(function: &Function, link: &Link) -> Vec<u64> {
 }
 
 /// Does the function have another GUID than the one that is wanted, or, where none is, that of an earlier pod?
-fn is_due(now: &[u64], wanted: Option<u64>, bind: &Bind) -> bool {
-    now.iter().any(|guid| wanted.map_or(bind.guids.contains(guid), |wanted| wanted != *guid))
+fn is_due(now: &[u64], wanted: Option<u64>, bound: &Bound) -> bool {
+    now.iter().any(|guid| wanted.map_or(bound.guids.contains(guid), |wanted| wanted != *guid))
 }
 
 /// Binds the driver again where the VF has not taken its GUID from the PF yet.
-pub fn take(record: &Record, records: &Records, node: &Node, host: &mut Socket) -> Result<()> {
-    let wanted = record.vf.as_ref().and_then(|vf| vf.wanted.port_guid);
-    match &record.bind {
-        Some(bind) => exchange(record, bind, wanted, records, node, host).map(drop),
-        None => Ok(()),
+pub fn take(wanted: Option<u64>, cx: &mut Cx<'_>) -> Result<()> {
+    match cx.facts.driver.clone() {
+        Some(bound) if !bound.guids.is_empty() => exchange(&bound, wanted, cx),
+        _ => Ok(()),
     }
 }
 
-/// Takes the pod's GUID away from the VF, once the PF has the former one. Returns the netdev if it was made anew.
-pub fn give_back(record: &Record, records: &Records, node: &Node, host: &mut Socket) -> Result<Option<Link>> {
-    let Some(bind) = &record.bind else { return Ok(None) };
-    let link = exchange(record, bind, None, records, node, host)?;
+/// Takes the pod's GUID away from the VF, once the PF has the former one.
+pub fn give_back(cx: &mut Cx<'_>) -> Result<()> {
+    let Some(bound) = cx.facts.driver.clone().filter(|bound| !bound.guids.is_empty()) else { return Ok(()) };
+    exchange(&bound, None, cx)?;
     // Also after a call that was ended in between.
-    driver::restore_rdma_names(record, node);
-    Ok(link)
+    driver::restore_rdma_names(&bound, cx);
+    Ok(())
 }
 
 /// Unbinds and binds the driver if the VF has another GUID than it should.
-fn exchange(
-    record: &Record,
-    bind: &Bind,
-    wanted: Option<u64>,
-    records: &Records,
-    node: &Node,
-    host: &mut Socket,
-) -> Result<Option<Link>> {
-    let id = &record.device.id;
-    let Some(function) = record.device.function(node)? else { return Ok(None) };
-    let mut look = || -> Result<(Option<Link>, Vec<u64>)> {
-        let link = restore::find_on_host(record, node, host)?;
-        let now = link.as_ref().map(|link| guids(&function, link)).unwrap_or_default();
-        Ok((link, now))
+fn exchange(bound: &Bound, wanted: Option<u64>, cx: &mut Cx<'_>) -> Result<()> {
+    let now = |cx: &Cx<'_>| match (cx.at_home(), &cx.function) {
+        (Some(link), Some(function)) => guids(function, &link),
+        _ => Vec::new(),
     };
     // A netdev that is not on the host is in a pod, and the driver would take it from there.
-    let (Some(_), now) = look()? else { return Ok(None) };
-    if !is_due(&now, wanted, bind) {
-        return Ok(None);
+    if cx.at_home().is_none() || !is_due(&now(cx), wanted, bound) {
+        return Ok(());
     }
-    driver::bind_again(record, bind, &function, |_| Ok(()), records, node, host)?;
-    let Some(link) = restore::find_on_host(record, node, host)? else {
-        fail!(TryAgain, "{id} lost its netdev right after its driver was bound again");
-    };
-    let now = guids(&function, &link);
-    if now.is_empty() || is_due(&now, wanted, bind) {
+    driver::bind_again(bound, |_| Ok(()), cx)?;
+    let now = now(cx);
+    if now.is_empty() || is_due(&now, wanted, bound) {
         let now: Vec<_> = now.iter().map(|guid| format_mac(&guid.to_be_bytes())).collect();
         let wanted =
             wanted.map_or_else(|| "that of the host".to_owned(), |guid| format_mac(&guid.to_be_bytes()));
         fail!(
             UnsupportedField,
-            "infinibandGUID: {id} has the GUID {} after its driver was bound again, and not {wanted}",
+            "infinibandGUID: {} has the GUID {} after its driver was bound again, and not {wanted}",
+            cx.owner.device.id,
             now.join(" and ")
         );
     }
-    Ok(Some(link))
+    Ok(())
 }

@@ -8,15 +8,19 @@ use anyhow::Result;
 use ipnet::IpNet;
 use nix::errno::Errno;
 
-use super::config::{NetConf, Routing, check_route};
-use super::record::{Applied, Record, Records};
+use serde::{Deserialize, Serialize};
+
+use crate::attach::config::{NetConf, Routing, check_route};
+use crate::attach::context::Cx;
+use crate::attach::locate::Place;
 use crate::cluster_networks::overlap;
-use crate::cni::{self, AddResult, Attachment};
+use crate::cni::{self, AddResult};
+use crate::error::all_of;
 use crate::netlink::link::{self, Link};
 use crate::netlink::route::{MAIN, Route};
 use crate::netlink::rule::Rule;
 use crate::netlink::{Error, Socket, address, route, rule};
-use crate::node::{self, Node};
+use crate::node;
 use crate::{fail, failure};
 
 /// The table of rail 0; rules and metrics count likewise.
@@ -28,6 +32,20 @@ const FIRST_FREE: u32 = 900;
 /// Most addresses and routes of a rail. Every call reads the records of all pods: a tenant's must not be megabytes.
 const MAX_ROUTES: usize = 1000;
 
+/// What the rail has in the pod: CHECK compares with it, DEL undoes it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Rail {
+    /// The MTU that was requested, in bytes.
+    pub mtu: Option<u32>,
+    /// Addresses with their prefixes.
+    pub addresses: Vec<IpNet>,
+    /// Routes, in all tables.
+    pub routes: Vec<Route>,
+    /// Rules: unlike routes, they stay when the device goes.
+    pub rules: Vec<Rule>,
+}
+
 /// Refuses a pod that has an interface with this name or altname.
 pub fn refuse_name_in_use(pod: &mut Socket, name: &str) -> Result<()> {
     if let Some(link) = link::by_name(pod, name)? {
@@ -37,19 +55,8 @@ pub fn refuse_name_in_use(pod: &mut Socket, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Which of the device's altnames are in use in the pod. The kernel refuses the move for each.
-pub fn clashing_altnames(pod: &mut Socket, device: &Link, name: &str) -> Result<Vec<String>> {
-    let mut taken = Vec::new();
-    for altname in &device.altnames {
-        if altname == name || link::by_any_name(pod, altname)?.is_some() {
-            taken.push(altname.clone());
-        }
-    }
-    Ok(taken)
-}
-
 /// What the rail will be in the pod, by the configuration and the IPAM's result.
-pub fn prepare(conf: &NetConf, original: &Link, leased: &AddResult, pod: &mut Socket) -> Result<Applied> {
+pub fn plan(conf: &NetConf, leased: &AddResult, pod: &mut Socket) -> Result<Rail> {
     let all = leased.ips.len() + leased.routes.len() + conf.routes.len();
     if all > MAX_ROUTES {
         fail!(InvalidConfig, "{all} addresses and routes, and a rail can have {MAX_ROUTES}: combine them");
@@ -132,39 +139,40 @@ pub fn prepare(conf: &NetConf, original: &Link, leased: &AddResult, pod: &mut So
             }
         }
     }
-    let routes = once;
-    let mac = conf.mac.as_deref().map_or_else(|| original.mac.clone(), link::format_mac);
-    Ok(Applied { index: 0, mtu: conf.mtu, mac, addresses, routes, rules })
+    Ok(Rail { mtu: conf.mtu, addresses, routes: once, rules })
 }
 
 /// Refuses routes that take the cluster's networks away from the pod: the pod reaches them by the default route of eth0,
 /// and every other route is longer than that. An overlap with another network of the pod is logged, unless that is
-/// another rail, which shares the fabric. The rail's own table must have no routes of others.
-pub fn check_routes(record: &Record, node: &Node, records: &Records, pod: &mut Socket) -> Result<()> {
-    let applied = &record.applied;
-    if applied.routes.is_empty() {
+/// another rail, which shares the fabric: `rails` are the interfaces of those. The rail's own table must have no routes of
+/// others, which `rail_of` tells.
+pub fn check_routes(
+    rail: &Rail,
+    rails: &[String],
+    rail_of: impl Fn(&str) -> Result<Option<u8>>,
+    cx: &mut Cx<'_>,
+) -> Result<()> {
+    if rail.routes.is_empty() {
         return Ok(());
     }
-    let rails = records.ifnames_of(&record.container_id)?;
+    let (node, ours) = (cx.node, cx.owner.rail);
+    let pod = &mut cx.pod()?.socket;
     let all = route::all(pod)?;
-    let is_own_table = |table| applied.rules.iter().any(|rule| rule.table == table);
+    let is_own_table = |table| rail.rules.iter().any(|rule| rule.table == table);
     for (index, route) in all.iter().filter(|(_, route)| is_own_table(route.table)) {
         let Some(link) = link::by_index(pod, *index)? else { continue };
-        let other = Attachment { container_id: record.container_id.clone(), ifname: link.name };
-        let is_rail = rails.contains(&other.ifname);
-        let other_rail = if is_rail { records.find(&other)?.and_then(|other| other.rail) } else { None };
-        if other_rail != record.rail || !is_rail {
+        if !rails.contains(&link.name) || rail_of(&link.name)? != ours {
             fail!(
                 InvalidConfig,
                 "table {} of the pod, which is this rail's, has the route {route} of {}: does a plugin such as sbr \
                  follow rail-cni in that network? Remove it there: rail-cni makes the tables",
                 route.table,
-                other.ifname
+                link.name
             );
         }
     }
     // The rail's own table matters only for packets from the rail's address.
-    let ours: Vec<_> = applied.routes.iter().filter(|route| route.table == MAIN).collect();
+    let ours: Vec<_> = rail.routes.iter().filter(|route| route.table == MAIN).collect();
     let theirs = all.iter().filter(|(_, route)| route.table == MAIN && route.dst.prefix_len() > 0);
     let theirs: Vec<_> = theirs.filter(|(_, route)| !is_of_links(route.dst)).collect();
     for network in &node.cluster_networks {
@@ -248,11 +256,11 @@ fn is_link_local(address: IpAddr) -> bool {
 }
 
 /// Sets the sysctls of the interface. Only inside the pod's namespace, see [`crate::netns::Netns::run`].
-pub fn set_sysctls(conf: &NetConf, applied: &Applied, ifname: &str) -> Result<()> {
-    let has_v6 = applied.addresses.iter().any(|net| net.addr().is_ipv6());
-    let is_via_v6 = applied.routes.iter().filter_map(|route| route.gateway).any(|gateway| gateway.is_ipv6());
-    let rail = [
-        // The kernel announces the address when the link comes up with its carrier; see probe::announce for later ones.
+fn set_sysctls(conf: &NetConf, rail: &Rail, ifname: &str) -> Result<()> {
+    let has_v6 = rail.addresses.iter().any(|net| net.addr().is_ipv6());
+    let is_via_v6 = rail.routes.iter().filter_map(|route| route.gateway).any(|gateway| gateway.is_ipv6());
+    let usual = [
+        // The kernel announces the address when the link comes up with its carrier; see gateway::announce for later ones.
         ("ipv4", "arp_notify", "1"),
         // Eight rails in one pod must each answer and ask for their own address only.
         ("ipv4", "arp_ignore", "1"),
@@ -276,7 +284,7 @@ pub fn set_sysctls(conf: &NetConf, applied: &Applied, ifname: &str) -> Result<()
     let via_v6_only = [("ipv6", "accept_dad", "0")];
     let v6_only = v6_only.iter().filter(|_| has_v6 || is_via_v6);
     let via_v6_only = via_v6_only.iter().filter(|_| is_via_v6 && !has_v6);
-    for (family, key, value) in rail.iter().chain(v6_only).chain(via_v6_only) {
+    for (family, key, value) in usual.iter().chain(v6_only).chain(via_v6_only) {
         let path = Path::new("/proc/sys/net").join(family).join("conf").join(ifname).join(key);
         match std::fs::write(&path, value) {
             // No IPv6, or a kernel without optimistic DAD.
@@ -294,20 +302,57 @@ pub fn set_sysctls(conf: &NetConf, applied: &Applied, ifname: &str) -> Result<()
     Ok(())
 }
 
-/// Sets addresses, the link up, routes and rules. In this order each step finds what it needs, and the kernel announces
-/// the addresses when the link comes up.
-pub fn configure(pod: &mut Socket, link: &Link, applied: &Applied) -> Result<()> {
-    for net in &applied.addresses {
-        address::add(pod, link, *net)?;
+impl Rail {
+    /// Makes the device in the pod a rail: sysctls and addresses, up, routes and rules. In this order each step finds what it
+    /// needs, and the kernel announces the addresses when the link comes up.
+    pub fn apply(&self, conf: &NetConf, cx: &mut Cx<'_>) -> Result<()> {
+        // A program in user space has the device, and will own the address.
+        let Some(link) = cx.link_in_pod() else { return Ok(()) };
+        // A VF may not be able to take a MAC that its PF prescribes until it comes up.
+        let prescribed = conf.mac.as_deref().filter(|_| cx.facts.is_mac_by_pf);
+        let (ifname, wanted) = (cx.owner.ifname.clone(), cx.owner.inside.mac.clone());
+        let pod = cx.pod()?;
+        let refused = prescribed.and_then(|mac| link::set_mac(&mut pod.socket, &link, mac).err());
+        pod.netns.run(|| set_sysctls(conf, self, &ifname))?;
+        let socket = &mut pod.socket;
+        for net in &self.addresses {
+            address::add(socket, &link, *net)?;
+        }
+        link::set_up(socket, &link)?;
+        for route in &self.routes {
+            route::add(socket, link.index, route).map_err(|error| explain(error, route))?;
+        }
+        for rule in &self.rules {
+            rule::add(socket, rule)?;
+        }
+        if prescribed.is_none() {
+            return Ok(());
+        }
+        let now = link::by_index(socket, link.index)?.unwrap_or(link);
+        let has_it = now.mac == wanted;
+        cx.place = Place::Pod(now);
+        match refused {
+            Some(error) if !has_it => Err(error),
+            _ => Ok(()),
+        }
     }
-    link::set_up(pod, link)?;
-    for route in &applied.routes {
-        route::add(pod, link.index, route).map_err(|error| explain(error, route))?;
+
+    /// Removes the rules, which stay in the pod when the device leaves, and the addresses where it does not leave.
+    pub fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
+        let is_pod_the_host = cx.is_pod_the_host()?;
+        let link = cx.link_in_pod().filter(|_| is_pod_the_host);
+        let Some(pod) = &mut cx.pod else { return Ok(()) };
+        let mut done = Vec::new();
+        for rule in &self.rules {
+            done.push(rule::remove(&mut pod.socket, rule));
+        }
+        if let Some(link) = link {
+            for net in &self.addresses {
+                done.push(address::remove(&mut pod.socket, &link, *net));
+            }
+        }
+        all_of(done)
     }
-    for rule in &applied.rules {
-        rule::add(pod, rule)?;
-    }
-    Ok(())
 }
 
 /// Says which part of the configuration or of the IPAM's result the kernel refused.
@@ -327,66 +372,81 @@ fn explain(error: anyhow::Error, route: &Route) -> anyhow::Error {
     error
 }
 
-/// Compares the pod with the record; every difference is one line.
-pub fn differences(
-    pod: &mut Socket,
-    link: &Link,
-    record: &Record,
-    previous: &AddResult,
-) -> Result<Vec<String>> {
-    let mut found = Vec::new();
-    let applied = &record.applied;
-    if link.name != record.ifname {
-        found.push(format!("its name is {}", link.name));
+impl Rail {
+    /// Its routes as the result of ADD has them: those of its own table are the rail's affair.
+    pub fn in_result(&self) -> Vec<cni::Route> {
+        let is_own_table = |route: &Route| self.rules.iter().any(|rule| rule.table == route.table);
+        let others = self.routes.iter().filter(|route| !is_own_table(route));
+        let in_result = others.map(|route| cni::Route {
+            dst: route.dst,
+            gw: route.gateway,
+            mtu: route.mtu,
+            advmss: route.advmss,
+            priority: Some(route.metric).filter(|metric| *metric != 0),
+            table: Some(route.table).filter(|table| *table != MAIN),
+            scope: route.scope,
+        });
+        in_result.collect()
     }
-    if !link.up {
-        found.push("it is down".to_owned());
-    }
-    if let Some(mtu) = applied.mtu.filter(|mtu| *mtu != link.mtu) {
-        found.push(format!("its MTU is {}, not {mtu}", link.mtu));
-    }
-    // A later plugin of the chain may have set another MAC, and said so.
-    let said = previous.interfaces.iter().filter(|interface| interface.name == record.ifname);
-    let mut macs = said.map(|interface| interface.mac.as_str()).chain([applied.mac.as_str()]);
-    if !macs.any(|mac| link::is_same_mac(&mac.to_ascii_lowercase(), &link.mac)) {
-        found.push(format!("its MAC is {}, not {}", link.mac, applied.mac));
-    }
-    let addresses = address::all(pod, link.index)?;
-    for net in &applied.addresses {
-        match addresses.iter().find(|address| address.net == *net) {
-            None => found.push(format!("the address {net} is gone")),
-            Some(address) if address.duplicate => {
-                found.push(format!("the address {net} is in use elsewhere"))
+
+    /// Compares the pod with what ADD made; every difference is one line.
+    pub fn check(&self, previous: &AddResult, cx: &mut Cx<'_>) -> Result<Vec<String>> {
+        let Some(link) = cx.link_in_pod() else { return Ok(Vec::new()) };
+        let mut found = self.of_link(&link, previous, cx);
+        let pod = &mut cx.pod()?.socket;
+        let addresses = address::all(pod, link.index)?;
+        for net in &self.addresses {
+            match addresses.iter().find(|address| address.net == *net) {
+                None => found.push(format!("the address {net} is gone")),
+                Some(address) if address.duplicate => {
+                    found.push(format!("the address {net} is in use elsewhere"))
+                }
+                Some(_) => (),
             }
-            Some(_) => (),
         }
-    }
-    let routes = route::through(pod, link.index)?;
-    for wanted in &applied.routes {
-        if !routes.iter().any(|route| wanted.is_same_path(route)) {
-            // One of another metric is another route.
-            let metric = match wanted.metric {
-                0 => String::new(),
-                metric => format!(" metric {metric}"),
-            };
-            found.push(format!("the route {wanted}{metric} is gone"));
+        let routes = route::through(pod, link.index)?;
+        for wanted in &self.routes {
+            if !routes.iter().any(|route| wanted.is_same_path(route)) {
+                // One of another metric is another route.
+                let metric = match wanted.metric {
+                    0 => String::new(),
+                    metric => format!(" metric {metric}"),
+                };
+                found.push(format!("the route {wanted}{metric} is gone"));
+            }
         }
+        // Multus adds one when a pod asks for it, and it is in prevResult then.
+        if !previous.routes.iter().any(cni::Route::is_default)
+            && routes.iter().any(|route| route.dst.prefix_len() == 0 && route.table == MAIN)
+        {
+            found.push("it carries a default route".to_owned());
+        }
+        if !self.rules.is_empty() {
+            let (rules, _) = rule::all(pod)?;
+            let gone = self.rules.iter().filter(|rule| !rules.contains(rule));
+            found.extend(gone.map(|rule| format!("the rule {rule} is gone")));
+        }
+        Ok(found)
     }
-    // Multus adds one when a pod asks for it, and it is in prevResult then.
-    if !previous.routes.iter().any(cni::Route::is_default)
-        && routes.iter().any(|route| route.dst.prefix_len() == 0 && route.table == MAIN)
-    {
-        found.push("it carries a default route".to_owned());
+
+    fn of_link(&self, link: &Link, previous: &AddResult, cx: &Cx<'_>) -> Vec<String> {
+        let mut found = Vec::new();
+        let owner = &cx.owner;
+        if link.name != owner.ifname {
+            found.push(format!("its name is {}", link.name));
+        }
+        if !link.up {
+            found.push("it is down".to_owned());
+        }
+        if let Some(mtu) = self.mtu.filter(|mtu| *mtu != link.mtu) {
+            found.push(format!("its MTU is {}, not {mtu}", link.mtu));
+        }
+        // A later plugin of the chain may have set another MAC, and said so.
+        let said = previous.interfaces.iter().filter(|interface| interface.name == owner.ifname);
+        let mut macs = said.map(|interface| interface.mac.as_str()).chain([owner.inside.mac.as_str()]);
+        if !macs.any(|mac| link::is_same_mac(&mac.to_ascii_lowercase(), &link.mac)) {
+            found.push(format!("its MAC is {}, not {}", link.mac, owner.inside.mac));
+        }
+        found
     }
-    if !applied.rules.is_empty() {
-        let (rules, _) = rule::all(pod)?;
-        found.extend(
-            applied
-                .rules
-                .iter()
-                .filter(|rule| !rules.contains(rule))
-                .map(|rule| format!("the rule {rule} is gone")),
-        );
-    }
-    Ok(found)
 }

@@ -12,14 +12,16 @@ use anyhow::{Context as _, Result};
 use ipnet::IpNet;
 use nix::sys::socket::{setsockopt, sockopt::BindToDevice};
 
-use super::config::NetConf;
-use super::device::Device;
-use super::record::{Applied, Probe, Record};
+use serde::{Deserialize, Serialize};
+
+use super::rail::Rail;
+use crate::attach::config::NetConf;
+use crate::attach::context::{Cx, Pod};
+use crate::attach::device::Device;
 use crate::cni::AddResult;
 use crate::netlink::Socket;
 use crate::netlink::link::{self, Link};
 use crate::netlink::neighbour::{self, State};
-use crate::netns::Netns;
 use crate::node::Node;
 use crate::pool::store;
 use crate::{fail, failure};
@@ -48,10 +50,19 @@ pub fn refuse_userspace(conf: &NetConf, device: &Device) -> Result<()> {
     ))
 }
 
+/// The gateways that ADD asks, and CHECK asks again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Gateways {
+    /// Those that must answer.
+    pub gateways: Vec<IpAddr>,
+    /// How long they have for that, all together.
+    pub timeout: Duration,
+}
+
 /// The gateways to ask.
-pub fn prepare(conf: &NetConf, applied: &Applied, leased: &AddResult) -> Result<Option<Probe>> {
+pub fn plan(conf: &NetConf, rail: &Rail, leased: &AddResult) -> Result<Option<Gateways>> {
     let Some(wanted) = &conf.probe else { return Ok(None) };
-    let gateways = gateways(applied, leased);
+    let gateways = gateways(rail, leased);
     if gateways.is_empty() {
         conf.or_warn(
             conf.probe,
@@ -59,68 +70,76 @@ pub fn prepare(conf: &NetConf, applied: &Applied, leased: &AddResult) -> Result<
         )?;
         return Ok(None);
     }
-    for net in &applied.addresses {
+    for net in &rail.addresses {
         if !gateways.iter().any(|gateway| gateway.is_ipv4() == net.addr().is_ipv4()) {
             log::warn!("gatewayProbe: {net} has no gateway that could be asked");
         }
     }
-    Ok(Some(Probe { gateways, timeout: wanted.timeout }))
+    Ok(Some(Gateways { gateways, timeout: wanted.timeout }))
 }
 
-/// Asks all gateways of the record through `link`, the rail in the pod. An error names those that did not answer.
-pub fn run(pod: &mut Socket, netns: &Netns, link: &Link, record: &Record, node: &Node) -> Result<()> {
-    let Some(probe) = &record.probe else { return Ok(()) };
-    ask(pod, netns, link, record, node, probe)?;
-    announce_ipv4(pod, link, &record.applied, &probe.gateways);
-    Ok(())
-}
+impl Gateways {
+    /// Asks them through the rail in the pod. An error names those that did not answer.
+    pub fn apply(&self, cx: &mut Cx<'_>) -> Result<()> {
+        self.ask(cx)?;
+        let Some(link) = cx.link_in_pod() else { return Ok(()) };
+        let addresses = cx.facts.addresses.clone();
+        announce_ipv4(&mut cx.pod()?.socket, &link, &addresses, &self.gateways);
+        Ok(())
+    }
 
-/// Asks the gateways of `probe`. An error names those that did not answer, with the leaf port of the plan, and the
-/// gateway that answers in their place.
-pub fn ask(
-    pod: &mut Socket,
-    netns: &Netns,
-    link: &Link,
-    record: &Record,
-    node: &Node,
-    probe: &Probe,
-) -> Result<()> {
-    let gateways = probe.gateways.iter().map(|gateway| Gateway::new(*gateway, netns, link, record));
-    let silent = wait(pod, link, gateways.collect(), probe.timeout)?;
-    if silent.is_empty() {
-        return Ok(());
+    /// The same in CHECK. A rail that is down asks nobody.
+    pub fn check(&self, cx: &mut Cx<'_>) -> Vec<String> {
+        if cx.link_in_pod().is_none_or(|link| !link.up) {
+            return Vec::new();
+        }
+        self.ask(cx).err().map(|error| format!("{error:#}")).into_iter().collect()
     }
-    let now = link::by_index(pod, link.index)?.context("the rail vanished from the pod")?;
-    let pf = record.device.pf.as_ref().map_or_else(String::new, |pf| format!(" of PF {pf}"));
-    let (place, timeout) = (format!("{} ({}{pf})", now.name, record.device.id), probe.timeout);
-    let addresses = &record.applied.addresses;
-    let named: Vec<_> =
-        silent.iter().map(|gateway| (gateway, with_port(*gateway, node, addresses))).collect();
-    if !now.carrier {
+
+    /// Asks them. An error names those that did not answer, with the leaf port of the plan, and the gateway that answers in
+    /// their place.
+    fn ask(&self, cx: &mut Cx<'_>) -> Result<()> {
+        let Some(link) = cx.link_in_pod() else { return Ok(()) };
+        let (node, addresses) = (cx.node, cx.facts.addresses.clone());
+        let (id, pf) = (cx.owner.device.id.clone(), cx.owner.device.pf.clone());
+        let pod = cx.pod()?;
+        let gateways = self.gateways.iter().map(|gateway| Gateway::new(*gateway, pod, &link, &addresses));
+        let gateways = gateways.collect();
+        let silent = wait(&mut pod.socket, &link, gateways, self.timeout)?;
+        if silent.is_empty() {
+            return Ok(());
+        }
+        let now = link::by_index(&mut pod.socket, link.index)?.context("the rail vanished from the pod")?;
+        let pf = pf.map_or_else(String::new, |pf| format!(" of PF {pf}"));
+        let (place, timeout) = (format!("{} ({id}{pf})", now.name), self.timeout);
+        let named: Vec<_> =
+            silent.iter().map(|gateway| (gateway, with_port(*gateway, node, &addresses))).collect();
+        if !now.carrier {
+            fail!(
+                GatewaySilent,
+                "{place} has no carrier within {timeout:?}, so gateway {} cannot be asked: is the cable plugged in, and \
+                 the leaf port up?",
+                named.iter().map(|(_, name)| name.as_str()).collect::<Vec<_>>().join(" and ")
+            );
+        }
+        let told = named.iter().map(|(gateway, name)| {
+            let how = if gateway.is_ipv4() { "ARP" } else { "ND" };
+            format!("gateway {name} did not answer {how}")
+        });
+        let told = told.collect::<Vec<_>>().join(" and ");
+        if let Some((pool, gateway, prefix)) = who_answers(pod, &link, &addresses, node, &self.gateways) {
+            fail!(
+                GatewaySilent,
+                "{told} on {place} within {timeout:?}, and {}, the gateway of the pool {pool}, answers there: this NIC's \
+                 cable is in that leaf port",
+                with_port(gateway, node, &[prefix])
+            );
+        }
         fail!(
             GatewaySilent,
-            "{place} has no carrier within {timeout:?}, so gateway {} cannot be asked: is the cable plugged in, and the \
-             leaf port up?",
-            named.iter().map(|(_, name)| name.as_str()).collect::<Vec<_>>().join(" and ")
-        );
+            "{told} on {place} within {timeout:?}: is the cable in the leaf port that has this address?"
+        )
     }
-    let told = named.iter().map(|(gateway, name)| {
-        let how = if gateway.is_ipv4() { "ARP" } else { "ND" };
-        format!("gateway {name} did not answer {how}")
-    });
-    let told = told.collect::<Vec<_>>().join(" and ");
-    if let Some((pool, gateway, prefix)) = who_answers(pod, netns, link, record, node, &probe.gateways) {
-        fail!(
-            GatewaySilent,
-            "{told} on {place} within {timeout:?}, and {}, the gateway of the pool {pool}, answers there: this NIC's \
-             cable is in that leaf port",
-            with_port(gateway, node, &[prefix])
-        );
-    }
-    fail!(
-        GatewaySilent,
-        "{told} on {place} within {timeout:?}: is the cable in the leaf port that has this address?"
-    )
 }
 
 /// `172.16.0.1 (leaf-su0-r0 swp2)`, where the plan names the port.
@@ -132,10 +151,9 @@ fn with_port(gateway: IpAddr, node: &Node, addresses: &[IpNet]) -> String {
 /// Which of this node's other gateways is at the end of the cable, with its pool and the node's prefix there: two cables
 /// may be swapped. This only completes an error message, so failures here are ignored.
 fn who_answers(
-    pod: &mut Socket,
-    netns: &Netns,
+    pod: &mut Pod,
     link: &Link,
-    record: &Record,
+    addresses: &[IpNet],
     node: &Node,
     ours: &[IpAddr],
 ) -> Option<(String, IpAddr, IpNet)> {
@@ -147,69 +165,69 @@ fn who_answers(
         if all.iter().filter(|(_, one)| one.gateway == Some(gateway)).count() > 1 {
             continue;
         }
-        let is_unknown = neighbour::state(pod, link.index, gateway).is_ok_and(|state| state == State::None);
+        let is_unknown =
+            neighbour::state(&mut pod.socket, link.index, gateway).is_ok_and(|state| state == State::None);
         if is_unknown && !ours.contains(&gateway) {
             others.push((pool.clone(), gateway, allocation.prefix));
         }
     }
-    let gateways = others.iter().map(|(_, other, _)| Gateway::new(*other, netns, link, record)).collect();
-    let silent = wait(pod, link, gateways, PATIENCE_WITH_OTHERS);
+    let gateways = others.iter().map(|(_, other, _)| Gateway::new(*other, pod, link, addresses)).collect();
+    let silent = wait(&mut pod.socket, link, gateways, PATIENCE_WITH_OTHERS);
     for (_, other, _) in &others {
-        let _ = neighbour::forget(pod, link.index, *other);
+        let _ = neighbour::forget(&mut pod.socket, link.index, *other);
     }
     let silent = silent.ok()?;
     others.into_iter().find(|(_, other, _)| !silent.contains(other))
 }
 
 /// The gateways of an attachment whose network has no probe: those of its routes and its allocations.
-pub fn of(record: &Record, node: &Node, timeout: Duration) -> Probe {
-    let has = |prefix: IpNet| record.applied.addresses.iter().any(|net| prefix.contains(&net.addr()));
+pub fn of(rail: &Rail, node: &Node, timeout: Duration) -> Gateways {
+    let has = |prefix: IpNet| rail.addresses.iter().any(|net| prefix.contains(&net.addr()));
     let planned = store::allocations(node).into_iter().filter(|(_, allocation)| has(allocation.prefix));
-    let of_routes = record.applied.routes.iter().filter_map(|route| route.gateway);
+    let of_routes = rail.routes.iter().filter_map(|route| route.gateway);
     let of_plan = planned.filter_map(|(_, allocation)| allocation.gateway);
-    let gateways = match &record.probe {
-        Some(probe) => probe.gateways.clone(),
-        None => sorted(of_routes.chain(of_plan)),
-    };
-    Probe { gateways, timeout }
+    Gateways { gateways: sorted(of_routes.chain(of_plan)), timeout }
 }
 
 /// Asks the next hops without waiting for an answer: a leaf learns from the question which MAC has the address now.
 /// `arp_notify` and `ndisc_notify` tell it when the link comes up, and where the carrier comes later, as with VFs, that
 /// is lost. So a carrier that is just coming is waited for; when it comes later still, the kernel's repetitions of the
 /// question, after one and two seconds, tell the leaf.
-pub fn announce(pod: &mut Socket, netns: &Netns, link: &Link, record: &Record, leased: &AddResult) {
-    let gateways = gateways(&record.applied, leased);
+pub fn announce(rail: &Rail, leased: &AddResult, cx: &mut Cx<'_>) -> Result<()> {
+    let Some(link) = cx.link_in_pod() else { return Ok(()) };
+    let gateways = gateways(rail, leased);
+    let pod = cx.pod()?;
     let (start, mut pause) = (Instant::now(), SHORTEST_PAUSE);
     let mut has_carrier =
-        || !link::by_index(pod, link.index).is_ok_and(|now| now.is_some_and(|now| !now.carrier));
+        || !link::by_index(&mut pod.socket, link.index).is_ok_and(|now| now.is_some_and(|now| !now.carrier));
     while !gateways.is_empty() && !has_carrier() && start.elapsed() < PATIENCE_WITH_CARRIER {
         sleep(pause);
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
     for address in &gateways {
-        let told = Gateway::new(*address, netns, link, record).tell(pod, link);
+        let told = Gateway::new(*address, pod, &link, &rail.addresses).tell(&mut pod.socket, &link);
         told.unwrap_or_else(|error| log::warn!("{error:#}"));
     }
-    announce_ipv4(pod, link, &record.applied, &gateways);
+    announce_ipv4(&mut pod.socket, &link, &rail.addresses, &gateways);
+    Ok(())
 }
 
 /// From a question for its IPv6 address, a leaf learns nothing about the IPv4 addresses of the rail. A question for such
 /// an address itself tells it, as a gratuitous ARP.
-fn announce_ipv4(pod: &mut Socket, link: &Link, applied: &Applied, gateways: &[IpAddr]) {
+fn announce_ipv4(pod: &mut Socket, link: &Link, addresses: &[IpNet], gateways: &[IpAddr]) {
     if gateways.is_empty() || gateways.iter().any(IpAddr::is_ipv4) {
         return;
     }
-    for address in applied.addresses.iter().map(IpNet::addr).filter(IpAddr::is_ipv4) {
+    for address in addresses.iter().map(IpNet::addr).filter(IpAddr::is_ipv4) {
         let told = neighbour::ask(pod, link.index, address);
         told.unwrap_or_else(|error| log::warn!("{error:#}"));
     }
 }
 
 /// The gateways of the addresses, and the next hops of the routes.
-fn gateways(applied: &Applied, leased: &AddResult) -> Vec<IpAddr> {
+fn gateways(rail: &Rail, leased: &AddResult) -> Vec<IpAddr> {
     let of_addresses = leased.ips.iter().filter_map(|ip| ip.gateway);
-    let of_routes = applied.routes.iter().filter_map(|route| route.gateway);
+    let of_routes = rail.routes.iter().filter_map(|route| route.gateway);
     sorted(of_addresses.chain(of_routes))
 }
 
@@ -274,12 +292,12 @@ struct Gateway {
 }
 
 impl Gateway {
-    fn new(address: IpAddr, netns: &Netns, link: &Link, record: &Record) -> Gateway {
+    fn new(address: IpAddr, pod: &Pod, link: &Link, addresses: &[IpNet]) -> Gateway {
         let of_family = |net: &&IpNet| address.is_ipv6() && net.addr().is_ipv6();
-        let mut ours = record.applied.addresses.iter().filter(of_family);
+        let mut ours = addresses.iter().filter(of_family);
         let socket =
             ours.clone().find(|net| net.contains(&address)).or_else(|| ours.next()).and_then(|net| {
-                let opened = netns.run(|| {
+                let opened = pod.netns.run(|| {
                     let socket = UdpSocket::bind((net.addr(), 0))?;
                     setsockopt(&socket, BindToDevice, &OsString::from(&link.name))?;
                     Ok(socket)

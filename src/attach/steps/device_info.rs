@@ -13,8 +13,9 @@ use anyhow::{Context as _, Result};
 use nix::errno::Errno;
 use serde_json::{Value, json};
 
-use super::device::Device;
-use super::record::{Original, Record, Records};
+use super::gids::Gid;
+use crate::attach::context::Cx;
+use crate::attach::owner::{Original, Owner};
 use crate::cni::Attachment;
 use crate::failure;
 use crate::files::Dir;
@@ -25,12 +26,16 @@ const OWNER: &str = "rail-cni";
 
 /// Refuses a file that belongs to another attachment, while nothing is changed. That of one which is not on record
 /// any more is stale.
-pub fn check(path: &Path, device: &Device, attachment: &Attachment, records: &Records) -> Result<()> {
+pub fn plan(
+    path: &Path,
+    owner: &Owner,
+    is_on_record: impl FnOnce(&Attachment) -> Result<bool>,
+) -> Result<()> {
     let (dir, name) = split(path)?;
     let Some(dir) = existing(dir)? else { return Ok(()) };
-    let Some(whose) = in_the_way(&dir, name, &device.original, attachment)? else { return Ok(()) };
-    if let Whose::Of(owner) = &whose {
-        if records.on_file(owner)?.is_none() {
+    let Some(whose) = in_the_way(&dir, name, &owner.device, &owner.attachment())? else { return Ok(()) };
+    if let Whose::Of(other) = &whose {
+        if !is_on_record(other)? {
             log::warn!("{} {whose}, which is not on record any more: it is replaced", path.display());
             return dir.remove(name);
         }
@@ -40,8 +45,8 @@ pub fn check(path: &Path, device: &Device, attachment: &Attachment, records: &Re
 
 /// Writes the file in one step, its folder too where it is missing. A stale one is replaced.
 /// `rdma`: the names of the RDMA devices that the pod sees.
-pub fn write(path: &Path, record: &Record, rdma: &[String]) -> Result<()> {
-    let (original, attachment) = (&record.device, &record.attachment());
+pub fn apply(path: &Path, rdma: &[String], gids: &[Gid], cx: &Cx<'_>) -> Result<()> {
+    let (original, attachment) = (&cx.owner.device, &cx.owner.attachment());
     let Some(id) = original.pci_id.as_deref() else {
         log::warn!("no device-info file: {} is on no bus", original.id);
         return Ok(());
@@ -67,8 +72,8 @@ pub fn write(path: &Path, record: &Record, rdma: &[String]) -> Result<()> {
     }
     // The specification has no key for it, and readers pass over those that they do not know.
     let mut ours = json!({ "containerID": attachment.container_id, "ifname": attachment.ifname });
-    if !record.gids.is_empty() {
-        ours["gids"] = json!(record.gids);
+    if !gids.is_empty() {
+        ours["gids"] = json!(gids);
     }
     let info = json!({ "type": "pci", "version": "1.1.0", "pci": pci, OWNER: ours });
     dir.write(name, info.to_string().as_bytes())
@@ -89,7 +94,8 @@ fn described(dir: &Dir, name: &str, id: &str) -> Value {
 }
 
 /// Removes it, and what a killed ADD left half-written. One that belongs to another attachment is left there.
-pub fn remove(path: &Path, original: &Original, attachment: &Attachment) -> Result<()> {
+pub fn undo(path: &Path, owner: &Owner) -> Result<()> {
+    let (original, attachment) = (&owner.device, &owner.attachment());
     let (dir, name) = split(path)?;
     let Some(dir) = existing(dir)? else { return Ok(()) };
     match of_another(&dir, name, original, attachment) {
@@ -154,7 +160,9 @@ fn of_another(dir: &Dir, name: &str, original: &Original, attachment: &Attachmen
     let info: Value = serde_json::from_slice(&content).unwrap_or_default();
     if let Some(named) = info.get(OWNER) {
         let text = |key: &str| named.get(key).and_then(Value::as_str).unwrap_or("?").to_owned();
-        let named = Attachment { container_id: text("containerID"), ifname: text("ifname") };
+        // As the version before named one of the RDMA device alone.
+        let ifname = text("ifname").trim_end_matches(" (rdma)").to_owned();
+        let named = Attachment { container_id: text("containerID"), ifname };
         return Ok((named != *attachment).then_some(Whose::Of(named)));
     }
     let described =

@@ -6,21 +6,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::function_of;
+use super::rdma::function_in_pod;
 use crate::attach::config::Probe;
-use crate::attach::record::Record;
+use crate::attach::context::Cx;
 use crate::fail;
-use crate::netns::Netns;
-use crate::node::Node;
 
 const PAUSE: Duration = Duration::from_millis(20);
 /// The other bits of a P_Key; the highest one says whether the membership is full.
 const PARTITION: u16 = 0x7fff;
 
 /// Waits for the P_Key in ADD, for the time of `probe` counted from `start`.
-pub fn run(record: &Record, probe: Probe, start: Instant, netns: &Netns, node: &Node) -> Result<()> {
+pub fn apply(pkey: u16, probe: Probe, start: Instant, cx: &Cx<'_>) -> Result<()> {
     loop {
-        let Some(problem) = difference(record, netns, node)? else { return Ok(()) };
+        let Some(problem) = difference(pkey, cx)? else { return Ok(()) };
         if start.elapsed() >= probe.timeout {
             fail!(
                 GidMissing,
@@ -33,10 +31,9 @@ pub fn run(record: &Record, probe: Probe, start: Instant, netns: &Netns, node: &
 }
 
 /// What CHECK finds about the P_Key.
-pub fn difference(record: &Record, netns: &Netns, node: &Node) -> Result<Option<String>> {
-    let Some(pkey) = record.pkey else { return Ok(None) };
-    let Some((function, _mounted)) = function_of(record, netns, node)? else { return Ok(None) };
+pub fn difference(pkey: u16, cx: &Cx<'_>) -> Result<Option<String>> {
+    let Some((function, _mounted)) = function_in_pod(cx)? else { return Ok(None) };
     let has_it = function.pkeys().iter().any(|one| one & PARTITION == pkey);
-    let id = &record.device.id;
-    Ok((!has_it).then(|| format!("the RDMA device of {id} has not got the P_Key {pkey:#06x}")))
+    let id = &cx.owner.device.id;
+    Ok((!has_it).then(|| format!("the RDMA device of {id} does not have the P_Key {pkey:#06x}")))
 }

@@ -1,0 +1,162 @@
+//! What the steps of one attachment work with: its owner, the sockets, the locks, and where the device is.
+
+use anyhow::{Context as _, Result};
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use super::locate::{self, Place};
+use super::locks::Locks;
+use super::owner::Owner;
+use crate::fail;
+use crate::netlink::link::Link;
+use crate::netlink::{Socket, rdma};
+use crate::netns::Netns;
+use crate::node::Node;
+use crate::sysfs::Function;
+
+/// The context of a call's steps.
+#[derive(Debug)]
+pub struct Cx<'a> {
+    /// The node.
+    pub node: &'a Node,
+    /// The locks.
+    pub locks: &'a Locks,
+    /// Whose device it is.
+    pub owner: Owner,
+    /// What steps know of each other.
+    pub facts: Facts,
+    /// A socket of the host's namespace.
+    pub host: Socket,
+    /// The pod's namespace; `None` when it is gone.
+    pub pod: Option<Pod>,
+    /// The device on its bus; `None` where it is on none, or gone.
+    pub function: Option<Function>,
+    /// Where the device is, as far as is known.
+    pub place: Place,
+    /// Whether its driver was bound again: netdev and RDMA devices are others than before.
+    pub is_anew: bool,
+}
+
+/// The namespace of a pod.
+#[derive(Debug)]
+pub struct Pod {
+    /// The namespace.
+    pub netns: Netns,
+    /// A socket in it.
+    pub socket: Socket,
+}
+
+impl Pod {
+    /// Opens a socket in the namespace.
+    pub fn open(netns: Netns) -> Result<Pod> {
+        Ok(Pod { socket: netns.run(Socket::open)?, netns })
+    }
+}
+
+/// What steps know of each other.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// The driver of the device, to bind it again.
+    pub driver: Option<Bound>,
+    /// The RDMA devices that move with the netdev, with the names that they had on the host.
+    pub rdma: Vec<rdma::Device>,
+    /// Whether the PF prescribes the MAC that the network asks for.
+    pub is_mac_by_pf: bool,
+    /// Whether the addresses of the host go into the pod.
+    pub is_of_host: bool,
+    /// The addresses in the pod.
+    pub addresses: Vec<IpNet>,
+}
+
+/// The driver of a device as it was, for it to be bound again. It is on record before the driver is unbound.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Bound {
+    /// Its name.
+    pub driver: String,
+    /// The only driver that may be bound, where the host said so (driver_override in sysfs).
+    #[serde(rename = "override", skip_serializing_if = "Option::is_none")]
+    pub only: Option<String>,
+    /// Names of the RDMA devices that it made.
+    pub rdma: Vec<String>,
+    /// GUIDs of pods: the VF must not have one of them on the host. With one, ADD binds the driver again.
+    pub guids: Vec<u64>,
+    /// Whether DEL binds the driver again, for a GUID or around a reset.
+    pub again: bool,
+}
+
+impl<'a> Cx<'a> {
+    /// The context of an attachment whose device is to be undone: the pod's namespace is opened if it is still there.
+    pub fn of(owner: &Owner, facts: Facts, node: &'a Node, locks: &'a Locks) -> Result<Cx<'a>> {
+        let netns = if owner.is_of_this_boot()? { locate::open_if_same(&owner.netns)? } else { None };
+        let pod = netns.map(Pod::open).transpose()?;
+        let (owner, host, function) = (owner.clone(), Socket::open()?, owner.device.function(node)?);
+        Ok(Cx { node, locks, owner, facts, host, pod, function, place: Place::Missing, is_anew: false })
+    }
+
+    /// The context of an attachment whose pod is alive.
+    pub fn in_pod(owner: &Owner, facts: Facts, pod: Pod, node: &'a Node, locks: &'a Locks) -> Result<Cx<'a>> {
+        let (owner, host, function) = (owner.clone(), Socket::open()?, owner.device.function(node)?);
+        Ok(Cx {
+            node,
+            locks,
+            owner,
+            facts,
+            host,
+            pod: Some(pod),
+            function,
+            place: Place::Missing,
+            is_anew: false,
+        })
+    }
+
+    /// Looks where the device is.
+    pub fn locate(&mut self) -> Result<()> {
+        let pod = self.pod.as_mut().map(|pod| &mut pod.socket);
+        self.place = locate::locate(&self.owner, self.function.as_ref(), self.node, pod, &mut self.host)?;
+        Ok(())
+    }
+
+    /// Waits until the device is on the host, or certain not to come.
+    pub fn await_home(&mut self) -> Result<()> {
+        self.place = locate::await_home(&self.owner, self.function.as_ref(), self.node, &mut self.host)?;
+        Ok(())
+    }
+
+    /// The device on the host; `None` where it has no netdev there.
+    pub fn at_home(&self) -> Option<Link> {
+        match &self.place {
+            Place::Host(link) => Some(link.clone()),
+            _ => None,
+        }
+    }
+
+    /// The device on the host, where it must be.
+    pub fn link_on_host(&self) -> Result<Link> {
+        match self.at_home() {
+            Some(link) => Ok(link),
+            None => fail!(Internal, "{} vanished from the host while it was prepared", self.owner.device.id),
+        }
+    }
+
+    /// The device in the pod.
+    pub fn link_in_pod(&self) -> Option<Link> {
+        match &self.place {
+            Place::Pod(link) => Some(link.clone()),
+            _ => None,
+        }
+    }
+
+    /// The pod's namespace, where it must be.
+    pub fn pod(&mut self) -> Result<&mut Pod> {
+        self.pod.as_mut().context("the namespace of the pod is gone")
+    }
+
+    /// Whether the pod's namespace is the host's, with CNI_NETNS_OVERRIDE: then nothing moves.
+    pub fn is_pod_the_host(&self) -> Result<bool> {
+        match &self.pod {
+            Some(pod) => pod.netns.is(&Netns::current()?),
+            None => Ok(false),
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Where the device of an attachment is: looked up once, and whenever a step has moved it or made it anew.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+
+use super::owner::Owner;
+use crate::fail;
+use crate::netlink::Socket;
+use crate::netlink::link::{self, Link};
+use crate::netns::{Keeper, Life, Netns, NetnsId};
+use crate::node::Node;
+use crate::sysfs::{self, Function};
+
+/// The kernel takes a namespace apart after its last user is gone, so its NICs come back some moments later. A driver
+/// that makes its netdev anew takes as long.
+const PATIENCE: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(10);
+/// The kernel calls a device whose name is taken by this, followed by its index.
+const KERNEL_NAME: &str = "dev";
+
+/// Where a device is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In its pod, as this link.
+    Pod(Link),
+    /// On the host, as this link.
+    Host(Link),
+    /// On the host, with a driver that makes no netdev: a program in user space has it, or may take it.
+    UserSpace,
+    /// On the host, without a driver.
+    Unbound,
+    /// It exists, and its netdev is neither in the pod nor on the host: something keeps the namespace that has it.
+    Missing,
+    /// The node does not have it any more.
+    Gone,
+}
+
+/// Where the device of `owner` is. `pod` is a socket of its namespace, while that is alive.
+pub fn locate(
+    owner: &Owner,
+    function: Option<&Function>,
+    node: &Node,
+    pod: Option<&mut Socket>,
+    host: &mut Socket,
+) -> Result<Place> {
+    if owner.device.link.is_none() {
+        return Ok(match function {
+            None => Place::Gone,
+            Some(function) if function.driver().is_none() => Place::Unbound,
+            Some(_) => Place::UserSpace,
+        });
+    }
+    if let Some(link) = pod.map(|pod| in_pod(owner, pod)).transpose()?.flatten() {
+        return Ok(Place::Pod(link));
+    }
+    if let Some(link) = on_host(owner, function, node, host)? {
+        return Ok(Place::Host(link));
+    }
+    if owner.device.link.as_ref().is_some_and(Link::dies_with_namespace) {
+        return if outlives_its_pod(owner)? { Ok(Place::Missing) } else { no_netdev(function, Place::Gone) };
+    }
+    no_netdev(function, Place::Missing)
+}
+
+/// A VF ends with its PF's driver or with sriov_numvfs; without a driver, or with one for programs in user space, no netdev
+/// can come back.
+fn no_netdev(function: Option<&Function>, otherwise: Place) -> Result<Place> {
+    Ok(match function.filter(|function| function.exists()) {
+        None => Place::Gone,
+        Some(function) if function.driver().is_none() => Place::Unbound,
+        Some(function) if function.is_userspace() => Place::UserSpace,
+        Some(_) => otherwise,
+    })
+}
+
+/// A veth or macvlan ends with its namespace, and that may live on without the path that was recorded, kept by a
+/// process.
+fn outlives_its_pod(owner: &Owner) -> Result<bool> {
+    if !owner.is_of_this_boot()? || owner.netns.life() == Life::Alive {
+        return Ok(false);
+    }
+    Ok(!owner.netns.keepers().is_empty())
+}
+
+/// The same, with patience for a device that is about to appear on the host.
+pub fn await_home(
+    owner: &Owner,
+    function: Option<&Function>,
+    node: &Node,
+    host: &mut Socket,
+) -> Result<Place> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let place = locate(owner, function, node, None, host)?;
+        if place != Place::Missing || Instant::now() > deadline {
+            return Ok(place);
+        }
+        sleep(PAUSE);
+    }
+}
+
+/// Finds the device in its pod, under whatever name: the index that it got there is proof enough. An ADD
+/// that was killed in between did not learn the index.
+pub fn in_pod(owner: &Owner, pod: &mut Socket) -> Result<Option<Link>> {
+    let Some(original) = &owner.device.link else { return Ok(None) };
+    let is_ours = |link: &Link| {
+        let by_index = link.index.get() == owner.inside.index;
+        let same_kind = link.parent == original.parent && link.kind == original.kind;
+        (same_kind && by_index) || is_same_device(link, original, owner)
+    };
+    match likely(owner, &[&owner.ifname, &original.name], pod)?.into_iter().find(is_ours) {
+        None => Ok(link::seen(pod)?.into_iter().find(is_ours)),
+        found => Ok(found),
+    }
+}
+
+/// Finds the device on the host, under whatever name.
+pub fn on_host(
+    owner: &Owner,
+    function: Option<&Function>,
+    node: &Node,
+    host: &mut Socket,
+) -> Result<Option<Link>> {
+    let Some(original) = &owner.device.link else { return Ok(None) };
+    let is_ours = |link: &Link| is_same_device(link, original, owner);
+    let found = likely(owner, &[&original.name, &owner.ifname], host)?.into_iter().find(is_ours);
+    if found.is_some() {
+        return Ok(found);
+    }
+    let Some(function) = function.filter(|function| function.exists()) else {
+        return Ok(link::seen(host)?.into_iter().find(is_ours));
+    };
+    let mut of_function = Vec::new();
+    for name in function.netdevs()? {
+        let is_its_port = match (owner.device.port, sysfs::port_of(&node.sysfs_root, &name)) {
+            (Some(original), Some(now)) => original == now,
+            _ => true,
+        };
+        if is_its_port {
+            of_function.extend(link::by_name(host, &name)?);
+        }
+    }
+    if let Some(found) = of_function.iter().find(|link| is_ours(link)) {
+        return Ok(Some(found.clone()));
+    }
+    // A driver that made its netdev anew gave it another index, and perhaps another MAC. If the function has one netdev,
+    // it is that one; links that are stacked on it, as the children of an IPoIB device, have a lower link.
+    of_function.retain(|link| link.lower == original.lower && link.parent == original.parent);
+    if !owner.device.siblings && of_function.len() == 1 {
+        return Ok(of_function.pop());
+    }
+    Ok(link::seen(host)?.into_iter().find(is_ours))
+}
+
+/// The links that `owner` most likely means. Each is one request, while the kernel's list of all links is never
+/// complete where links come and go all the time. The index comes first: a pod can give the device's name and MAC to a
+/// link of its own.
+fn likely(owner: &Owner, names: &[&String], socket: &mut Socket) -> Result<Vec<Link>> {
+    let mut found = Vec::new();
+    let original = owner.device.link.as_ref().map_or(0, |original| original.index.get());
+    for index in [owner.inside.index, original].into_iter().filter_map(link::Index::new) {
+        found.extend(link::by_index(socket, index)?);
+    }
+    for name in names {
+        found.extend(link::by_name(socket, name)?);
+    }
+    Ok(found)
+}
+
+/// Whether `link`, in whichever namespace, is the device that was recorded. Its name alone is no proof.
+fn is_same_device(link: &Link, original: &Link, owner: &Owner) -> bool {
+    if link.parent != original.parent || link.kind != original.kind {
+        return false;
+    }
+    let permanent =
+        link.permanent_mac.as_ref().zip(original.permanent_mac.as_ref()).map(|(one, other)| one == other);
+    let same_mac =
+        link::is_same_mac(&link.mac, &original.mac) || link::is_same_mac(&link.mac, &owner.inside.mac);
+    let same_index = link.index == original.index || link.index.get() == owner.inside.index;
+    // The kernel gives another index or name where the device's own is taken.
+    let by_name =
+        link.name == original.name || link.name == owner.ifname || link.name.starts_with(KERNEL_NAME);
+    match (&original.parent, permanent) {
+        // Ports of one function differ by their MACs; their indexes may be exchanged on the way.
+        (Some(_), permanent) if owner.device.siblings => permanent.unwrap_or(same_mac),
+        // The permanent MAC of a VF may change: igbvf takes for it what its PF says at each reset.
+        (Some(_), permanent) => same_index || same_mac || permanent == Some(true),
+        (None, Some(permanent)) => permanent,
+        (None, None) => same_mac && (same_index || by_name),
+    }
+}
+
+/// Opens the namespace that was recorded, unless its path now leads to another one, to none, or to another kind of file.
+/// An error means that it exists and cannot be examined.
+pub fn open_if_same(id: &NetnsId) -> Result<Option<Netns>> {
+    let is_same = || -> Result<bool> {
+        let now = NetnsId::of(&id.path).with_context(|| format!("cannot look at {}", id.path.display()))?;
+        Ok(now.as_ref() == Some(id))
+    };
+    if !is_same()? {
+        return Ok(None);
+    }
+    // It may have ended between the two looks.
+    Netns::open(&id.path).map(Some).or_else(|error| if is_same()? { Err(error) } else { Ok(None) })
+}
+
+/// A name that no netdev of the host has.
+pub fn free_name(host: &mut Socket, link: &Link) -> Result<String> {
+    for number in u32::from(link.index)..u32::from(link.index).saturating_add(1000) {
+        let name = format!("{KERNEL_NAME}{number}");
+        if link::by_name(host, &name)?.is_none() {
+            return Ok(name);
+        }
+    }
+    fail!(Internal, "the host has no free name for {}", link.name)
+}
+
+/// Which altnames of `link` another netdev of the host has: the kernel refuses the move for each.
+pub fn clashing(link: &Link, host: &mut Socket) -> Result<Vec<String>> {
+    let mut taken = Vec::new();
+    for name in &link.altnames {
+        if link::by_any_name(host, name)?.is_some() {
+            taken.push(name.clone());
+        }
+    }
+    Ok(taken)
+}
+
+/// The advice for a device that stays in a namespace without a path.
+pub fn how_to_end(owner: &Owner) -> String {
+    let (original, inside) = (owner.device.link.as_ref(), &owner.inside);
+    let is_ours = |link: &Link| {
+        original.is_some_and(|original| {
+            link.parent == original.parent && (link.mac == original.mac || link.mac == inside.mac)
+        })
+    };
+    let has_it = |keeper: &Keeper| {
+        let find = || link::seen(&mut Netns::open(&keeper.path)?.run(Socket::open)?);
+        find().is_ok_and(|links| links.iter().any(is_ours))
+    };
+    let mut keepers = owner.netns.keepers();
+    keepers.retain(has_it);
+    if keepers.is_empty() {
+        return "a process keeps it open (`lsns -t net`); end that, and `rail-cni reap`".to_owned();
+    }
+    let named: Vec<_> = keepers.iter().map(|one| format!("{} ({})", one.id, one.name)).collect();
+    let ids: Vec<_> = keepers.iter().map(|one| one.id.to_string()).collect();
+    format!("process {} keeps it open: `kill {}`, then `rail-cni reap`", named.join(", "), ids.join(" "))
+}

@@ -1,0 +1,216 @@
+//! Who has which device: what every step of an attachment is about.
+
+use std::fmt;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use crate::cni::Attachment;
+use crate::files;
+use crate::netlink::link::Link;
+use crate::netns::{Life, NetnsId};
+use crate::node::Node;
+use crate::sysfs::{DeviceId, Function};
+
+/// An attachment's pod and device.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Owner {
+    /// Name of the network.
+    pub network: String,
+    /// The container that has it.
+    #[serde(rename = "containerID")]
+    pub container_id: String,
+    /// Name of the interface in the pod.
+    pub ifname: String,
+    /// Which part of the device it has.
+    #[serde(default, skip_serializing_if = "Part::is_whole")]
+    pub part: Part,
+    /// `namespace/name`, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// The pod's namespace.
+    pub netns: NetnsId,
+    /// The boot in which ADD ran.
+    #[serde(rename = "bootId")]
+    pub boot_id: String,
+    /// When ADD began, for people.
+    pub since: String,
+    /// Whether the record was rebuilt from what could be seen: then its container is not known to the runtime.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rebuilt: bool,
+    /// Number of the rail.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rail: Option<u8>,
+    /// How many planes of the rail had to have a carrier.
+    #[serde(rename = "minPlanes", default, skip_serializing_if = "Option::is_none")]
+    pub min_planes: Option<u8>,
+    /// The device as it was on the host.
+    pub device: Original,
+    /// The netdev as it is known in the pod.
+    #[serde(default)]
+    pub inside: Inside,
+}
+
+/// Which part of a device an attachment has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Part {
+    /// All of it.
+    #[default]
+    Whole,
+    /// The RDMA device alone: another plugin has attached the netdev.
+    Rdma,
+}
+
+impl Part {
+    fn is_whole(&self) -> bool {
+        *self == Part::Whole
+    }
+}
+
+/// The netdev in the pod.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Inside {
+    /// Its index; 0 until it is there.
+    pub index: u32,
+    /// The MAC that was requested, or else the device's own.
+    pub mac: String,
+}
+
+/// A device and what it was before ADD.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Original {
+    /// Unique on the node: PCI address or auxiliary name, of further ports with `-port1`; or the name of a netdev
+    /// that is no function's.
+    pub id: String,
+    /// PCI address or auxiliary name, where it has one.
+    #[serde(rename = "pciID", default, skip_serializing_if = "Option::is_none")]
+    pub pci_id: Option<String>,
+    /// PCI address of the PF.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pf: Option<String>,
+    /// Which port of the function the netdev is, where its driver counts them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u32>,
+    /// Whether the function had further netdevs at ADD.
+    #[serde(default)]
+    pub siblings: bool,
+    /// The netdev; none for userspace drivers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<Link>,
+}
+
+/// The key of an attachment among all records: one interface can have two, of which one is about the RDMA device alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// Container and interface.
+    pub attachment: Attachment,
+    /// The part of the device.
+    pub part: Part,
+}
+
+impl Key {
+    /// The key of the record of a whole device.
+    pub fn whole(attachment: &Attachment) -> Key {
+        Key { attachment: attachment.clone(), part: Part::Whole }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.part {
+            Part::Whole => write!(f, "{}", self.attachment),
+            Part::Rdma => write!(f, "the RDMA device of {}", self.attachment),
+        }
+    }
+}
+
+impl Original {
+    /// Its function in the sysfs of the host; `None` where it has none, or that is gone.
+    pub fn function(&self, node: &Node) -> Result<Option<Function>> {
+        let id = self.pci_id.as_deref().and_then(DeviceId::parse);
+        Ok(id.map(|id| Function::find(&node.sysfs_root, &id)).transpose()?.flatten())
+    }
+
+    /// Is it the function with this PCI address or auxiliary name, by whichever port?
+    pub fn is_of(&self, function: &str) -> bool {
+        self.id.strip_prefix(function).is_some_and(|rest| rest.is_empty() || rest.starts_with("-port"))
+    }
+
+    /// Is it the PF that a row of node.json names, by its PCI address or by the name that its netdev has on the host?
+    pub fn is_pf(&self, pf: &str) -> bool {
+        let is_its = |link: &Link| link.name == pf || link.altnames.iter().any(|name| name == pf);
+        self.pci_id.as_ref().is_some_and(|id| id.eq_ignore_ascii_case(pf))
+            || self.link.as_ref().is_some_and(is_its)
+    }
+}
+
+impl Owner {
+    /// The owner that begins now, of whom nothing more is known.
+    pub fn new(key: &Key, netns: NetnsId, device: Original) -> Result<Owner> {
+        Ok(Owner {
+            network: String::new(),
+            container_id: key.attachment.container_id.clone(),
+            ifname: key.attachment.ifname.clone(),
+            part: key.part,
+            pod: None,
+            netns,
+            boot_id: files::boot_id()?.to_owned(),
+            since: files::now(),
+            rebuilt: false,
+            rail: None,
+            min_planes: None,
+            inside: Inside::default(),
+            device,
+        })
+    }
+
+    /// The attachment as the runtime names it.
+    pub fn attachment(&self) -> Attachment {
+        Attachment { container_id: self.container_id.clone(), ifname: self.ifname.clone() }
+    }
+
+    /// The key of its record.
+    pub fn key(&self) -> Key {
+        Key { attachment: self.attachment(), part: self.part }
+    }
+
+    /// Whether ADD ran in this boot. After a reboot neither its namespace nor the settings of its device exist.
+    pub fn is_of_this_boot(&self) -> Result<bool> {
+        Ok(self.boot_id == files::boot_id()?)
+    }
+
+    /// Whether the namespace of the pod is alive.
+    pub fn life(&self) -> Result<Life> {
+        if self.is_of_this_boot()? { Ok(self.netns.life()) } else { Ok(Life::Dead) }
+    }
+
+    /// Is it about the RDMA device alone, whose netdev another plugin has attached?
+    pub fn is_rdma_alone(&self) -> bool {
+        self.part == Part::Rdma
+    }
+
+    /// Which pod has it, for messages.
+    pub fn describe(&self) -> String {
+        let pod = self.pod.as_ref().map_or_else(String::new, |pod| format!("pod {pod}, "));
+        let part = if self.is_rdma_alone() { " (RDMA)" } else { "" };
+        format!("{pod}container {} as {}{part} since {}", self.container_id, self.ifname, self.since)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_row_of_node_json_means_a_pf_by_address_name_or_altname() {
+        let named = |id: &str, link: serde_json::Value| -> Original {
+            serde_json::from_value(json!({"id": id, "pciID": id, "link": link})).unwrap()
+        };
+        let original = named("0000:0a:00.0", json!(null));
+        assert!(original.is_pf("0000:0a:00.0") && original.is_pf("0000:0A:00.0"));
+        assert!(!original.is_pf("0000:0a:00.1") && !original.is_pf("ens1f0"));
+    }
+}

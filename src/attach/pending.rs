@@ -1,0 +1,427 @@
+//! Pending steps: what could not be undone of attachments whose device is on the host again. Examples are the DEL of an IPAM
+//! plugin that fails, a file that cannot be removed, a setting that a driver refuses, and a name that another netdev
+//! has. The device is free all the same, unless the next tenant would not be apart from the last. Later calls retry, each
+//! time after a longer pause; so does `rail-cni reap`.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+
+use super::context::Cx;
+use super::device;
+use super::locate::Place;
+use super::locks::AttachmentLock;
+use super::owner::{Key, Part};
+use super::record::{Record, Step};
+use super::records::{Pending, Records};
+use super::steps::host_addresses::HostAddresses;
+use super::steps::{Change, lease, rdma};
+use super::undo::{self, give_lease_back, log_left};
+use crate::error::all_of;
+use crate::netlink::Socket;
+use crate::netlink::link::{self, Link};
+use crate::netlink::vf::VfState;
+use crate::node::Node;
+use crate::{fail, failure};
+
+/// How long all that is pending may take in a call that is about another attachment.
+pub const ASIDE: Duration = Duration::from_secs(2);
+/// After so many tries, which take two and a half minutes unless `reap` makes them, an RDMA device that has ended is gone
+/// for good.
+const TRIES_FOR_RDMA: u32 = 5;
+/// Pending records above this number are dropped, the oldest first: a plugin that is gone for good fails for every pod.
+const MOST: usize = 1000;
+/// The bytes of network configurations that all of them together may keep.
+const MOST_BYTES: usize = 16 << 20;
+
+/// Tries everything that is left, and writes down what remains. The caller holds the attachment's lock.
+pub fn retry(pending: &mut Pending, records: &Records, node: &Node, patience: Duration) -> Result<()> {
+    let device = if pending.record.is_left_of_device() {
+        retry_device(pending, records, node, patience)
+    } else {
+        Ok(())
+    };
+    // The same attachment was added anew: what is undone by its key, or by its rules, would be what it has now.
+    let key = pending.record.owner.key();
+    if records.on_file(&key)?.is_some() {
+        return device;
+    }
+    all_of([device, retry_others(pending, records, node), give_lease_back(pending, patience, records)])
+}
+
+/// Tries what is left of the rail in the pod, which goes with the pod at the latest, and the device-info file.
+fn retry_others(pending: &mut Pending, records: &Records, node: &Node) -> Result<()> {
+    let is_meant = |step: &Step| matches!(step.change, Change::Rail(_) | Change::DeviceInfo(_));
+    if !pending.record.left().any(is_meant) {
+        return Ok(());
+    }
+    let record = &mut pending.record;
+    let mut cx = Cx::of(&record.owner, record.facts(), node, &records.locks)?;
+    for step in record.steps.iter_mut().filter(|step| step.is_left() && is_meant(step)) {
+        let done = step.change.undo(&mut cx);
+        step.undone(done);
+    }
+    log_left(record, is_meant);
+    records.note(pending, is_meant)
+}
+
+/// Restores the device, which is on the host, or in another pod: whoever has it now has taken over what it was.
+fn retry_device(pending: &mut Pending, records: &Records, node: &Node, patience: Duration) -> Result<()> {
+    let id = pending.record.owner.device.id.clone();
+    let Some(mut lock) = records.locks.try_device(&id)? else { return Ok(()) };
+    let claims = records.claims_on(&id, &mut lock, None)?;
+    if claims.is_empty() {
+        return restore_again(pending, Next::StaysFree, patience, records, node);
+    }
+    let is_rdma = |step: &Step| matches!(step.change, Change::Rdma(_));
+    // One of the RDMA device alone has not taken over what is left of the netdev.
+    let is_taken =
+        pending.record.owner.is_rdma_alone() || claims.iter().any(|claim| !claim.owner.is_rdma_alone());
+    let rdma = pending.record.left().any(is_rdma).then(|| rdma_beside(&claims, pending, records, node));
+    for step in pending.record.steps.iter_mut().filter(|step| step.is_left_of_device()) {
+        match &rdma {
+            Some(done) if is_rdma(step) => {
+                step.undone(done.as_ref().copied().map_err(|error| anyhow!("{error:#}")))
+            }
+            _ if is_taken => step.undone(Ok(())),
+            _ => (),
+        }
+    }
+    records.note(pending, Step::is_of_device)
+}
+
+/// Takes RDMA devices back that their pod still has, while another pod has the netdev.
+fn rdma_beside(claims: &[Record], pending: &Pending, records: &Records, node: &Node) -> Result<()> {
+    let record = &pending.record;
+    let Some(step) = record.rdma() else { return Ok(()) };
+    // It may be in the same namespace; a rebuilt record does not say. The kernel makes an IPoIB netdev anew where its RDMA
+    // device goes.
+    let may_lose = |claim: &Record| {
+        let is_infiniband = claim.owner.device.link.as_ref().is_some_and(Link::is_infiniband);
+        !claim.facts().rdma.is_empty() || claim.owner.rebuilt || is_infiniband
+    };
+    let waits_for = |claim: &Record, what: &str| {
+        let holder = claim.owner.describe();
+        failure!(TryAgain, "its RDMA device can only be restored after {holder}, which has {what}")
+    };
+    if let Some(claim) = claims.iter().find(|claim| may_lose(claim)) {
+        return Err(waits_for(claim, "it"));
+    }
+    let mut cx = Cx::of(&record.owner, record.facts(), node, &records.locks)?;
+    rdma::take_back(&step.moving, &mut cx)?;
+    let tries =
+        record.left().filter(|step| matches!(step.change, Change::Rdma(_))).map(|step| step.failed().tries);
+    is_back_or_ended(step, tries.max().unwrap_or(0), &cx)?;
+    // A pod that has the netdev without the RDMA device has not taken over what that was.
+    claims.first().map_or(Ok(()), |claim| Err(waits_for(claim, "the netdev")))
+}
+
+/// Fails while RDMA devices may still come back.
+fn is_back_or_ended(step: &rdma::Rdma, tries: u32, cx: &Cx<'_>) -> Result<()> {
+    let Err(error) = step.wait_for(cx) else { return Ok(()) };
+    if tries < TRIES_FOR_RDMA || !rdma::have_ended(cx.function.as_ref())? {
+        return Err(error);
+    }
+    log::warn!("{error:#}: it has ended, and nothing is left to do");
+    Ok(())
+}
+
+/// What becomes of the device after what is pending of it was tried.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// An ADD takes it, or refuses it for what the host has on it.
+    HasIt,
+    /// It stays on the host.
+    StaysFree,
+}
+
+/// Restores what is left of a device that is free; nothing as long as it is in use.
+fn restore_again(
+    pending: &mut Pending,
+    next: Next,
+    patience: Duration,
+    records: &Records,
+    node: &Node,
+) -> Result<()> {
+    let owner = pending.record.owner.clone();
+    if !owner.is_of_this_boot()? {
+        for step in pending.record.steps.iter_mut().filter(|step| step.is_left_of_device()) {
+            step.undone(Ok(()));
+        }
+        return records.note(pending, Step::is_of_device);
+    }
+    let mut cx = Cx::of(&owner, pending.record.facts(), node, &records.locks)?;
+    cx.await_home()?;
+    // A driver is not bound again beside another pod's call: it may take long, and the host may use the netdev.
+    if patience < lease::WHOLE && next == Next::StaysFree && may_bind(&pending.record, &cx) {
+        return Ok(());
+    }
+    // It is not on the host: nothing is tried.
+    if cx.place == Place::Missing {
+        return Ok(());
+    }
+    let may_begin = keep_addresses(&mut pending.record, &mut cx)
+        .and_then(|()| refuse_used(&pending.record, next, &mut cx));
+    match may_begin {
+        Ok(()) => undo::on_host(&mut pending.record, &mut cx),
+        Err(error) => undo::postpone(&mut pending.record, &error),
+    }
+    log_left(&pending.record, Step::is_of_device);
+    records.note(pending, Step::is_of_device)
+}
+
+/// Whether the driver may have to be bound again: around a reset, for a GUID, or because it was not.
+fn may_bind(record: &Record, cx: &Cx<'_>) -> bool {
+    record.left().any(|step| match &step.change {
+        Change::Reset => record.driver().is_some_and(|bound| bound.again),
+        Change::Vf(_) => record.driver().is_some_and(|bound| !bound.guids.is_empty()),
+        Change::Driver(_) => matches!(cx.place, Place::Unbound | Place::UserSpace),
+        _ => false,
+    })
+}
+
+/// A device whose addresses the host has again, under another name, gets its name as soon as that is free. For that it goes
+/// down: what the host has on it by now is restored afterwards.
+fn keep_addresses(record: &mut Record, cx: &mut Cx<'_>) -> Result<()> {
+    let is_restored = !record.leaves(|change| matches!(change, Change::HostAddresses(_)));
+    let (Some(link), Some(original)) = (cx.at_home(), record.owner.device.link.clone()) else {
+        return Ok(());
+    };
+    if record.host_addresses().is_none() || !is_restored || link.name == original.name {
+        return Ok(());
+    }
+    if link::by_any_name(&mut cx.host, &original.name)?.is_some() {
+        return Ok(());
+    }
+    // What cannot be put back is refused below.
+    let Ok(now) = HostAddresses::take(&link.name, &link, &mut cx.host) else { return Ok(()) };
+    for step in &mut record.steps {
+        if let Change::HostAddresses(addresses) = &mut step.change {
+            *addresses = now.clone();
+            step.undone(Err(anyhow!("they go while the device gets its name")));
+        }
+    }
+    Ok(())
+}
+
+/// Fails if the host or another CNI plugin uses the device by now, which was free: to restore it takes it down.
+fn refuse_used(record: &Record, next: Next, cx: &mut Cx<'_>) -> Result<()> {
+    let (Some(link), Some(original)) = (cx.at_home(), &record.owner.device.link) else { return Ok(()) };
+    let what = &link.name;
+    device::refuse_parts(what, &link, cx.node, &mut cx.host)?;
+    // The addresses of the host are what is left.
+    if record.leaves(|change| matches!(change, Change::HostAddresses(_))) {
+        return Ok(());
+    }
+    device::refuse_addresses(what, &link, &mut cx.host)?;
+    // Until the pod's use has ended, this may be the pod's.
+    if record.leaves(|change| matches!(change, Change::Links)) {
+        return Ok(());
+    }
+    device::refuse_stacked(what, &link)?;
+    if link.up && !original.up && next == Next::StaysFree {
+        fail!(TryAgain, "{what} was down, and is up: if nothing needs that, `ip link set {what} down`");
+    }
+    Ok(())
+}
+
+/// Tries once more what is left of the device `id`, which no attachment claims; the caller holds its lock. For an ADD of the
+/// RDMA device alone (`part`), another plugin has the netdev, and what is left of that stays so. Fails if something is left
+/// that keeps tenants apart, and that the network (`next`) does not set itself. Else returns the earliest attachment of which something is left: its record has the original
+/// state. Whoever takes the device takes that over, and says so with [`inherited`] once it is on record.
+pub fn settle(records: &Records, id: &str, part: Part, next: &VfState, node: &Node) -> Result<Settled> {
+    let mut settled = Settled::default();
+    for mut pending in records.pending_of(id)?.into_iter().filter(|pending| is_for(part, pending)) {
+        if !pending.record.is_left_of_device() {
+            continue;
+        }
+        settled.was_pending = true;
+        restore_again(&mut pending, Next::HasIt, lease::WHOLE, records, node)?;
+        refuse_unless_apart(&pending.record, next, node, &mut Socket::open()?)?;
+        let is_earlier = |other: &Record| other.owner.since <= pending.record.owner.since;
+        if pending.record.is_left_of_device() && !settled.previous.as_ref().is_some_and(is_earlier) {
+            settled.previous = Some(pending.record);
+        }
+    }
+    Ok(settled)
+}
+
+/// What [`settle`] found.
+#[derive(Debug, Default)]
+pub struct Settled {
+    /// Whether anything of the device was pending: its name and index may have changed.
+    pub was_pending: bool,
+    /// The attachment whose changes could not be undone.
+    pub previous: Option<Record>,
+}
+
+/// Is it for an ADD of this part of the device to take over?
+fn is_for(part: Part, pending: &Pending) -> bool {
+    part == Part::Whole || pending.record.owner.part == part
+}
+
+/// Fails if something is left of the device that keeps tenants apart.
+pub fn refuse_unless_apart(record: &Record, next: &VfState, node: &Node, host: &mut Socket) -> Result<()> {
+    for step in record.steps.iter().filter(|step| step.is_left_of_device()) {
+        if let Some(what) = step.change.isolation_left(next, node, host) {
+            let (id, holder, why) = (&record.owner.device.id, record.owner.describe(), step.failed().why);
+            fail!(TryAgain, "{id} is still as {holder} left it, and no other pod gets it: {what}: {why}");
+        }
+    }
+    Ok(())
+}
+
+/// Notes that the original state of the device `id` is in a new record now.
+pub fn inherited(records: &Records, id: &str, part: Part) -> Result<()> {
+    for mut pending in records.pending_of(id)?.into_iter().filter(|pending| is_for(part, pending)) {
+        for step in pending.record.steps.iter_mut().filter(|step| step.is_left_of_device()) {
+            let is_away = match &step.change {
+                Change::Rdma(rdma) => rdma.is_away()?,
+                _ => false,
+            };
+            if !is_away {
+                step.undone(Ok(()));
+            }
+        }
+        records.note(&mut pending, |step| step.is_of_device() && !step.is_left())?;
+    }
+    Ok(())
+}
+
+/// The earliest attachment of which something is left of the device `id`: its record has the original state.
+pub fn earliest(records: &Records, id: &str) -> Result<Option<Record>> {
+    let mut earliest: Option<Record> = None;
+    for Pending { record, .. } in records.pending_of(id)? {
+        let is_first = earliest.as_ref().is_none_or(|other| record.owner.since < other.owner.since);
+        if is_first && record.is_left_of_device() && record.owner.is_of_this_boot()? {
+            earliest = Some(record);
+        }
+    }
+    Ok(earliest)
+}
+
+/// Tries what is due, in a call that is about another attachment: never for long.
+pub fn retry_due(records: &Records, node: &Node) -> Result<()> {
+    let mut all = records.pending()?;
+    drop_oldest(&mut all, records)?;
+    all.retain(|pending| pending.record.is_due());
+    retry_aside(all, records, node, |key, _| records.locks.try_attachment(key)).map(drop)
+}
+
+/// Tries what is left of an earlier attachment of the same key; the caller holds its lock. DEL does so when it is called
+/// again, and ADD because its IPAM would take the new attachment for the old one.
+pub fn retry_own(records: &Records, node: &Node, key: &Key, patience: Duration) -> Result<()> {
+    let mut done = Vec::new();
+    for pending in records.pending_by(key)?.into_iter().filter(|pending| pending.record.owner.key() == *key) {
+        // An ADD may undo what is of the device while the first one's IPAM is at work.
+        if let Some(mut pending) = records.pending_now(&pending) {
+            done.push(retry(&mut pending, records, node, patience));
+        }
+    }
+    all_of(done)
+}
+
+/// Tries to free the addresses of earlier pods, after the IPAM plugin's ADD found none, and waits for a DEL that is about to
+/// free one: its device was free before its address. `before` are those of [`with_addresses`] before that ADD. Returns
+/// whether one was freed.
+pub fn free_addresses(
+    mut before: Vec<Pending>,
+    records: &Records,
+    node: &Node,
+    ipam: &str,
+    but: &Key,
+) -> Result<bool> {
+    for new in with_addresses(records, ipam, but)? {
+        if before.iter().all(|one| !one.is_same(&new)) {
+            before.push(new);
+        }
+    }
+    let lock = |key: &Key, patience| records.locks.attachment_within(key, patience);
+    retry_aside(before, records, node, lock).map(|freed| freed > 0)
+}
+
+/// The pending records of other attachments than `but` that may have an address of the IPAM plugin `ipam`.
+pub fn with_addresses(records: &Records, ipam: &str, but: &Key) -> Result<Vec<Pending>> {
+    let mut all = records.pending()?;
+    all.retain(|Pending { record, .. }| {
+        let is_of = |change: &Change| matches!(change, Change::Lease(lease) if lease.r#type == ipam);
+        record.owner.key() != *but && record.leaves(is_of)
+    });
+    Ok(all)
+}
+
+/// Tries what other attachments left, as far as `lock` gives their locks: an ADD or DEL of them may be at work. Returns of how
+/// many nothing is left.
+fn retry_aside(
+    all: Vec<Pending>,
+    records: &Records,
+    node: &Node,
+    lock: impl Fn(&Key, Duration) -> Result<Option<AttachmentLock>>,
+) -> Result<usize> {
+    let (start, mut ended, mut errors) = (Instant::now(), 0, Vec::new());
+    let left = || ASIDE.checked_sub(start.elapsed()).filter(|left| !left.is_zero());
+    for pending in all {
+        let Some(patience) = left() else { break };
+        let Some(_lock) = lock(&pending.record.owner.key(), patience)? else { continue };
+        let Some(mut pending) = records.pending_now(&pending) else {
+            ended += 1;
+            continue;
+        };
+        let Some(patience) = left() else { break };
+        // One that cannot be written does not stop the others.
+        errors.push(retry(&mut pending, records, node, patience));
+        ended += usize::from(!pending.record.is_left());
+    }
+    all_of(errors).map(|()| ended)
+}
+
+/// Drops what is above the limits. Every pending record holds its network's configuration, which a tenant wrote: it must not
+/// fill /run. The original state of a device is kept.
+fn drop_oldest(all: &mut Vec<Pending>, records: &Records) -> Result<()> {
+    all.sort_by(|one, other| other.record.owner.since.cmp(&one.record.owner.since));
+    let (mut size, mut kept) = (0, 0);
+    for pending in all.iter().take(MOST) {
+        size += pending.record.lease().map_or(0, |lease| lease.config.len());
+        if size > MOST_BYTES {
+            break;
+        }
+        kept += 1;
+    }
+    for mut pending in all.drain(kept..) {
+        log::error!("too much is pending: what {} left is forgotten", pending.record.owner.describe());
+        for step in &mut pending.record.steps {
+            if let Change::Lease(lease) = &mut step.change {
+                lease.config.clear();
+            }
+            if !step.is_of_device() {
+                step.undone(Ok(()));
+            }
+        }
+        records.note(&mut pending, |step| !step.is_of_device())?;
+    }
+    Ok(())
+}
+
+/// Whether RDMA devices of earlier pods are back on the host: restores those, as the next pod is to have them. Where RDMA is
+/// required: fails while a pod still has them.
+pub fn settle_rdma(is_required: bool, device: &device::Device, records: &Records, node: &Node) -> Result<()> {
+    for pending in records.pending_of(&device.original.id)? {
+        let record = &pending.record;
+        let is_rdma = |change: &Change| matches!(change, Change::Rdma(_));
+        let Some(step) = record.rdma().filter(|_| record.leaves(is_rdma)) else { continue };
+        if !record.owner.is_of_this_boot()? {
+            continue;
+        }
+        let cx = Cx::of(&record.owner, record.facts(), node, &records.locks)?;
+        step.restore(&cx).unwrap_or_else(|error| log::warn!("{error:#}"));
+        if is_required && device.rdma_devices()?.is_empty() {
+            fail!(
+                TryAgain,
+                "rdma: required, and the RDMA device of {} is still in {}: run `rail-cni reap`, or end that pod",
+                device.describe(),
+                record.owner.describe()
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,346 @@
+//! The files of the records. One is `CONTAINER:IFNAME:DEVICE.json` in `attachments/`, so that one listing shows all keys and
+//! all devices. Once the device is on the host, and something else is still to be undone, the file moves to `pending/`, in one
+//! step: from then on the device is free.
+
+use std::sync::OnceLock;
+
+use anyhow::{Context as _, Result};
+
+use super::format;
+use super::locks::{DeviceLock, Locks};
+use super::owner::{Key, Part};
+use super::record::{Record, Step, to_json};
+use super::steps::Change;
+use crate::files::{Dir, name_part};
+use crate::node::Node;
+
+const RECORDS: &str = "attachments";
+const PENDING: &str = "pending";
+/// What the version before called it.
+const DEBTS: &str = "debts";
+const LOCKS: &str = "locks";
+
+/// The directories of records and locks.
+#[derive(Debug)]
+pub struct Records {
+    run: Dir,
+    records: Dir,
+    /// Made for the first one.
+    pending: OnceLock<Dir>,
+    /// The locks.
+    pub locks: Locks,
+}
+
+/// A record in the directory of pending steps.
+#[derive(Debug)]
+pub struct Pending {
+    name: String,
+    /// The record.
+    pub record: Record,
+}
+
+impl Pending {
+    /// Whether it is the same file.
+    pub fn is_same(&self, other: &Pending) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Records {
+    /// Opens the directories, and makes those that are missing.
+    pub fn open(node: &Node) -> Result<Records> {
+        let run = Dir::create(&node.run_dir)?;
+        let (records, locks) = (run.create_sub(RECORDS)?, Locks::new(run.create_sub(LOCKS)?));
+        take_over_debts(&run)?;
+        let pending = run.sub(PENDING)?.map(OnceLock::from).unwrap_or_default();
+        Ok(Records { records, pending, locks, run })
+    }
+
+    /// Opens the directories; `None` where they are missing and cannot be made, because then nothing was ever attached.
+    pub fn open_for_del(node: &Node) -> Result<Option<Records>> {
+        match Records::open(node) {
+            Ok(records) => Ok(Some(records)),
+            Err(error) => {
+                log::warn!("{error:#}");
+                Records::open_existing(node)
+            }
+        }
+    }
+
+    /// Opens the directories if they exist; if not, nothing was ever attached.
+    pub fn open_existing(node: &Node) -> Result<Option<Records>> {
+        let Some(run) = node.existing_run_dir()? else { return Ok(None) };
+        let (Some(records), Some(locks)) = (run.sub(RECORDS)?, run.sub(LOCKS)?) else { return Ok(None) };
+        let pending = match run.sub(PENDING)? {
+            None => run.sub(DEBTS)?,
+            pending => pending,
+        };
+        let pending = pending.map(OnceLock::from).unwrap_or_default();
+        Ok(Some(Records { records, pending, locks: Locks::new(locks), run }))
+    }
+
+    /// The record of an attachment. A file that cannot be read, or that is about another attachment, is replaced by the copy
+    /// in the device's lock file; without a copy it counts as missing.
+    pub fn find(&self, key: &Key) -> Result<Option<Record>> {
+        if let Some(record) = self.on_file(key)? {
+            return Ok(Some(record));
+        }
+        let copy = self.copies()?.into_iter().find(|copy| copy.owner.key() == *key);
+        if copy.is_some() {
+            log::warn!("the record of {key} is lost, its copy is used");
+        }
+        Ok(copy)
+    }
+
+    /// The same without the copies, of which there is one for each attached device.
+    pub fn on_file(&self, key: &Key) -> Result<Option<Record>> {
+        let prefix = prefix(key);
+        for name in self.records.names()?.iter().filter(|name| name.starts_with(&prefix)) {
+            match read(&self.records, name) {
+                Ok(Some(record)) if record.owner.key() == *key => return Ok(Some(record)),
+                Ok(Some(record)) => log::warn!("{name} is the record of {}", record.owner.key()),
+                Ok(None) => (),
+                Err(error) => log::warn!("{error:#}"),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The interfaces of a container that are on record, by the names of the files.
+    pub fn ifnames_of(&self, container_id: &str) -> Result<Vec<String>> {
+        let prefix = format!("{}:", name_part(container_id));
+        let names = self.records.names()?;
+        let ours = names.iter().filter_map(|name| name.strip_prefix(&prefix)?.split(':').next());
+        Ok(ours.map(str::to_owned).collect())
+    }
+
+    /// Every record that can be read, and the names of the files that cannot.
+    pub fn all(&self) -> Result<(Vec<Record>, Vec<String>)> {
+        let (mut records, mut unreadable) = (Vec::<Record>::new(), Vec::new());
+        for name in self.records.names()? {
+            match read(&self.records, &name) {
+                Ok(record) => records.extend(record),
+                Err(error) => {
+                    log::warn!("{error:#}");
+                    unreadable.push(name);
+                }
+            }
+        }
+        for copy in self.copies()? {
+            if !records.iter().any(|record| record.owner.key() == copy.owner.key()) {
+                records.push(copy);
+            }
+        }
+        Ok((records, unreadable))
+    }
+
+    /// The attachments, other than `but`, that claim the device, judged by the names of the files and by the
+    /// copy that `lock` carries.
+    pub fn claims_on(&self, id: &str, lock: &mut DeviceLock, but: Option<&Key>) -> Result<Vec<Record>> {
+        let mut claims = self.named(id)?;
+        if let Some(copy) = parse_copy(&lock.copy()?) {
+            if !claims.iter().any(|claim| claim.owner.key() == copy.owner.key()) {
+                claims.push(copy);
+            }
+        }
+        claims.retain(|claim| but != Some(&claim.owner.key()));
+        Ok(claims)
+    }
+
+    /// The records whose file name ends in the device `id`.
+    pub fn named(&self, id: &str) -> Result<Vec<Record>> {
+        let suffix = format!(":{id}.json");
+        let mut found = Vec::new();
+        for name in self.records.names()?.iter().filter(|name| name.ends_with(&suffix)) {
+            match read(&self.records, name) {
+                Ok(record) => found.extend(record.filter(|record| record.owner.device.id == id)),
+                Err(error) => log::warn!("{error:#}"),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Writes the record and its copy. Call it before doing what it describes.
+    pub fn write(&self, record: &Record, device: &mut DeviceLock) -> Result<()> {
+        let json = to_json(record)?;
+        device.set_copy(&json)?;
+        self.records.write(&file_name(record), &json)
+    }
+
+    /// Removes the record, its copy where `device` is given, and the temporary files of a killed ADD.
+    pub fn remove(&self, key: &Key, device: Option<&mut DeviceLock>) -> Result<()> {
+        let prefix = prefix(key);
+        for name in self.records.names()?.iter().filter(|name| name.starts_with(&prefix)) {
+            self.records.remove(name)?;
+        }
+        self.records.remove_half_written(&prefix, |_| ())?;
+        device.map_or(Ok(()), |device| device.set_copy(b""))
+    }
+
+    /// Removes a file that [`Records::all`] could not read. Only an operator may ask for that: a later version may
+    /// have written it, for a pod that lives.
+    pub fn remove_unreadable(&self, name: &str) -> Result<()> {
+        self.records.remove(name)
+    }
+
+    /// Moves the record to the pending ones: from then on the device is free, and what is left to do blocks no other call.
+    pub fn end(&self, record: &Record, device: &mut DeviceLock) -> Result<Pending> {
+        if self.pending.get().is_none() {
+            self.pending.set(self.run.create_sub(PENDING)?).ok();
+        }
+        let pending = self.pending.get().context("no directory of pending steps")?;
+        let on_file = file_name(record);
+        let json = to_json(record)?;
+        // How far the steps are is on file before the device is free: the next ADD of it reads that. On a full /run, it takes
+        // all of them for what is left, and looks.
+        self.records.write(&on_file, &json).unwrap_or_else(|error| log::warn!("{error:#}"));
+        let name = match pending.receive(&self.records, &on_file)? {
+            Some(name) => name,
+            // This file system cannot rename between the two directories.
+            None => {
+                let name = pending.free_name(&on_file)?;
+                pending.write(&name, &json)?;
+                name
+            }
+        };
+        self.remove(&record.owner.key(), Some(device))?;
+        Ok(Pending { name, record: record.clone() })
+    }
+
+    /// Every pending record that can be read.
+    pub fn pending(&self) -> Result<Vec<Pending>> {
+        self.pending_named(|_| true)
+    }
+
+    /// The pending records of the device `id`.
+    pub fn pending_of(&self, id: &str) -> Result<Vec<Pending>> {
+        let suffix = format!(":{id}.json");
+        self.pending_named(|name| name.ends_with(&suffix))
+    }
+
+    /// The pending records of an attachment.
+    pub fn pending_by(&self, key: &Key) -> Result<Vec<Pending>> {
+        let prefix = prefix(key);
+        self.pending_named(|name| {
+            let numbered = name.split_once('~').filter(|(number, _)| number.parse::<u32>().is_ok());
+            numbered.map_or(name, |(_, name)| name).starts_with(&prefix)
+        })
+    }
+
+    fn pending_named(&self, is_meant: impl Fn(&str) -> bool) -> Result<Vec<Pending>> {
+        let Some(pending) = self.pending.get() else { return Ok(Vec::new()) };
+        let mut found = Vec::new();
+        for name in pending.names()?.into_iter().filter(|name| is_meant(name)) {
+            match read_pending(pending, &name) {
+                Ok(record) => found.extend(record.map(|record| Pending { name, record })),
+                Err(error) => log::warn!("{error:#}"),
+            }
+        }
+        Ok(found)
+    }
+
+    /// The pending record as it is on file now; `None` if another call has undone it all.
+    pub fn pending_now(&self, pending: &Pending) -> Option<Pending> {
+        let dir = self.pending.get()?;
+        let record = read_pending(dir, &pending.name).unwrap_or_else(|error| {
+            log::warn!("{error:#}: it is replaced");
+            Some(pending.record.clone())
+        });
+        record.map(|record| Pending { name: pending.name.clone(), record })
+    }
+
+    /// Writes what became of the steps that `tried` names to the record as it is on file now, and removes it when nothing is
+    /// left: a DEL of the attachment and an ADD of the device may both be at work on it. What another call has undone
+    /// meanwhile stays undone.
+    pub fn note(&self, pending: &mut Pending, tried: impl Fn(&Step) -> bool) -> Result<()> {
+        let _lock = self.locks.pending()?;
+        let Some(mut now) = self.pending_now(pending) else {
+            pending.record.steps.clear();
+            return Ok(());
+        };
+        for step in now.record.steps.iter_mut().filter(|step| step.is_left()) {
+            let name = step.change.name();
+            let ours = pending.record.steps.iter().find(|ours| ours.change.name() == name);
+            // A full /run may have kept the end of the attachment off the file.
+            if let Some(ours) = ours.filter(|ours| tried(ours) || !ours.is_left()) {
+                step.clone_from(ours);
+            }
+        }
+        *pending = now;
+        if !pending.record.is_left() {
+            return self.remove_pending(pending);
+        }
+        let dir = self.pending.get();
+        dir.map_or(Ok(()), |dir| dir.write(&pending.name, &to_json(&pending.record)?))
+    }
+
+    /// Removes a pending record, whatever is left.
+    pub fn forget(&self, pending: &Pending) -> Result<()> {
+        let _lock = self.locks.pending()?;
+        self.remove_pending(pending)
+    }
+
+    fn remove_pending(&self, pending: &Pending) -> Result<()> {
+        let Some(dir) = self.pending.get() else { return Ok(()) };
+        dir.discard(&pending.name);
+        dir.remove(&pending.name)
+    }
+
+    fn copies(&self) -> Result<Vec<Record>> {
+        Ok(self.locks.copies()?.iter().filter_map(|copy| parse_copy(copy)).collect())
+    }
+}
+
+/// Takes over the directory of pending records as the version before called it. An ADD or DEL of that version, which began
+/// before the upgrade, may make it once more.
+fn take_over_debts(run: &Dir) -> Result<()> {
+    let Some(debts) = run.sub(DEBTS)? else { return Ok(()) };
+    let Some(pending) = run.sub(PENDING)? else {
+        // Another call may do the same now.
+        return run.rename(DEBTS, run, PENDING).or_else(|error| {
+            log::debug!("{DEBTS}: {error}");
+            Ok(())
+        });
+    };
+    for name in debts.names()? {
+        pending.receive(&debts, &name)?;
+    }
+    Ok(())
+}
+
+/// The record in the file `name`; `None` when there is none.
+fn read(folder: &Dir, name: &str) -> Result<Option<Record>> {
+    let Some(content) = folder.read(name)? else { return Ok(None) };
+    let path = folder.path().join(name);
+    let record = format::parse(&content).with_context(|| format!("{} is not a record", path.display()))?;
+    Ok(Some(record))
+}
+
+/// The same of a pending one, whose device is home, or gone: also where a full /run kept that off the file.
+fn read_pending(folder: &Dir, name: &str) -> Result<Option<Record>> {
+    let mut record = read(folder, name)?;
+    for step in record.iter_mut().flat_map(|record| &mut record.steps) {
+        if matches!(step.change, Change::Move) {
+            step.undone(Ok(()));
+        }
+    }
+    Ok(record)
+}
+
+/// What the names of an attachment's records start with.
+fn prefix(key: &Key) -> String {
+    let Key { attachment, part } = key;
+    // Neither part contains a colon, and no name of a netdev has a space.
+    let part = if *part == Part::Rdma { " (rdma)" } else { "" };
+    format!("{}:{}{part}:", name_part(&attachment.container_id), attachment.ifname)
+}
+
+fn file_name(record: &Record) -> String {
+    format!("{}{}.json", prefix(&record.owner.key()), record.owner.device.id)
+}
+
+/// A copy whose writer was killed says nothing: the record would have been written after it.
+fn parse_copy(copy: &[u8]) -> Option<Record> {
+    let copy = format::parse(copy).ok()?;
+    copy.owner.is_of_this_boot().is_ok_and(|is| is).then_some(copy)
+}

@@ -1,0 +1,85 @@
+//! The state of an attachment, as ADD, GC, `reap`, `status`, `check` and rail-agent see it.
+
+use anyhow::Result;
+
+use super::locate;
+use super::record::Record;
+use crate::netlink::Socket;
+use crate::netlink::link::Link;
+use crate::netns::{Life, Netns};
+use crate::node::Node;
+use crate::sysfs::Function;
+
+/// The state of an attachment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// The pod has the device, as this link; `None` where the attachment has no netdev.
+    Live(Option<Link>),
+    /// The pod is alive, but its device is neither there nor on the host. The pod may have it in a namespace of its own.
+    Elsewhere,
+    /// The pod is alive, but its device is on the host.
+    OnHost,
+    /// The pod is gone without a DEL.
+    Dead,
+    /// The ADD was killed.
+    CutOff,
+    /// The pod is gone, and the device has not returned.
+    Missing,
+    /// It is not known whether the pod is alive, for this reason. Then nothing is taken from it.
+    Unknown(String),
+}
+
+impl State {
+    /// The word that `status` prints.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            State::Live(_) => "live",
+            State::Elsewhere => "elsewhere",
+            State::OnHost => "on-host",
+            State::Dead => "dead",
+            State::CutOff => "cut-off",
+            State::Missing => "missing",
+            State::Unknown(_) => "unknown",
+        }
+    }
+
+    /// Whether it is certain that only the record is left.
+    pub fn is_left_over(&self) -> bool {
+        matches!(self, State::Dead | State::CutOff | State::OnHost | State::Missing)
+    }
+}
+
+/// Looks at the namespace of the record, and into it.
+pub fn of(record: &Record, node: &Node, host: &mut Socket) -> Result<State> {
+    match record.owner.life()? {
+        Life::Dead if record.is_missing() => return Ok(State::Missing),
+        Life::Dead => return Ok(State::Dead),
+        Life::Unknown(why) => return Ok(State::Unknown(why)),
+        Life::Alive if !record.is_attached() => return Ok(State::CutOff),
+        Life::Alive => (),
+    }
+    in_living(record, node, host).or_else(|error| Ok(State::Unknown(format!("{error:#}"))))
+}
+
+/// The same, of a pod that is alive and whose ADD came to its end.
+fn in_living(record: &Record, node: &Node, host: &mut Socket) -> Result<State> {
+    let owner = &record.owner;
+    let netns = Netns::open(&owner.netns.path)?;
+    let function = owner.device.function(node)?;
+    if owner.is_rdma_alone() {
+        // Has the host a netdev of the function? Then no pod has it.
+        let netdev = function.as_ref().map(Function::netdev).transpose()?.flatten();
+        return Ok(if netdev.is_some() { State::OnHost } else { State::Live(None) });
+    }
+    if owner.device.link.is_none() {
+        return Ok(State::Live(None));
+    }
+    if let Some(link) = locate::in_pod(owner, &mut netns.run(Socket::open)?)? {
+        return Ok(State::Live(Some(link)));
+    }
+    // Without a driver because a call was ended while it bound that again, the netdev is nowhere.
+    let is_unbound = record.driver().is_some_and(|bound| bound.again)
+        && function.as_ref().is_some_and(|function| function.driver().is_none());
+    let is_on_host = is_unbound || locate::on_host(owner, function.as_ref(), node, host)?.is_some();
+    Ok(if is_on_host { State::OnHost } else { State::Elsewhere })
+}

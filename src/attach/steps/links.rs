@@ -1,0 +1,34 @@
+//! The end of the pod's use of the netdev: it goes down, and links that the pod stacked on it, in whatever namespace, are
+//! removed. They would be on the wire of the next pod, so until that is done the device is not handed out again.
+
+use anyhow::Result;
+
+use crate::attach::context::Cx;
+use crate::attach::stacked;
+use crate::netlink::link::{self, Link};
+use crate::netlink::{Socket, address};
+
+/// Ends the use of the device, which is on the host.
+pub fn undo(cx: &mut Cx<'_>) -> Result<()> {
+    let (Some(link), Some(original)) = (cx.at_home(), cx.owner.device.link.clone()) else { return Ok(()) };
+    // It never left, or has returned before: what is stacked on it is the host's.
+    if cx.facts.is_of_host
+        && is_as_it_was(&link, &original, &mut cx.host)?
+        && has_address(&link, &mut cx.host)?
+    {
+        return Ok(());
+    }
+    let down = if link.up { link::set_down(&mut cx.host, &link) } else { Ok(()) };
+    crate::error::all_of([down, stacked::remove_elsewhere(&link)])
+}
+
+/// Whether a link of the host has MTU, MAC and state as they were, and the name, or another netdev has that.
+pub fn is_as_it_was(link: &Link, was: &Link, host: &mut Socket) -> Result<bool> {
+    let can_be_renamed = link.name != was.name && link::by_name(host, &was.name)?.is_none();
+    Ok(!can_be_renamed && (was.mtu, &was.mac, was.up) == (link.mtu, &link.mac, link.up))
+}
+
+/// Whether the host has an address on `link`, besides link-local ones.
+pub fn has_address(link: &Link, host: &mut Socket) -> Result<bool> {
+    Ok(address::all(host, link.index)?.iter().any(|address| !address.is_link_local()))
+}

@@ -1,0 +1,133 @@
+//! The move of the netdev into the pod, with name, MTU and MAC, and back.
+
+use anyhow::{Context as _, Result};
+
+use super::rdma;
+use crate::attach::config::NetConf;
+use crate::attach::context::Cx;
+use crate::attach::locate::{self, Place};
+use crate::netlink::Socket;
+use crate::netlink::link::{self, Link, Move, parse_mac};
+use crate::netns::Netns;
+use crate::watchdog;
+
+/// Names the step that may take long, for the log.
+fn watch(cx: &Cx<'_>, what: &str) {
+    watchdog::step(|| format!("{what} {}", cx.owner.device.id));
+}
+
+/// The device as it is right before its move: a driver that was told something through the PF, or whose RDMA device
+/// has left, may have made the netdev anew.
+pub fn look_again(cx: &mut Cx<'_>) -> Result<()> {
+    // The kernel makes the netdev of an InfiniBand device anew when its RDMA device moves: on the host, or since Linux 6.18
+    // with it.
+    let is_infiniband = cx.owner.device.link.as_ref().is_some_and(Link::is_infiniband);
+    if is_infiniband && !cx.facts.rdma.is_empty() {
+        cx.locate()?;
+        if let Some(link) = cx.link_in_pod() {
+            move_home(&link, cx)?;
+        }
+    }
+    cx.await_home()
+}
+
+/// Moves the device into the pod with one message.
+pub fn apply(conf: &NetConf, cx: &mut Cx<'_>) -> Result<()> {
+    let original = cx.link_on_host()?;
+    let ifname = cx.owner.ifname.clone();
+    for altname in clashing(&mut cx.pod()?.socket, &original, &ifname)? {
+        link::remove_altname(&mut cx.host, &original, &altname)?;
+    }
+    // Some VFs refuse even the MAC that they have; one that the PF prescribes comes later.
+    let is_new = |mac: &&[u8]| !cx.facts.is_mac_by_pf && link::format_mac(mac) != original.mac;
+    let mac = conf.mac.as_deref().filter(is_new);
+    let Cx { host, pod, .. } = cx;
+    let pod = pod.as_mut().context("the namespace of the pod is gone")?;
+    link::move_to(host, &original, &pod.netns, &Move { name: &ifname, mtu: conf.mtu, mac })?;
+    let moved = link::by_name(&mut pod.socket, &ifname)?;
+    let moved = moved.filter(|link| link.parent == original.parent && link.kind == original.kind);
+    let moved = moved.with_context(|| format!("{} vanished on its way to the pod", original.name))?;
+    cx.owner.inside.index = moved.index.get();
+    if moved.is_infiniband() {
+        cx.owner.inside.mac.clone_from(&moved.mac);
+    }
+    cx.place = Place::Pod(moved);
+    Ok(())
+}
+
+/// Which of the device's altnames are in use in the pod. The kernel refuses the move for each.
+fn clashing(pod: &mut Socket, device: &Link, name: &str) -> Result<Vec<String>> {
+    let mut taken = Vec::new();
+    for altname in &device.altnames {
+        if altname == name || link::by_any_name(pod, altname)?.is_some() {
+            taken.push(altname.clone());
+        }
+    }
+    Ok(taken)
+}
+
+/// Moves the device back, after its RDMA devices. An error means that it is still in the pod.
+pub fn undo(cx: &mut Cx<'_>) -> Result<()> {
+    watch(cx, "returning");
+    let moving = cx.facts.rdma.clone();
+    // It does not keep the netdev there, and is tried again when that is home.
+    rdma::take_back(&moving, cx).unwrap_or_else(|error| log::warn!("{error:#}"));
+    if let Some(link) = cx.link_in_pod() {
+        if cx.is_pod_the_host()? {
+            // Kernels before 6.2 rename no link that is up.
+            link::set_down(&mut cx.host, &link).unwrap_or_else(|error| log::warn!("{error:#}"));
+        }
+        remove_stacked(&mut cx.pod()?.socket, &link);
+        move_home(&link, cx)?;
+    }
+    cx.await_home()
+}
+
+/// Removes the links that the pod stacked on the device: a macvlan keeps its lower device even over namespaces. A pod
+/// that makes and removes links without a pause must not delay its own end, so only what one listing shows is removed.
+fn remove_stacked(pod: &mut Socket, link: &Link) {
+    const STACKED: [&str; 6] = ["vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"];
+    let is_stacked = |upper: &Link| {
+        upper.lower == Some(link.index.get())
+            && upper.kind.as_deref().is_some_and(|kind| STACKED.contains(&kind))
+    };
+    let mut remove = || -> Result<()> {
+        let mut done = Vec::new();
+        for upper in link::seen(pod)?.iter().filter(|upper| is_stacked(upper)) {
+            done.push(link::remove(pod, upper));
+        }
+        crate::error::all_of(done)
+    };
+    remove().unwrap_or_else(|error| log::warn!("{error:#}"));
+}
+
+/// Moves the device to the host with one message: name, MTU and MAC as they were.
+fn move_home(link: &Link, cx: &mut Cx<'_>) -> Result<()> {
+    let Some(original) = cx.owner.device.link.clone() else { return Ok(()) };
+    let host_ns = Netns::current()?;
+    let is_set = original.mac != link.mac && !cx.facts.is_mac_by_pf && !link.is_infiniband();
+    let mac = parse_mac(&original.mac).filter(|_| is_set);
+    let mtu = Some(original.mtu).filter(|mtu| *mtu != link.mtu);
+    // Another netdev may have the name by now. The device must leave the pod all the same.
+    let name = match link::by_name(&mut cx.host, &original.name)? {
+        None => original.name.clone(),
+        Some(_) => locate::free_name(&mut cx.host, link)?,
+    };
+    let taken = locate::clashing(link, &mut cx.host)?;
+    let free = |host: &mut Socket| locate::free_name(host, link);
+    let Cx { host, pod, owner, .. } = cx;
+    let pod = &mut pod.as_mut().context("the namespace of the pod is gone")?.socket;
+    // Two of them clash unseen.
+    link::remove_unreadable(pod, link).unwrap_or_else(|error| log::warn!("{error:#}"));
+    for altname in taken {
+        // If it stays, the move fails, and is tried again below.
+        link::remove_altname(pod, link, &altname).unwrap_or_else(|error| log::warn!("{error:#}"));
+    }
+    let moved = link::move_to(pod, link, &host_ns, &Move { name: &name, mtu, mac: mac.as_deref() });
+    // The message is not atomic: what counts is where the device is. The rest is restored on the host.
+    if moved.is_err() && locate::in_pod(owner, pod)?.is_some() {
+        // Try again without the parts that a driver may refuse.
+        link::move_to(pod, link, &host_ns, &Move { name: &free(host)?, mtu: None, mac: None })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,353 @@
+//! The RDMA devices of a rail. In exclusive mode they move with the netdev, and before it in both directions: a driver
+//! may refuse, and the host's inventory looks when the netdev appears (dranet#177).
+
+mod data;
+mod name;
+pub mod qos;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use nix::errno::Errno;
+
+use crate::attach::config::{self, NetConf};
+use crate::attach::context::Cx;
+use crate::attach::device::Device;
+use crate::error::all_of;
+use crate::every_netns::{self, Seen, Which};
+use crate::fail;
+use crate::netlink::{Error, Socket, rdma};
+use crate::netns::Netns;
+use crate::node::Node;
+use crate::sysfs::{Function, Mounted};
+use crate::watchdog::{self, SearchTime};
+
+use data::Renamed;
+pub use data::{Rdma, function_in_pod};
+pub use name::restore_names_made_anew;
+
+/// How long RDMA devices may take on their way back from a namespace that has ended.
+const PATIENCE: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// RDMA devices of a function that are in another namespace.
+#[derive(Clone, Debug)]
+pub struct Away {
+    /// PCI address or auxiliary name of the function.
+    pub id: String,
+    /// Names of the RDMA devices.
+    pub names: Vec<String>,
+    /// A path that leads to the namespace.
+    pub netns: PathBuf,
+}
+
+impl Away {
+    /// Where they are, for people.
+    pub fn describe(&self) -> String {
+        let (names, netns) = (self.names.join(" and "), self.netns.display());
+        format!("its RDMA device {names} is in the namespace {netns}")
+    }
+}
+
+/// Decides what to do with the device's RDMA devices, and refuses what is not possible.
+pub fn plan(conf: &NetConf, device: &Device, node: &Node) -> Result<Rdma> {
+    let what = device.describe();
+    let is_required = conf.rdma == config::Rdma::Required;
+    let names = match device.rdma_devices() {
+        Err(error) if !is_required => {
+            log::warn!("{what} is attached without RDMA: {error:#}");
+            Vec::new()
+        }
+        names => names?,
+    };
+    // Opening the socket makes a kernel without RDMA search for the module.
+    let has_rdma = is_required || node.sysfs_root.join("class/infiniband").exists() || !names.is_empty();
+    let mut socket = if has_rdma { rdma::open()? } else { None };
+    let is_exclusive = socket.as_mut().map(rdma::is_exclusive).transpose()?.unwrap_or(false);
+    if is_required && socket.is_none() {
+        fail!(UnsupportedField, "rdma: required, and this kernel has no RDMA");
+    }
+    if is_required && !is_exclusive {
+        fail!(
+            UnsupportedField,
+            "rdma: required, and the system is in shared mode: `rdma system set netns exclusive`, before any pod starts"
+        );
+    }
+    let mut changes = Rdma::default();
+    match &mut socket {
+        _ if conf.rdma == config::Rdma::Off && is_exclusive => (),
+        Some(socket) if is_exclusive && !names.is_empty() => {
+            changes.moving = rdma::named(socket, &names)?;
+            if changes.moving.len() < names.len() {
+                let count = changes.moving.len();
+                fail!(
+                    UnsupportedField,
+                    "rdma: {what} has the RDMA devices {names:?}, and the host sees {count} of them"
+                );
+            }
+            for device in &changes.moving {
+                refuse_in_use(socket, device, &what)?;
+            }
+        }
+        _ if names.is_empty() => without_device(conf, device, is_exclusive, node)?,
+        _ => (),
+    }
+    if conf.rdma != config::Rdma::Off || !is_exclusive {
+        changes.names = names;
+    }
+    changes.qos = qos::plan(conf, &what, device.function(), &changes.names, node)?;
+    name::plan(conf, &what, socket.as_mut(), &mut changes)?;
+    if conf.gid.is_some_and(|gid| gid.required) && changes.names.is_empty() {
+        fail!(UnsupportedField, "gid: require, and the pod gets no RDMA device of {what}");
+    }
+    Ok(changes)
+}
+
+/// Refuses a device that a program has open: with the move, the kernel takes it from the program.
+fn refuse_in_use(socket: &mut Socket, device: &rdma::Device, what: &str) -> Result<()> {
+    let Some(id) = rdma::users(socket, device.index)?.into_iter().next() else { return Ok(()) };
+    let name = fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default();
+    fail!(
+        TryAgain,
+        "rdma: the RDMA device {} of {what} must move to the pod, and process {id} ({}) has it open: end that first",
+        device.name,
+        name.trim()
+    )
+}
+
+/// The host sees no RDMA device of the function: another namespace may have it.
+fn without_device(conf: &NetConf, device: &Device, is_exclusive: bool, node: &Node) -> Result<()> {
+    let what = device.describe();
+    let is_required = conf.rdma == config::Rdma::Required;
+    let which = if is_required { Which::All } else { Which::Mounted };
+    let functions: Vec<_> = device.function().into_iter().filter(|_| is_exclusive).collect();
+    if let Some(away) = find_away(&functions, which, SearchTime::Short)?.first() {
+        let place = away.describe();
+        if is_required {
+            fail!(
+                TryAgain,
+                "rdma: required, and {what} has none on the host: {place}: end that pod, or move it back"
+            );
+        }
+        log::warn!("rdma: {what} is attached without RDMA: {place}; NCCL will use TCP on this rail");
+    } else if is_required {
+        fail!(
+            UnsupportedField,
+            "rdma: required, and {what} has no RDMA device: is the driver's RDMA module loaded?"
+        );
+    } else if conf.rdma == config::Rdma::Auto && device.pf_has_rdma(&node.sysfs_root) {
+        log::warn!(
+            "rdma: {what} has no RDMA device here, and its PF has one: NCCL will use TCP on this rail"
+        );
+    }
+    Ok(())
+}
+
+/// Finds the RDMA devices of these functions in the namespaces that can be seen from here, as far as the time suffices.
+pub fn find_away(functions: &[&Function], which: Which, time: SearchTime) -> Result<Vec<Away>> {
+    let mut found = Vec::new();
+    if functions.is_empty() {
+        return Ok(found);
+    }
+    let deadline = watchdog::search_until(time);
+    let seen = every_netns::visit(which, deadline, |_, netns| {
+        if Instant::now() > deadline {
+            return Ok(ControlFlow::Break(Seen::Part));
+        }
+        // Most namespaces have none, and seeing that needs no mount.
+        if rdma::open()?.as_mut().map(rdma::is_any).transpose()?.unwrap_or(false) {
+            let sysfs = Mounted::here()?;
+            for function in functions {
+                // A pod can choose a name that makes the folder unreadable.
+                let listed = function.seen_in(&sysfs.path()).list_rdma_devices();
+                let names = listed.unwrap_or_else(|_| vec!["with a name that cannot be listed".to_owned()]);
+                if !names.is_empty() {
+                    found.push(Away { id: function.id.clone(), names, netns: netns.to_owned() });
+                }
+            }
+        }
+        let is_done = found.len() >= functions.len();
+        Ok(if is_done { ControlFlow::Break(Seen::All) } else { ControlFlow::Continue(()) })
+    })?;
+    if seen == Seen::Part {
+        log::warn!("the search for RDMA devices ended before every namespace was examined");
+    }
+    Ok(found)
+}
+
+impl Rdma {
+    /// Whether anything changes, so that anything is to be undone.
+    pub fn is_something(&self) -> bool {
+        !self.moving.is_empty() || self.renamed.is_some() || self.qos.is_some()
+    }
+
+    /// Gives the devices their names, their ToS and their traffic class, and moves them to the pod.
+    pub fn apply(&mut self, cx: &mut Cx<'_>) -> Result<()> {
+        qos::set_tc(self, cx)?;
+        let is_any = !self.moving.is_empty() || self.renamed.is_some();
+        if let Some(mut socket) = if is_any { rdma::open()? } else { None } {
+            if let Some(renamed) = &self.renamed {
+                renamed.apply(&mut socket)?;
+            }
+            let netns = &cx.pod()?.netns;
+            for device in &self.moving {
+                rdma::move_to(&mut socket, device, netns).map_err(explained)?;
+            }
+        }
+        qos::set_tos(self, cx)
+    }
+
+    /// Takes the devices back where the pod still has them, and restores what ADD or the pod changed of them. The names come
+    /// first: the settings are found by them.
+    pub fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
+        let taken = if self.is_away()? { take_back(&self.moving, cx) } else { Ok(()) };
+        // One that the pod put into a namespace of its own comes back with that one's end, under a name of the pod's choice.
+        let back = taken.and_then(|()| self.wait_for(cx));
+        all_of([back, self.restore(cx)])
+    }
+
+    /// Restores devices that are on the host.
+    pub fn restore(&self, cx: &Cx<'_>) -> Result<()> {
+        all_of([name::restore(self, cx), qos::restore(self, cx)])
+    }
+
+    /// The kernel returns the devices of a namespace some moments after its end. One that its driver made anew meanwhile has
+    /// another index, and one without a driver is gone: nothing is left to wait for.
+    pub fn wait_for(&self, cx: &Cx<'_>) -> Result<()> {
+        let is_any = !self.moving.is_empty();
+        let Some(mut host) = (if is_any { rdma::open()? } else { None }) else { return Ok(()) };
+        let deadline = Instant::now() + PATIENCE;
+        for device in &self.moving {
+            while rdma::by_index(&mut host, device.index)?.is_none() {
+                let is_to_come_back = cx.function.as_ref().is_some_and(|function| {
+                    function.driver().is_some() && function.rdma_devices().len() < self.moving.len()
+                });
+                if !is_to_come_back {
+                    break;
+                }
+                if Instant::now() > deadline {
+                    let name = &device.name;
+                    fail!(
+                        TryAgain,
+                        "the RDMA device {name} has not come back: another namespace of the pod may have it"
+                    );
+                }
+                sleep(PAUSE);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a device that moved is not on the host.
+    pub fn is_away(&self) -> Result<bool> {
+        let is_any = !self.moving.is_empty();
+        let Some(mut host) = (if is_any { rdma::open()? } else { None }) else { return Ok(false) };
+        for device in &self.moving {
+            if rdma::by_index(&mut host, device.index)?.is_none() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Takes over from an earlier attachment what it could not restore.
+    pub fn inherit(&mut self, previous: &Rdma) {
+        let names = previous.moving.iter().map(|device| (device.index, &device.name));
+        let renamed = previous.renamed.iter().map(|renamed| (renamed.index, &renamed.before));
+        for (index, name) in names.chain(renamed) {
+            match self.moving.iter_mut().find(|device| device.index == index) {
+                Some(moving) => moving.name.clone_from(name),
+                None if self.renamed.is_some() => (),
+                None => self.renamed = Some(Renamed { index, before: name.clone(), wanted: None }),
+            }
+            if let Some(renamed) = self.renamed.as_mut().filter(|renamed| renamed.index == index) {
+                renamed.before.clone_from(name);
+            }
+        }
+        if let Some(previous) = &previous.qos {
+            self.qos.get_or_insert_default().inherit(previous);
+        }
+    }
+
+    /// The names that the devices had on the host.
+    pub fn names_before(&self) -> Vec<String> {
+        let mut names: BTreeMap<u32, &String> =
+            self.moving.iter().map(|device| (device.index, &device.name)).collect();
+        names.extend(self.renamed.iter().map(|renamed| (renamed.index, &renamed.before)));
+        names.into_values().cloned().collect()
+    }
+
+    /// What CHECK finds about the devices.
+    pub fn check(&self, cx: &mut Cx<'_>) -> Result<Vec<String>> {
+        let mut found = Vec::new();
+        if !self.moving.is_empty() {
+            let there = match cx.pod()?.netns.run(rdma::open)? {
+                Some(mut pod) => of_pod(&self.moving, &mut pod)?,
+                None => Vec::new(),
+            };
+            let missing =
+                self.moving.iter().filter(|device| !there.iter().any(|one| one.index == device.index));
+            found.extend(missing.map(|device| format!("the RDMA device {} is not in the pod", device.name)));
+            if !found.is_empty() {
+                return Ok(found);
+            }
+        }
+        if let Some(renamed) = &self.renamed {
+            found.extend(renamed.check(&cx.pod()?.netns)?);
+        }
+        found.extend(qos::differences(self, cx)?);
+        Ok(found)
+    }
+}
+
+/// Moves the devices from the pod to the host. When the namespace ends, the kernel does that.
+pub fn take_back(moving: &[rdma::Device], cx: &mut Cx<'_>) -> Result<()> {
+    let Some(pod) = cx.pod.as_ref().filter(|_| !moving.is_empty()) else { return Ok(()) };
+    let host = Netns::current()?;
+    // The request must come from a thread in the pod's namespace: the kernel compares with that, not with the socket's
+    // (ib_device_set_netns_put in drivers/infiniband/core/device.c).
+    pod.netns.run(|| {
+        let Some(mut pod) = rdma::open()? else { return Ok(()) };
+        let ours = of_pod(moving, &mut pod)?;
+        all_of(ours.iter().map(|device| rdma::move_to(&mut pod, device, &host)))
+    })
+}
+
+/// Did the devices end while the pod had them, with their driver's RDMA module, say? They may be made anew at any time.
+pub fn have_ended(function: Option<&Function>) -> Result<bool> {
+    let has_any = function.map(Function::has_rdma_somewhere).transpose()?;
+    Ok(!has_any.unwrap_or(false))
+}
+
+/// Not every driver can: rxe, and bnxt_re before a patch of April 2023.
+fn explained(error: anyhow::Error) -> anyhow::Error {
+    match Error::is(&error, Errno::EOPNOTSUPP) {
+        true => error
+            .context("its driver cannot move an RDMA device to a pod: use a newer one, or \"rdma\": \"off\""),
+        false => error,
+    }
+}
+
+/// The names that devices of a pod have there.
+pub fn names_in_pod(moving: &[rdma::Device], netns: &Netns) -> Result<Vec<String>> {
+    if moving.is_empty() {
+        return Ok(Vec::new());
+    }
+    let Some(mut pod) = netns.run(rdma::open)? else { return Ok(Vec::new()) };
+    Ok(of_pod(moving, &mut pod)?.into_iter().map(|device| device.name).collect())
+}
+
+/// The devices in the pod, by index, because the pod may have renamed them. Each is one request: the kernel's
+/// list leaves a device out when another one moves away meanwhile.
+fn of_pod(moving: &[rdma::Device], pod: &mut Socket) -> Result<Vec<rdma::Device>> {
+    let mut there = Vec::new();
+    for device in moving {
+        there.extend(rdma::by_index(pod, device.index)?);
+    }
+    Ok(there)
+}

@@ -1,0 +1,106 @@
+//! `rdmaDeviceName`: programs find the RDMA device of a rail under a name that is the same on every node. The kernel has
+//! each name only once, over all namespaces.
+
+use anyhow::{Context as _, Result};
+
+use super::data::{Rdma, Renamed};
+use crate::attach::config::NetConf;
+use crate::attach::context::{Bound, Cx};
+use crate::error::all_of;
+use crate::fail;
+use crate::netlink::{Socket, rdma};
+use crate::netns::Netns;
+use crate::sysfs::Function;
+
+/// Adds the new name to `changes`.
+pub fn plan(conf: &NetConf, what: &str, socket: Option<&mut Socket>, changes: &mut Rdma) -> Result<()> {
+    let Some(wanted) = &conf.rdma_name else { return Ok(()) };
+    let (Some(socket), [before]) = (socket, &changes.names[..]) else {
+        let count = changes.names.len();
+        fail!(
+            UnsupportedField,
+            "rdmaDeviceName: {what} has {count} RDMA devices here, and the name is for exactly one: remove the key"
+        );
+    };
+    if before == wanted {
+        return Ok(());
+    }
+    let Some(device) = rdma::named(socket, &changes.names)?.pop() else {
+        fail!(TryAgain, "rdmaDeviceName: {what} had the RDMA device {before}, which is gone");
+    };
+    changes.renamed =
+        Some(Renamed { index: device.index, before: device.name, wanted: Some(wanted.clone()) });
+    changes.names = vec![wanted.clone()];
+    Ok(())
+}
+
+impl Renamed {
+    /// Gives the device its name, while it is on the host.
+    pub fn apply(&self, host: &mut Socket) -> Result<()> {
+        let Renamed { index, before, wanted } = self;
+        let Some(wanted) = wanted else {
+            if let Some(now) = rdma::by_index(host, *index)?.filter(|now| now.name != *before) {
+                let name = now.name;
+                log::warn!(
+                    "the RDMA device {name} has the name that an earlier pod gave it; it was {before}"
+                );
+            }
+            return Ok(());
+        };
+        rdma::rename(host, *index, wanted).with_context(|| {
+            format!(
+                "rdmaDeviceName: cannot name {before} {wanted}; each name exists once on a node, over all pods: \
+                 `rail-cni status` shows which pod has it"
+            )
+        })
+    }
+
+    /// What CHECK finds about the name.
+    pub fn check(&self, netns: &Netns) -> Result<Option<String>> {
+        let Some(wanted) = &self.wanted else { return Ok(None) };
+        let Some(mut pod) = netns.run(rdma::open)? else { return Ok(None) };
+        Ok(match rdma::by_index(&mut pod, self.index)? {
+            Some(now) if now.name == *wanted => None,
+            Some(now) => Some(format!("the RDMA device {wanted} has the name {}", now.name)),
+            None => Some(format!("the RDMA device {wanted} is not in the pod")),
+        })
+    }
+}
+
+/// Restores the names of devices that are on the host, whether the pod or ADD changed them. The kernel reuses the index
+/// of a device that is gone, so each device must still belong to the function.
+pub fn restore(step: &Rdma, cx: &Cx<'_>) -> Result<()> {
+    let mut were: Vec<_> = step.moving.iter().map(|device| (device.index, &device.name)).collect();
+    were.extend(step.renamed.iter().map(|one| (one.index, &one.before)));
+    let Some(mut host) = (if were.is_empty() { None } else { rdma::open()? }) else { return Ok(()) };
+    let mut restore = |index: u32, before: &String| match rdma::by_index(&mut host, index)? {
+        Some(now) if now.name != *before && is_of(cx.function.as_ref(), &now) => {
+            rdma::rename(&mut host, index, before)
+        }
+        _ => Ok(()),
+    };
+    all_of(were.into_iter().map(|(index, before)| restore(index, before)))
+}
+
+/// Can sysfs list this name? A pod can choose one like `../x` or `..`, which no program of the host uses.
+pub fn is_listed(name: &str) -> bool {
+    !name.is_empty() && !name.contains('/') && name != "." && name != ".."
+}
+
+/// Gives the RDMA device of a driver that was bound again the name that it had: the kernel numbers devices by the order
+/// in which drivers are bound.
+pub fn restore_names_made_anew(bound: &Bound, cx: &Cx<'_>) -> Result<()> {
+    let now = cx.function.as_ref().map(Function::list_rdma_devices).transpose()?.unwrap_or_default();
+    // Which of several is which cannot be told.
+    let ([before], [now]) = (&bound.rdma[..], &now[..]) else { return Ok(()) };
+    let Some(mut host) = (if before == now { None } else { rdma::open()? }) else { return Ok(()) };
+    match rdma::named(&mut host, std::slice::from_ref(now))?.first() {
+        Some(device) => rdma::rename(&mut host, device.index, before),
+        None => Ok(()),
+    }
+}
+
+fn is_of(function: Option<&Function>, device: &rdma::Device) -> bool {
+    !is_listed(&device.name)
+        || function.is_some_and(|function| function.rdma_devices().contains(&device.name))
+}

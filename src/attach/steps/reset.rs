@@ -1,0 +1,31 @@
+//! `resetOnDel`: a function-level reset when the device comes home from a pod. ADD changes nothing for it.
+
+use anyhow::Result;
+
+use super::driver;
+use crate::attach::context::Cx;
+use crate::fail;
+use crate::netlink::link;
+use crate::sysfs::Function;
+
+/// Resets the function. Its driver is away meanwhile, unless a program in user space has it.
+pub fn undo(cx: &mut Cx<'_>) -> Result<()> {
+    let Some(function) = cx.function.clone().filter(Function::exists) else { return Ok(()) };
+    let had_netdev = cx.at_home();
+    if let Some(link) = had_netdev.as_ref().filter(|link| link.up) {
+        link::set_down(&mut cx.host, link)?;
+    }
+    let done = match cx.facts.driver.clone() {
+        Some(bound) if function.driver().is_some() && !function.is_userspace() => {
+            driver::bind_again(&bound, Function::flr, cx)
+        }
+        _ => function.flr(),
+    };
+    if had_netdev.is_some() {
+        cx.await_home()?;
+        if cx.at_home().is_none() && done.is_ok() {
+            fail!(TryAgain, "{} has no netdev after its reset: see `dmesg`", function.id);
+        }
+    }
+    done
+}

@@ -1,0 +1,369 @@
+//! What a PF sets for its VF: asked for by the network, put on record before, restored afterwards.
+
+use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use nix::errno::Errno;
+
+use serde::{Deserialize, Serialize};
+
+use super::guid;
+use crate::attach::config::NetConf;
+use crate::attach::context::Cx;
+use crate::attach::device::Device;
+use crate::error::all_of;
+use crate::netlink::link::{self, Link, format_mac};
+use crate::netlink::vf::{self, Report, VfState};
+use crate::netlink::{Error, Socket};
+use crate::node::Node;
+use crate::sysfs::{DeviceId, Function};
+use crate::{fail, failure};
+
+/// How long a VF may be in a reset, in which its PF does not report it.
+const IN_RESET: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The settings of a VF.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Vf {
+    /// PCI address of the PF.
+    pub pf: String,
+    /// Number of the VF.
+    pub number: u32,
+    /// What ADD sets.
+    pub wanted: VfState,
+    /// What the driver reported of the same settings before, as far as this step restores them.
+    pub before: VfState,
+}
+
+/// What must be set for `device`, and what its PF reports now; refused where no PF can set it. `previous` is what an earlier
+/// attachment could not restore: it has the original settings.
+pub fn plan(conf: &NetConf, device: &Device, previous: Option<&Vf>, cx: &mut Cx<'_>) -> Result<Option<Vf>> {
+    let what = device.describe();
+    let Some((number, pf)) = device.vf() else {
+        if let Some(key) = conf.vf_keys.first() {
+            fail!(UnsupportedField, "{key} is set through a PF, and {what} is no VF");
+        }
+        return Ok(None);
+    };
+    let mut wanted = wanted(conf);
+    // One that the netdev has already needs no word of the PF, unless it is an earlier pod's.
+    let has = device.original.link.as_ref().map(|link| link.mac.as_str()).filter(|_| previous.is_none());
+    wanted.mac = wanted.mac.filter(|mac| has != Some(mac));
+    let link = pf.netdev.as_ref().map(|name| link::by_name(&mut cx.host, name)).transpose()?.flatten();
+    let now = match &link {
+        Some(link) => now(conf, link, &pf.address, number, cx)?,
+        None => None,
+    };
+    let (Some(link), Some(mut now)) = (link, now) else {
+        // A MAC can be set on the VF itself, too.
+        if let Some(key) = conf.vf_keys.first() {
+            fail!(UnsupportedField, "{key}: the PF {} of {what} does not report its VF {number}", pf.address);
+        }
+        return Ok(None);
+    };
+    // There it is the PF's own address.
+    if link.is_infiniband() {
+        now.mac = None;
+    }
+    if let (Some((min, max)), Some(name)) = (wanted.rate, &pf.netdev) {
+        refuse_rate_above(speed(cx.node, name), min.max(max))?;
+    }
+    let first = previous.filter(|first| first.pf == pf.address);
+    let mut before = first.map_or_else(|| now.clone(), |first| first.before.over(&now));
+    wanted.rate = wanted.rate.map(|rate| with_kept_rate(rate, before.rate)).transpose()?;
+    // A device reports a GUID of zero before it has one, and does not accept it (ib-sriov-cni).
+    if wanted.port_guid.is_some() {
+        // The VF itself tells what the PF cannot report.
+        let told = device.function().and_then(|function| function.node_guids().first().copied());
+        for guid in [&mut before.node_guid, &mut before.port_guid] {
+            *guid = guid.or(told).map(|guid| if guid == 0 { u64::MAX } else { guid });
+        }
+    }
+    Ok(Some(Vf { pf: pf.address.clone(), number, wanted, before }))
+}
+
+/// What a network sets of its VF.
+pub fn wanted(conf: &NetConf) -> VfState {
+    VfState { mac: conf.mac.as_deref().map(format_mac), ..conf.vf.clone() }
+}
+
+/// What the PF reports of the VF before anything is set.
+fn now(conf: &NetConf, link: &Link, pf: &str, number: u32, cx: &mut Cx<'_>) -> Result<Option<VfState>> {
+    // If nothing is to be set, it need not be known.
+    let report = match conf.vf_keys.first() {
+        Some(key) => report(link, pf, number, cx.node, &mut cx.host).map_err(|error| error.context(*key))?,
+        None => vf::state(&mut cx.host, link.index, number)?,
+    };
+    Ok(match report {
+        Report::NoSuchVf | Report::Silent => None,
+        Report::Known(state) => Some(state),
+        // Some IB drivers cannot answer for many VFs (sriov-network-operator#1021): then only what the network sets is
+        // restored.
+        Report::TooLong => {
+            log::warn!("the PF {pf} cannot report so many VFs: settings made by others are not restored");
+            Some(VfState::default())
+        }
+    })
+}
+
+fn refuse_rate_above(speed: Option<u32>, rate: u32) -> Result<()> {
+    match speed {
+        Some(speed) if rate > speed => {
+            fail!(InvalidConfig, "max_tx_rate: {rate} Mbit/s is more than the {speed} of the PF's link")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Both rates are set at once. The one that the network does not give (0) remains as it was: a network that may set
+/// the minimum must not lift the operator's maximum.
+fn with_kept_rate((min, max): (u32, u32), before: Option<(u32, u32)>) -> Result<(u32, u32)> {
+    let (old_min, old_max) = match before {
+        Some(before) => before,
+        None if max == 0 => {
+            fail!(
+                UnsupportedField,
+                "min_tx_rate: the PF does not report the VF's maximum: set max_tx_rate too"
+            )
+        }
+        None => (0, 0),
+    };
+    let (min, max) = (if min == 0 { old_min } else { min }, if max == 0 { old_max } else { max });
+    if max != 0 && min > max {
+        fail!(
+            InvalidConfig,
+            "the VF would have a min_tx_rate of {min} and a max_tx_rate of {max} Mbit/s: it has {old_min} and {old_max} \
+             now, and the network sets only one of them"
+        );
+    }
+    Ok((min, max))
+}
+
+/// The settings of `was` that differ from `now`, of those that are `meant`.
+fn differing(
+    was: &VfState,
+    now: &VfState,
+    mut meant: impl FnMut(&str, &VfState) -> bool,
+) -> Vec<(&'static str, VfState)> {
+    let mut differs = |(key, one): &(&'static str, VfState)| now.masked_by(one) != *one && meant(key, one);
+    was.settings().into_iter().filter(|one| differs(one)).collect()
+}
+
+/// What the PF reports of its VF, once the VF is no longer being reset. Fails if the PF says nothing of a VF that it has.
+fn report(pf: &Link, address: &str, number: u32, node: &Node, host: &mut Socket) -> Result<Report> {
+    let begun = Instant::now();
+    loop {
+        let report = report_now(pf, address, number, node, host)?;
+        if report != Report::Silent {
+            return Ok(report);
+        }
+        if begun.elapsed() > IN_RESET {
+            let name = &pf.name;
+            fail!(
+                TryAgain,
+                "the PF {name} ({address}) does not report its VF {number} now: is {name} up? Where the NIC is a DPU's, it \
+                 never does"
+            );
+        }
+        sleep(PAUSE);
+    }
+}
+
+/// The same, without patience: [`Report::Silent`] means that there is such a VF.
+fn report_now(pf: &Link, address: &str, number: u32, node: &Node, host: &mut Socket) -> Result<Report> {
+    let virtfn = node.sysfs_root.join(format!("bus/pci/devices/{address}/virtfn{number}"));
+    Ok(match vf::state(host, pf.index, number)? {
+        Report::Silent if !virtfn.exists() => Report::NoSuchVf,
+        report => report,
+    })
+}
+
+/// Settings that keep tenants apart: whose network a VF is in, whom it can claim to be, what it may listen to.
+fn isolates(setting: &VfState) -> bool {
+    let VfState { mac, vlan, spoofchk, trust, node_guid, port_guid, .. } = setting;
+    mac.is_some()
+        || vlan.is_some()
+        || spoofchk.is_some()
+        || trust.is_some()
+        || node_guid.is_some()
+        || port_guid.is_some()
+}
+
+impl Vf {
+    /// Whether anything is to be set.
+    pub fn is_something(&self) -> bool {
+        self.wanted != VfState::default()
+    }
+
+    /// The part that is restored before the netdev, and the part that is restored after it: the MAC of a VF whose network set
+    /// none. Some drivers report the MAC that the VF gave itself: it differs only once the netdev is restored. And igb
+    /// forbids the VF to change any MAC that is set here.
+    pub fn parts(mut self) -> (Vf, Option<Vf>) {
+        let mac = if self.wanted.mac.is_none() { self.before.mac.take() } else { None };
+        let later = mac.map(|mac| Vf {
+            wanted: VfState::default(),
+            before: VfState { mac: Some(mac), ..VfState::default() },
+            ..self.clone()
+        });
+        (self, later)
+    }
+
+    /// Sets what the network wants, then lets the VF take its GUID.
+    pub fn apply(&self, cx: &mut Cx<'_>) -> Result<()> {
+        if !self.is_something() {
+            return Ok(());
+        }
+        {
+            let _lock = cx.locks.pf(&self.pf)?;
+            let Some(pf) = self.pf_link(cx.node, &mut cx.host)? else {
+                fail!(Internal, "the PF {} vanished", self.pf)
+            };
+            vf::set(&mut cx.host, pf.index, &pf.name, self.number, &self.wanted).map_err(|error| {
+                // Drivers support different settings, and different values of them.
+                let unknown = [Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EINVAL, Errno::ERANGE];
+                let is_unknown = unknown.into_iter().any(|errno| Error::is(&error, errno));
+                if is_unknown { failure!(UnsupportedField, "{error:#}") } else { error }
+            })?;
+        }
+        guid::take(self.wanted.port_guid, cx)
+    }
+
+    /// Restores what the PF reported before ADD, whether the network or an operator changed it since. A PF or VF that is
+    /// gone has none. Settings that have not changed are not touched, because some drivers reset the VF at every change.
+    pub fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
+        self.restore(cx)?;
+        guid::give_back(cx)
+    }
+
+    fn restore(&self, cx: &mut Cx<'_>) -> Result<()> {
+        let Some(pf) = self.pf_link(cx.node, &mut cx.host)? else { return Ok(()) };
+        let changed = match report(&pf, &self.pf, self.number, cx.node, &mut cx.host)? {
+            Report::NoSuchVf | Report::Silent => return Ok(()),
+            Report::Known(now) => differing(&self.before, &now, |_, _| true),
+            // The present values are not known: restore what the network set.
+            Report::TooLong => self.before.masked_by(self.set_by_pod()).settings(),
+        };
+        if changed.is_empty() {
+            return Ok(());
+        }
+        let done = {
+            let _lock = cx.locks.pf(&self.pf)?;
+            let host = &mut cx.host;
+            all_of(changed.iter().map(|(_, one)| vf::set(host, pf.index, &pf.name, self.number, one)))
+        };
+        // Its driver may have made the netdev anew.
+        if cx.at_home().is_some() {
+            cx.await_home()?;
+        }
+        done
+    }
+
+    /// Which settings the pod's network made. Of a rebuilt record that is not known: all that were known before may be.
+    fn set_by_pod(&self) -> &VfState {
+        if self.wanted == VfState::default() { &self.before } else { &self.wanted }
+    }
+
+    /// Which settings that keep tenants apart the VF still has of a pod that is gone, with the command that restores each.
+    /// What the next network sets itself (`next`) is not one of them.
+    pub fn isolation_left(&self, next: &VfState, node: &Node, host: &mut Socket) -> Vec<String> {
+        let pf = self.pf_link(node, host);
+        let now =
+            pf.and_then(|pf| pf.map(|pf| report_now(&pf, &self.pf, self.number, node, host)).transpose());
+        let mut left = match now {
+            Ok(None | Some(Report::NoSuchVf)) => return Vec::new(),
+            Ok(Some(Report::Known(now))) => differing(&self.before, &now, |_, one| isolates(one)),
+            // It is not known: it may have what the network set.
+            Ok(Some(Report::Silent | Report::TooLong)) | Err(_) => {
+                let mut set = self.before.masked_by(self.set_by_pod()).settings();
+                set.retain(|(_, one)| isolates(one));
+                set
+            }
+        };
+        left.retain(|(_, one)| one.masked_by(next) == VfState::default());
+        let pf = self.pf_link(node, host).ok().flatten().map_or_else(|| self.pf.clone(), |pf| pf.name);
+        let number = self.number;
+        left.iter()
+            .map(|(key, was)| {
+                format!("the {key} of VF {number}: `ip link set {pf} vf {number} {}`", was.as_arguments())
+            })
+            .collect()
+    }
+
+    /// What CHECK finds: settings that differ from what ADD made.
+    pub fn check(&self, cx: &mut Cx<'_>) -> Result<Vec<String>> {
+        let (node, host) = (cx.node, &mut cx.host);
+        let Some(pf) = self.pf_link(node, host)? else {
+            return Ok(vec![format!("the PF {} is gone", self.pf)]);
+        };
+        let now = match vf::state(host, pf.index, self.number)? {
+            Report::Known(now) => now,
+            Report::NoSuchVf => return Ok(vec![format!("the PF {} has no VF {}", pf.name, self.number)]),
+            Report::Silent | Report::TooLong => {
+                log::warn!(
+                    "the PF {} does not report its VF {}: its settings are not compared",
+                    pf.name,
+                    self.number
+                );
+                return Ok(Vec::new());
+            }
+        };
+        let wanted = differing(&self.wanted, &now, |_, _| true);
+        Ok(wanted
+            .iter()
+            .map(|(key, one)| format!("{key} of the VF is {}, not {one}", now.masked_by(one)))
+            .collect())
+    }
+
+    /// The PF's netdev, under whatever name it has by now; `None` when the PF is gone, and its VFs with it.
+    fn pf_link(&self, node: &Node, host: &mut Socket) -> Result<Option<Link>> {
+        let Some(id) = DeviceId::parse(&self.pf) else { return Ok(None) };
+        let Some(function) = Function::find(&node.sysfs_root, &id)? else { return Ok(None) };
+        let link = function.netdev()?.map(|name| link::by_name(host, &name)).transpose()?.flatten();
+        if link.is_none() {
+            let (pf, number) = (&self.pf, self.number);
+            fail!(
+                Internal,
+                "the PF {pf} has no netdev on the host, so nothing can be set for its VF {number}"
+            );
+        }
+        Ok(link)
+    }
+}
+
+/// The MAC that the PF prescribes to a VF whose driver is in user space: only the PF knows it.
+pub fn prescribed_mac(device: &Device, host: &mut Socket) -> Result<Option<String>> {
+    let Some((number, pf)) = device.vf() else { return Ok(None) };
+    let link = pf.netdev.as_ref().map(|name| link::by_name(host, name)).transpose()?.flatten();
+    let state = match link.map(|link| vf::state(host, link.index, number)).transpose()? {
+        Some(Report::Known(state)) => state,
+        _ => return Ok(None),
+    };
+    Ok(state.mac.filter(|mac| mac.bytes().any(|byte| !b"0:".contains(&byte))))
+}
+
+/// The speed of the PF's link in Mbit/s, while it is up.
+fn speed(node: &Node, pf: &str) -> Option<u32> {
+    let text = fs::read_to_string(node.sysfs_root.join("class/net").join(pf).join("speed")).ok()?;
+    text.trim().parse().ok().filter(|speed| *speed > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_that_the_network_does_not_give_remains() {
+        let kept = |wanted, before| with_kept_rate(wanted, before).ok();
+        assert_eq!(kept((10, 0), Some((0, 300))), Some((10, 300)), "the operator's maximum is not lifted");
+        assert_eq!(kept((0, 200), Some((50, 300))), Some((50, 200)));
+        assert_eq!(kept((10, 20), Some((50, 300))), Some((10, 20)));
+        assert_eq!(kept((10, 0), Some((0, 0))), Some((10, 0)));
+        assert_eq!(kept((0, 200), None), Some((0, 200)));
+        assert_eq!(kept((400, 0), Some((0, 300))), None, "more than the maximum that remains");
+        assert_eq!(kept((0, 40), Some((50, 300))), None, "less than the minimum that remains");
+        assert_eq!(kept((10, 0), None), None, "a maximum that nobody knows is not lifted");
+    }
+}

@@ -1,0 +1,198 @@
+//! The end of an attachment: its steps are undone, the last first. DEL, the rollback of an ADD, GC, `reap` and the next ADD
+//! of the device all do this. Every step is tried, and what fails stays in the journal.
+
+use anyhow::{Result, anyhow};
+
+use super::context::Cx;
+use super::locate::Place;
+use super::locks::DeviceLock;
+use super::record::{Record, Step};
+use super::records::{Pending, Records};
+use super::steps::{self, Change, lease};
+use super::userspace;
+use crate::node::Node;
+use crate::sysfs::Function;
+
+/// When the lease is given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lease {
+    /// Now.
+    Now,
+    /// By a later call: the next pod is waiting for the device.
+    Later,
+}
+
+/// Undoes whatever was done of `record`, whose attachment and device are locked. The device is free as soon as it is on the
+/// host, and what could not be undone by then is pending. An error means that the device is still in the pod, or that the
+/// record could not be written.
+pub fn end(
+    mut record: Record,
+    records: &Records,
+    mut claim: DeviceLock,
+    lease: Lease,
+    node: &Node,
+) -> Result<Ended> {
+    let mut cx = Cx::of(&record.owner, record.facts(), node, &records.locks)?;
+    let is_info = |step: &&mut Step| matches!(step.change, Change::DeviceInfo(_)) && step.is_left();
+    if let Some(step) = record.steps.iter_mut().find(is_info) {
+        let done = step.change.undo(&mut cx);
+        step.undone(done);
+    }
+    let is_home = match take_home(&mut record, &mut cx) {
+        Ok(is_home) => is_home,
+        Err(error) => {
+            records.write(&record, &mut claim).unwrap_or_else(|error| log::warn!("{error:#}"));
+            return Err(error);
+        }
+    };
+    if !is_home {
+        log::warn!("{} has not come back from {}", record.owner.device.id, record.owner.describe());
+        records.write(&record, &mut claim)?;
+        return Ok(Ended { record, place: cx.place });
+    }
+    on_host(&mut record, &mut cx);
+    log_left(&record, |step| step.failed().tries > 0);
+    if !record.is_left() {
+        records.remove(&record.owner.key(), Some(&mut claim))?;
+        return Ok(Ended { record, place: cx.place });
+    }
+    let mut pending = match records.end(&record, &mut claim) {
+        Ok(pending) => pending,
+        Err(error) => {
+            // On a full /run the device waits for the IPAM.
+            undo_lease(&mut record, lease::WHOLE);
+            if record.is_left() {
+                return Err(error);
+            }
+            records.remove(&record.owner.key(), Some(&mut claim))?;
+            return Ok(Ended { record, place: cx.place });
+        }
+    };
+    drop(claim);
+    if lease == Lease::Now {
+        give_lease_back(&mut pending, lease::WHOLE, records)?;
+    }
+    Ok(Ended { record: pending.record, place: cx.place })
+}
+
+/// What became of an attachment.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its journal.
+    pub record: Record,
+    /// Where its device is.
+    pub place: Place,
+}
+
+/// Undoes what is in the pod, and moves the device to the host. Returns whether it is there, or gone from the node.
+fn take_home(record: &mut Record, cx: &mut Cx<'_>) -> Result<bool> {
+    if !record.owner.is_of_this_boot()? {
+        // Neither the namespace nor the settings of the device exist any more.
+        cx.place = Place::Gone;
+        for step in &mut record.steps {
+            if matches!(step.change.place(), steps::Place::Pod | steps::Place::Device) {
+                step.undone(Ok(()));
+            }
+        }
+        return Ok(true);
+    }
+    cx.locate()?;
+    let is_of_pod = |step: &&mut Step| step.is_left() && step.change.place() == steps::Place::Pod;
+    for step in record.steps.iter_mut().rev().filter(is_of_pod) {
+        match (step.change.undo(cx), &step.change) {
+            (Err(error), Change::Move) => return Err(error),
+            (Ok(()), Change::Move) if cx.place == Place::Missing => {
+                step.undone(Err(anyhow!("it has not come back from a namespace that has no path")));
+                return Ok(false);
+            }
+            (done, _) => step.undone(done),
+        }
+    }
+    Ok(true)
+}
+
+/// Restores the device, which is on the host, or gone: every step of it that is left.
+pub fn on_host(record: &mut Record, cx: &mut Cx<'_>) {
+    if let Err(error) = refuse_held(cx) {
+        return postpone(record, &error);
+    }
+    let has_netdev = record.owner.device.link.is_some() && record.driver().is_some();
+    let mut blocked: Option<String> = None;
+    for step in record.steps.iter_mut().rev().filter(|step| step.is_of_device()) {
+        // What was restored of a netdev that its driver has made anew is to be restored again.
+        if !step.is_left() && !cx.is_anew {
+            continue;
+        }
+        let is_driver = matches!(step.change, Change::Driver(_));
+        let is_gone = cx.place == Place::Gone && !cx.is_anew;
+        if has_netdev && !is_driver && !is_gone && cx.at_home().is_none() {
+            // Nothing can be tried, a reset least of all.
+            let why = blocked.clone().unwrap_or_else(|| "the device has no netdev on the host".to_owned());
+            step.undone(Err(anyhow!("{why}")));
+            continue;
+        }
+        let done = step.change.undo(cx);
+        if let Err(error) = &done {
+            blocked = blocked.or_else(|| Some(format!("{error:#}")));
+        }
+        step.undone(done);
+    }
+    // One that was to be bound again, for a GUID or around a reset.
+    let is_driver = |step: &&mut Step| matches!(step.change, Change::Driver(_)) && !step.is_left();
+    if let (Place::Unbound, Some(why)) = (&cx.place, blocked) {
+        if let Some(step) = record.steps.iter_mut().find(is_driver) {
+            step.undone(Err(anyhow!("{why}")));
+        }
+    }
+}
+
+/// Leaves all that is left of a device for later.
+pub fn postpone(record: &mut Record, why: &anyhow::Error) {
+    for step in record.steps.iter_mut().filter(|step| step.is_left_of_device()) {
+        step.undone(Err(anyhow!("it waits until nothing uses the device: {why:#}")));
+    }
+}
+
+/// Fails while a virtual machine, or another program in user space, has the function. A reset would tear it out of its
+/// hands, and the pod's settings may be its own by now.
+fn refuse_held(cx: &Cx<'_>) -> Result<()> {
+    match cx.function.as_ref().filter(|function| Function::is_userspace(function)) {
+        Some(function) => userspace::refuse_held(&cx.owner.device.id, function),
+        None => Ok(()),
+    }
+}
+
+/// Gives the address back, if that is still to be done.
+pub fn give_lease_back(
+    pending: &mut Pending,
+    patience: std::time::Duration,
+    records: &Records,
+) -> Result<()> {
+    let is_lease = |step: &Step| matches!(step.change, Change::Lease(_));
+    if !undo_lease(&mut pending.record, patience) {
+        return Ok(());
+    }
+    log_left(&pending.record, is_lease);
+    records.note(pending, is_lease)
+}
+
+/// Calls the DEL of the IPAM, if that is still to be done.
+fn undo_lease(record: &mut Record, patience: std::time::Duration) -> bool {
+    let owner = record.owner.clone();
+    for step in record.steps.iter_mut().filter(|step| step.is_left()) {
+        if let Change::Lease(lease) = &step.change {
+            let done = lease.undo(&owner, patience);
+            step.undone(done);
+            return true;
+        }
+    }
+    false
+}
+
+/// Logs what could not be undone, of the steps that are `meant`.
+pub fn log_left(record: &Record, meant: impl Fn(&Step) -> bool) {
+    for step in record.left().filter(|step| meant(step)) {
+        let (what, why) = (step.change.describe(), step.failed().why);
+        log::warn!("pending for {}: {what}: {why}", record.owner.describe());
+    }
+}
