@@ -111,7 +111,7 @@ pub fn lease(data: &[u8]) {
     // Whoever asks gets the address only if its holder is known and dead.
     let is_dead = read
         .as_ref()
-        .is_ok_and(|read| read.as_ref().is_some_and(|read| read.is_dead().unwrap_or(false)));
+        .is_ok_and(|read| read.as_ref().is_some_and(|read| read.is_dead(&node).unwrap_or(false)));
     let asks = Ask::all(vec![POOL.into()], vec![ALLOCATION.clone()], &[]).expect("a request");
     let holder = Holder::new(&NETWORK, &ours, None).expect("a holder");
     match lease::take(&node, NODE, &asks, &holder, || Ok(true)) {

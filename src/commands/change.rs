@@ -452,13 +452,14 @@ fn places(import: &mut Import, beside: &Beside, named: &BTreeSet<&str>) {
 /// Finds pods that keep addresses, gateways or routes which the plan changes, and warnings about others.
 fn hurt(node: &Node, lines: &[Line]) -> Result<(Vec<Outside>, Vec<String>)> {
     let (mut outside, mut warnings) = (Vec::new(), Vec::new());
-    lease::for_each_folder(node, |folder| hurt_in(folder, lines, &mut outside, &mut warnings))?;
+    lease::for_each_folder(node, |folder| hurt_in(folder, lines, node, &mut outside, &mut warnings))?;
     Ok((outside, warnings))
 }
 
 fn hurt_in(
     folder: &Folder,
     lines: &[Line],
+    node: &Node,
     outside: &mut Vec<Outside>,
     warnings: &mut Vec<String>,
 ) -> Result<()> {
@@ -478,7 +479,7 @@ fn hurt_in(
         return Ok(());
     }
     for entry in folder.entries()? {
-        let Some(holder) = holder(folder, &entry)? else { continue };
+        let Some(holder) = holder(folder, &entry, node)? else { continue };
         let address = entry.address;
         let judged = match own {
             Some(Line { after: None, .. }) => Err("the plan has no prefix for this node".to_owned()),
@@ -508,10 +509,10 @@ fn hurt_in(
 }
 
 /// The holder of a lease, unless it is dead.
-fn holder(folder: &Folder, entry: &Entry) -> Result<Option<String>> {
+fn holder(folder: &Folder, entry: &Entry, node: &Node) -> Result<Option<String>> {
     Ok(match folder.read(entry) {
         Ok(None) => None,
-        Ok(Some(lease)) if lease.is_dead()? => None,
+        Ok(Some(lease)) if lease.is_dead(node)? => None,
         Ok(Some(lease)) => Some(format!("held by {} since {}", lease.holder, lease.since)),
         Err(why) => Some(why),
     })

@@ -56,7 +56,7 @@ pub fn release(node: &Node, args: &ReleaseArgs, output: Output) -> Result<ExitCo
         let entries = folder.entries()?;
         let mut left = entries.len();
         for entry in entries {
-            let Some((lease, state)) = look(folder, &entry)? else { continue };
+            let Some((lease, state)) = look(folder, &entry, node)? else { continue };
             if !args.selects(&entry, lease.as_ref().ok(), &state) {
                 // It may be one of that container.
                 unknown.extend(lease.err().filter(|_| args.container.is_some()));

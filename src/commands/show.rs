@@ -72,7 +72,7 @@ pub fn show(node: &Node, args: &ShowArgs, output: Output) -> Result<ExitCode> {
         }
         let mut leases = Vec::new();
         for entry in folder.entries()? {
-            let Some((lease, state)) = look(folder, &entry)? else { continue };
+            let Some((lease, state)) = look(folder, &entry, node)? else { continue };
             leases.push((entry, lease, state));
         }
         // A pool that was never in the store: inline, or taken away.
@@ -190,11 +190,11 @@ impl State {
 }
 
 /// The lease of an entry and its state; `None` if it is gone by now.
-pub fn look(folder: &Folder, entry: &Entry) -> Result<Option<(Result<Lease, String>, State)>> {
+pub fn look(folder: &Folder, entry: &Entry, node: &Node) -> Result<Option<(Result<Lease, String>, State)>> {
     Ok(match folder.read(entry) {
         Ok(None) => None,
         Ok(Some(lease)) => {
-            let state = match lease.life()? {
+            let state = match lease.life(node)? {
                 Life::Alive => State::Live,
                 Life::Dead => State::Dead,
                 Life::Unknown(why) => State::Unknown(why),

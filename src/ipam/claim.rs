@@ -107,7 +107,7 @@ pub fn devices(node: &Node) -> Result<HashSet<String>> {
         for entry in folder.entries()? {
             // `doctor` and `rail-ipam show` report a lease that cannot be read.
             let Ok(Some(lease)) = folder.read(&entry) else { continue };
-            if !lease.is_dead()? {
+            if !lease.is_dead(node)? {
                 devices.extend(lease.holder.claim.map(|claim| claim.function));
             }
         }

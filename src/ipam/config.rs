@@ -25,12 +25,14 @@ pub const KEYS: [&str; 5] = ["type", "source", "pool", "poolName", "poolType"];
 pub const NETWORK: Keys = Keys {
     names: &[
         &["cniVersion", "name", "type", "rail", "ipam", "runtimeConfig", "args", "prevResult"],
+        // The device that gets the address.
+        &["deviceID", "pciBusID"],
         &["logLevel", "logFile"],
         &GC_KEYS,
     ],
     inside: &[
         ("ipam", &Keys { names: &[&KEYS, &cidrpool::SPEC_KEYS], inside: &cidrpool::LIST_KEYS }),
-        ("runtimeConfig", &Keys::flat(&[&["ips"]])),
+        ("runtimeConfig", &Keys::flat(&[&["ips", "deviceID"]])),
         ("args", &Keys { names: &[&["cni"]], inside: &[("cni", &Keys::flat(&[&["ips"]]))] }),
     ],
 };

@@ -17,6 +17,7 @@ use crate::files::{self, Dir, Lock};
 use crate::netns::{Life, NetnsId};
 use crate::node::Node;
 use crate::pool::Allocation;
+use crate::sysfs::{DeviceId, Function};
 use crate::{fail, failure};
 
 /// The directory of leases in the run directory.
@@ -93,6 +94,10 @@ pub struct Holder {
     netns: Option<NetnsId>,
     /// The pod as `namespace/name`, for messages.
     pub pod: Option<String>,
+    /// PCI address or auxiliary name of the device that has the address, if the network says which: while it has not come back
+    /// from the pod, it may still answer for the address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    device: Option<String>,
     /// What a lease of a resource claim has besides; see [`Claim`] for the meaning of the other fields then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<Claim>,
@@ -107,6 +112,7 @@ impl Holder {
             ifname: attachment.ifname.clone(),
             netns,
             pod: network.args.pod(),
+            device: network.device_id(&attachment.ifname).map(|id| id.as_str().to_owned()),
             claim: None,
         })
     }
@@ -119,8 +125,34 @@ impl Holder {
             ifname: device.ifname.clone(),
             netns: None,
             pod,
+            device: None,
             claim: Some(claim),
         }
+    }
+
+    /// The device, while it is neither on the host nor gone from the node, nor somebody else's by a later lease.
+    fn device_away(&self, node: &Node) -> Result<Option<&str>> {
+        let Some(id) = self.device.as_deref().and_then(DeviceId::parse) else { return Ok(None) };
+        let Some(function) = Function::find(&node.sysfs_root, &id)? else { return Ok(None) };
+        let can_come_back = function.driver().is_some() && !function.is_userspace();
+        if !can_come_back || !function.netdevs()?.is_empty() || self.is_succeeded(node)? {
+            return Ok(None);
+        }
+        Ok(self.device.as_deref())
+    }
+
+    /// Whether a living pod has a lease for the device: it got the device after this one.
+    fn is_succeeded(&self, node: &Node) -> Result<bool> {
+        let mut is_succeeded = false;
+        for_each_folder(node, |folder| {
+            for entry in folder.entries()? {
+                let Ok(Some(Lease { holder, .. })) = folder.read(&entry) else { continue };
+                let is_alive = holder.netns.as_ref().is_some_and(|netns| netns.life() == Life::Alive);
+                is_succeeded |= holder.device == self.device && is_alive;
+            }
+            Ok(())
+        })?;
+        Ok(is_succeeded)
     }
 
     fn key(&self) -> String {
@@ -174,8 +206,9 @@ pub struct Lease {
 
 impl Lease {
     /// Whether the holder lives. A reboot ends every namespace, and the kubelet prepares each claim again. Until then the
-    /// lease of a claim ends with the claim, which has no namespace when it is made.
-    pub fn life(&self) -> Result<Life> {
+    /// lease of a claim ends with the claim, which has no namespace when it is made. A namespace without a path may live on,
+    /// kept by a process, with the device in it.
+    pub fn life(&self, node: &Node) -> Result<Life> {
         if self.boot_id != files::boot_id()? {
             return Ok(Life::Dead);
         }
@@ -183,12 +216,20 @@ impl Lease {
             return Ok(Life::Alive);
         }
         let nothing = || Life::Unknown("it had no namespace at ADD".to_owned());
-        Ok(self.holder.netns.as_ref().map_or_else(nothing, NetnsId::life))
+        let life = self.holder.netns.as_ref().map_or_else(nothing, NetnsId::life);
+        if life == Life::Dead {
+            if let Some(device) = self.holder.device_away(node)? {
+                return Ok(Life::Unknown(format!(
+                    "its device {device} has not come back: a process keeps its namespace (`lsns -t net`)"
+                )));
+            }
+        }
+        Ok(life)
     }
 
     /// Whether it is certain that nobody uses the address any more.
-    pub fn is_dead(&self) -> Result<bool> {
-        Ok(self.life()? == Life::Dead)
+    pub fn is_dead(&self, node: &Node) -> Result<bool> {
+        Ok(self.life(node)? == Life::Dead)
     }
 
     fn file_name(&self) -> String {
@@ -241,7 +282,7 @@ pub fn take(
     }
     let mut choices = Vec::new();
     for (folder, ask) in folders.iter().zip(asks) {
-        choices.push(folder.choose(ask, holder, &living)?);
+        choices.push(folder.choose(ask, holder, &living, node)?);
     }
 
     let boot_id = files::boot_id()?.to_owned();
@@ -425,7 +466,7 @@ pub fn collect(node: &Node, network: &str, keep: &HashSet<String>) -> Result<()>
                 }
             };
             let (kept, holder) = (format!("pool {pool}: {} is kept", entry.address), &lease.holder);
-            match lease.life()? {
+            match lease.life(node)? {
                 Life::Alive => log::warn!("{kept}: {holder} is alive"),
                 Life::Unknown(why) if holder.netns.is_some() => {
                     log::warn!("{kept}: it is not known whether {holder} is alive: {why}");
@@ -604,7 +645,7 @@ impl Folder {
     }
 
     /// The address that `holder` can have, which is none of the `living`. The directory is locked.
-    fn choose(&self, ask: &Ask, holder: &Holder, living: &[Living]) -> Result<Choice> {
+    fn choose(&self, ask: &Ask, holder: &Holder, living: &[Living], node: &Node) -> Result<Choice> {
         let Folder { pool, .. } = self;
         let key = holder.key();
         // For other holders the addresses are enough, as long as one is free.
@@ -622,7 +663,7 @@ impl Folder {
             match self.read(&entry) {
                 Err(why) => fail!(TryAgain, "pool {pool}: {} is held: {why}", entry.address),
                 Ok(None) => (),
-                Ok(Some(lease)) if lease.is_dead()? || lease.is_of_another_sandbox(holder) => {
+                Ok(Some(lease)) if lease.is_dead(node)? || lease.is_of_another_sandbox(holder) => {
                     stale.push((entry, lease));
                 }
                 Ok(Some(lease)) if lease.holder.claim.is_some() => {
@@ -639,8 +680,8 @@ impl Folder {
             }
         }
         let mut choice = match ask.requested {
-            None => self.any_address(&ask.allocation, held, others, living)?,
-            Some(address) => match self.dead_holders(address, &others()?, living)? {
+            None => self.any_address(&ask.allocation, held, others, living, node)?,
+            Some(address) => match self.dead_holders(address, &others()?, living, node)? {
                 Ok(dead) => Choice { address, dead, is_held: false },
                 Err(alive) => fail!(TryAgain, "pool {pool}: requested address {alive}"),
             },
@@ -656,6 +697,7 @@ impl Folder {
         mut held: Vec<IpAddr>,
         others: impl FnOnce() -> Result<Vec<Entry>>,
         living: &[Living],
+        node: &Node,
     ) -> Result<Choice> {
         let Folder { pool, .. } = self;
         held.extend(living.iter().map(|living| living.address));
@@ -668,7 +710,7 @@ impl Folder {
         held.retain(|address| allocation.check_host(*address).is_ok());
         let mut first = None;
         for address in &held {
-            match self.dead_holders(*address, &entries, living)? {
+            match self.dead_holders(*address, &entries, living, node)? {
                 Ok(dead) => return Ok(Choice { address: *address, dead, is_held: false }),
                 Err(alive) => first = first.or(Some(alive)),
             }
@@ -687,13 +729,14 @@ impl Folder {
         address: IpAddr,
         entries: &[Entry],
         living: &[Living],
+        node: &Node,
     ) -> Result<Result<Vec<(Entry, Lease)>, String>> {
         let mut dead = Vec::new();
         for entry in entries.iter().filter(|entry| entry.address == address) {
             match self.read(entry) {
                 Ok(None) => (),
                 Ok(Some(lease)) => {
-                    let unsure = match lease.life()? {
+                    let unsure = match lease.life(node)? {
                         Life::Dead => {
                             dead.push((entry.clone(), lease));
                             continue;

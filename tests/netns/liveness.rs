@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::harness::{Call, Host, Ran, skip, with};
+use crate::harness::{Call, Host, Ran, Sleeper, skip, vf_address, with};
 
 /// A node with one address, which the pod `old` holds.
 struct Held {
@@ -147,4 +147,50 @@ fn a_lease_without_a_namespace_goes_by_the_list_alone() {
     assert!(held.is_held());
     gc(json!([]));
     assert!(!held.is_held());
+}
+
+/// A process keeps the namespace of a dead pod, and with it the VF, which is up and answers for the address. Whatever plugin
+/// attached it, nobody gets the address until the VF is home, or in the next pod.
+#[test]
+fn an_address_is_held_while_its_device_has_not_come_back() {
+    let Some(held) = Held::new("liveness::away") else { return };
+    held.call("DEL", "old").run(&network()).ok();
+    held.host.make_vf(0, "mlx5_core");
+    let with_device = |network: Value| with(network, json!({ "deviceID": vf_address(0) }));
+    held.call("ADD", "old").run(&with_device(network())).ok();
+    let process = Sleeper::new(Some(&held.old));
+    let netdev = held.host.path("sys/devices").join(vf_address(0)).join("net/vf0");
+    fs::remove_dir(&netdev).unwrap();
+    held.host.delete_netns(&held.old);
+    held.is_not_judged("true", "has not come back");
+    // Its PF's driver is gone, and it with it.
+    let function = held.host.path("sys/bus/pci/devices").join(vf_address(0));
+    let target = fs::read_link(&function).unwrap();
+    fs::remove_file(&function).unwrap();
+    let shown = || held.call("", "").args(&["show", "--output", "json"]).run(&network()).ok().json();
+    assert_eq!(shown()["pools"][0]["leases"][0]["state"], "dead");
+    std::os::unix::fs::symlink(target, &function).unwrap();
+    assert_eq!(shown()["pools"][0]["leases"][0]["state"], "unknown");
+    // It is home.
+    fs::create_dir(&netdev).unwrap();
+    held.is_judged_dead();
+    drop(process);
+}
+
+/// A VF that a living pod has by now did come back.
+#[test]
+fn an_address_is_free_once_the_next_pod_has_the_device() {
+    let Some(held) = Held::new("liveness::succeeded") else { return };
+    held.call("DEL", "old").run(&network()).ok();
+    held.host.make_vf(0, "mlx5_core");
+    held.host.plan("rail-1", "172.16.0.2/31", "172.16.0.3", &[]);
+    let with_pool = |pool: &str| {
+        let ipam = json!({"type": "rail-ipam", "pool": pool});
+        with(network(), json!({ "deviceID": vf_address(0), "ipam": ipam }))
+    };
+    held.call("ADD", "old").run(&with_pool("rail-0")).ok();
+    held.host.delete_netns(&held.old);
+    held.call("ADD", "new").run(&with_pool("rail-1")).ok();
+    fs::remove_dir(held.host.path("sys/devices").join(vf_address(0)).join("net/vf0")).unwrap();
+    held.call("ADD", "third").run(&network()).ok();
 }

@@ -230,7 +230,7 @@ fn leases(
                     continue;
                 }
             };
-            let life = lease.life()?;
+            let life = lease.life(node)?;
             if life == Life::Dead {
                 dead += 1;
                 continue;

@@ -27,6 +27,7 @@ impl Bench {
             ifname: "net1".into(),
             netns: NetnsId::of(&self.temp.path().join(netns)).unwrap(),
             pod: Some(format!("default/{id}")),
+            device: None,
             claim: None,
         }
     }
@@ -256,7 +257,7 @@ proptest! {
                     let is_alive = |bench: &Bench, id: &str| -> bool {
                         let folder = Folder::existing(&bench.node, "n", "p").unwrap();
                         let lease = folder.and_then(|folder| folder.held_by("net", &attachment(id)).unwrap());
-                        lease.is_some_and(|lease| !lease.is_dead().unwrap())
+                        lease.is_some_and(|lease| !lease.is_dead(&bench.node).unwrap())
                     };
                     let had = is_alive(&bench, &id);
                     if !path.exists() {
