@@ -88,13 +88,13 @@ Exit status: 0 no error, 1 an error, 2 wrong usage."
     )]
     Lint(LintArgs),
     /// Clean up after lost DELs: return the devices of pods that are gone to the host with their former name, MTU
-    /// and MAC, release their addresses, and try once more what earlier DELs still owe
+    /// and MAC, release their addresses, and try once more what earlier DELs could not undo
     #[command(
         after_help = "WHICH is a container id, a pod as NAMESPACE/NAME, a device as status shows it, or the file of \
 a record that cannot be read. Without WHICH, all attachments are reaped. A WHICH that nothing is called is named on stderr.
 A pod is never touched while its network namespace exists, or while that is not known, as in another mount namespace \
 or without the permission to inspect it. Run the command on the host, as root.
-Exit status: 0 success, 1 something remains or is owed, 2 wrong usage."
+Exit status: 0 success, 1 something remains or is pending, 2 wrong usage."
     )]
     Reap(ReapArgs),
 }

@@ -184,8 +184,37 @@ a_second_try_does_not_reset_what_was_reset() {
     same "what is owed" "" "$(pending)"
 }
 
+# A pod had a rail with a netdev, and somebody bound its VF to vfio-pci, or to nothing: DEL gives it its driver, and its name.
+a_vf_that_was_left_with_another_driver_gets_its_own() {
+    local neighbour at driver name way
+    neighbour=$(vf 0 1)
+    at=/sys/bus/pci/devices/$neighbour
+    driver=$(basename "$(readlink "$at/driver")")
+    name=$(ls "$at/net")
+    for way in vfio-pci nothing; do
+        pod pod1
+        add pod1 net1 "$(conf 0 "$neighbour")"
+        case $way in
+            vfio-pci) to_driver "$neighbour" vfio-pci ;;
+            nothing) echo "$neighbour" >"$at/driver/unbind" ;;
+        esac
+        del pod1 net1 "$(conf 0 "$neighbour")"
+        same "the driver after $way" "$driver" "$(basename "$(readlink "$at/driver")")"
+        same "the only driver after $way" '(null)' "$(<"$at/driver_override")"
+        same "the netdev after $way" "$name" "$(ls "$at/net")"
+        same "what is pending" "" "$(pending)"
+        ip netns del pod1
+    done
+    pod pod2
+    add pod2 net1 "$(conf 0 "$neighbour")"
+    same "link" "9000" "$(ip -n pod2 -json link show net1 | jq -r '.[0].mtu')"
+    del pod2 net1 "$(conf 0 "$neighbour")"
+}
+
 bind
 run_cases it_is_leased_and_reported_and_nothing_is_moved it_is_nobody_elses_while_its_pod_lives \
     a_dead_pod_does_not_keep_it del_works_after_a_lost_record_too \
     what_a_dead_pod_owes_waits_until_nothing_has_the_vf_open \
-    a_dead_pods_vf_is_left_alone_while_something_has_it_open a_second_try_does_not_reset_what_was_reset its_neighbour_with_a_netdev_is_attached_as_ever
+    a_dead_pods_vf_is_left_alone_while_something_has_it_open a_second_try_does_not_reset_what_was_reset \
+    its_neighbour_with_a_netdev_is_attached_as_ever \
+    a_vf_that_was_left_with_another_driver_gets_its_own

@@ -271,3 +271,41 @@ fn churn(batch: &Path) -> std::process::Child {
     let mut command = Command::new("ip");
     command.args(["-force", "-batch"]).arg(batch).stderr(std::process::Stdio::null()).spawn().unwrap()
 }
+
+/// With accept_ra of a new netdev, a leaf's router advertisement gives the host a default route by the rail.
+#[test]
+fn sysctls_of_the_interface_on_the_host_are_as_they_were() {
+    let Some(host) = Host::new("inherit::sysctls") else { return };
+    host.add_rail(0);
+    let all = |family: &str| -> Vec<(String, String)> {
+        let folder = format!("/proc/sys/net/{family}/conf/vf0");
+        let mut all = Vec::new();
+        for entry in fs::read_dir(&folder).unwrap().flatten() {
+            // Some can only be written, and one is a secret.
+            if let Ok(value) = fs::read_to_string(entry.path()) {
+                all.push((entry.file_name().into_string().unwrap(), value));
+            }
+        }
+        all.sort();
+        all
+    };
+    for (key, value) in [
+        ("ipv6/conf/vf0/accept_ra", "0"),
+        ("ipv6/conf/vf0/autoconf", "0"),
+        ("ipv4/conf/vf0/arp_ignore", "2"),
+        ("ipv4/conf/vf0/rp_filter", "1"),
+    ] {
+        fs::write(format!("/proc/sys/net/{key}"), value).unwrap();
+    }
+    let before = (all("ipv4"), all("ipv6"));
+    assert!(before.0.len() > 20 && before.1.len() > 20, "{before:?}");
+    let pod = host.add_netns("pod");
+    host.cni("ADD", "c1", &pod, &rail(0)).ok();
+    host.cni("DEL", "c1", &pod, &rail(0)).ok();
+    assert_eq!((all("ipv4"), all("ipv6")), before);
+    // Nor after the pod's own end.
+    host.cni("ADD", "c1", &pod, &rail(0)).ok();
+    host.hand_back(&pod, "net1");
+    host.cni("DEL", "c1", &pod, &rail(0)).ok();
+    assert_eq!((all("ipv4"), all("ipv6")), before);
+}
