@@ -985,6 +985,7 @@ fn numbers_behind(word: &str, text: &str) -> BTreeSet<u32> {
 fn every_item_of_the_contract_has_a_test_that_names_it() {
     let contract = read("docs/cni-contract.md");
     let (traps, items) = contract.split_once("## A. ").unwrap();
+    let (items, of_suite) = items.split_once("## What cni-conformance asks").unwrap();
     let numbered = |text: &str, before: &str, behind: &str| -> BTreeSet<u32> {
         let number = |line: &str| line.strip_prefix(before)?.split_once(behind)?.0.parse().ok();
         text.lines().filter_map(number).collect()
@@ -1000,11 +1001,16 @@ fn every_item_of_the_contract_has_a_test_that_names_it() {
             read(&file).lines().filter(is_of_a_test).map(|line| format!("{line}\n")).collect::<Vec<_>>()
         })
         .collect();
-    // A check of the suite has a list of items.
+    // The checks of the suite are named behind the items that they find.
     let suite = files_below("conformance/src/checks").iter().map(|file| read(file)).collect::<String>();
-    let lists = suite.split("        &[").skip(1).filter_map(|text| text.split_once("],\n"));
-    let asked: BTreeSet<u32> =
-        lists.flat_map(|(list, _)| list.split(", ")).filter_map(|number| number.parse().ok()).collect();
+    let mut asked = BTreeSet::new();
+    for (item, checks) in of_suite.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | ")) {
+        let Ok(item) = item.parse::<u32>() else { continue };
+        asked.insert(item);
+        for name in checks.split('`').skip(1).step_by(2) {
+            assert!(suite.contains(&format!("\"{name}\"")), "item {item}: there is no check {name}");
+        }
+    }
     assert!(asked.len() > 80, "{asked:?}");
     assert_eq!(numbers_behind("Item", &text), BTreeSet::new(), "items without the name of their document");
     let tested: BTreeSet<u32> = numbers_behind(", item", &text).union(&asked).copied().collect();

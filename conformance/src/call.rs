@@ -55,9 +55,9 @@ pub struct Ran {
 /// How many bytes of a stream are kept: 1 MiB.
 pub const MOST: usize = 1 << 20;
 
-/// A call that does not end.
+/// A call that does not end: what its processes wait for.
 #[derive(Debug)]
-pub struct Hung;
+pub struct Hung(pub String);
 
 impl Call {
     /// A call of `program` with nothing but PATH in its environment.
@@ -130,6 +130,31 @@ impl Call {
     /// Its variables.
     pub fn vars(&self) -> &BTreeMap<String, String> {
         &self.vars
+    }
+
+    /// Is PATH another one than that of the suite?
+    pub fn path_is_changed(&self) -> bool {
+        self.vars.get("PATH").map(String::as_str) != Some(&std::env::var("PATH").unwrap_or_default())
+    }
+
+    /// Its arguments.
+    pub fn arguments(&self) -> &[String] {
+        &self.arguments
+    }
+
+    /// What stdin is.
+    pub fn input(&self) -> &Stdin {
+        &self.stdin
+    }
+
+    /// Does nobody read stdout?
+    pub fn is_stdout_broken(&self) -> bool {
+        self.is_stdout_broken
+    }
+
+    /// Is stderr /dev/null?
+    pub fn is_stderr_null(&self) -> bool {
+        self.is_stderr_null
     }
 
     /// What is on stdin, if it is bytes.
@@ -253,11 +278,12 @@ impl Running {
         let status = match ended(&mut self.child, limit) {
             Some(status) => status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
             None => {
+                let waits = waits(group);
                 let _ = killpg(group, Signal::SIGKILL);
                 // It may be in another group by now.
                 let _ = self.child.kill();
                 let _ = self.child.wait();
-                return Err(Hung);
+                return Err(Hung(waits));
             }
         };
         let mut is_held = false;
@@ -329,6 +355,22 @@ fn ended(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(4));
     }
+}
+
+/// What the processes of a group wait for, as far as the kernel says it.
+pub fn waits(group: Pid) -> String {
+    let names = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let one = |entry: std::fs::DirEntry| {
+        let read = |file: &str| std::fs::read_to_string(entry.path().join(file)).unwrap_or_default();
+        let stat = read("stat");
+        // The name, in brackets, may have anything in it.
+        let (name, rest) = stat.rsplit_once(')')?;
+        let mut words = rest.split_whitespace();
+        let (state, _, of) = (words.next()?, words.next()?, words.next()?);
+        let name = name.split_once('(')?.1;
+        (of == group.to_string()).then(|| format!("{name} is in state {state}, in {}", read("wchan")))
+    };
+    names.filter_map(one).collect::<Vec<_>>().join("; ")
 }
 
 /// Its process. No kernel has numbers that are no `i32`.

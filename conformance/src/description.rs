@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::beside::Ready;
@@ -18,7 +18,7 @@ pub const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1
 pub const VERBS: [&str; 6] = ["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"];
 
 /// What kind of plugin it is.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// It makes an interface in the pod, or moves one there.
@@ -32,7 +32,7 @@ pub enum Kind {
 /// A plugin. In its texts `{N}` is the number of the attachment, which begins at 0, `{CONTAINER}` the name of its pod's
 /// namespace and `{NETNS}` the path of it, `{IFNAME}` the interface, and `{DIR}` a directory that exists for one check.
 /// `conf` and `prevResult` also have `{MAC}`, the address of the interface before ADD; `files`, `stays` and `beside` only `{DIR}`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Description {
     /// What the report calls it; by default the type of the configuration.
@@ -84,6 +84,10 @@ pub struct Description {
     /// A program that runs beside the plugin while a check does.
     #[serde(default)]
     pub beside: Option<Beside>,
+    /// Where in `conf` the plugin is named that it calls, as a JSON pointer to an object that has a `type`. By default `/ipam` for a
+    /// main plugin that has one there.
+    #[serde(default)]
+    pub delegate: Option<String>,
     /// Does it keep no state, as an IPAM plugin that gives what its configuration says?
     #[serde(default)]
     pub stateless: bool,
@@ -94,7 +98,7 @@ pub struct Description {
 }
 
 /// A program that a plugin asks, such as an API server.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Beside {
     /// The program and its arguments: a path, or a name in CNI_PATH or PATH. `cni-conformance` is this one.
@@ -176,6 +180,9 @@ impl Description {
             let hidden: Vec<_> = sandbox::hidden().iter().map(|path| path.display().to_string()).collect();
             return Err(format!("files: {path}: expected a path without .. below {}", hidden.join(", ")));
         }
+        if self.delegate.is_some() && !self.delegates() {
+            return Err("delegate: expected a JSON pointer to an object of conf that has a type".to_owned());
+        }
         self.are_versions_asked = self.cni_versions.is_empty();
         if self.are_versions_asked {
             self.cni_versions = VERSIONS.map(str::to_owned).into();
@@ -209,7 +216,7 @@ impl Description {
         }
         // libcni, which most plugins are made with, has no result without an address there.
         let needs_address = ["0.1.0", "0.2.0"].contains(&version);
-        let may_lack_address = self.kind == Kind::Main && !self.delegates();
+        let may_lack_address = self.kind == Kind::Main && !self.calls_ipam();
         (needs_address && may_lack_address)
             .then(|| format!("a result of {version} has addresses, and it calls no IPAM plugin"))
     }
@@ -225,9 +232,33 @@ impl Description {
             && VERSIONS.iter().position(|version| *version == self.newest()).is_some_and(|at| at >= since)
     }
 
-    /// Does it call an IPAM plugin?
+    /// Those of `stays` that hide everything, or all of a directory in which plugins keep their state.
+    pub fn broad_stays(&self) -> impl Iterator<Item = &str> {
+        let roots = ["/", "/run/", "/var/", "/var/lib/", "/var/lib/cni/", "/dev/", "/dev/shm/", "{DIR}/"];
+        let is_broad = move |begin: &str| {
+            begin.is_empty() || roots.iter().any(|root| begin == *root || begin == root.trim_end_matches('/'))
+        };
+        self.stays
+            .iter()
+            .map(String::as_str)
+            .filter(move |pattern| pattern.strip_suffix('*').is_some_and(is_broad))
+    }
+
+    /// Where in `conf` the plugin is named that it calls.
+    pub fn delegate_at(&self) -> String {
+        self.delegate.clone().unwrap_or_else(|| "/ipam".to_owned())
+    }
+
+    /// Does it call another plugin?
     pub fn delegates(&self) -> bool {
-        self.kind == Kind::Main && self.conf["ipam"]["type"].is_string()
+        let named = self.conf.pointer(&self.delegate_at());
+        let is_named = named.is_some_and(|section| section["type"].is_string());
+        is_named && (self.kind == Kind::Main || self.delegate.is_some())
+    }
+
+    /// Is the other plugin one that assigns addresses?
+    pub fn calls_ipam(&self) -> bool {
+        self.delegates() && self.delegate_at().rsplit('/').next() == Some("ipam")
     }
 }
 

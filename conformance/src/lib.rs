@@ -3,20 +3,17 @@
 //! A [`description`] says in a few lines what the plugin is and which devices it needs. Each of the [`checks`] runs in a
 //! [`world`] of its own: a network and a mount namespace with empty state directories, the devices, and pods. The plugin
 //! is [`call`]ed there as a runtime calls it, with a program [`beside`] it if it needs one, such as a double of an API server
-//! that keeps [`objects`]. [`report`] writes what was seen.
+//! that keeps [`objects`]. [`report`] writes what was seen, [`replay`] a script for each failure, and [`baseline`] what is new.
 
+pub mod baseline;
 pub mod beside;
 pub mod call;
 pub mod checks;
 pub mod description;
 pub mod objects;
+pub mod replay;
 pub mod report;
 pub mod run;
 pub mod sandbox;
+pub mod tracer;
 pub mod world;
-
-/// The tracer of the plugins' own tests.
-#[allow(dead_code, missing_docs, reason = "tests use more of it")]
-#[expect(clippy::unwrap_used, clippy::panic, reason = "a tracer that lost its process cannot judge")]
-#[path = "../../tests/netns/tracer.rs"]
-mod tracer;

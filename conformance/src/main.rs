@@ -8,11 +8,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use cni_conformance::baseline::Baseline;
 use cni_conformance::checks::{self, Check, Level};
-use cni_conformance::description::{Description, Kind};
+use cni_conformance::description::{Description, Kind, VERSIONS};
 use cni_conformance::objects::{self, Objects};
 use cni_conformance::report::{self, Format};
-use cni_conformance::run::{Outcome, judge};
+use cni_conformance::run::{Judged, Outcome, Report, judge};
 use cni_conformance::sandbox;
 use cni_conformance::world::{Settings, firewall};
 
@@ -46,18 +47,33 @@ struct Arguments {
     /// CNI_PATH: where the plugins are that the configuration names
     #[arg(long, value_name = "DIRECTORIES")]
     path: Option<String>,
-    /// Only checks whose name contains this, or that judge this item of the contract
+    /// What is asked: what the specification says, or also what runtimes rely on
+    #[arg(long, value_enum, default_value = "spec")]
+    profile: Profile,
+    /// Only checks whose name contains this, of whatever profile
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
-    /// No checks whose name contains this, or that judge this item
+    /// No checks whose name contains this
     #[arg(long, value_name = "PATTERN")]
     except: Vec<String>,
+    /// --only and --except are whole names
+    #[arg(long)]
+    exactly: bool,
     /// What is written on standard output
     #[arg(long, value_enum, default_value = "table")]
     format: Format,
     /// Which failures count for the exit status, and as such in tap and junit: those of this level and of more binding ones
     #[arg(long, value_enum, default_value = "must")]
     level: Level,
+    /// A report in JSON of an earlier run: what failed there does not count, and what is new, mended or gone is told
+    #[arg(long, value_name = "FILE")]
+    baseline: Option<PathBuf>,
+    /// Where to write a script for each failure that shows it again, alone
+    #[arg(long, value_name = "DIRECTORY")]
+    replay: Option<PathBuf>,
+    /// What a description hides without a name, and failures that it calls known and that are none, end with exit status 1
+    #[arg(long)]
+    strict: bool,
     /// Kill at every system call, not at a sample
     #[arg(long)]
     full: bool,
@@ -84,14 +100,26 @@ struct Arguments {
     inside: bool,
 }
 
+/// Which checks there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Profile {
+    /// What the specification demands or recommends.
+    Spec,
+    /// Also what it does not say.
+    Robust,
+}
+
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    let is_meant = |check: &Check, patterns: &[String]| {
+        patterns
+            .iter()
+            .any(|one| if arguments.exactly { check.name == one } else { check.name.contains(one) })
+    };
     let checks: Vec<Check> = checks::all()
         .into_iter()
-        .filter(|check| {
-            arguments.only.is_empty() || arguments.only.iter().any(|pattern| is_meant(check, pattern))
-        })
-        .filter(|check| !arguments.except.iter().any(|pattern| is_meant(check, pattern)))
+        .filter(|check| arguments.only.is_empty() || is_meant(check, &arguments.only))
+        .filter(|check| !is_meant(check, &arguments.except))
         .collect();
     let ended = if checks.is_empty() {
         Err((2, "no check is left: --list names them".to_owned()))
@@ -114,23 +142,24 @@ fn main() -> ExitCode {
     }
 }
 
-fn is_meant(check: &Check, pattern: &str) -> bool {
-    match pattern.parse::<u32>() {
-        Ok(item) => check.items.contains(&item),
-        Err(_) => check.name.contains(pattern),
-    }
-}
-
 fn print(text: &str) -> Result<(), (u8, String)> {
     let mut stdout = std::io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
     written.map_err(|error| (3, format!("cannot write the report: {error}")))
 }
 
+/// By the newest version of the specification.
 fn list(checks: &[Check]) -> String {
+    let newest = VERSIONS[VERSIONS.len() - 1];
     let line = |check: &Check| {
-        let items = check.items.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
-        format!("{:7}  {:40}  {items:9}  {}\n", check.level, check.name, check.asks)
+        let mut text = format!("{:7}  {:40}  {}\n", check.level_in(newest), check.name, check.asks);
+        if let Some(basis) = check.basis_in(newest) {
+            text.push_str(&format!("         {} {}\n", basis.text, basis.address()));
+        }
+        if !check.why.is_empty() {
+            text.push_str(&format!("         {}\n", check.why));
+        }
+        text
     };
     checks.iter().map(line).collect()
 }
@@ -149,7 +178,8 @@ fn run(arguments: &Arguments, checks: &[Check]) -> Result<u8, (u8, String)> {
     }
     let jobs =
         arguments.jobs.unwrap_or_else(|| 4 * std::thread::available_parallelism().map_or(2, usize::from));
-    let reports: Vec<_> = all.iter().map(|settings| judge(settings, checks, jobs)).collect();
+    let robust = arguments.profile == Profile::Robust || !arguments.only.is_empty();
+    let reports: Vec<_> = all.iter().map(|settings| judge(settings, checks, robust, jobs)).collect();
     for (report, (had, refusal)) in reports.iter().filter_map(|one| Some((one, one.few.as_ref()?))) {
         let plugin = &report.plugin;
         let _ = writeln!(
@@ -157,22 +187,60 @@ fn run(arguments: &Arguments, checks: &[Check]) -> Result<u8, (u8, String)> {
             "cni-conformance: {plugin}: checks that need more attachments than {had} at once are left out: {refusal}"
         );
     }
+    for (report, warning) in reports.iter().flat_map(|one| one.warnings.iter().map(move |text| (one, text))) {
+        let _ = writeln!(std::io::stderr(), "cni-conformance: {}: {warning}", report.plugin);
+    }
+    if let Some(directory) = &arguments.replay {
+        write_scripts(directory, &reports).map_err(|reason| (3, reason))?;
+    }
+    let baseline = match &arguments.baseline {
+        Some(path) => Some(Baseline::read(path).map_err(|reason| (2, reason))?),
+        None => None,
+    };
+    if let Some(baseline) = &baseline {
+        let _ = std::io::stderr().write_all(baseline.compared(&reports).as_bytes());
+    }
     print(&report::write(&reports, arguments.format, arguments.level))?;
+    ended(arguments, &reports, baseline.as_ref())
+}
+
+/// The exit status that reports have.
+fn ended(arguments: &Arguments, reports: &[Report], baseline: Option<&Baseline>) -> Result<u8, (u8, String)> {
     if let Some(fault) = reports.iter().find_map(|report| report.fault.clone()) {
         return Err((2, fault));
     }
-    let mut all = reports.iter().flat_map(|report| &report.checks);
-    if all.any(|one| one.outcome == Outcome::Fail && one.level <= arguments.level) {
-        return Ok(1);
+    for report in reports {
+        let was_there = |one: &Judged| baseline.is_some_and(|old| old.has_failure(&report.plugin, one.name));
+        let counts =
+            |one: &&Judged| one.outcome == Outcome::Fail && one.level <= arguments.level && !was_there(one);
+        if report.checks.iter().any(|one| counts(&one)) || arguments.strict && !report.warnings.is_empty() {
+            return Ok(1);
+        }
+    }
+    if let Some((plugin, refusal)) = reports.iter().find_map(|one| Some((&one.plugin, one.refusal.as_ref()?)))
+    {
+        return Err((1, format!("{plugin}: nothing could be judged: {refusal}")));
     }
     let Some(silent) = reports.iter().find(|report| !report.is_asked()) else {
         return Ok(0);
     };
-    if let Some(refusal) = &silent.refusal {
-        return Err((1, format!("{}: nothing could be asked: {refusal}", silent.plugin)));
-    }
     let reason = silent.checks.first().map_or("no check", |one| one.seen.as_str());
     Err((3, format!("{}: nothing could be asked: {reason}", silent.plugin)))
+}
+
+/// A file PLUGIN.CHECK.sh for each failure.
+fn write_scripts(directory: &Path, reports: &[Report]) -> Result<(), String> {
+    let told = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
+    std::fs::create_dir_all(directory).map_err(|error| told(directory, error))?;
+    for report in reports {
+        // A name may be a path.
+        let plugin = report.plugin.replace(|c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c), "_");
+        for one in report.checks.iter().filter(|one| !one.replay.is_empty()) {
+            let path = directory.join(format!("{plugin}.{}.sh", one.name));
+            std::fs::write(&path, &one.replay).map_err(|error| told(&path, error))?;
+        }
+    }
+    Ok(())
 }
 
 fn settings(arguments: &Arguments) -> Result<Vec<Settings>, String> {
@@ -225,7 +293,8 @@ fn settings(arguments: &Arguments) -> Result<Vec<Settings>, String> {
             path: path.clone(),
             limit: Duration::from_secs(arguments.limit),
             sees_firewall: false,
-            adds: false,
+            changes: false,
+            dels: false,
             sample: (!arguments.full).then_some(arguments.sample.get()),
         });
     }

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use serde_json::json;
 
-use crate::checks::Level;
+use crate::checks::{CHECK_SET, Level};
+use crate::description::VERSIONS;
 use crate::run::{Judged, Outcome, Report};
 
 /// The forms.
@@ -20,6 +21,8 @@ pub enum Format {
     Junit,
     /// All that is known.
     Json,
+    /// Static Analysis Results Interchange Format, as code hosts show it.
+    Sarif,
     /// A page for a browser.
     Html,
 }
@@ -33,9 +36,8 @@ pub fn write(reports: &[Report], format: Format, least: Level) -> String {
         Format::Scores => scores(reports),
         Format::Tap => tap(reports, least),
         Format::Junit => junit(reports, least),
-        Format::Json => {
-            format!("{:#}\n", json!({"plugins": reports.iter().map(json_of).collect::<Vec<_>>()}))
-        }
+        Format::Json => json_of(reports),
+        Format::Sarif => sarif(reports),
         Format::Html => html(reports),
     }
 }
@@ -49,46 +51,47 @@ fn word(outcome: Outcome) -> &'static str {
     }
 }
 
-fn numbers(items: &[u32]) -> String {
-    items.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
-}
-
-/// `passed/asked`.
-fn score(report: &Report, level: Level) -> String {
-    let passed = report.count(Some(level), Outcome::Pass);
-    let failed = report.count(Some(level), Outcome::Fail) + report.count(Some(level), Outcome::Known);
-    format!("{passed}/{}", passed + failed)
+/// Failures of a level, those that are known among them, if anything of it was asked. Of a plugin whose ADD fails there is nothing to
+/// count.
+fn failures(report: &Report, level: Level) -> String {
+    let is_asked = |one: &Judged| one.level == level && one.outcome != Outcome::LeftOut;
+    if report.refusal.is_some() || !report.checks.iter().any(is_asked) {
+        return "-".to_owned();
+    }
+    let (new, known) = (report.count(Some(level), Outcome::Fail), report.count(Some(level), Outcome::Known));
+    if known == 0 { new.to_string() } else { format!("{} ({known} known)", new + known) }
 }
 
 fn table(report: &Report) -> String {
     let mut text = format!("{}: {}\n", report.plugin, report.program);
     for one in &report.checks {
-        let _ = writeln!(
-            text,
-            "{:8}  {:7}  {:40}  {:9}  {}",
-            word(one.outcome),
-            one.level,
-            one.name,
-            numbers(one.items),
-            one.asks
-        );
-        let key = if one.outcome == Outcome::LeftOut { "why" } else { "seen" };
+        let _ = writeln!(text, "{:8}  {:7}  {:40}  {}", word(one.outcome), one.level, one.name, one.asks);
+        let fails = matches!(one.outcome, Outcome::Fail | Outcome::Known);
+        let key = if fails { "seen" } else { "why" };
+        let says = if one.says.is_empty() { String::new() } else { format!("{} {}", one.says, one.address) };
+        let of_failure = [("says", &*says), ("but", one.why), ("known", &one.known), ("show", &one.show)];
+        let lines = of_failure.into_iter().filter(|_| fails);
         for (key, value) in
-            [(key, &one.seen), ("known", &one.known), ("show", one.steps.last().unwrap_or(&String::new()))]
+            [(key, &*one.seen)].into_iter().chain(lines).filter(|(_, value)| !value.is_empty())
         {
-            if !value.is_empty() {
-                let _ = writeln!(text, "          {key}: {value}");
-            }
+            let _ = writeln!(text, "          {key}: {value}");
         }
     }
-    let of_level = LEVELS.map(|level| format!("{level} {}", score(report, level))).join(", ");
-    let _ =
-        writeln!(text, "{}: {of_level}, left out {}", report.plugin, report.count(None, Outcome::LeftOut));
+    let name = format!("{}, by {}", report.plugin, report.specification);
+    let out = report.count(None, Outcome::LeftOut);
+    let asked = report.checks.len() - out;
+    let _ = match &report.refusal {
+        Some(refusal) => writeln!(text, "{name}: nothing could be judged, for {refusal}"),
+        None => {
+            let of_level = LEVELS.map(|level| format!("{level} {}", failures(report, level))).join(", ");
+            writeln!(text, "{name}: failures: {of_level}; {asked} checks asked, {out} left out")
+        }
+    };
     text
 }
 
 fn scores(reports: &[Report]) -> String {
-    let mut text = "| plugin | MUST | SHOULD | quality | left out | what does not hold |\n| --- | --- | --- | --- | --- | --- |\n".to_owned();
+    let mut text = "| plugin | by | MUST failures | SHOULD failures | quality failures | left out | what does not hold |\n| --- | --- | --- | --- | --- | --- | --- |\n".to_owned();
     for report in reports {
         let of = |level: Level, outcome: Outcome| {
             let names = report.checks.iter().filter(|one| one.level == level && one.outcome == outcome);
@@ -103,18 +106,12 @@ fn scores(reports: &[Report]) -> String {
                 }
             }
         }
-        let asked = report.checks.iter().any(|one| one.outcome != Outcome::LeftOut);
-        if !asked {
-            parts = report.checks.iter().take(1).map(|one| one.seen.clone()).collect();
-        }
-        let of_level = LEVELS.map(|level| score(report, level)).join(" | ");
-        let _ = writeln!(
-            text,
-            "| {} | {of_level} | {} | {} |",
-            report.plugin,
-            report.count(None, Outcome::LeftOut),
-            parts.join(". ")
-        );
+        let reason = || report.checks.first().map(|one| one.seen.clone());
+        let reason = report.refusal.clone().or_else(|| if report.is_asked() { None } else { reason() });
+        let parts = reason.unwrap_or_else(|| parts.join(". "));
+        let of_level = LEVELS.map(|level| failures(report, level)).join(" | ");
+        let (name, by, out) = (&report.plugin, &report.specification, report.count(None, Outcome::LeftOut));
+        let _ = writeln!(text, "| {name} | {by} | {of_level} | {out} | {parts} |");
     }
     text
 }
@@ -139,13 +136,8 @@ fn tap(reports: &[Report], least: Level) -> String {
             one.level,
             one.name
         );
-        if !one.steps.is_empty() {
-            let _ = writeln!(
-                text,
-                "  ---\n  seen: {}\n  show: {}\n  ...",
-                json!(one.seen),
-                json!(one.steps.last())
-            );
+        if !one.show.is_empty() {
+            let _ = writeln!(text, "  ---\n  seen: {}\n  show: {}\n  ...", json!(one.seen), json!(one.show));
         }
     }
     text
@@ -168,6 +160,16 @@ fn junit(reports: &[Report], least: Level) -> String {
             "<testsuite name=\"{name}\" tests=\"{}\" failures=\"{failed}\" skipped=\"{skipped}\">",
             report.checks.len()
         );
+        let versions = [
+            ("cni-conformance", env!("CARGO_PKG_VERSION").to_owned()),
+            ("check-set", CHECK_SET.to_string()),
+            ("specification", report.specification.clone()),
+        ];
+        text.push_str("<properties>");
+        for (name, value) in versions {
+            let _ = write!(text, "<property name=\"{name}\" value=\"{}\"/>", escaped(&value));
+        }
+        text.push_str("</properties>\n");
         for one in &report.checks {
             let _ = write!(text, "<testcase classname=\"{name}.{}\" name=\"{}\">", one.level, one.name);
             let seen = escaped(&one.seen);
@@ -177,7 +179,7 @@ fn junit(reports: &[Report], least: Level) -> String {
                     write!(text, "<skipped message=\"{} does not count: --level; {seen}\"/>", one.level)
                 }
                 Outcome::Fail => {
-                    write!(text, "<failure message=\"{seen}\">{}</failure>", escaped(&one.steps.join("\n")))
+                    write!(text, "<failure message=\"{seen}\">{}</failure>", escaped(&one.replay))
                 }
                 Outcome::Known => {
                     write!(text, "<skipped message=\"known: {}; {seen}\"/>", escaped(&one.known))
@@ -192,22 +194,74 @@ fn junit(reports: &[Report], least: Level) -> String {
     text
 }
 
-fn json_of(report: &Report) -> serde_json::Value {
+fn json_of(reports: &[Report]) -> String {
+    let plugins: Vec<_> = reports.iter().map(json_of_one).collect();
+    let tool = json!({"name": env!("CARGO_PKG_NAME"), "version": env!("CARGO_PKG_VERSION")});
+    let newest = VERSIONS.last();
+    format!(
+        "{:#}\n",
+        json!({"tool": tool, "checkSet": CHECK_SET, "specification": newest, "plugins": plugins})
+    )
+}
+
+fn json_of_one(report: &Report) -> serde_json::Value {
     let mut value = json!(report);
-    value["score"] = LEVELS
-        .into_iter()
-        .map(|level| {
-            let count = |outcome| report.count(Some(level), outcome);
-            let of_level = json!({
-                "pass": count(Outcome::Pass), "fail": count(Outcome::Fail),
-                "known": count(Outcome::Known), "left-out": count(Outcome::LeftOut),
-            });
-            (level.to_string(), of_level)
+    if let Some(refusal) = &report.refusal {
+        value["refusal"] = json!(refusal);
+        return value;
+    }
+    let counts = LEVELS.into_iter().map(|level| {
+        let count = |outcome| report.count(Some(level), outcome);
+        let of_level = json!({
+            "pass": count(Outcome::Pass), "fail": count(Outcome::Fail),
+            "known": count(Outcome::Known), "left-out": count(Outcome::LeftOut),
+        });
+        (level.to_string(), of_level)
+    });
+    value["counts"] = counts.collect();
+    value
+}
+
+/// Each failure is a result, and each check that failed a rule.
+fn sarif(reports: &[Report]) -> String {
+    let failed = |outcome| matches!(outcome, Outcome::Fail | Outcome::Known);
+    let all = reports.iter().flat_map(|report| report.checks.iter().map(move |one| (report, one)));
+    let all: Vec<_> = all.filter(|(_, one)| failed(one.outcome)).collect();
+    let rules: std::collections::BTreeMap<_, _> = all.iter().map(|(_, one)| (one.name, one)).collect();
+    let rules: Vec<_> = rules
+        .values()
+        .map(|one| {
+            let mut rule = json!({"id": one.name, "shortDescription": {"text": one.asks}});
+            if !one.address.is_empty() {
+                rule["helpUri"] = json!(one.address);
+                rule["fullDescription"] = json!({"text": one.says});
+            }
+            rule
         })
         .collect();
-    value["items"] =
-        report.items().into_iter().map(|(item, outcome)| (item.to_string(), json!(outcome))).collect();
-    value
+    let result = |(report, one): &(&Report, &Judged)| {
+        let level = match one.level {
+            Level::Must => "error",
+            Level::Should => "warning",
+            Level::Quality => "note",
+        };
+        let text = format!("{}: {} {}: {}", report.plugin, one.level, one.asks, one.seen);
+        let mut result = json!({
+            "ruleId": one.name, "level": level, "message": {"text": text},
+            "locations": [{"physicalLocation": {"artifactLocation": {"uri": report.plugin}}}],
+            "partialFingerprints": {"check": format!("{}/{}", report.plugin, one.name)},
+        });
+        if one.outcome == Outcome::Known {
+            result["suppressions"] = json!([{"kind": "external", "justification": one.known}]);
+        }
+        result
+    };
+    let results: Vec<_> = all.iter().map(result).collect();
+    let driver =
+        json!({"name": env!("CARGO_PKG_NAME"), "version": env!("CARGO_PKG_VERSION"), "rules": rules});
+    let run = json!({"tool": {"driver": driver}, "results": results, "properties": {"checkSet": CHECK_SET}});
+    let schema = "https://json.schemastore.org/sarif-2.1.0.json";
+    format!("{:#}\n", json!({"version": "2.1.0", "$schema": schema, "runs": [run]}))
 }
 
 /// In HTML and XML. Of control characters XML has none but these.
@@ -236,10 +290,12 @@ fn html(reports: &[Report]) -> String {
     let mut text = format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>CNI conformance</title><style>{STYLE}</style></head><body>\n<h1>CNI conformance</h1>\n"
     );
-    text.push_str("<table><tr><th>plugin<th>MUST<th>SHOULD<th>quality<th>left out</tr>\n");
+    text.push_str(
+        "<table><tr><th>plugin<th>MUST failures<th>SHOULD failures<th>quality failures<th>left out</tr>\n",
+    );
     for report in reports {
         let name = escaped(&report.plugin);
-        let of_level = LEVELS.map(|level| score(report, level)).join("<td>");
+        let of_level = LEVELS.map(|level| failures(report, level)).join("<td>");
         let _ = writeln!(
             text,
             "<tr><td><a href=\"#{name}\">{name}</a><td>{of_level}<td>{}</tr>",
@@ -251,29 +307,28 @@ fn html(reports: &[Report]) -> String {
         let name = escaped(&report.plugin);
         let _ = writeln!(
             text,
-            "<h2 id=\"{name}\">{name}</h2>\n<table><tr><th>outcome<th>level<th>check<th>items<th>what is asked</tr>"
+            "<h2 id=\"{name}\">{name}</h2>\n<table><tr><th>outcome<th>level<th>check<th>what is asked</tr>"
         );
         for one in &report.checks {
             let class = word(one.outcome).to_lowercase().replace(' ', "-");
             let _ = write!(
                 text,
-                "<tr><td class=\"{class}\">{}<td>{}<td><code>{}</code><td>{}<td>{}",
+                "<tr><td class=\"{class}\">{}<td>{}<td><code>{}</code><td>{}",
                 word(one.outcome),
                 one.level,
                 one.name,
-                numbers(one.items),
                 escaped(one.asks)
             );
-            for value in [&one.seen, &one.known] {
+            for value in [&*one.seen, one.says, one.why, &one.known] {
                 if !value.is_empty() {
                     let _ = write!(text, "<br>{}", escaped(value));
                 }
             }
-            if !one.steps.is_empty() {
+            if !one.replay.is_empty() {
                 let _ = write!(
                     text,
                     "<details><summary>how to see it</summary><pre>{}</pre></details>",
-                    escaped(&one.steps.join("\n"))
+                    escaped(&one.replay)
                 );
             }
             text.push_str("</tr>\n");
@@ -291,17 +346,16 @@ mod tests {
     fn report() -> Report {
         let judged = |name, level, outcome, seen: &str| Judged {
             name,
-            items: &[1, 2],
             level,
             asks: "what is asked",
+            says: "",
+            address: String::new(),
+            why: "",
             outcome,
             seen: seen.to_owned(),
             known: if outcome == Outcome::Known { "an issue # 7\u{1b}".to_owned() } else { String::new() },
-            steps: if outcome == Outcome::Fail {
-                vec!["first".to_owned(), "show <it>".to_owned()]
-            } else {
-                Vec::new()
-            },
+            show: if outcome == Outcome::Fail { "show <it>".to_owned() } else { String::new() },
+            replay: if outcome == Outcome::Fail { "first\nshow <it>\n".to_owned() } else { String::new() },
         };
         let checks = vec![
             judged("one", Level::Must, Outcome::Pass, ""),
@@ -312,6 +366,8 @@ mod tests {
         Report {
             plugin: "a<b".to_owned(),
             program: "/x".to_owned(),
+            specification: "1.1.0".to_owned(),
+            warnings: Vec::new(),
             checks,
             fault: None,
             refusal: None,
@@ -320,10 +376,31 @@ mod tests {
     }
 
     #[test]
-    fn scores_count_what_was_asked() {
+    fn scores_count_failures() {
         let line = scores(&[report()]).lines().nth(2).unwrap().to_owned();
-        assert_eq!(line, "| a<b | 1/2 | 0/1 | 0/0 | 1 | MUST: `two`. SHOULD, known: `three` |");
-        assert_eq!(report().items()[&1], Outcome::Fail);
+        assert_eq!(line, "| a<b | 1.1.0 | 1 | 1 (1 known) | - | 1 | MUST: `two`. SHOULD, known: `three` |");
+    }
+
+    #[test]
+    fn a_plugin_whose_add_fails_has_no_score() {
+        let report = Report { refusal: Some("its ADD fails: no".to_owned()), ..report() };
+        let line = scores(std::slice::from_ref(&report)).lines().nth(2).unwrap().to_owned();
+        assert_eq!(line, "| a<b | 1.1.0 | - | - | - | 1 | its ADD fails: no |");
+        assert!(json_of_one(&report)["counts"].is_null());
+    }
+
+    #[test]
+    fn a_report_says_by_what_it_was_made() {
+        let all: serde_json::Value = serde_json::from_str(&json_of(&[report()])).unwrap();
+        assert_eq!(all["tool"]["version"], env!("CARGO_PKG_VERSION"));
+        assert_eq!((&all["checkSet"], &all["specification"]), (&json!(CHECK_SET), &json!("1.1.0")));
+        assert_eq!(all["plugins"][0]["specification"], "1.1.0");
+        let junit = junit(&[report()], Level::Must);
+        assert!(junit.contains("<property name=\"specification\" value=\"1.1.0\"/>"), "{junit}");
+        let sarif: serde_json::Value = serde_json::from_str(&sarif(&[report()])).unwrap();
+        let results = sarif["runs"][0]["results"].as_array().unwrap();
+        let of = |at: usize| (results[at]["ruleId"].clone(), results[at]["suppressions"].is_array());
+        assert_eq!((results.len(), of(0), of(1)), (2, (json!("two"), false), (json!("three"), true)));
     }
 
     #[test]

@@ -13,28 +13,31 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::beside::Beside;
-use crate::call::{Call, Collected, Ran, Running, process_of, quoted};
+use crate::call::{Call, Collected, Hung, Ran, Running, process_of, quoted, waits};
 use crate::description::{Description, Kind};
+use crate::replay::{Replay, Step};
 use crate::sandbox::{self, DIR, Inhabitants};
-use crate::tracer::{self, Fate, WAITING};
+use crate::tracer::{self, Ended, Victim, WAITING};
 
 /// Why a check ended before its end.
 #[derive(Clone, Debug)]
 pub enum Stop {
     /// The plugin does not do what is asked; what was seen.
     Fails(String),
+    /// A call did not end. On a busy machine, that says nothing unless it happens again.
+    Hung(String),
     /// It cannot be asked; why.
     LeftOut(String),
     /// The plugin, or what runs beside it, cannot be executed, or a line of its description fails.
     Unusable(String),
 }
 
-/// Ends a check: what is asked does not hold.
+/// Ends a check if what is asked does not hold. In a script that replays it, a condition of bash says the same.
 #[macro_export]
 macro_rules! ensure {
-    ($holds:expr, $($seen:tt)+) => {
+    ($world:expr, $holds:expr, $shell:expr, $($seen:tt)+) => {
         if !$holds {
-            return Err($crate::world::Stop::Fails(format!($($seen)+)));
+            return Err($world.fails_by($shell, format!($($seen)+)));
         }
     };
 }
@@ -54,9 +57,10 @@ pub struct Settings {
     pub sample: Option<usize>,
     /// Are firewall rules compared? [`firewall`] must work here.
     pub sees_firewall: bool,
-    /// Did an ADD succeed of which nothing is unusual? Then one that fails is a failure, wherever it is: a check that has more
-    /// attachments at once than there can be is not run.
-    pub adds: bool,
+    /// Did the plainest ADD change anything that the suite sees, on the host or in the pod? If not, nothing can be left or be missing.
+    pub changes: bool,
+    /// Did its DEL succeed?
+    pub dels: bool,
 }
 
 /// An attachment of a pod to the network, which need not have been made.
@@ -86,8 +90,10 @@ impl Attachment {
 
     /// Fails if the plugin took the namespace of the pod away: it is the runtime's.
     fn has_netns(&self) -> Result<(), Stop> {
-        ensure!(sandbox::is_netns(&self.netns), "{} is no namespace any more", self.netns.display());
-        Ok(())
+        match sandbox::is_netns(&self.netns) {
+            true => Ok(()),
+            false => Err(Stop::Fails(format!("{} is no namespace any more", self.netns.display()))),
+        }
     }
 
     /// What `ip` shows of the pod.
@@ -102,7 +108,9 @@ impl Attachment {
 pub struct World<'s> {
     /// The plugin.
     pub settings: &'s Settings,
-    steps: RefCell<Vec<String>>,
+    replay: RefCell<Replay>,
+    calls: Cell<usize>,
+    looks: RefCell<Vec<(String, Value)>>,
     inhabitants: Inhabitants,
     beside: RefCell<Option<Beside>>,
     is_furnished: Cell<bool>,
@@ -111,14 +119,17 @@ pub struct World<'s> {
     baseline: RefCell<Value>,
 }
 
+/// The name of the host among the pods.
+const HOST: &str = "host";
+
 /// How a traced call ended.
 #[derive(Debug)]
 pub struct Traced {
     /// Exit status; 128 + the signal if one ended it.
     pub status: i32,
-    /// How many system calls there were that can be swept.
-    pub calls: usize,
-    /// Who was killed before what.
+    /// How many system calls there were that can be swept: of the process that was started, and of those that it started.
+    pub calls: [usize; 2],
+    /// The name of who was killed.
     pub killed: Option<String>,
     /// What it printed.
     pub stdout: String,
@@ -137,21 +148,23 @@ fn of_line(stop: Stop) -> Stop {
 }
 
 impl<'s> World<'s> {
-    /// Runs `check` in a new world, in a thread of its own, and returns what it says, with the steps as shell commands.
+    /// Runs `check` in a new world, in a thread of its own, and returns what it says, with what was done.
     pub fn with<T: Send>(
         settings: &'s Settings,
         check: impl FnOnce(&World<'s>) -> Result<T, Stop> + Send,
-    ) -> (Result<T, Stop>, Vec<String>) {
+    ) -> (Result<T, Stop>, Replay) {
         let inside = move || {
             let inhabitants = match sandbox::enter_world().and_then(|()| Inhabitants::of_this_world()) {
                 Ok(inhabitants) => inhabitants,
-                Err(reason) => return (Err(Stop::LeftOut(reason)), Vec::new()),
+                Err(reason) => return (Err(Stop::LeftOut(reason)), Replay::default()),
             };
             let world = World {
                 settings,
                 inhabitants,
                 beside: RefCell::default(),
-                steps: RefCell::default(),
+                replay: RefCell::default(),
+                calls: Cell::new(0),
+                looks: RefCell::default(),
                 is_furnished: Cell::new(false),
                 path: RefCell::new(settings.path.clone()),
                 attachments: RefCell::default(),
@@ -161,12 +174,34 @@ impl<'s> World<'s> {
             // What is seen without it says nothing of the plugin.
             let ended = world.beside.borrow().as_ref().and_then(Beside::ended);
             let verdict = ended.map_or(verdict, |why| Err(Stop::Unusable(format!("{why}, during a check"))));
-            (verdict, world.steps.take())
+            (verdict, world.replay.take())
         };
         std::thread::scope(|scope| {
             let ended = scope.spawn(inside).join();
-            ended.unwrap_or_else(|_| (Err(left_out("the suite itself failed".to_owned())), Vec::new()))
+            ended.unwrap_or_else(|_| (Err(left_out("the suite itself failed".to_owned())), Replay::default()))
         })
+    }
+
+    /// The same, and once more if a call does not end: the kernel may let one wait for others' namespaces, and a machine may be
+    /// busy. Only what hangs twice is a failure.
+    pub fn with_patience<T: Send>(
+        settings: &'s Settings,
+        check: impl Fn(&World<'s>) -> Result<T, Stop> + Sync,
+    ) -> (Result<T, Stop>, Replay) {
+        let (verdict, replay) = World::with(settings, &check);
+        let Err(Stop::Hung(seen)) = verdict else { return (verdict, replay) };
+        let (verdict, replay) = World::with(settings, &check);
+        match verdict {
+            Err(Stop::Hung(seen)) => (Err(Stop::Fails(seen)), replay),
+            other => {
+                let plugin = &settings.description.name;
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "cni-conformance: {plugin}: {seen}; it did when it was asked again"
+                );
+                (other, replay)
+            }
+        }
     }
 
     /// The plugin's description.
@@ -190,11 +225,39 @@ impl<'s> World<'s> {
         }
     }
 
-    /// Leaves the check out unless the plugin calls an IPAM plugin.
+    /// Leaves the check out unless the plugin calls another one.
     pub fn delegates(&self) -> Result<(), Stop> {
         match self.description().delegates() {
             true => Ok(()),
+            false => Err(left_out(
+                "it calls no other plugin: `delegate` of a description says where one is".to_owned(),
+            )),
+        }
+    }
+
+    /// Leaves the check out unless the plugin calls an IPAM plugin.
+    pub fn calls_ipam(&self) -> Result<(), Stop> {
+        match self.description().calls_ipam() {
+            true => Ok(()),
             false => Err(left_out("it calls no IPAM plugin".to_owned())),
+        }
+    }
+
+    /// Leaves the check out where nothing that the suite sees can be undone, or be left.
+    pub fn changes(&self) -> Result<(), Stop> {
+        match self.settings.changes {
+            true => Ok(()),
+            false => Err(left_out(
+                "its ADD changes nothing that is compared, so there is nothing to undo".to_owned(),
+            )),
+        }
+    }
+
+    /// Leaves the check out where a DEL directly after ADD fails: that is told once.
+    pub fn dels(&self) -> Result<(), Stop> {
+        match self.settings.dels {
+            true => Ok(()),
+            false => Err(left_out("its DEL fails".to_owned())),
         }
     }
 
@@ -206,14 +269,15 @@ impl<'s> World<'s> {
         }
     }
 
-    /// The steps are those of another world.
-    pub fn take_over(&self, steps: Vec<String>) {
-        self.steps.replace(steps);
+    /// Writes down what is done, as a line of bash.
+    pub fn step(&self, text: String) {
+        self.replay.borrow_mut().steps.push(Step::Shell(text));
     }
 
-    /// Writes down what is done, as a shell command.
-    pub fn step(&self, text: String) {
-        self.steps.borrow_mut().push(text);
+    /// What was asked does not hold: what was seen, and a condition of bash that says the same.
+    pub fn fails_by(&self, shell: impl AsRef<str>, seen: String) -> Stop {
+        shell.as_ref().clone_into(&mut self.replay.borrow_mut().holds);
+        Stop::Fails(seen)
     }
 
     // --- the host and the pods ----------------------------------------------------------------------------------
@@ -284,6 +348,12 @@ impl<'s> World<'s> {
         }
         self.step(format!("printf %s {} >{}", quoted(text), path.display()));
         fs::write(path, text).map_err(told)
+    }
+
+    /// Removes a file, if it is there.
+    pub fn remove(&self, path: &Path) {
+        self.step(format!("rm -f {}", path.display()));
+        let _ = fs::remove_file(path);
     }
 
     /// Another path of the namespace of a pod.
@@ -408,10 +478,13 @@ impl<'s> World<'s> {
         Ok(state)
     }
 
-    /// Attachment 0 of a plugin whose ADD and DEL work at all: left out if not.
+    /// Attachment 0 of a plugin whose ADD and DEL work at all, also a second time: left out if not.
     pub fn working(&self) -> Result<Attachment, Stop> {
         let one = self.attachment(0)?;
         self.baseline()?;
+        let warm = self.renewed(self.again(99)?)?;
+        let result = self.add(&warm)?;
+        self.make_room(&warm, &result)?;
         Ok(one)
     }
 
@@ -434,7 +507,32 @@ impl<'s> World<'s> {
     /// files.
     /// Two looks in succession see the same: the kernel does some of its work later.
     pub fn state(&self) -> Result<Value, Stop> {
-        settled(|| self.look())
+        self.seen(HOST, settled(|| self.look()))
+    }
+
+    /// Remembers what was seen, so that a script can look at the same time.
+    fn seen(&self, space: &str, state: Result<Value, Stop>) -> Result<Value, Stop> {
+        let state = state?;
+        let mut looks = self.looks.borrow_mut();
+        self.replay.borrow_mut().steps.push(Step::Look(space.to_owned(), looks.len()));
+        looks.push((space.to_owned(), state.clone()));
+        Ok(state)
+    }
+
+    /// The number of the last look that saw this.
+    fn look_of(&self, space: &str, state: &Value) -> usize {
+        let looks = self.looks.borrow();
+        looks.iter().rposition(|(other, seen)| other == space && seen == state).unwrap_or_default()
+    }
+
+    /// In a script: that a part of the host is as it was.
+    pub fn same_part(&self, part: &str, before: &Value) -> String {
+        format!("same_part {part} {}", self.look_of(HOST, before))
+    }
+
+    /// In a script: that a link of the host or of a pod is as it was.
+    pub fn same_link(&self, space: &str, name: &str, before: &Value) -> String {
+        format!("same_link {space} {name} {}", self.look_of(space, before))
     }
 
     fn look(&self) -> Result<Value, Stop> {
@@ -454,7 +552,7 @@ impl<'s> World<'s> {
 
     /// The same of a pod, without files.
     pub fn pod_state(&self, attachment: &Attachment) -> Result<Value, Stop> {
-        settled(|| self.look_into(attachment))
+        self.seen(&attachment.container, settled(|| self.look_into(attachment)))
     }
 
     fn look_into(&self, attachment: &Attachment) -> Result<Value, Stop> {
@@ -481,12 +579,38 @@ impl<'s> World<'s> {
 
     /// Fails if the host is not as it was.
     pub fn is_as(&self, before: &Value, when: &str) -> Result<(), Stop> {
-        is_soon(before, when, || self.look())
+        let shell = || format!("same {HOST} {}", self.look_of(HOST, before));
+        self.is_soon(before, when, shell, || self.look())
     }
 
     /// Fails if the pod is not as it was.
     pub fn pod_is_as(&self, attachment: &Attachment, before: &Value, when: &str) -> Result<(), Stop> {
-        is_soon(before, &format!("{when}, in the pod"), || self.look_into(attachment))
+        let space = &attachment.container;
+        let shell = || {
+            format!("is_netns {} && same {space} {}", attachment.netns.display(), self.look_of(space, before))
+        };
+        let when = format!("{when}, in the pod");
+        let look = || match self.look_into(attachment) {
+            Err(Stop::Fails(seen)) => Err(self.fails_by(shell(), seen)),
+            other => other,
+        };
+        self.is_soon(before, &when, shell, look)
+    }
+
+    /// Fails if what `look` sees is not as before within two seconds.
+    fn is_soon(
+        &self,
+        before: &Value,
+        when: &str,
+        shell: impl Fn() -> String,
+        look: impl Fn() -> Result<Value, Stop>,
+    ) -> Result<(), Stop> {
+        let begun = Instant::now();
+        loop {
+            let Some(text) = difference(before, &look()?) else { return Ok(()) };
+            ensure!(self, begun.elapsed() < Duration::from_secs(2), shell(), "{when}: {text}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     // --- the plugin ---------------------------------------------------------------------------------------------
@@ -519,57 +643,70 @@ impl<'s> World<'s> {
 
     /// Makes calls at the same time: none has all of its configuration before all were started.
     pub fn at_once(&self, calls: &[Call]) -> Result<Vec<Ran>, Stop> {
+        let first = self.calls.replace(self.calls.get() + calls.len());
+        let numbered = calls.iter().enumerate().map(|(at, call)| (first + at, call.clone()));
+        self.replay.borrow_mut().steps.push(Step::Calls(numbered.collect()));
         let mut running = Vec::new();
         for call in calls {
-            self.step(if calls.len() > 1 { format!("{} &", call.shell()) } else { call.shell() });
             let program = self.settings.program.display();
             let started = call.start();
             running
                 .push(started.map_err(|error| Stop::Unusable(format!("cannot execute {program}: {error}")))?);
         }
         let limit = self.settings.limit;
-        let hung = |_| self.hung();
+        let hung = |Hung(waits)| self.hung(&waits);
         // Many plugins begin when they have read stdin to its end.
         running.iter_mut().for_each(Running::end_input);
         // All of them are waited for: none may outlive the check.
         let ended: Vec<_> = running.into_iter().map(|one| one.wait(limit).map_err(hung)).collect();
         let ended: Vec<Ran> = ended.into_iter().collect::<Result<_, _>>()?;
-        ensure!(ended.iter().all(|ran| !ran.is_cut), "the call printed more than 1 MiB");
+        let answers = ended.iter().enumerate().filter_map(|(at, ran)| Some((first + at, ran.result().ok()?)));
+        self.replay.borrow_mut().answers.extend(answers);
+        ensure!(self, ended.iter().all(|ran| !ran.is_cut), "is_short", "the call printed more than 1 MiB");
         Ok(ended)
     }
 
-    fn hung(&self) -> Stop {
-        Stop::Fails(format!("the call did not end within {} s", self.settings.limit.as_secs()))
+    fn hung(&self, waits: &str) -> Stop {
+        "returned".clone_into(&mut self.replay.borrow_mut().holds);
+        let more = if waits.is_empty() { String::new() } else { format!(": {waits}") };
+        Stop::Hung(format!("the call did not end within {} s{more}", self.settings.limit.as_secs()))
+    }
+
+    /// The one JSON object on stdout of a call.
+    pub fn object(&self, ran: &Ran) -> Result<Value, Stop> {
+        ran.result().map_err(|why| self.fails_by("is_object", why))
     }
 
     /// Makes a call that has to succeed.
     pub fn ok(&self, call: &Call) -> Result<Ran, Stop> {
         let ran = self.run(call)?;
-        ensure!(ran.status == 0, "the call failed: {}", ran.told());
+        ensure!(self, ran.status == 0, "succeeded", "the call failed: {}", ran.told());
         Ok(ran)
     }
 
     /// Makes a call that has to fail. The specification only recommends an error object.
     pub fn fails(&self, call: &Call, what: &str) -> Result<Ran, Stop> {
         let ran = self.run(call)?;
-        ensure!(ran.status != 0, "{what}: the call succeeded with {:?}", cut(&ran.stdout, SHOWN));
+        let seen = cut(&ran.stdout, SHOWN);
+        ensure!(self, ran.status != 0, "failed", "{what}: the call succeeded with {seen:?}");
         Ok(ran)
     }
 
     /// Makes a call that has to fail, and returns its error object.
     pub fn refused(&self, call: &Call, what: &str) -> Result<Value, Stop> {
-        self.fails(call, what)?.error().map_err(|why| Stop::Fails(format!("{what}: {why}")))
+        self.fails(call, what)?
+            .error()
+            .map_err(|why| self.fails_by("failed && is_error", format!("{what}: {why}")))
     }
 
-    /// ADD, for a check that is about something else. If it fails, so does the check, but of a plugin whose plainest ADD does
-    /// not succeed either, it is left out.
+    /// ADD, for a check that is about something else: left out if it fails. That an ADD fails is told by checks of their own: the
+    /// plainest one, one in each version, one after a DEL, and those of different pods at the same time.
     pub fn add(&self, attachment: &Attachment) -> Result<Value, Stop> {
-        let stop = if self.settings.adds { Stop::Fails } else { Stop::LeftOut };
         let ran = self.run(&self.call("ADD", attachment))?;
         if ran.status != 0 {
-            return Err(stop(format!("its ADD fails: {}", ran.told())));
+            return Err(left_out(format!("its ADD fails: {}", ran.told())));
         }
-        ran.result().map_err(stop)
+        ran.result().map_err(left_out)
     }
 
     /// The call of DEL, with the result as a runtime has it.
@@ -580,24 +717,57 @@ impl<'s> World<'s> {
     /// DEL, which has to succeed.
     pub fn del(&self, attachment: &Attachment, result: &Value) -> Result<(), Stop> {
         let ran = self.run(&self.del_call(attachment, result))?;
-        ensure!(ran.status == 0, "DEL fails: {}", ran.told());
+        ensure!(self, ran.status == 0, "succeeded", "DEL fails: {}", ran.told());
         Ok(())
     }
 
-    /// DEL before the next ADD, for a check that is about something else: there may be a single address or device. What is left
-    /// is none of the check.
-    pub fn make_room(&self, attachment: &Attachment, result: &Value) -> Result<(), Stop> {
-        self.run(&self.del_call(attachment, result)).map(drop)
+    /// DEL, for a check of what it leaves or spares: left out if it fails, which another check tells.
+    pub fn deleted(&self, attachment: &Attachment, result: &Value) -> Result<(), Stop> {
+        let ran = self.run(&self.del_call(attachment, result))?;
+        if ran.status == 0 { Ok(()) } else { Err(left_out(format!("its DEL fails: {}", ran.told()))) }
     }
 
-    /// Makes a call and kills whoever makes its system call number `victim`.
-    pub fn traced(&self, call: &Call, victim: Option<usize>) -> Result<Traced, Stop> {
+    /// DEL before the next ADD, for a check that is about something else: there may be a single address or device. Left out if it
+    /// fails, or takes the pod away.
+    pub fn make_room(&self, attachment: &Attachment, result: &Value) -> Result<(), Stop> {
+        self.deleted(attachment, result)?;
+        match sandbox::is_netns(&attachment.netns) {
+            true => Ok(()),
+            false => Err(left_out("its DEL takes the namespace of the pod away".to_owned())),
+        }
+    }
+
+    /// The same attachment, where the other plugin is the one of this name.
+    pub fn delegating(&self, attachment: &Attachment, name: &str) -> Result<Attachment, Stop> {
+        let mut attachment = attachment.clone();
+        let pointer = self.description().delegate_at();
+        let Some(section) = attachment.conf.pointer_mut(&pointer) else {
+            return Err(Stop::Unusable(format!("delegate: the configuration has no {pointer}")));
+        };
+        // What is in there is for the plugin that a stand-in replaces; where that makes an interface, both read it.
+        if self.description().calls_ipam() {
+            *section = json!({});
+        }
+        section["type"] = json!(name);
+        Ok(attachment)
+    }
+
+    /// What a stand-in for the other plugin does with which nothing is wrong.
+    pub fn good_answer(&self) -> String {
+        let mut result = json!({"ips": [{"address": "10.77.0.2/24", "gateway": "10.77.0.1"}]});
+        if !self.description().calls_ipam() {
+            result["interfaces"] =
+                json!([{"name": "net1", "mac": "02:00:00:00:00:0c", "sandbox": "/run/netns/c0"}]);
+            result["ips"][0]["interface"] = json!(0);
+        }
+        answer(&result_of(&result, self.description().newest()))
+    }
+
+    /// Makes a call and kills the victim, if it names one.
+    pub fn traced(&self, call: &Call, victim: Option<Victim>) -> Result<Traced, Stop> {
         let failed = |error: std::io::Error| left_out(format!("cannot trace: {error}"));
         let conf = call.bytes().unwrap_or_default();
-        self.step(match victim {
-            Some(victim) => format!("# SIGKILL before system call {victim} of: {}", call.shell()),
-            None => call.shell(),
-        });
+        self.replay.borrow_mut().steps.push(Step::Traced);
         let command = call
             .command(&WAITING)
             .and_then(|mut command| command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn());
@@ -614,27 +784,24 @@ impl<'s> World<'s> {
         let watcher = std::thread::spawn(move || {
             let is_late = is_over.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
             // What it left running is none of it.
-            let is_hung = is_late && sandbox::is_running(first);
+            let hung = (is_late && sandbox::is_running(first)).then(|| waits(first));
             if is_late {
                 inhabitants.end(beside);
             }
-            is_hung
+            hung
         });
-        let ended = tracer::follow(first, |point| match Some(point.count) == victim {
-            true => Fate::Deadly,
-            false => Fate::Made,
-        });
+        let ended = tracer::follow(first, victim);
         // It must not meet the next call.
         drop(over);
-        if watcher.join().unwrap_or(false) {
-            return Err(self.hung());
+        if let Ok(Some(waits)) = watcher.join() {
+            return Err(self.hung(&waits));
         }
+        let Ended { status, calls, killed } = ended.map_err(|errno| failed(errno.into()))?;
         let mut stdout = Vec::new();
         if let Some(printed) = printed {
             printed.take(&mut stdout, Instant::now() + Duration::from_secs(2));
         }
-        let stdout = cut(&String::from_utf8_lossy(&stdout), SHOWN);
-        Ok(Traced { status: ended.status, calls: ended.calls, killed: ended.killed, stdout })
+        Ok(Traced { status, calls, killed, stdout: cut(&String::from_utf8_lossy(&stdout), SHOWN) })
     }
 }
 
@@ -766,16 +933,6 @@ fn settled(look: impl Fn() -> Result<Value, Stop>) -> Result<Value, Stop> {
     Err(left_out("the links of this machine do not come to rest".to_owned()))
 }
 
-/// Fails if what `look` sees is not as before within two seconds.
-fn is_soon(before: &Value, when: &str, look: impl Fn() -> Result<Value, Stop>) -> Result<(), Stop> {
-    let begun = Instant::now();
-    loop {
-        let Some(text) = difference(before, &look()?) else { return Ok(()) };
-        ensure!(begun.elapsed() < Duration::from_secs(2), "{when}: {text}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
 /// Is `text` what the pattern says: a name, or a beginning and `*`? A name is also that of a file in any directory.
 fn matches(pattern: &str, text: &str) -> bool {
     let pattern = pattern.replace("{DIR}", DIR);
@@ -830,6 +987,11 @@ pub fn with(conf: &Value, key: &str, value: Value) -> Value {
     conf
 }
 
+/// What a stand-in does that answers ADD with this result, and is silent else.
+pub fn answer(result: &Value) -> String {
+    format!("[ $CNI_COMMAND = ADD ] && echo {}; exit 0", quoted(&result.to_string()))
+}
+
 /// A result of interfaces, addresses and routes in the form of `version`.
 pub fn result_of(result: &Value, version: &str) -> Value {
     let empty = Vec::new();
@@ -879,11 +1041,18 @@ pub fn plain(text: &str) -> String {
 }
 
 impl Ran {
-    /// How it ended, in words.
+    /// How it ended, in words: with what it printed, and with what it logged.
     pub fn told(&self) -> String {
-        let text = if self.stdout.trim().is_empty() { &self.stderr } else { &self.stdout };
-        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        format!("exit status {}, {}", self.status, plain(&cut(&text, SHOWN)))
+        let line = |text: &str| plain(&cut(&text.split_whitespace().collect::<Vec<_>>().join(" "), SHOWN));
+        let (stdout, stderr) = (line(&self.stdout), line(&self.stderr));
+        let mut text = format!("exit status {}", self.status);
+        if !stdout.is_empty() {
+            text.push_str(&format!(", {stdout}"));
+        }
+        if !stderr.is_empty() {
+            text.push_str(&format!(", stderr: {stderr}"));
+        }
+        text
     }
 
     /// The one JSON object on stdout.

@@ -1,78 +1,133 @@
-//! docs/cni-contract.md, items 86 to 93: CHECK.
+//! CHECK.
 
 use serde_json::{Value, json};
 
-use super::{Check, Must, Quality, Should, check};
+use super::{Check, must, quality, should, spec};
 use crate::call::Call;
 use crate::description::Kind;
 use crate::ensure;
 use crate::world::{Attachment, Stop, World, with};
 
+/// The heading of the specification.
+const CHECK: &str = "check-check-containers-networking-is-as-expected";
+
 pub const CHECKS: &[Check] = &[
-    check("check_after_add", &[89], Must, "CHECK succeeds directly after ADD", check_after_add),
-    check(
+    spec(
+        "check_after_add",
+        "CHECK succeeds directly after ADD",
+        &[
+            must(
+                "0.4.0",
+                "parameters",
+                "The plugin must handle `CHECK` being called immediately after an `ADD`",
+            ),
+            must("1.0.0", CHECK, "The plugin must handle `CHECK` being called immediately after an `ADD`"),
+        ],
+        check_after_add,
+    ),
+    quality(
         "check_needs_a_previous_result",
-        &[86],
-        Must,
         "CHECK without prevResult is an error",
+        "\"The plugin must consult the `prevResult`\" can be read as: it cannot do without. \"A runtime must include a `prevResult` field\" can be read as: a plugin need not look whether it did",
         check_needs_a_previous_result,
     ),
-    check(
+    spec(
         "check_misses_the_interface",
-        &[87, 91],
-        Should,
-        "CHECK fails when the interface is gone",
+        "CHECK fails when the interface of the result is gone",
+        &[
+            should(
+                "0.4.0",
+                "parameters",
+                "The plugin should return an error if a resource included in the CNI Result type (interface, address or route) was created by the plugin, and is listed in `prevResult`, but is missing or in an invalid state.",
+            ),
+            should(
+                "1.0.0",
+                CHECK,
+                "The plugin should return an error if a resource included in the CNI Result type (interface, address or route) was created by the plugin, and is listed in `prevResult`, but is missing or in an invalid state.",
+            ),
+        ],
         check_misses_the_interface,
     ),
-    check(
+    spec(
         "check_misses_the_address",
-        &[87],
-        Should,
         "CHECK fails when an address of the result is gone",
+        &[
+            should(
+                "0.4.0",
+                "parameters",
+                "The plugin should return an error if a resource included in the CNI Result type (interface, address or route) was created by the plugin, and is listed in `prevResult`, but is missing or in an invalid state.",
+            ),
+            should(
+                "1.0.0",
+                CHECK,
+                "The plugin should return an error if a resource included in the CNI Result type (interface, address or route) was created by the plugin, and is listed in `prevResult`, but is missing or in an invalid state.",
+            ),
+        ],
         check_misses_the_address,
     ),
-    check(
+    spec(
         "check_misses_a_route",
-        &[87],
-        Should,
         "CHECK fails when a route of the result is gone",
+        &[
+            should(
+                "0.4.0",
+                "parameters",
+                "The plugin should return an error if a resource included in the CNI Result type (interface, address or route) was created by the plugin, and is listed in `prevResult`, but is missing or in an invalid state.",
+            ),
+            should(
+                "1.0.0",
+                CHECK,
+                "The plugin should return an error if a resource included in the CNI Result type (interface, address or route) was created by the plugin, and is listed in `prevResult`, but is missing or in an invalid state.",
+            ),
+        ],
         check_misses_a_route,
     ),
-    check(
+    quality(
         "check_sees_another_mac",
-        &[87],
-        Should,
         "CHECK fails when the interface has another MAC than the result",
+        "another MAC can be an \"invalid state\", or one of the \"networking resources\" that a later plugin of the chain may have changed: tuning does",
         check_sees_another_mac,
     ),
-    check(
+    quality(
         "check_sees_another_mtu",
-        &[87],
-        Quality,
         "CHECK fails when the interface has another MTU",
+        "a pod with another MTU loses packets; a later plugin of the chain may have changed it",
         check_sees_another_mtu,
     ),
-    check(
+    quality(
         "check_sees_that_it_is_down",
-        &[87],
-        Quality,
         "CHECK fails when the interface is down",
+        "it can be an \"invalid state\", or what a later plugin of the chain did",
         check_sees_that_it_is_down,
     ),
-    check("check_after_del", &[87, 91, 118], Should, "CHECK fails after DEL", check_after_del),
-    check(
+    quality(
+        "check_after_del",
+        "CHECK fails after DEL",
+        "\"The plugin should return an error if other resources … are missing\"; but \"A runtime must not call `CHECK` for a container that has … been `DEL`eted\"",
+        check_after_del,
+    ),
+    spec(
         "check_allows_more",
-        &[88],
-        Must,
         "what later plugins add is no difference: addresses, routes, rules",
+        &[
+            must(
+                "0.4.0",
+                "parameters",
+                "The plugin must allow for a later chained plugin to have modified networking resources, e.g. routes.",
+            ),
+            must(
+                "1.0.0",
+                CHECK,
+                "The plugin must allow for a later chained plugin to have modified networking resources, e.g. routes, on `ADD`.",
+            ),
+        ],
         check_allows_more,
     ),
-    check("check_changes_nothing", &[92], Quality, "CHECK changes nothing", check_changes_nothing),
-    check(
+    quality("check_changes_nothing", "CHECK changes nothing", "it asks", check_changes_nothing),
+    quality(
         "check_takes_another_path",
-        &[93],
-        Quality,
         "CHECK succeeds when CNI_NETNS is another path of the same namespace",
+        "a runtime must not do so, and containerd and CRI-O do",
         check_takes_another_path,
     ),
 ];
@@ -121,8 +176,11 @@ fn check_needs_a_previous_result(world: &World<'_>) -> Result<(), Stop> {
 
 fn check_misses_the_interface(world: &World<'_>) -> Result<(), Stop> {
     world.only(&[Kind::Main])?;
-    let (one, _, call) = working(world)?;
-    world.in_pod(&one, "link del net1")?;
+    let (one, result, call) = working(world)?;
+    if !result["interfaces"].as_array().into_iter().flatten().any(|own| own["name"] == one.ifname) {
+        return Err(Stop::LeftOut("the result has no interface of the pod".to_owned()));
+    }
+    world.in_pod(&one, &format!("link del {}", one.ifname))?;
     fails(world, &call, "CHECK without the interface")
 }
 
@@ -172,7 +230,8 @@ fn check_after_del(world: &World<'_>) -> Result<(), Stop> {
     world.only(&[Kind::Main, Kind::Ipam])?;
     world.keeps_leases()?;
     let (one, result, call) = working(world)?;
-    world.del(&one, &result)?;
+    world.changes()?;
+    world.deleted(&one, &result)?;
     fails(world, &call, "CHECK after DEL")
 }
 
@@ -190,7 +249,7 @@ fn check_allows_more(world: &World<'_>) -> Result<(), Stop> {
     ] {
         world.in_pod(&one, &command)?;
         let ran = world.run(&call)?;
-        ensure!(ran.status == 0, "CHECK after ip {command}: {}", ran.told());
+        ensure!(world, ran.status == 0, "succeeded", "CHECK after ip {command}: {}", ran.told());
     }
     Ok(())
 }

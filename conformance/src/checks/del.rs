@@ -1,140 +1,278 @@
-//! docs/cni-contract.md, items 73 to 85: DEL in every state.
+//! DEL in every state.
 
 use serde_json::{Value, json};
 
-use super::{Check, Must, Quality, Should, check};
+use super::{Check, ends, must, quality, should, spec};
+use crate::call::Call;
 use crate::description::Kind;
 use crate::ensure;
 use crate::world::{Attachment, Stop, World, difference, with};
 
+/// The heading of the specification.
+const DEL: &str = "del-remove-container-from-network-or-un-apply-modifications";
+
 pub const CHECKS: &[Check] = &[
-    check(
-        "del_without_netns",
-        &[73],
-        Must,
-        "DEL without CNI_NETNS succeeds, and with an empty one",
-        del_without_netns,
+    spec(
+        "del_after_add",
+        "DEL of an attachment that is as its ADD left it succeeds",
+        &[should(
+                "0.4.0",
+                "parameters",
+                "Plugins should generally complete a `DEL` action without error even if some resources are missing.",
+            ), should("1.0.0", DEL, "Plugins should generally complete a `DEL` action without error even if some resources are missing.")],
+        del_after_add,
     ),
-    check(
+    spec(
+        "del_without_netns",
+        "DEL without CNI_NETNS succeeds, and with an empty one",
+        &[should(
+                "0.4.0",
+                "parameters",
+                "When `CNI_NETNS` and/or `prevResult` are not provided, the plugin should clean up as many resources as possible (e.g. releasing IPAM allocations) and return a successful response.",
+            ), should("1.0.0", DEL, "Plugins should generally complete a `DEL` action without error even if some resources are missing.")],
+        del_without_netns,
+    ).but("with the namespace unknown, nothing says that the interface is missing: the must of further DELs does not reach it"),
+    spec(
         "del_without_netns_releases",
-        &[73],
-        Should,
         "DEL without CNI_NETNS releases what is on file",
+        &[should(
+                "0.4.0",
+                "parameters",
+                "When `CNI_NETNS` and/or `prevResult` are not provided, the plugin should clean up as many resources as possible (e.g. releasing IPAM allocations) and return a successful response.",
+            ), should(
+                "1.0.0",
+                DEL,
+                "an IPAM plugin should generally release an IP allocation and return success even if the container network namespace no longer exists",
+            )],
         del_without_netns_releases,
     ),
-    check(
+    spec(
         "del_after_netns_is_gone",
-        &[74],
-        Must,
-        "DEL succeeds when the namespace is gone",
+        "DEL of a plugin that is not an IPAM plugin succeeds when the namespace is gone",
+        &[should(
+                "0.4.0",
+                "parameters",
+                "Plugins should generally complete a `DEL` action without error even if some resources are missing.",
+            ), must(
+                "1.0.0",
+                DEL,
+                "Plugins MUST accept multiple `DEL` calls for the same (`CNI_CONTAINERID`, `CNI_IFNAME`) pair, and return success if the interface in question, or any modifications added, are missing.",
+            )],
         del_after_netns_is_gone,
     ),
-    check(
+    spec(
+        "ipam_del_after_netns_is_gone",
+        "DEL of an IPAM plugin succeeds when the namespace is gone",
+        &[should(
+                "0.4.0",
+                "parameters",
+                "an IPAM plugin should generally release an IP allocation and return success even if the container network namespace no longer exists",
+            ), should(
+                "1.0.0",
+                DEL,
+                "an IPAM plugin should generally release an IP allocation and return success even if the container network namespace no longer exists",
+            )],
+        ipam_del_after_netns_is_gone,
+    ).but("\"unless that network namespace is critical for IPAM management\""),
+    spec(
         "del_after_netns_is_gone_releases",
-        &[74],
-        Should,
         "DEL releases what is on file when the namespace is gone",
+        &[should(
+                "0.4.0",
+                "parameters",
+                "an IPAM plugin should generally release an IP allocation and return success even if the container network namespace no longer exists",
+            ), should(
+                "1.0.0",
+                DEL,
+                "an IPAM plugin should generally release an IP allocation and return success even if the container network namespace no longer exists",
+            )],
         del_after_netns_is_gone_releases,
     ),
-    check(
+    quality(
         "del_of_no_netns",
-        &[74],
-        Quality,
         "DEL succeeds when CNI_NETNS is a file that is no namespace",
+        "what a runtime's mount leaves when it is undone half-way, as after a reboot",
         del_of_no_netns,
     ),
-    check(
+    spec(
         "del_after_interface_is_gone",
-        &[75, 84],
-        Must,
         "DEL succeeds when the interface is gone",
+        &[should(
+                "0.4.0",
+                "parameters",
+                "Plugins should generally complete a `DEL` action without error even if some resources are missing.",
+            ), must(
+                "1.0.0",
+                DEL,
+                "Plugins MUST accept multiple `DEL` calls for the same (`CNI_CONTAINERID`, `CNI_IFNAME`) pair, and return success if the interface in question, or any modifications added, are missing.",
+            )],
         del_after_interface_is_gone,
     ),
-    check(
+    spec(
         "del_after_interface_is_gone_releases",
-        &[75, 84],
-        Should,
         "DEL releases what is on file when the interface is gone",
+        &[should(
+                "0.4.0",
+                "parameters",
+                "Plugins should generally complete a `DEL` action without error even if some resources are missing.",
+            ), should(
+                "1.0.0",
+                DEL,
+                "A CNI plugin, upon receiving a `DEL` command, should either … delete the interface defined by `CNI_IFNAME` inside the container at `CNI_NETNS`, or … undo any modifications applied in the plugin's `ADD` functionality",
+            )],
         del_after_interface_is_gone_releases,
     ),
-    check(
+    spec(
         "del_after_device_is_gone",
-        &[75, 78],
-        Must,
-        "DEL succeeds when the device was unplugged",
+        "DEL succeeds when the device was unplugged, and the interface with it",
+        &[should(
+                "0.4.0",
+                "parameters",
+                "Plugins should generally complete a `DEL` action without error even if some resources are missing.",
+            ), must(
+                "1.0.0",
+                DEL,
+                "Plugins MUST accept multiple `DEL` calls for the same (`CNI_CONTAINERID`, `CNI_IFNAME`) pair, and return success if the interface in question, or any modifications added, are missing.",
+            )],
         del_after_device_is_gone,
     ),
-    check(
+    spec(
         "del_after_device_is_gone_releases",
-        &[75, 78],
-        Should,
-        "DEL releases what is on file when the device was unplugged",
+        "DEL releases what is on file when the device was unplugged, and the interface with it",
+        &[should(
+                "0.4.0",
+                "parameters",
+                "Plugins should generally complete a `DEL` action without error even if some resources are missing.",
+            ), should(
+                "1.0.0",
+                DEL,
+                "A CNI plugin, upon receiving a `DEL` command, should either … delete the interface defined by `CNI_IFNAME` inside the container at `CNI_NETNS`, or … undo any modifications applied in the plugin's `ADD` functionality",
+            )],
         del_after_device_is_gone_releases,
     ),
-    check("del_before_add", &[75, 76], Must, "DEL of what was never added succeeds", del_before_add),
-    check("del_twice", &[76, 105], Must, "each further DEL succeeds", del_twice),
-    check(
+    spec(
+        "del_before_add",
+        "DEL of what was never added succeeds",
+        &[should(
+                "0.4.0",
+                "parameters",
+                "Plugins should generally complete a `DEL` action without error even if some resources are missing.",
+            ), must(
+                "1.0.0",
+                DEL,
+                "Plugins MUST accept multiple `DEL` calls for the same (`CNI_CONTAINERID`, `CNI_IFNAME`) pair, and return success if the interface in question, or any modifications added, are missing.",
+            )],
+        del_before_add,
+    ),
+    quality(
+        "del_before_add_changes_nothing",
+        "DEL of what was never added changes nothing on the host",
+        "there is nothing of it to change",
+        del_before_add_changes_nothing,
+    ),
+    spec(
+        "del_twice",
+        "each DEL after one that succeeded succeeds",
+        &[should(
+                "0.4.0",
+                "general-considerations",
+                "DEL may be followed by additional DELs but plugins should handle multiple DELs permissively (i.e. plugin DEL should be idempotent).",
+            ), must(
+                "1.0.0",
+                DEL,
+                "Plugins MUST accept multiple `DEL` calls for the same (`CNI_CONTAINERID`, `CNI_IFNAME`) pair, and return success if the interface in question, or any modifications added, are missing.",
+            )],
+        del_twice,
+    ),
+    spec(
         "del_twice_after_netns_is_gone",
-        &[74, 76],
-        Must,
-        "a further DEL succeeds when the namespace is gone",
+        "when the namespace is gone, each DEL after one that succeeded succeeds",
+        &[should(
+                "0.4.0",
+                "general-considerations",
+                "DEL may be followed by additional DELs but plugins should handle multiple DELs permissively (i.e. plugin DEL should be idempotent).",
+            ), must(
+                "1.0.0",
+                DEL,
+                "Plugins MUST accept multiple `DEL` calls for the same (`CNI_CONTAINERID`, `CNI_IFNAME`) pair, and return success if the interface in question, or any modifications added, are missing.",
+            )],
         del_twice_after_netns_is_gone,
     ),
-    check(
+    spec(
         "del_needs_no_previous_result",
-        &[77],
-        Should,
         "DEL succeeds without prevResult, and with one that is null",
+        &[should(
+                "0.4.0",
+                "parameters",
+                "When `CNI_NETNS` and/or `prevResult` are not provided, the plugin should clean up as many resources as possible (e.g. releasing IPAM allocations) and return a successful response.",
+            ), ends("1.0.0")],
         del_needs_no_previous_result,
-    ),
-    check(
+    ).but("since 1.0.0, \"the runtime must insert\" it; one that lost its cache cannot"),
+    quality(
         "del_without_previous_result_releases",
-        &[77],
-        Quality,
         "DEL without prevResult, and with one that is null, leaves the host as before the ADD",
+        "a runtime that lost its cache has none",
         del_without_previous_result_releases,
     ),
-    check(
+    quality(
         "del_takes_any_previous_result",
-        &[71, 77],
-        Quality,
         "DEL succeeds with a prevResult that is empty, of another version, or that nobody can read",
+        "no later DEL is better",
         del_takes_any_previous_result,
     ),
-    check(
+    quality(
         "del_needs_no_arguments",
-        &[79],
-        Quality,
         "DEL succeeds without the CNI_ARGS and the runtimeConfig of ADD",
+        "Multus does not send all of them again",
         del_needs_no_arguments,
     ),
-    check(
+    quality(
         "del_errors_are_no_success",
-        &[82],
-        Quality,
-        "no error of DEL contains `not found` or `no such file or directory`, which go-cni takes for success",
+        "no error of DEL contains `not found` or `no such file or directory`",
+        "go-cni takes such an error for success",
         del_errors_are_no_success,
     ),
-    check(
+    spec(
         "del_keeps_other_attachments",
-        &[85],
-        Must,
         "DEL touches neither other interfaces of the pod nor the same interface of another pod",
+        &[should(
+                "0.4.0",
+                "general-considerations",
+                "Plugins that store state should do so using a primary key of `(network name, CNI_CONTAINERID, CNI_IFNAME)`.",
+            ), should(
+                "1.0.0",
+                DEL,
+                "A CNI plugin, upon receiving a `DEL` command, should either … delete the interface defined by `CNI_IFNAME` inside the container at `CNI_NETNS`, or … undo any modifications applied in the plugin's `ADD` functionality",
+            )],
         del_keeps_other_attachments,
     )
     .with_attachments(3),
-    check(
+    spec(
         "del_of_another_container_takes_nothing",
-        &[75, 85],
-        Must,
         "DEL for a container that was never added does not release what another has",
+        &[should(
+                "0.4.0",
+                "general-considerations",
+                "Plugins that store state should do so using a primary key of `(network name, CNI_CONTAINERID, CNI_IFNAME)`.",
+            ), should(
+                "1.0.0",
+                DEL,
+                "A CNI plugin, upon receiving a `DEL` command, should either … delete the interface defined by `CNI_IFNAME` inside the container at `CNI_NETNS`, or … undo any modifications applied in the plugin's `ADD` functionality",
+            )],
         del_of_another_container_takes_nothing,
     ),
-    check(
+    spec(
         "add_after_del_is_as_the_first",
-        &[76, 118],
-        Must,
         "an attachment can be added again after its DEL",
+        &[should(
+                "0.4.0",
+                "parameters",
+                "A delete operation should release all resources held by the supplied containerid in the configured network.",
+            ), should(
+                "1.0.0",
+                DEL,
+                "A CNI plugin, upon receiving a `DEL` command, should either … delete the interface defined by `CNI_IFNAME` inside the container at `CNI_NETNS`, or … undo any modifications applied in the plugin's `ADD` functionality",
+            )],
         add_after_del_is_as_the_first,
     ),
 ];
@@ -142,19 +280,60 @@ pub const CHECKS: &[Check] = &[
 /// An attachment, the result of its ADD, and what there was before.
 type Begun = (Attachment, Value, Value);
 
+/// Of a plugin of which something is there to be undone.
 fn begun(world: &World<'_>) -> Result<Begun, Stop> {
+    world.changes()?;
     let one = world.attachment(0)?;
     let before = world.baseline()?;
     let result = world.add(&one)?;
     Ok((one, result, before))
 }
 
-/// Fails if files are left, or are missing.
-fn files_are_as(world: &World<'_>, before: &Value, when: &str) -> Result<(), Stop> {
+/// The same, where the interface is gone.
+fn without_interface(world: &World<'_>) -> Result<Begun, Stop> {
+    world.only(&[Kind::Main, Kind::Meta])?;
+    let begun = begun(world)?;
+    world.in_pod(&begun.0, &format!("link del {}", begun.0.ifname))?;
+    Ok(begun)
+}
+
+/// The same, where the device is gone, and the interface with it.
+fn without_device(world: &World<'_>) -> Result<Begun, Stop> {
+    let Some(unplug) = world.description().unplug.clone() else {
+        return Err(Stop::LeftOut("its device cannot be unplugged here".to_owned()));
+    };
+    let begun = begun(world)?;
+    world.host(&begun.0.filled(&unplug))?;
+    if !world.pod_state(&begun.0)?["links"][&begun.0.ifname].is_null() {
+        return Err(Stop::LeftOut("without its device, the interface is still there".to_owned()));
+    }
+    Ok(begun)
+}
+
+/// The same, where the namespace is gone.
+fn without_netns(world: &World<'_>) -> Result<Begun, Stop> {
+    let begun = begun(world)?;
+    world.delete_netns(&begun.0)?;
+    Ok(begun)
+}
+
+/// Fails if files are left, or are missing, after a DEL that succeeded. One that fails is told by another check.
+fn releases(world: &World<'_>, call: &Call, before: &Value, when: &str) -> Result<(), Stop> {
+    let ran = world.run(call)?;
+    if ran.status != 0 {
+        return Err(Stop::LeftOut(format!("that DEL fails: {}", ran.told())));
+    }
     match difference(&before["files"], &world.state()?["files"]) {
         None => Ok(()),
-        Some(text) => Err(Stop::Fails(format!("{when}: {text}"))),
+        Some(text) => Err(world.fails_by(world.same_part("files", before), format!("{when}: {text}"))),
     }
+}
+
+fn del_after_add(world: &World<'_>) -> Result<(), Stop> {
+    world.changes()?;
+    let one = world.attachment(0)?;
+    let result = world.add(&one)?;
+    world.del(&one, &result)
 }
 
 fn del_without_netns(world: &World<'_>) -> Result<(), Stop> {
@@ -166,39 +345,40 @@ fn del_without_netns(world: &World<'_>) -> Result<(), Stop> {
 
 fn del_without_netns_releases(world: &World<'_>) -> Result<(), Stop> {
     let (one, result, before) = begun(world)?;
-    world.run(&world.del_call(&one, &result).without("CNI_NETNS"))?;
-    files_are_as(world, &before, "after DEL without CNI_NETNS")
+    let call = world.del_call(&one, &result).without("CNI_NETNS");
+    releases(world, &call, &before, "after DEL without CNI_NETNS")
 }
 
 fn del_after_netns_is_gone(world: &World<'_>) -> Result<(), Stop> {
-    let (one, result, _) = begun(world)?;
-    world.delete_netns(&one)?;
+    world.only(&[Kind::Main, Kind::Meta])?;
+    let (one, result, _) = without_netns(world)?;
+    world.del(&one, &result)
+}
+
+fn ipam_del_after_netns_is_gone(world: &World<'_>) -> Result<(), Stop> {
+    world.only(&[Kind::Ipam])?;
+    let (one, result, _) = without_netns(world)?;
     world.del(&one, &result)
 }
 
 fn del_after_netns_is_gone_releases(world: &World<'_>) -> Result<(), Stop> {
-    let (one, result, before) = begun(world)?;
-    world.delete_netns(&one)?;
-    world.run(&world.del_call(&one, &result))?;
-    files_are_as(world, &before, "after DEL")
+    let (one, result, before) = without_netns(world)?;
+    releases(world, &world.del_call(&one, &result), &before, "after DEL")
 }
 
 fn del_twice_after_netns_is_gone(world: &World<'_>) -> Result<(), Stop> {
-    let (one, result, _) = begun(world)?;
-    world.delete_netns(&one)?;
-    for _ in 0..2 {
-        world.del(&one, &result)?;
-    }
-    Ok(())
+    let (one, result, _) = without_netns(world)?;
+    world.deleted(&one, &result)?;
+    world.del(&one, &result)
 }
 
 /// What a runtime's mount leaves when it is undone half-way, as after a reboot.
 fn del_of_no_netns(world: &World<'_>) -> Result<(), Stop> {
-    let (one, result, _) = begun(world)?;
-    world.delete_netns(&one)?;
+    let (one, result, _) = without_netns(world)?;
     world.write(&one.netns, "")?;
     world.del(&one, &result)?;
-    ensure!(one.netns.is_file(), "the file is gone, or is another one");
+    let shell = format!("[ -f {} ]", one.netns.display());
+    ensure!(world, one.netns.is_file(), shell, "the file is gone, or is another one");
     Ok(())
 }
 
@@ -209,15 +389,7 @@ fn del_after_interface_is_gone(world: &World<'_>) -> Result<(), Stop> {
 
 fn del_after_interface_is_gone_releases(world: &World<'_>) -> Result<(), Stop> {
     let (one, result, before) = without_interface(world)?;
-    world.run(&world.del_call(&one, &result))?;
-    files_are_as(world, &before, "after DEL")
-}
-
-fn without_interface(world: &World<'_>) -> Result<Begun, Stop> {
-    world.only(&[Kind::Main, Kind::Meta])?;
-    let begun = begun(world)?;
-    world.in_pod(&begun.0, &format!("link del {}", begun.0.ifname))?;
-    Ok(begun)
+    releases(world, &world.del_call(&one, &result), &before, "after DEL")
 }
 
 fn del_after_device_is_gone(world: &World<'_>) -> Result<(), Stop> {
@@ -227,29 +399,27 @@ fn del_after_device_is_gone(world: &World<'_>) -> Result<(), Stop> {
 
 fn del_after_device_is_gone_releases(world: &World<'_>) -> Result<(), Stop> {
     let (one, result, before) = without_device(world)?;
-    world.run(&world.del_call(&one, &result))?;
-    files_are_as(world, &before, "after DEL")
-}
-
-fn without_device(world: &World<'_>) -> Result<Begun, Stop> {
-    let Some(unplug) = world.description().unplug.clone() else {
-        return Err(Stop::LeftOut("its device cannot be unplugged here".to_owned()));
-    };
-    let begun = begun(world)?;
-    world.host(&begun.0.filled(&unplug))?;
-    Ok(begun)
+    releases(world, &world.del_call(&one, &result), &before, "after DEL")
 }
 
 fn del_before_add(world: &World<'_>) -> Result<(), Stop> {
+    world.changes()?;
+    let one = world.attachment(0)?;
+    world.ok(&world.call("DEL", &one)).map(drop)
+}
+
+fn del_before_add_changes_nothing(world: &World<'_>) -> Result<(), Stop> {
+    world.changes()?;
     let one = world.attachment(0)?;
     let before = world.state()?;
-    world.ok(&world.call("DEL", &one))?;
+    world.run(&world.call("DEL", &one))?;
     world.is_as(&before, "after DEL")
 }
 
 fn del_twice(world: &World<'_>) -> Result<(), Stop> {
     let (one, result, _) = begun(world)?;
-    for _ in 0..3 {
+    world.deleted(&one, &result)?;
+    for _ in 0..2 {
         world.del(&one, &result)?;
     }
     Ok(())
@@ -263,8 +433,9 @@ fn without_previous(conf: &Value) -> Value {
     conf
 }
 
-/// DEL with each of these: it succeeds, and releases if `releases` says so.
+/// DEL with each of these: it succeeds, or else it leaves nothing where it does.
 fn del_with(world: &World<'_>, previous: &[Option<Value>], releases: bool) -> Result<(), Stop> {
+    world.changes()?;
     let mut one = world.working()?;
     for previous in previous {
         let before = world.state()?;
@@ -275,11 +446,13 @@ fn del_with(world: &World<'_>, previous: &[Option<Value>], releases: bool) -> Re
         }
         let ran = world.run(&world.call("DEL", &one).conf(&conf))?;
         let what = previous.as_ref().map_or("none".to_owned(), Value::to_string);
-        ensure!(ran.status == 0, "DEL with prevResult {what}: {}", ran.told());
-        if releases {
-            world.is_as(&before, &format!("after DEL with prevResult {what}"))?;
-        } else {
+        if !releases {
+            ensure!(world, ran.status == 0, "succeeded", "DEL with prevResult {what}: {}", ran.told());
             world.make_room(&one, &result)?;
+        } else if ran.status != 0 {
+            return Err(Stop::LeftOut(format!("DEL with prevResult {what} fails: {}", ran.told())));
+        } else {
+            world.is_as(&before, &format!("after DEL with prevResult {what}"))?;
         }
         one = world.renewed(one)?;
     }
@@ -297,17 +470,18 @@ fn del_without_previous_result_releases(world: &World<'_>) -> Result<(), Stop> {
 fn del_takes_any_previous_result(world: &World<'_>) -> Result<(), Stop> {
     let old = json!({"cniVersion": "0.2.0", "ip4": {"ip": "10.9.0.2/24"}});
     let previous = [json!({}), old, json!({"cniVersion": "9.9.9"}), json!(["x"])].map(Some);
-    del_with(world, &previous, true)
+    del_with(world, &previous, false)
 }
 
 fn del_needs_no_arguments(world: &World<'_>) -> Result<(), Stop> {
+    world.changes()?;
     let mut one = world.attachment(0)?;
     let before = world.baseline()?;
     if one.conf["runtimeConfig"].is_null() && one.conf["capabilities"]["mac"] == json!(true) {
         one.conf["runtimeConfig"] = json!({"mac": "02:00:00:00:00:77"});
     }
-    world.add(&one)?;
-    let mut conf = one.conf.clone();
+    let result = world.add(&one)?;
+    let mut conf = with(&one.conf, "prevResult", result);
     if let Some(map) = conf.as_object_mut() {
         map.remove("runtimeConfig");
     }
@@ -329,12 +503,13 @@ fn del_errors_are_no_success(world: &World<'_>) -> Result<(), Stop> {
         let ran = world.run(&call)?;
         let text = ran.stdout.to_lowercase();
         let is_misread = text.contains("not found") || text.contains("no such file or directory");
-        ensure!(ran.status == 0 || !is_misread, "{}", ran.told());
+        ensure!(world, ran.status == 0 || !is_misread, "succeeded || ! is_misread", "{}", ran.told());
     }
     Ok(())
 }
 
 fn del_keeps_other_attachments(world: &World<'_>) -> Result<(), Stop> {
+    world.changes()?;
     let first = world.attachment(0)?;
     // The two interfaces of a pod have one network here, and the routes of the first may be in the way of the second.
     let second = world.attachment_in(1, "c0", "net2")?;
@@ -350,21 +525,22 @@ fn del_keeps_other_attachments(world: &World<'_>) -> Result<(), Stop> {
     let of_all = world.state()?;
     let pod = world.pod_state(&third)?;
     let of_second = |state: &Value| state["links"]["net2"].clone();
-    let link = of_second(&world.pod_state(&second)?);
-    world.del(&first, &result)?;
+    let both = world.pod_state(&second)?;
+    world.deleted(&first, &result)?;
     world.pod_is_as(&third, &pod, "after DEL of another pod's interface")?;
-    if let Some(text) = difference(&link, &of_second(&world.pod_state(&second)?)) {
-        return Err(Stop::Fails(format!("net2 of the same pod {text}")));
+    if let Some(text) = difference(&of_second(&both), &of_second(&world.pod_state(&second)?)) {
+        ensure!(world, false, world.same_link("c0", "net2", &both), "net2 of the same pod {text}");
     }
     let now = world.state()?;
     for (path, _) in of_all["files"].as_object().into_iter().flatten() {
-        let is_of_others = of_first["files"].get(path).is_none();
-        ensure!(!is_of_others || now["files"].get(path).is_some(), "{path} of another attachment is gone");
+        let is_kept = of_first["files"].get(path).is_some() || now["files"].get(path).is_some();
+        ensure!(world, is_kept, format!("[ -e {path} ]"), "{path} of another attachment is gone");
     }
     Ok(())
 }
 
 fn del_of_another_container_takes_nothing(world: &World<'_>) -> Result<(), Stop> {
+    world.changes()?;
     let one = world.attachment(0)?;
     world.add(&one)?;
     let (host, pod) = (world.state()?, world.pod_state(&one)?);
@@ -374,7 +550,18 @@ fn del_of_another_container_takes_nothing(world: &World<'_>) -> Result<(), Stop>
     let other = world.call("DEL", &one).conf(&conf).var("CNI_CONTAINERID", "other");
     world.run(&other.clone().var("CNI_NETNS", ""))?;
     world.run(&other.var("CNI_NETNS", "/run/netns/gone"))?;
-    world.is_as(&host, "after DEL of another container")?;
+    let now = world.state()?;
+    // What is new is none of what another has.
+    for part in ["links", "files"] {
+        for (name, _) in host[part].as_object().into_iter().flatten() {
+            ensure!(
+                world,
+                now[part].get(name).is_some(),
+                world.same_part(part, &host),
+                "{name} of another container is gone"
+            );
+        }
+    }
     world.pod_is_as(&one, &pod, "after DEL of another container")
 }
 
@@ -382,8 +569,12 @@ fn add_after_del_is_as_the_first(world: &World<'_>) -> Result<(), Stop> {
     let mut one = world.attachment(0)?;
     for round in 0..3 {
         let ran = world.run(&world.call("ADD", &one))?;
-        ensure!(ran.status == 0, "ADD number {}: {}", round + 1, ran.told());
-        world.del(&one, &ran.result().map_err(Stop::Fails)?)?;
+        if round == 0 && ran.status != 0 {
+            return Err(Stop::LeftOut(format!("its ADD fails: {}", ran.told())));
+        }
+        ensure!(world, ran.status == 0, "succeeded", "ADD number {}: {}", round + 1, ran.told());
+        let result = world.object(&ran)?;
+        world.deleted(&one, &result)?;
         one = world.renewed(one)?;
     }
     Ok(())

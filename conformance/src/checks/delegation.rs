@@ -1,164 +1,168 @@
-//! docs/cni-contract.md, items 80, 81, 90 and 106 to 114: how a plugin calls its IPAM plugin, and 116 to 120: the IPAM
-//! plugin itself. Stand-ins answer in place of the IPAM plugin.
+//! How a plugin calls the one to which it delegates, mostly an IPAM plugin, and what an IPAM plugin leases. Stand-ins answer in
+//! place of the other plugin.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::{Check, Must, Quality, Should, check};
+use super::{Check, must, quality, should, spec};
+use crate::call::{Call, quoted};
 use crate::description::Kind;
 use crate::ensure;
+use crate::replay::answer as says;
 use crate::sandbox::DIR;
-use crate::world::{Attachment, SHOWN, Stop, World, cut, result_of, with};
+use crate::world::{Attachment, SHOWN, Stop, World, answer, cut, result_of, with};
+
+/// The heading of the specification.
+const DELEGATED: &str = "delegated-plugin-execution-procedure";
+/// What a failed ADD leaves.
+const OF_FAILURES: &str = "the specification leaves it to the DEL that follows. One that does not come leaves the device and the \
+                           address, and a person looks for them";
 
 pub const CHECKS: &[Check] = &[
-    check(
+    quality(
         "failed_ipam_is_told",
-        &[109],
-        Quality,
         "an error of the IPAM plugin's ADD is passed on with code and message",
+        "a person sees the reason, and a runtime whether to try again",
         failed_ipam_is_told,
     ),
-    check(
+    quality(
         "failed_ipam_is_undone",
-        &[50, 109],
-        Quality,
         "when the IPAM plugin's ADD fails, host and pod are as before",
+        OF_FAILURES,
         failed_ipam_is_undone,
     ),
-    check(
+    spec(
         "failed_ipam_is_released",
-        &[109],
-        Should,
-        "when the IPAM plugin's ADD fails, its DEL follows",
+        "when the other plugin's ADD fails, its DEL follows",
+        &[should("1.0.0", DELEGATED, "If, on `ADD`, a delegated plugin fails, the \"upper\" plugin should execute again with `DEL` before returning failure.")],
         failed_ipam_is_released,
     ),
-    check(
+    quality(
         "garbage_of_the_ipam_is_an_error",
-        &[6, 109],
-        Quality,
         "a result of the IPAM plugin that cannot be read is an error",
+        "an attachment without the address that its network promises is none",
         garbage_of_the_ipam_is_an_error,
     ),
-    check(
+    quality(
         "garbage_of_the_ipam_is_undone",
-        &[50, 109],
-        Quality,
         "when the IPAM plugin prints garbage, host and pod are as before",
+        OF_FAILURES,
         garbage_of_the_ipam_is_undone,
     ),
-    check(
+    quality(
         "late_failure_is_undone",
-        &[50],
-        Quality,
         "when a route cannot be set, host and pod are as before",
+        OF_FAILURES,
         late_failure_is_undone,
     ),
-    check(
+    quality(
         "late_failure_releases_the_address",
-        &[110],
-        Quality,
         "when a route cannot be set, the IPAM plugin's DEL is called",
+        OF_FAILURES,
         late_failure_releases_the_address,
     ),
-    check(
+    quality(
         "absent_ipam_is_an_error",
-        &[106],
-        Must,
-        "an IPAM plugin that is not in CNI_PATH is an error",
+        "another plugin that is not in CNI_PATH is an error",
+        "\"Look up the executable specified in the `type` field. If this does not exist, then this is an error\" is said to the runtime; a plugin that delegates is only told where to look",
         absent_ipam_is_an_error,
     ),
-    check(
+    quality(
         "absent_ipam_is_undone",
-        &[50, 106],
-        Quality,
-        "when the IPAM plugin is not in CNI_PATH, host and pod are as before",
+        "when the other plugin is not in CNI_PATH, host and pod are as before",
+        OF_FAILURES,
         absent_ipam_is_undone,
     ),
-    check(
+    spec(
         "ipam_is_taken_from_cni_path",
-        &[106],
-        Should,
-        "the IPAM plugin is the first one in CNI_PATH, and never one of PATH",
+        "the other plugin is the first one in CNI_PATH, and never one of PATH",
+        &[should("1.0.0", DELEGATED, "When a plugin executes a delegated plugin, it should: … Look up the plugin binary by searching the directories provided in `CNI_PATH` environment variable.")],
         ipam_is_taken_from_cni_path,
     ),
-    check(
-        "ipam_gets_the_same",
-        &[107],
-        Must,
-        "the IPAM plugin gets the same configuration and the same variables",
-        ipam_gets_the_same,
+    spec(
+        "ipam_gets_the_same_variables",
+        "the other plugin gets the same variables",
+        &[must("0.4.0", "ip-allocation", "The IPAM Plugin must receive all the same environment variables that were passed in to the CNI plugin."), must("1.0.0", "delegated-plugin-protocol", "The delegated plugin must receive all the same environment variables that were passed in to the CNI plugin.")],
+        ipam_gets_the_same_variables,
     ),
-    check(
+    spec(
+        "ipam_gets_the_same_configuration",
+        "the IPAM plugin gets the same configuration",
+        &[should("1.0.0", DELEGATED, "When a plugin executes a delegated plugin, it should: … Execute that plugin with the same environment and configuration that it received.")],
+        ipam_gets_the_same_configuration,
+    ),
+    spec(
         "stderr_of_the_ipam_is_passed_on",
-        &[108],
-        Should,
-        "stderr of the IPAM plugin is passed on, its stdout is not",
+        "stderr of the other plugin is passed on",
+        &[should("1.0.0", DELEGATED, "When a plugin executes a delegated plugin, it should: … Ensure that the delegated plugin's stderr is output to the calling plugin's stderr.")],
         stderr_of_the_ipam_is_passed_on,
     ),
-    check("del_calls_the_ipam", &[111], Must, "DEL calls the IPAM plugin", del_calls_the_ipam),
-    check(
+    spec(
+        "del_calls_the_ipam",
+        "DEL calls DEL of the other plugin",
+        &[must("1.0.0", DELEGATED, "it must also execute any delegated plugins.")],
+        del_calls_the_ipam,
+    ),
+    spec(
         "del_without_netns_calls_the_ipam",
-        &[73, 111],
-        Must,
-        "DEL without CNI_NETNS calls the IPAM plugin",
+        "DEL without CNI_NETNS calls DEL of the other plugin",
+        &[must("1.0.0", DELEGATED, "it must also execute any delegated plugins.")],
         del_without_netns_calls_the_ipam,
     ),
-    check(
+    spec(
         "check_calls_the_ipam",
-        &[90, 111],
-        Should,
-        "CHECK calls the IPAM plugin, and its error is an error of CHECK",
+        "CHECK calls CHECK of the other plugin",
+        &[should("0.4.0", "parameters", "The plugin should call `CHECK` on any delegated (e.g. IPAM) plugins and pass any errors on to its caller."), must("1.0.0", DELEGATED, "it must also execute any delegated plugins.")],
         check_calls_the_ipam,
+    ).but("section 2 has should for the same call, and section 4 must"),
+    spec(
+        "check_tells_errors_of_the_ipam",
+        "an error of the other plugin's CHECK is an error of CHECK",
+        &[should("0.4.0", "parameters", "The plugin should call `CHECK` on any delegated (e.g. IPAM) plugins and pass any errors on to its caller."), should("1.0.0", DELEGATED, "If any of the delegated plugins return error, error should be returned by the upper plugin.")],
+        check_tells_errors_of_the_ipam,
     ),
-    check(
+    quality(
         "del_removes_the_interface_first",
-        &[80],
-        Quality,
         "DEL removes the interface before it calls the IPAM plugin",
+        "an address that is free again must not be on two pods",
         del_removes_the_interface_first,
     ),
-    check(
+    quality(
         "del_continues_after_the_ipam_failed",
-        &[80],
-        Quality,
         "the interface is removed though the IPAM plugin's DEL fails",
+        "the pod ends, whatever a store says",
         del_continues_after_the_ipam_failed,
     ),
-    check(
+    spec(
         "del_tells_errors_of_the_ipam",
-        &[81],
-        Should,
-        "an error of the IPAM plugin's DEL is an error of DEL",
+        "an error of the other plugin's DEL is an error of DEL",
+        &[should("1.0.0", DELEGATED, "If any of the delegated plugins return error, error should be returned by the upper plugin.")],
         del_tells_errors_of_the_ipam,
     ),
-    check(
+    quality(
         "results_of_older_ipams_are_read",
-        &[113],
-        Quality,
         "results of the IPAM plugin in older versions, and without one, are read",
+        "plugins are upgraded one at a time",
         results_of_older_ipams_are_read,
     ),
-    check(
+    quality(
         "indexes_of_the_ipam_are_replaced",
-        &[72, 113],
-        Quality,
         "an index in the IPAM plugin's result does not reach the result of ADD out of range",
+        "an index that is out of range has ended containerd",
         indexes_of_the_ipam_are_replaced,
     ),
-    check(
+    quality(
         "two_addresses_fit_or_are_refused",
-        &[70],
-        Quality,
         "two addresses of a family are not silently dropped in 0.2.0, which has room for one",
+        "nobody knows of the second",
         two_addresses_fit_or_are_refused,
     ),
-    check(
+    quality(
         "requested_address_is_leased",
-        &[119],
-        Quality,
         "an address in runtimeConfig.ips is leased or refused",
+        "capabilities are conventions",
         requested_address_is_leased,
     ),
 ];
@@ -170,19 +174,45 @@ fn stood_in(world: &World<'_>, n: usize, answer: &str) -> Result<Attachment, Sto
     world.delegates()?;
     let one = world.attachment(n)?;
     world.stand_in("stand-in", &format!("cat >$0.$CNI_COMMAND.stdin; env >$0.$CNI_COMMAND.env\n{answer}"))?;
-    Ok(Attachment {
-        conf: with(&one.conf, "ipam", json!({"type": "stand-in", "any": ["thing", 1.5]})),
-        ..one
-    })
+    world.delegating(&one, "stand-in")
 }
 
-fn good(world: &World<'_>) -> String {
-    let result = json!({"ips": [{"address": ADDRESS, "gateway": "10.77.0.1"}]});
-    answer(&result_of(&result, world.description().newest()))
+/// The same of an IPAM plugin, whose ADD works with an answer that nothing is wrong with.
+fn stood_in_for_ipam(world: &World<'_>, n: usize, answer: &str) -> Result<Attachment, Stop> {
+    world.calls_ipam()?;
+    let good = stood_in(world, 60 + n, &world.good_answer())?;
+    let ran = world.run(&world.call("ADD", &good))?;
+    if ran.status != 0 {
+        return Err(Stop::LeftOut(format!(
+            "its ADD fails with a stand-in for the IPAM plugin: {}",
+            ran.told()
+        )));
+    }
+    world.make_room(&good, &ran.result().unwrap_or_default())?;
+    for verb in ["ADD", "DEL"] {
+        world.remove(&of_stand_in(&format!("{verb}.stdin")));
+    }
+    stood_in(world, n, answer)
 }
 
-fn answer(result: &Value) -> String {
-    format!("[ $CNI_COMMAND = ADD ] && echo '{result}'; exit 0")
+/// Those of which the specification says nothing as soon as the other plugin was not called at all.
+fn was_called_or_left_out(verb: &str) -> Result<(), Stop> {
+    match was_called(verb) {
+        true => Ok(()),
+        false => Err(Stop::LeftOut(format!("it does not call the other plugin's {verb}"))),
+    }
+}
+
+/// That a call fails with which nothing is wrong is told by another check, and one that fails may end anywhere.
+fn succeeds_or_left_out(world: &World<'_>, call: &Call, what: &str) -> Result<(), Stop> {
+    let ran = world.run(call)?;
+    if ran.status == 0 { Ok(()) } else { Err(Stop::LeftOut(format!("its {what} fails: {}", ran.told()))) }
+}
+
+fn is_called(world: &World<'_>, verb: &str, more: &str) -> Result<(), Stop> {
+    let shell = format!("[ -e {} ]", of_stand_in(&format!("{verb}.stdin")).display());
+    ensure!(world, was_called(verb), shell, "the other plugin got no {verb}{more}");
+    Ok(())
 }
 
 const FAILS: &str = r#"[ $CNI_COMMAND = ADD ] && echo '{"cniVersion": "1.0.0", "code": 120, "msg": "nothing left for you"}' && exit 1; exit 0"#;
@@ -203,8 +233,10 @@ fn was_called(verb: &str) -> bool {
     of_stand_in(&format!("{verb}.stdin")).exists()
 }
 
-/// An ADD that fails must leave host and pod as they were.
+/// An ADD that fails must leave host and pod as they were, whatever else it failed for. What the plugin keeps of its own network is in
+/// the baseline: an ADD with the addresses of a stand-in could be refused beside it.
 fn is_undone(world: &World<'_>, answer: &str, what: &str) -> Result<(), Stop> {
+    world.calls_ipam()?;
     let one = stood_in(world, 0, answer)?;
     let before = world.baseline()?;
     let pod = world.pod_state(&one)?;
@@ -212,15 +244,24 @@ fn is_undone(world: &World<'_>, answer: &str, what: &str) -> Result<(), Stop> {
     if ran.status == 0 {
         return Err(Stop::LeftOut(format!("ADD succeeds {what}")));
     }
+    was_called_or_left_out("ADD")?;
     world.is_as(&before, "after ADD")?;
     world.pod_is_as(&one, &pod, "after ADD")
 }
 
 fn failed_ipam_is_told(world: &World<'_>) -> Result<(), Stop> {
-    let one = stood_in(world, 0, FAILS)?;
+    let one = stood_in_for_ipam(world, 0, FAILS)?;
     let error = world.refused(&world.call("ADD", &one), "ADD while that of the IPAM plugin fails")?;
-    ensure!(error["code"] == 120, "the code is {}, and was 120", error["code"]);
-    ensure!(error["msg"].to_string().contains("nothing left for you"), "the message is {}", error["msg"]);
+    was_called_or_left_out("ADD")?;
+    ensure!(world, error["code"] == 120, says(".code == 120"), "the code is {}, and was 120", error["code"]);
+    let is_told = error["msg"].to_string().contains("nothing left for you");
+    ensure!(
+        world,
+        is_told,
+        says(".msg | contains(\"nothing left for you\")"),
+        "the message is {}",
+        error["msg"]
+    );
     Ok(())
 }
 
@@ -230,14 +271,17 @@ fn failed_ipam_is_undone(world: &World<'_>) -> Result<(), Stop> {
 
 fn failed_ipam_is_released(world: &World<'_>) -> Result<(), Stop> {
     let one = stood_in(world, 0, FAILS)?;
-    world.fails(&world.call("ADD", &one), "ADD while that of the IPAM plugin fails")?;
-    ensure!(was_called("DEL"), "the IPAM plugin got no DEL");
-    Ok(())
+    let ran = world.run(&world.call("ADD", &one))?;
+    was_called_or_left_out("ADD")?;
+    if ran.status == 0 {
+        return Err(Stop::LeftOut("ADD succeeds though that of the other plugin fails".to_owned()));
+    }
+    is_called(world, "DEL", "")
 }
 
 fn garbage_of_the_ipam_is_an_error(world: &World<'_>) -> Result<(), Stop> {
     for (n, garbage) in [GARBAGE, "exit 0"].into_iter().enumerate() {
-        let one = stood_in(world, n, garbage)?;
+        let one = stood_in_for_ipam(world, n, garbage)?;
         world.fails(&world.call("ADD", &one), "ADD while the IPAM plugin prints garbage")?;
     }
     Ok(())
@@ -252,34 +296,48 @@ fn late_failure_is_undone(world: &World<'_>) -> Result<(), Stop> {
 }
 
 fn late_failure_releases_the_address(world: &World<'_>) -> Result<(), Stop> {
-    let one = stood_in(world, 0, &unreachable(world))?;
+    let one = stood_in_for_ipam(world, 0, &unreachable(world))?;
     let ran = world.run(&world.call("ADD", &one))?;
     if ran.status == 0 {
         return Err(Stop::LeftOut("ADD succeeds though a route's gateway cannot be reached".to_owned()));
     }
-    ensure!(was_called("DEL"), "the IPAM plugin got no DEL after {}", ran.told());
-    Ok(())
+    was_called_or_left_out("ADD")?;
+    is_called(world, "DEL", &format!(" after {}", ran.told()))
+}
+
+fn absent(world: &World<'_>) -> Result<Attachment, Stop> {
+    world.delegates()?;
+    let one = world.attachment(0)?;
+    world.delegating(&one, "absent")
 }
 
 fn absent_ipam_is_an_error(world: &World<'_>) -> Result<(), Stop> {
-    world.delegates()?;
-    let one = world.attachment(0)?;
-    let conf = with(&one.conf, "ipam", json!({"type": "absent"}));
-    world.fails(&world.call("ADD", &one).conf(&conf), "ADD with an IPAM plugin that is not there").map(drop)
+    let one = absent(world)?;
+    world.fails(&world.call("ADD", &one), "ADD with another plugin that is not there").map(drop)
 }
 
 fn absent_ipam_is_undone(world: &World<'_>) -> Result<(), Stop> {
-    world.delegates()?;
-    let one = world.attachment(0)?;
+    let one = absent(world)?;
     let before = world.baseline()?;
     let pod = world.pod_state(&one)?;
-    world.run(&world.call("ADD", &one).conf(&with(&one.conf, "ipam", json!({"type": "absent"}))))?;
+    if world.run(&world.call("ADD", &one))?.status == 0 {
+        return Err(Stop::LeftOut("that ADD succeeds".to_owned()));
+    }
     world.is_as(&before, "after ADD")?;
     world.pod_is_as(&one, &pod, "after ADD")
 }
 
 fn ipam_is_taken_from_cni_path(world: &World<'_>) -> Result<(), Stop> {
-    let one = stood_in(world, 0, &good(world))?;
+    let one = stood_in(world, 0, &world.good_answer())?;
+    let ran = world.run(&world.call("ADD", &one))?;
+    if ran.status != 0 || !was_called("ADD") {
+        return Err(Stop::LeftOut(format!(
+            "its ADD does not work with a stand-in for the other plugin: {}",
+            ran.told()
+        )));
+    }
+    world.make_room(&one, &ran.result().unwrap_or_default())?;
+    let one = world.delegating(&world.renewed(one)?, "stand-in")?;
     let mut path = String::new();
     for name in ["wrong", "later"] {
         let directory = format!("{DIR}/bin/{name}");
@@ -289,110 +347,140 @@ fn ipam_is_taken_from_cni_path(world: &World<'_>) -> Result<(), Stop> {
     let own = world.call("ADD", &one).vars()["CNI_PATH"].clone();
     let call = world.call("ADD", &one).var("CNI_PATH", format!("/nonexistent:{own}:{path}"));
     let ambient = std::env::var("PATH").unwrap_or_default();
-    world.ok(&call.var("PATH", format!("{DIR}/bin/wrong:{ambient}")))?;
-    for name in ["wrong", "later"] {
+    world.run(&call.var("PATH", format!("{DIR}/bin/wrong:{ambient}")))?;
+    let was_not_called = |path: &str| {
+        let path = format!("{DIR}/bin/{path}.called");
         ensure!(
-            !Path::new(&format!("{DIR}/bin/{name}/stand-in.called")).exists(),
-            "the one of {name} was called"
+            world,
+            !Path::new(&path).exists(),
+            format!("[ ! -e {path} ]"),
+            "{} was called",
+            path.trim_end_matches(".called")
         );
+        Ok(())
+    };
+    for name in ["wrong", "later"] {
+        was_not_called(&format!("{name}/stand-in"))?;
     }
-    let other =
-        Attachment { conf: with(&one.conf, "ipam", json!({"type": "of-path"})), ..world.attachment(1)? };
+    let other = world.delegating(&world.attachment(1)?, "of-path")?;
     world.stand_in("wrong/of-path", "touch $0.called; exit 1")?;
-    world.fails(
-        &world.call("ADD", &other).var("PATH", format!("{DIR}/bin/wrong:{ambient}")),
-        "an IPAM plugin of PATH",
-    )?;
-    ensure!(!Path::new(&format!("{DIR}/bin/wrong/of-path.called")).exists(), "a plugin of PATH was called");
+    world.run(&world.call("ADD", &other).var("PATH", format!("{DIR}/bin/wrong:{ambient}")))?;
+    was_not_called("wrong/of-path")
+}
+
+fn ipam_gets_the_same_variables(world: &World<'_>) -> Result<(), Stop> {
+    let one = stood_in(world, 0, &world.good_answer())?;
+    let call = world.call("ADD", &one);
+    world.run(&call)?;
+    was_called_or_left_out("ADD")?;
+    let path = of_stand_in("ADD.env");
+    let env = fs::read_to_string(&path).unwrap_or_default();
+    for (name, value) in call.vars() {
+        let line = format!("{name}={value}");
+        let is_there = name == "PATH" || env.lines().any(|other| other == line);
+        let shell = format!("grep -qxF {} {}", quoted(&line), path.display());
+        ensure!(world, is_there, shell, "the other plugin did not get {line}");
+    }
     Ok(())
 }
 
-fn ipam_gets_the_same(world: &World<'_>) -> Result<(), Stop> {
-    let one = stood_in(world, 0, &good(world))?;
-    let call = world.call("ADD", &one);
-    world.ok(&call)?;
-    let read = |what: &str| fs::read_to_string(of_stand_in(what)).unwrap_or_default();
-    let got: Value = serde_json::from_str(&read("ADD.stdin")).unwrap_or_default();
-    ensure!(got == one.conf, "the IPAM plugin got the configuration {got}");
-    let env = read("ADD.env");
-    for (name, value) in call.vars() {
-        let line = format!("{name}={value}");
-        ensure!(
-            name == "PATH" || env.lines().any(|other| other == line),
-            "the IPAM plugin did not get {line}"
-        );
-    }
+fn ipam_gets_the_same_configuration(world: &World<'_>) -> Result<(), Stop> {
+    world.calls_ipam()?;
+    let one = stood_in(world, 0, &world.good_answer())?;
+    world.run(&world.call("ADD", &one))?;
+    was_called_or_left_out("ADD")?;
+    let path = of_stand_in("ADD.stdin");
+    let got: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap_or_default()).unwrap_or_default();
+    let shell = format!("jq -e {} {} >/dev/null", quoted(&format!(". == {}", one.conf)), path.display());
+    ensure!(world, got == one.conf, shell, "the IPAM plugin got the configuration {got}");
     Ok(())
 }
 
 fn stderr_of_the_ipam_is_passed_on(world: &World<'_>) -> Result<(), Stop> {
-    let one = stood_in(world, 0, &format!("echo hello from $CNI_COMMAND >&2\n{}", good(world)))?;
-    let ran = world.ok(&world.call("ADD", &one))?;
-    ensure!(ran.stderr.contains("hello from ADD"), "stderr is {:?}", cut(&ran.stderr, SHOWN));
-    ran.result().map(drop).map_err(Stop::Fails)
+    let one = stood_in(world, 0, &format!("echo hello from $CNI_COMMAND >&2\n{}", world.good_answer()))?;
+    let ran = world.run(&world.call("ADD", &one))?;
+    was_called_or_left_out("ADD")?;
+    let is_there = ran.stderr.contains("hello from ADD");
+    ensure!(world, is_there, "says 'hello from ADD'", "stderr is {:?}", cut(&ran.stderr, SHOWN));
+    Ok(())
+}
+
+/// An attachment that a stand-in answered for, and the call of its DEL.
+fn with_stand_in(world: &World<'_>, more: &str) -> Result<(Attachment, Value, Call), Stop> {
+    let one = stood_in(world, 0, &format!("{more}{}", world.good_answer()))?;
+    let result = world.add(&one)?;
+    was_called_or_left_out("ADD")?;
+    let call = world.del_call(&one, &result);
+    Ok((one, result, call))
 }
 
 fn del_calls_the_ipam(world: &World<'_>) -> Result<(), Stop> {
-    let one = stood_in(world, 0, &good(world))?;
-    let result = world.add(&one)?;
-    world.del(&one, &result)?;
-    ensure!(was_called("DEL"), "the IPAM plugin got no DEL");
-    Ok(())
+    let (_, _, call) = with_stand_in(world, "")?;
+    succeeds_or_left_out(world, &call, "DEL")?;
+    is_called(world, "DEL", "")
 }
 
 fn del_without_netns_calls_the_ipam(world: &World<'_>) -> Result<(), Stop> {
-    let one = stood_in(world, 0, &good(world))?;
-    let result = world.add(&one)?;
-    world.run(&world.del_call(&one, &result).without("CNI_NETNS"))?;
-    ensure!(was_called("DEL"), "the IPAM plugin got no DEL");
-    Ok(())
+    let (_, _, call) = with_stand_in(world, "")?;
+    succeeds_or_left_out(world, &call.without("CNI_NETNS"), "DEL without CNI_NETNS")?;
+    is_called(world, "DEL", "")
+}
+
+/// CHECK of an attachment that a stand-in answered for.
+fn check_with_stand_in(world: &World<'_>) -> Result<Call, Stop> {
+    world.claims("CHECK")?;
+    let (one, result, _) = with_stand_in(world, "")?;
+    Ok(world.call("CHECK", &one).conf(&with(&one.conf, "prevResult", result)))
 }
 
 fn check_calls_the_ipam(world: &World<'_>) -> Result<(), Stop> {
-    world.claims("CHECK")?;
-    let one = stood_in(world, 0, &good(world))?;
-    let result = world.add(&one)?;
-    let conf = with(&one.conf, "prevResult", result);
-    let ran = world.run(&world.call("CHECK", &one).conf(&conf))?;
-    ensure!(was_called("CHECK"), "the IPAM plugin got no CHECK; {}", ran.told());
+    let call = check_with_stand_in(world)?;
+    succeeds_or_left_out(world, &call, "CHECK")?;
+    is_called(world, "CHECK", "")
+}
+
+fn check_tells_errors_of_the_ipam(world: &World<'_>) -> Result<(), Stop> {
+    let call = check_with_stand_in(world)?;
+    succeeds_or_left_out(world, &call, "CHECK")?;
+    was_called_or_left_out("CHECK")?;
     world
         .stand_in("stand-in", r#"echo '{"cniVersion": "1.0.0", "code": 121, "msg": "no lease"}'; exit 1"#)?;
-    world.fails(&world.call("CHECK", &one).conf(&conf), "CHECK while that of the IPAM plugin fails").map(drop)
+    world.fails(&call, "CHECK while that of the other plugin fails").map(drop)
 }
 
 fn del_removes_the_interface_first(world: &World<'_>) -> Result<(), Stop> {
+    world.calls_ipam()?;
     let script = "[ $CNI_COMMAND = DEL ] && ip -n ${CNI_NETNS##*/} link show $CNI_IFNAME >/dev/null 2>&1 && touch $0.early\n";
-    let one = stood_in(world, 0, &format!("{script}{}", good(world)))?;
-    let result = world.add(&one)?;
-    world.del(&one, &result)?;
-    ensure!(!of_stand_in("early").exists(), "the interface was there when the IPAM plugin got its DEL");
+    let (_, _, call) = with_stand_in(world, script)?;
+    world.run(&call)?;
+    was_called_or_left_out("DEL")?;
+    let path = of_stand_in("early");
+    let shell = format!("[ ! -e {} ]", path.display());
+    ensure!(world, !path.exists(), shell, "the interface was there when the IPAM plugin got its DEL");
     Ok(())
 }
 
-fn with_failing_del(world: &World<'_>) -> Result<(Attachment, Value), Stop> {
-    let one = stood_in(
-        world,
-        0,
-        &format!(
-            "[ $CNI_COMMAND = DEL ] && echo '{{\"cniVersion\": \"1.0.0\", \"code\": 122, \"msg\": \"the store is away\"}}' && exit 1\n{}",
-            good(world)
-        ),
-    )?;
-    let result = world.add(&one)?;
-    Ok((one, result))
-}
+const NO_DEL: &str = "[ $CNI_COMMAND = DEL ] && echo '{\"cniVersion\": \"1.0.0\", \"code\": 122, \"msg\": \"the store is away\"}' && exit 1\n";
 
 fn del_continues_after_the_ipam_failed(world: &World<'_>) -> Result<(), Stop> {
-    let (one, result) = with_failing_del(world)?;
-    world.run(&world.del_call(&one, &result))?;
+    world.only(&[Kind::Main])?;
+    world.calls_ipam()?;
+    world.dels()?;
+    let (one, _, call) = with_stand_in(world, NO_DEL)?;
+    world.run(&call)?;
+    was_called_or_left_out("DEL")?;
     let links = one.shown("-json", "link show")?;
-    ensure!(!links.contains("\"net1\""), "the pod still has net1");
+    let shell = format!("! has_link {} net1", one.container);
+    ensure!(world, !links.contains("\"net1\""), shell, "the pod still has net1");
     Ok(())
 }
 
 fn del_tells_errors_of_the_ipam(world: &World<'_>) -> Result<(), Stop> {
-    let (one, result) = with_failing_del(world)?;
-    world.fails(&world.del_call(&one, &result), "DEL while that of the IPAM plugin fails").map(drop)
+    let (_, _, call) = with_stand_in(world, NO_DEL)?;
+    let ran = world.run(&call)?;
+    was_called_or_left_out("DEL")?;
+    ensure!(world, ran.status != 0, "failed", "DEL while that of the other plugin fails: it succeeded");
+    Ok(())
 }
 
 fn results_of_older_ipams_are_read(world: &World<'_>) -> Result<(), Stop> {
@@ -405,10 +493,23 @@ fn results_of_older_ipams_are_read(world: &World<'_>) -> Result<(), Stop> {
     let known = ["0.2.0", "0.4.0", "1.0.0"].into_iter().filter(|one| world.description().claims_version(one));
     all.extend(known.map(|version| result_of(&result, version)));
     for (n, old) in all.iter().enumerate() {
-        let one = stood_in(world, n, &answer(old))?;
+        let one = stood_in_for_ipam(world, n, &answer(old))?;
         let ran = world.run(&world.call("ADD", &one))?;
-        ensure!(ran.status == 0, "ADD while the IPAM plugin prints {old}: {}", ran.told());
-        ensure!(ran.stdout.contains("10.77.0.2"), "the result of {old} is {}", ran.stdout);
+        ensure!(
+            world,
+            ran.status == 0,
+            "succeeded",
+            "ADD while the IPAM plugin prints {old}: {}",
+            ran.told()
+        );
+        let has = ran.stdout.contains("10.77.0.2");
+        ensure!(
+            world,
+            has,
+            says("tostring | contains(\"10.77.0.2\")"),
+            "the result of {old} is {}",
+            ran.stdout
+        );
         world.make_room(&one, &ran.result().unwrap_or_default())?;
     }
     Ok(())
@@ -416,15 +517,17 @@ fn results_of_older_ipams_are_read(world: &World<'_>) -> Result<(), Stop> {
 
 fn indexes_of_the_ipam_are_replaced(world: &World<'_>) -> Result<(), Stop> {
     let result = json!({"ips": [{"address": ADDRESS, "gateway": "10.77.0.1", "interface": 7}]});
-    let one = stood_in(world, 0, &answer(&result_of(&result, world.description().newest())))?;
+    let one = stood_in_for_ipam(world, 0, &answer(&result_of(&result, world.description().newest())))?;
     let ran = world.run(&world.call("ADD", &one))?;
     if ran.status != 0 {
         return Ok(());
     }
-    let result = ran.result().map_err(Stop::Fails)?;
+    let result = world.object(&ran)?;
     let count = result["interfaces"].as_array().map_or(0, Vec::len) as u64;
     let index = &result["ips"][0]["interface"];
-    ensure!(index.as_u64().is_some_and(|index| index < count), "the index is {index} of {count} interfaces");
+    let is_in_range = index.is_null() || index.as_u64().is_some_and(|index| index < count);
+    let filter = says("(.interfaces | length) as $n | all(.ips[].interface; . == null or . < $n)");
+    ensure!(world, is_in_range, filter, "the index is {index} of {count} interfaces");
     Ok(())
 }
 
@@ -433,10 +536,17 @@ fn two_addresses_fit_or_are_refused(world: &World<'_>) -> Result<(), Stop> {
         return Err(Stop::LeftOut("it does not claim 0.2.0".to_owned()));
     }
     let result = json!({"cniVersion": "1.0.0", "ips": [{"address": ADDRESS}, {"address": "10.79.0.2/24"}]});
-    let one = stood_in(world, 0, &answer(&result))?;
+    let one = stood_in_for_ipam(world, 0, &answer(&result))?;
     let ran = world.run(&world.call("ADD", &world.of_version(one, "0.2.0")))?;
     let has_both = ran.stdout.contains("10.77.0.2") && ran.stdout.contains("10.79.0.2");
-    ensure!(ran.status != 0 || has_both, "the pod has two addresses, and the result {}", ran.stdout.trim());
+    let filter = says("tostring | contains(\"10.77.0.2\") and contains(\"10.79.0.2\")");
+    ensure!(
+        world,
+        ran.status != 0 || has_both,
+        format!("failed || {filter}"),
+        "the pod has two addresses, and the result {}",
+        ran.stdout.trim()
+    );
     Ok(())
 }
 
@@ -449,24 +559,26 @@ fn requested_address_is_leased(world: &World<'_>) -> Result<(), Stop> {
     }
     let first = world.add(&one)?;
     let Some(address) = first["ips"][0]["address"].as_str() else {
-        return Err(Stop::Fails(format!("no address in {first}")));
+        return Err(Stop::LeftOut(format!("no address in {first}")));
     };
-    world.del(&one, &first)?;
-    let other = world.attachment(1)?;
-    let conf = with(&other.conf, "runtimeConfig", json!({"ips": [address]}));
-    let ran = world.run(&world.call("ADD", &other).conf(&conf))?;
+    world.deleted(&one, &first)?;
+    let asking = |one: &Attachment| {
+        let conf = with(&one.conf, "runtimeConfig", json!({"ips": [address]}));
+        world.call("ADD", one).conf(&conf)
+    };
+    let filter = says(&format!("tostring | contains(\"{address}\")"));
+    let ran = world.run(&asking(&world.attachment(1)?))?;
+    let is_right = ran.status != 0 || ran.stdout.contains(address);
     ensure!(
-        ran.status != 0 || ran.stdout.contains(address),
+        world,
+        is_right,
+        format!("failed || {filter}"),
         "asked for {address}, it got {}",
         ran.stdout.trim()
     );
     // It is taken now.
-    let third = world.attachment(2)?;
-    let ran = world.run(&world.call("ADD", &third).conf(&with(
-        &third.conf,
-        "runtimeConfig",
-        json!({"ips": [address]}),
-    )))?;
-    ensure!(ran.status != 0 || !ran.stdout.contains(address), "{address} was leased twice");
+    let ran = world.run(&asking(&world.attachment(2)?))?;
+    let is_right = ran.status != 0 || !ran.stdout.contains(address);
+    ensure!(world, is_right, format!("failed || ! {filter}"), "{address} was leased twice");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The checks: what each asks, which items of docs/cni-contract.md it judges, and how binding they are.
+//! The checks: what each asks, how binding it is, and the sentence that says so.
 
 mod add;
 mod check;
@@ -16,7 +16,23 @@ mod version;
 
 use serde::Serialize;
 
+use crate::description::VERSIONS;
 use crate::world::{Stop, World};
+
+/// Which checks there are: raised with each check that is new, gone, or asks something else.
+pub const CHECK_SET: u32 = 2;
+
+/// Names of checks that are gone, or ask something else by now under another name. None is used again.
+pub const RETIRED: &[&str] = &[
+    "addresses_are_whole",
+    "cni_path_is_required",
+    "gc_and_status_need_no_container",
+    "gc_asks_the_ipam",
+    "interface_is_of_the_pod",
+    "ipam_gets_the_same",
+    "missing_variables_are_named",
+    "status_asks_the_ipam",
+];
 
 /// How binding it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
@@ -27,9 +43,30 @@ pub enum Level {
     /// The specification recommends it.
     #[serde(rename = "SHOULD")]
     Should,
-    /// Runtimes rely on it, or a node survives by it.
+    /// Runtimes rely on it, or a node survives by it; or the specification can be read both ways.
     #[serde(rename = "quality")]
     Quality,
+}
+
+/// What the specification says, from one of its versions on.
+#[derive(Clone, Copy, Debug)]
+pub struct Basis {
+    /// The first version that says so.
+    pub since: &'static str,
+    /// How binding it is there.
+    pub level: Level,
+    /// The heading above it, as an address has it.
+    pub section: &'static str,
+    /// The text, with ` … ` between sentences that are not beside each other.
+    pub text: &'static str,
+}
+
+impl Basis {
+    /// Where it is.
+    pub fn address(&self) -> String {
+        let (version, section) = (self.since, self.section);
+        format!("https://github.com/containernetworking/cni/blob/spec-v{version}/SPEC.md#{section}")
+    }
 }
 
 /// One question to a plugin.
@@ -37,19 +74,21 @@ pub enum Level {
 pub struct Check {
     /// Its name.
     pub name: &'static str,
-    /// The items of docs/cni-contract.md that it judges.
-    pub items: &'static [u32],
-    /// How binding they are.
-    pub level: Level,
     /// What has to hold.
     pub asks: &'static str,
+    /// What the specification says of it, the oldest version first. Before the first, it is a matter of quality.
+    pub basis: &'static [Basis],
+    /// Why it is asked though no version demands it, or how else its text can be read.
+    pub why: &'static str,
+    /// The version of the specification that it is about, if it is about one.
+    pub of: Option<&'static str>,
     /// How many attachments it has at the same time.
     pub attachments: usize,
     /// Finds out.
     pub run: fn(&World<'_>) -> Result<(), Stop>,
 }
 
-/// All checks, in the order of the contract.
+/// All checks, in the order of the specification.
 pub fn all() -> Vec<Check> {
     [
         process::CHECKS,
@@ -79,15 +118,41 @@ impl std::fmt::Display for Level {
     }
 }
 
-/// Shortens the tables of checks.
-const fn check(
+const fn must(since: &'static str, section: &'static str, text: &'static str) -> Basis {
+    Basis { since, level: Level::Must, section, text }
+}
+
+const fn should(since: &'static str, section: &'static str, text: &'static str) -> Basis {
+    Basis { since, level: Level::Should, section, text }
+}
+
+/// From this version on, no text says it any more.
+const fn ends(since: &'static str) -> Basis {
+    Basis { since, level: Level::Quality, section: "", text: "" }
+}
+
+/// A check of what the specification says.
+const fn spec(
     name: &'static str,
-    items: &'static [u32],
-    level: Level,
     asks: &'static str,
+    basis: &'static [Basis],
     run: fn(&World<'_>) -> Result<(), Stop>,
 ) -> Check {
-    Check { name, items, level, asks, attachments: 1, run }
+    Check { name, asks, basis, why: "", of: None, attachments: 1, run }
+}
+
+/// A check of what it does not say.
+const fn quality(
+    name: &'static str,
+    asks: &'static str,
+    why: &'static str,
+    run: fn(&World<'_>) -> Result<(), Stop>,
+) -> Check {
+    Check { name, asks, basis: &[], why, of: None, attachments: 1, run }
+}
+
+fn age(version: &str) -> usize {
+    VERSIONS.iter().position(|known| *known == version).unwrap_or(VERSIONS.len())
 }
 
 impl Check {
@@ -96,6 +161,25 @@ impl Check {
     const fn with_attachments(self, attachments: usize) -> Check {
         Check { attachments, ..self }
     }
-}
 
-use Level::{Must, Quality, Should};
+    /// The same, about one version of the specification, whichever others a plugin claims.
+    const fn of(self, version: &'static str) -> Check {
+        Check { of: Some(version), ..self }
+    }
+
+    /// The same, with how else the text can be read.
+    const fn but(self, why: &'static str) -> Check {
+        Check { why, ..self }
+    }
+
+    /// What the specification says to a plugin whose newest version is `newest`.
+    pub fn basis_in(&self, newest: &str) -> Option<&'static Basis> {
+        let version = age(self.of.unwrap_or(newest));
+        self.basis.iter().rfind(|basis| age(basis.since) <= version).filter(|basis| !basis.text.is_empty())
+    }
+
+    /// How binding it is to such a plugin.
+    pub fn level_in(&self, newest: &str) -> Level {
+        self.basis_in(newest).map_or(Level::Quality, |basis| basis.level)
+    }
+}

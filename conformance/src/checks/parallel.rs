@@ -1,52 +1,65 @@
-//! docs/cni-contract.md, items 117 and 121 to 123: calls at the same time.
+//! Calls at the same time.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::{Check, Must, Quality, check};
+use super::{Check, must, quality, spec};
 use crate::call::Call;
 use crate::description::Kind;
 use crate::ensure;
 use crate::world::{Attachment, Stop, World};
 
+/// The heading of the specification.
+const ORDER: &str = "lifecycle--ordering";
+
 pub const CHECKS: &[Check] = &[
-    check(
+    spec(
         "adds_at_the_same_time",
-        &[121, 123],
-        Must,
         "eight ADDs of eight pods at the same time succeed, and their DELs",
+        &[must(
+            "1.0.0",
+            ORDER,
+            "Plugins must handle being executed concurrently across different containers.",
+        )],
         adds_at_the_same_time,
     )
     .with_attachments(COUNT),
-    check(
+    quality(
+        "adds_at_the_same_time_leave_nothing",
+        "after eight ADDs at the same time, and their DELs, the host is as before",
+        "what is left of one of many pods is found by nobody",
+        adds_at_the_same_time_leave_nothing,
+    )
+    .with_attachments(COUNT),
+    spec(
         "addresses_are_had_by_one",
-        &[117],
-        Must,
-        "eight ADDs at the same time get eight addresses",
+        "eight ADDs at the same time get eight addresses, where ADDs one after another do",
+        &[must(
+            "1.0.0",
+            ORDER,
+            "If necessary, they must implement locking on shared resources (e.g. IPAM databases).",
+        )],
         addresses_are_had_by_one,
     )
     .with_attachments(COUNT),
-    check(
+    quality(
         "adds_of_one_pod_at_the_same_time",
-        &[122],
-        Quality,
-        "eight ADDs of one pod at the same time succeed, and their DELs: containerd does not wait",
+        "eight ADDs of one pod at the same time succeed, and their DELs",
+        "a runtime must not do so, and containerd does",
         adds_of_one_pod_at_the_same_time,
     )
     .with_attachments(COUNT),
-    check(
+    quality(
         "dels_at_the_same_time",
-        &[76, 105],
-        Quality,
         "eight DELs of one attachment at the same time succeed",
+        "a runtime must not do so; one that was restarted does not know of the first",
         dels_at_the_same_time,
     ),
-    check(
+    quality(
         "add_and_del_at_the_same_time",
-        &[83],
-        Quality,
         "after an ADD and a DEL of one attachment at the same time, a DEL succeeds and the host is as before",
+        "a runtime must not do so; one that gave up an ADD sends the DEL while that ADD still runs",
         add_and_del_at_the_same_time,
     ),
 ];
@@ -57,8 +70,8 @@ fn all_at_once(world: &World<'_>, attachments: &[Attachment]) -> Result<Vec<Valu
     let calls: Vec<Call> = attachments.iter().map(|one| world.call("ADD", one)).collect();
     let mut results = Vec::new();
     for ran in world.at_once(&calls)? {
-        ensure!(ran.status == 0, "an ADD failed: {}", ran.told());
-        results.push(ran.result().map_err(Stop::Fails)?);
+        ensure!(world, ran.status == 0, "all_succeeded", "an ADD failed: {}", ran.told());
+        results.push(world.object(&ran)?);
     }
     Ok(results)
 }
@@ -67,7 +80,7 @@ fn del_all(world: &World<'_>, attachments: &[Attachment], results: &[Value]) -> 
     let calls: Vec<Call> =
         attachments.iter().zip(results).map(|(one, result)| world.del_call(one, result)).collect();
     for ran in world.at_once(&calls)? {
-        ensure!(ran.status == 0, "a DEL failed: {}", ran.told());
+        ensure!(world, ran.status == 0, "all_succeeded", "a DEL failed: {}", ran.told());
     }
     Ok(())
 }
@@ -76,11 +89,46 @@ fn pods(world: &World<'_>) -> Result<Vec<Attachment>, Stop> {
     (0..COUNT).map(|n| world.attachment(n)).collect()
 }
 
-fn adds_at_the_same_time(world: &World<'_>) -> Result<(), Stop> {
+/// The same one after another works, and each DEL makes room again: what fails then, fails because of the others.
+fn one_after_another(world: &World<'_>, attachments: &[Attachment]) -> Result<Vec<Value>, Stop> {
+    let results: Vec<_> = attachments.iter().map(|one| world.add(one)).collect::<Result<_, _>>()?;
+    for (one, result) in attachments.iter().zip(&results) {
+        world.deleted(one, result)?;
+    }
+    Ok(results)
+}
+
+/// Pods that are added and deleted one after another, and those that are to be at once: a pod of a meta plugin is used once.
+fn tried(world: &World<'_>) -> Result<Vec<Attachment>, Stop> {
     let attachments = pods(world)?;
-    let before = world.baseline()?;
+    one_after_another(world, &attachments)?;
+    if world.description().kind != Kind::Meta {
+        one_after_another(world, &attachments)?;
+        return Ok(attachments);
+    }
+    (0..COUNT).map(|n| world.attachment(40 + n)).collect()
+}
+
+fn adds_at_the_same_time(world: &World<'_>) -> Result<(), Stop> {
+    let attachments = tried(world)?;
     let results = all_at_once(world, &attachments)?;
-    del_all(world, &attachments, &results)?;
+    del_all(world, &attachments, &results)
+}
+
+fn adds_at_the_same_time_leave_nothing(world: &World<'_>) -> Result<(), Stop> {
+    world.changes()?;
+    let attachments = tried(world)?;
+    let before = world.baseline()?;
+    let calls: Vec<Call> = attachments.iter().map(|one| world.call("ADD", one)).collect();
+    let results = world.at_once(&calls)?;
+    let calls: Vec<Call> = attachments
+        .iter()
+        .zip(&results)
+        .map(|(one, ran)| world.del_call(one, &ran.result().unwrap_or_default()))
+        .collect();
+    if results.iter().chain(&world.at_once(&calls)?).any(|ran| ran.status != 0) {
+        return Err(Stop::LeftOut("a call at the same time as others fails".to_owned()));
+    }
     world.is_as(&before, "after ADDs and DELs")
 }
 
@@ -88,12 +136,21 @@ fn addresses_are_had_by_one(world: &World<'_>) -> Result<(), Stop> {
     world.keeps_leases()?;
     world.only(&[Kind::Ipam])?;
     let attachments = pods(world)?;
+    let of = |results: &[Value]| -> Vec<String> {
+        results.iter().map(|result| result["ips"][0]["address"].to_string()).collect()
+    };
+    let is_distinct = |addresses: &[String]| addresses.iter().collect::<BTreeSet<_>>().len() == COUNT;
+    one_after_another(world, &attachments)?;
+    let one_by_one = of(&one_after_another(world, &attachments)?);
+    if !is_distinct(&one_by_one) {
+        let one_by_one = one_by_one.join(", ");
+        return Err(Stop::LeftOut(format!("one after another, pods get these addresses: {one_by_one}")));
+    }
     for _ in 0..3 {
         let results = all_at_once(world, &attachments)?;
-        let addresses: Vec<_> =
-            results.iter().map(|result| result["ips"][0]["address"].to_string()).collect();
-        let distinct: BTreeSet<_> = addresses.iter().collect();
-        ensure!(distinct.len() == COUNT, "the addresses are {}", addresses.join(", "));
+        let addresses = of(&results);
+        let shell = "all_differ '.ips[0].address'";
+        ensure!(world, is_distinct(&addresses), shell, "the addresses are {}", addresses.join(", "));
         del_all(world, &attachments, &results)?;
     }
     Ok(())
@@ -104,32 +161,31 @@ fn adds_of_one_pod_at_the_same_time(world: &World<'_>) -> Result<(), Stop> {
     for n in 1..COUNT {
         attachments.push(world.attachment_in(n, "c0", &format!("net{}", n + 1))?);
     }
-    let before = world.baseline()?;
     let results = all_at_once(world, &attachments)?;
-    del_all(world, &attachments, &results)?;
-    world.is_as(&before, "after ADDs and DELs")
+    del_all(world, &attachments, &results)
 }
 
 fn dels_at_the_same_time(world: &World<'_>) -> Result<(), Stop> {
+    world.dels()?;
     let one = world.attachment(0)?;
-    let before = world.baseline()?;
     let result = world.add(&one)?;
     let calls: Vec<Call> = (0..COUNT).map(|_| world.del_call(&one, &result)).collect();
     for ran in world.at_once(&calls)? {
-        ensure!(ran.status == 0, "a DEL failed: {}", ran.told());
+        ensure!(world, ran.status == 0, "all_succeeded", "a DEL failed: {}", ran.told());
     }
-    world.is_as(&before, "after the DELs")
+    Ok(())
 }
 
 /// A runtime that gave up an ADD sends the DEL while the ADD still runs.
 fn add_and_del_at_the_same_time(world: &World<'_>) -> Result<(), Stop> {
+    world.changes()?;
     for round in 0..4 {
         let one = world.attachment(round)?;
         let before = world.baseline_of(90 + round)?;
         let calls = [world.call("ADD", &one), world.call("DEL", &one)];
         world.at_once(&calls)?;
         let ran = world.run(&world.call("DEL", &one))?;
-        ensure!(ran.status == 0, "the DEL after both: {}", ran.told());
+        ensure!(world, ran.status == 0, "succeeded", "the DEL after both: {}", ran.told());
         world.is_as(&before, "after the last DEL")?;
     }
     Ok(())

@@ -1,100 +1,143 @@
-//! docs/cni-contract.md, items 1 to 15: exit status, streams, arguments.
+//! Exit status, streams, arguments.
 
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use super::{Check, Must, Quality, Should, check};
+use super::{Check, must, quality, should, spec};
 use crate::call::{Call, Stdin};
 use crate::description::VERBS;
 use crate::ensure;
+use crate::replay::answer;
 use crate::sandbox::DIR;
 use crate::world::{SHOWN, Stop, World, cut, with};
 
 pub const CHECKS: &[Check] = &[
-    check(
+    spec(
         "add_succeeds",
-        &[1, 2, 6],
-        Must,
         "ADD exits with 0 and prints one JSON object and nothing else",
+        &[
+            must(
+                "0.4.0",
+                "result",
+                "Plugins must indicate success with a return code of zero and the following JSON printed to stdout in the case of the ADD command.",
+            ),
+            must(
+                "1.0.0",
+                "errors",
+                "A plugin must exit with a return code of 0 on success, and non-zero on failure. … If the CNI plugin is successful, it must output a [result structure](#Success) (see below) on standard out.",
+            ),
+        ],
         add_succeeds,
     ),
-    check(
+    quality(
         "success_is_silent",
-        &[7],
-        Should,
         "DEL, CHECK, STATUS and GC print nothing when they succeed",
+        "of GC the specification has the words \"No output on success\". They can be read as a duty, or as what a runtime may expect; of DEL and STATUS it says nothing",
         success_is_silent,
     ),
-    check(
+    spec(
         "failure_has_a_status",
-        &[1, 5],
-        Must,
-        "a failure exits with another status than 0",
+        "a call that prints an error object exits with another status than 0",
+        &[
+            must(
+                "0.4.0",
+                "result",
+                "Errors must be indicated by a non-zero return code and the following JSON being printed to stdout:",
+            ),
+            must(
+                "1.0.0",
+                "errors",
+                "A plugin must exit with a return code of 0 on success, and non-zero on failure.",
+            ),
+        ],
         failure_has_a_status,
     ),
-    check(
+    spec(
         "failure_is_one_error",
-        &[3],
-        Should,
-        "a failure prints one error object with code and msg",
+        "a call that fails prints one error object with code and msg",
+        &[
+            must(
+                "0.4.0",
+                "result",
+                "Errors must be indicated by a non-zero return code and the following JSON being printed to stdout:",
+            ),
+            should(
+                "1.0.0",
+                "errors",
+                "If the plugin encounters an error, it should output an [\"error\" result structure](#Error) (see below).",
+            ),
+        ],
         failure_is_one_error,
     ),
-    check(
+    spec(
         "error_has_version",
-        &[4],
-        Should,
-        "an error object has the cniVersion of the configuration",
+        "an error object has the cniVersion of the configuration; before 1.0.0, any version of the specification",
+        &[
+            must(
+                "0.4.0",
+                "result",
+                "Errors must be indicated by a non-zero return code and the following JSON being printed to stdout: … `cniVersion` specifies a [Semantic Version 2.0](https://semver.org) of CNI specification used by the plugin.",
+            ),
+            should(
+                "1.0.0",
+                "error",
+                "Plugins should output a JSON object with the following keys if they encounter an error: … `cniVersion`: The same value as provided by the configuration",
+            ),
+            should(
+                "1.1.0",
+                "error",
+                "Plugins should output a JSON object with the following keys if they encounter an error: … `cniVersion`: The protocol version in use",
+            ),
+        ],
         error_has_version,
     ),
-    check(
+    quality(
         "stderr_is_not_needed",
-        &[8],
-        Quality,
         "without stderr, results and errors are the same",
+        "a runtime may give it none",
         stderr_is_not_needed,
     ),
-    check(
+    quality(
         "lost_result_is_undone",
-        &[10],
-        Quality,
         "an ADD whose result nobody reads (EPIPE) fails and undoes everything",
+        "a runtime that was killed does not know what it has to delete",
         lost_result_is_undone,
     ),
-    check(
+    quality(
         "no_child_is_left",
-        &[11],
-        Quality,
         "no process that keeps stdout or stderr open survives a call",
+        "libcni reads both until they are closed, and waits as long",
         no_child_is_left,
     ),
-    check(
+    quality(
         "stdin_may_be_a_file",
-        &[12],
-        Quality,
         "the configuration may come from a file",
+        "a person who repeats a call has it in a file",
         stdin_may_be_a_file,
     ),
-    check("stdin_may_be_large", &[12], Quality, "the configuration may have 32 KiB", stdin_may_be_large),
-    check(
+    quality(
+        "stdin_may_be_large",
+        "the configuration may have 32 KiB",
+        "no text limits it, and the previous result of a long list of plugins has some KiB",
+        stdin_may_be_large,
+    ),
+    quality(
         "environment_may_be_empty",
-        &[13],
-        Quality,
         "ADD and DEL need no HOME, no directory and no variable but PATH and CNI's",
+        "Multus calls plugins in a chroot with the environment of its daemon",
         environment_may_be_empty,
     ),
-    check(
+    quality(
         "no_verb_tells_versions",
-        &[14],
-        Quality,
         "without CNI_COMMAND it prints its versions on stderr, exits with 0 and does not wait for stdin",
+        "all plugins that are made with libcni's skel do so",
         no_verb_tells_versions,
     ),
-    check(
+    quality(
         "arguments_have_no_effect",
-        &[15],
-        Quality,
         "with CNI_COMMAND, arguments have no effect",
+        "libcni passes none, and a shell script around a plugin may",
         arguments_have_no_effect,
     ),
 ];
@@ -102,7 +145,7 @@ pub const CHECKS: &[Check] = &[
 fn add_succeeds(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
     let ran = world.ok(&world.call("ADD", &one))?;
-    ran.result().map(drop).map_err(Stop::Fails)
+    world.object(&ran).map(drop)
 }
 
 fn success_is_silent(world: &World<'_>) -> Result<(), Stop> {
@@ -115,26 +158,43 @@ fn success_is_silent(world: &World<'_>) -> Result<(), Stop> {
             continue;
         }
         let ran = world.run(&world.call(verb, &one).conf(&conf))?;
-        ensure!(ran.status != 0 || ran.stdout.is_empty(), "{verb} printed {:?}", cut(&ran.stdout, SHOWN));
+        let is_silent = ran.status != 0 || ran.stdout.is_empty();
+        ensure!(world, is_silent, "is_silent", "{verb} printed {:?}", cut(&ran.stdout, SHOWN));
     }
     Ok(())
 }
 
 fn failure_has_a_status(world: &World<'_>) -> Result<(), Stop> {
+    let mut failed = 0;
     for (call, what) in of_no_configuration(world)? {
-        world.fails(&call, &what)?;
+        let ran = world.run(&call)?;
+        // Whether the plugin takes it for a failure, only the plugin can say.
+        let says_so = ran.error().is_ok();
+        failed += usize::from(says_so || ran.status != 0);
+        ensure!(
+            world,
+            ran.status != 0 || !says_so,
+            "failed || ! is_error",
+            "{what}: it exits with 0 and prints the error {}",
+            cut(&ran.stdout, SHOWN)
+        );
     }
-    Ok(())
+    if failed == 0 { Err(Stop::LeftOut("no call failed that could".to_owned())) } else { Ok(()) }
 }
 
 fn failure_is_one_error(world: &World<'_>) -> Result<(), Stop> {
+    let mut failed = 0;
     for (call, what) in of_no_configuration(world)? {
-        world.refused(&call, &what)?;
+        let ran = world.run(&call)?;
+        failed += usize::from(ran.status != 0);
+        if let (true, Err(why)) = (ran.status != 0, ran.error()) {
+            ensure!(world, false, "is_error", "{what}: {why}");
+        }
     }
-    Ok(())
+    if failed == 0 { Err(Stop::LeftOut("no call failed that could".to_owned())) } else { Ok(()) }
 }
 
-/// Calls that cannot succeed, because what is on stdin is no configuration.
+/// Calls that may well fail, because what is on stdin is no configuration.
 fn of_no_configuration(world: &World<'_>) -> Result<Vec<(Call, String)>, Stop> {
     let one = world.attachment(0)?;
     let verbs = VERBS.into_iter().filter(|verb| *verb != "VERSION" && world.description().claims(verb));
@@ -145,37 +205,67 @@ fn of_no_configuration(world: &World<'_>) -> Result<Vec<(Call, String)>, Stop> {
         .collect())
 }
 
+/// Errors that a plugin can only give once it has read the configuration. Which of these it gives, it says itself: if none, there
+/// is none to be judged. Before 1.0.0, the version is the one that the plugin uses.
 fn error_has_version(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
-    for version in &world.description().cni_versions {
-        let one = world.of_version(one.clone(), version);
-        let error = world.refused(
-            &world.call("ADD", &one).conf(&with(&one.conf, "name", json!("a b"))),
-            "a name with a space",
-        )?;
-        ensure!(
-            error["cniVersion"] == json!(version),
-            "the error of a configuration of {version} has {}",
-            error["cniVersion"]
-        );
+    let mut wrong = vec![("name", json!("a b")), ("name", json!("a/b"))];
+    if world.description().delegates() {
+        wrong.push(("ipam", json!({"type": "absent"})));
     }
-    Ok(())
+    let newest = world.description().newest();
+    let (mut asked, is_old) = (false, newest.starts_with('0'));
+    let versions = world.description().cni_versions.iter().map(String::as_str);
+    for version in
+        versions.filter(|version| if is_old { *version == newest } else { version.starts_with('1') })
+    {
+        let one = world.of_version(one.clone(), version);
+        for (key, value) in &wrong {
+            let ran = world.run(&world.call("ADD", &one).conf(&with(&one.conf, key, value.clone())))?;
+            if ran.status == 0 {
+                // The next ADD has to find nothing of it.
+                world.run(&world.call("DEL", &one))?;
+            }
+            let (true, Ok(error)) = (ran.status != 0, ran.error()) else { continue };
+            asked = true;
+            let told = &error["cniVersion"];
+            let (is_right, filter) = if is_old {
+                (told.is_string(), ".cniVersion | type == \"string\"".to_owned())
+            } else {
+                (*told == json!(version), format!(".cniVersion == \"{version}\""))
+            };
+            ensure!(
+                world,
+                is_right,
+                answer(&filter),
+                "ADD with {key} {value}: the error of a configuration of {version} has {told}: {error}"
+            );
+            break;
+        }
+    }
+    let reason = "it gives no error object for a configuration that it has read";
+    if asked { Ok(()) } else { Err(Stop::LeftOut(reason.to_owned())) }
 }
 
 fn stderr_is_not_needed(world: &World<'_>) -> Result<(), Stop> {
     let one = world.working()?;
-    world.fails(&world.call("ADD", &one).text("{").null_stderr(), "half a configuration")?;
+    let garbage = world.call("ADD", &one).text("{");
+    if world.run(&garbage)?.status != 0 {
+        world.fails(&garbage.null_stderr(), "half a configuration without stderr")?;
+    } else {
+        world.run(&world.call("DEL", &one))?;
+    }
     let ran = world.ok(&world.call("ADD", &one).null_stderr())?;
-    let result = ran.result().map_err(Stop::Fails)?;
+    let result = world.object(&ran)?;
     world.ok(&world.del_call(&one, &result).null_stderr()).map(drop)
 }
 
 fn lost_result_is_undone(world: &World<'_>) -> Result<(), Stop> {
+    world.changes()?;
     let one = world.attachment(0)?;
     let before = world.baseline()?;
     let pod = world.pod_state(&one)?;
-    let ran = world.run(&world.call("ADD", &one).broken_stdout())?;
-    ensure!(ran.status != 0, "ADD succeeded, and its result is lost");
+    world.fails(&world.call("ADD", &one).broken_stdout(), "ADD whose result is lost")?;
     world.is_as(&before, "after ADD")?;
     world.pod_is_as(&one, &pod, "after ADD")
 }
@@ -183,9 +273,19 @@ fn lost_result_is_undone(world: &World<'_>) -> Result<(), Stop> {
 fn no_child_is_left(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
     let added = world.run(&world.call("ADD", &one))?;
-    ensure!(!added.is_held, "2 s after ADD ended, a process still has its stdout or stderr");
+    ensure!(
+        world,
+        !added.is_held,
+        "is_closed",
+        "2 s after ADD ended, a process still has its stdout or stderr"
+    );
     let deleted = world.run(&world.call("DEL", &one))?;
-    ensure!(!deleted.is_held, "2 s after DEL ended, a process still has its stdout or stderr");
+    ensure!(
+        world,
+        !deleted.is_held,
+        "is_closed",
+        "2 s after DEL ended, a process still has its stdout or stderr"
+    );
     Ok(())
 }
 
@@ -193,8 +293,7 @@ fn stdin_may_be_a_file(world: &World<'_>) -> Result<(), Stop> {
     let one = world.working()?;
     let file = PathBuf::from(DIR).join("bin/conf.json");
     world.write(&file, &one.conf.to_string())?;
-    world.ok(&world.call("ADD", &one).stdin(Stdin::File(file)))?;
-    world.fails(&world.call("ADD", &one).stdin(Stdin::File("/dev/null".into())), "/dev/null").map(drop)
+    world.ok(&world.call("ADD", &one).stdin(Stdin::File(file))).map(drop)
 }
 
 fn stdin_may_be_large(world: &World<'_>) -> Result<(), Stop> {
@@ -207,7 +306,8 @@ fn stdin_may_be_large(world: &World<'_>) -> Result<(), Stop> {
 fn environment_may_be_empty(world: &World<'_>) -> Result<(), Stop> {
     let one = world.working()?;
     let call = world.call("ADD", &one).var("HOME", "/nonexistent").var("TMPDIR", "/nonexistent");
-    let result = world.ok(&call.without("CNI_ARGS"))?.result().map_err(Stop::Fails)?;
+    let ran = world.ok(&call.without("CNI_ARGS"))?;
+    let result = world.object(&ran)?;
     world.ok(&world.del_call(&one, &result).without("CNI_ARGS")).map(drop)
 }
 
@@ -216,17 +316,27 @@ fn no_verb_tells_versions(world: &World<'_>) -> Result<(), Stop> {
     for call in [world.call("", &one).without("CNI_COMMAND"), world.call("", &one)] {
         let ran = world.ok(&call.stdin(Stdin::Silent))?;
         let newest = world.description().newest();
-        ensure!(ran.stderr.contains(newest), "stderr does not name {newest}: {:?}", cut(&ran.stderr, SHOWN));
+        ensure!(
+            world,
+            ran.stderr.contains(newest),
+            format!("says {newest}"),
+            "stderr does not name {newest}: {:?}",
+            cut(&ran.stderr, SHOWN)
+        );
     }
     Ok(())
 }
 
 fn arguments_have_no_effect(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
+    if world.run(&world.call("VERSION", &one))?.status != 0 {
+        return Err(Stop::LeftOut("its VERSION fails without arguments, too".to_owned()));
+    }
     for argument in ["--version", "--help", "ADD", "--nonsense"] {
         let ran = world.ok(&world.call("VERSION", &one).argument(argument))?;
-        let answer: Value = ran.result().map_err(Stop::Fails)?;
-        ensure!(answer["supportedVersions"].is_array(), "VERSION with {argument}: {answer}");
+        let told: Value = world.object(&ran)?;
+        let filter = answer(".supportedVersions | type == \"array\"");
+        ensure!(world, told["supportedVersions"].is_array(), filter, "VERSION with {argument}: {told}");
     }
     Ok(())
 }

@@ -1,26 +1,27 @@
-//! docs/cni-contract.md, items 50 and 51 on a full disk.
+//! A full disk.
 
 use std::fs;
 use std::path::PathBuf;
 
-use super::{Check, Quality, check};
+use super::{Check, quality};
 use crate::ensure;
 use crate::sandbox;
 use crate::world::{Stop, World};
 
+/// Why it is asked.
+const OF_DISKS: &str = "a node whose disk is full ends pods to make room";
+
 pub const CHECKS: &[Check] = &[
-    check(
+    quality(
         "add_on_a_full_disk",
-        &[3, 50],
-        Quality,
         "an ADD that finds /run and /var/lib/cni full succeeds, or fails with an error object; its DEL leaves nothing",
+        OF_DISKS,
         add_on_a_full_disk,
     ),
-    check(
+    quality(
         "del_on_a_full_disk",
-        &[73, 84],
-        Quality,
         "a DEL that finds /run and /var/lib/cni full succeeds",
+        OF_DISKS,
         del_on_a_full_disk,
     ),
 ];
@@ -53,28 +54,32 @@ impl Drop for Full<'_, '_> {
 }
 
 fn add_on_a_full_disk(world: &World<'_>) -> Result<(), Stop> {
+    world.dels()?;
     let one = world.attachment(0)?;
     let before = world.baseline()?;
     let full = Full::new(world)?;
     let ran = world.run(&world.call("ADD", &one))?;
     drop(full);
     if ran.status != 0 {
-        ran.error().map_err(Stop::Fails)?;
+        if let Err(why) = ran.error() {
+            ensure!(world, false, "is_error", "{why}");
+        }
     }
     let deleted = world.run(&world.call("DEL", &one))?;
-    ensure!(deleted.status == 0, "the DEL after it: {}", deleted.told());
+    ensure!(world, deleted.status == 0, "succeeded", "the DEL after it: {}", deleted.told());
     world.is_as(&before, "after ADD on a full disk, and DEL")?;
     let one = world.renewed(one)?;
     world.ok(&world.call("ADD", &one)).map(drop)
 }
 
 fn del_on_a_full_disk(world: &World<'_>) -> Result<(), Stop> {
+    world.dels()?;
     let one = world.attachment(0)?;
     let before = world.baseline()?;
     let result = world.add(&one)?;
     let full = Full::new(world)?;
     let ran = world.run(&world.del_call(&one, &result))?;
     drop(full);
-    ensure!(ran.status == 0, "{}", ran.told());
+    ensure!(world, ran.status == 0, "succeeded", "{}", ran.told());
     world.is_as(&before, "after DEL on a full disk")
 }

@@ -1,102 +1,171 @@
-//! docs/cni-contract.md, items 94 to 105: STATUS and GC.
+//! STATUS and GC.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::{Check, Must, Quality, Should, check};
+use super::{Check, must, quality, should, spec};
 use crate::call::Call;
 use crate::description::Kind;
 use crate::ensure;
-use crate::world::{Attachment, Stop, World, with};
+use crate::replay::answer;
+use crate::world::{Attachment, Stop, World};
+
+/// The headings of the specification.
+const STATUS: &str = "status-check-plugin-status";
+const GC: &str = "gc-clean-up-any-stale-resources";
+const DELEGATED: &str = "delegated-plugin-execution-procedure";
+
+/// Why GC is asked to keep what it may not take.
+const OF_KEEPING: &str = "the specification lets a plugin \"remove any resources related to attachments that do not exist in this set\", \
+                          and has no word of duty for the others: whatever it is called, a pod that lives loses its address";
 
 pub const CHECKS: &[Check] = &[
-    check(
+    spec(
         "status_of_a_node_that_is_ready",
-        &[94, 98],
-        Must,
         "STATUS succeeds where an ADD does",
+        &[must(
+            "1.1.0",
+            STATUS,
+            "A plugin must exit with a zero (success) return code if the plugin is ready to service ADD requests.",
+        )],
         status_of_a_node_that_is_ready,
     ),
-    check(
-        "status_asks_the_ipam",
-        &[95],
-        Should,
-        "STATUS of a plugin that delegates asks the IPAM plugin, whose errors 50 and 51 it keeps",
-        status_asks_the_ipam,
+    spec(
+        "status_calls_the_ipam",
+        "STATUS of a plugin that delegates calls STATUS of the other plugin",
+        &[must(
+            "1.1.0",
+            STATUS,
+            "If a plugin relies on a delegated plugin (e.g. IPAM) to service `ADD` requests, it must also execute a `STATUS` request to that plugin when it receives a `STATUS` request for itself.",
+        )],
+        status_calls_the_ipam,
     ),
-    check(
+    spec(
+        "status_tells_errors_of_the_ipam",
+        "an error of the other plugin's STATUS is an error of STATUS",
+        &[should(
+            "1.1.0",
+            STATUS,
+            "If the delegated plugin return an error result, the executing plugin should return an error result.",
+        )],
+        status_tells_errors_of_the_ipam,
+    ),
+    quality(
+        "status_keeps_errors_of_the_ipam",
+        "STATUS keeps the codes 50 and 51 of the other plugin, and its message",
+        "the codes say whether pods that run are affected",
+        status_keeps_errors_of_the_ipam,
+    ),
+    spec(
         "status_stops_no_add",
-        &[98],
-        Must,
-        "ADD and DEL work whatever STATUS returned",
+        "ADD works whatever STATUS returned",
+        &[should(
+            "1.1.0",
+            STATUS,
+            "Plugins should always expect other CNI operations (like `ADD`, `DEL`, etc) even if `STATUS` returns an error.",
+        )],
         status_stops_no_add,
     ),
-    check("status_changes_nothing", &[97], Quality, "STATUS changes nothing", status_changes_nothing),
+    quality(
+        "status_changes_nothing",
+        "STATUS changes nothing",
+        "containerd calls it in each of its own status calls",
+        status_changes_nothing,
+    ),
     // Where that ADD takes the last address or device, a STATUS may well say that nothing is left.
-    check(
+    quality(
         "status_waits_for_no_add",
-        &[97],
-        Quality,
         "eight STATUS at the same time as an ADD succeed",
+        "containerd does not wait for ADDs",
         status_waits_for_no_add,
     )
     .with_attachments(2),
-    check(
+    spec(
+        "gc_succeeds",
+        "GC with the list of all that lives succeeds",
+        &[should("1.1.0", GC, "Plugins should generally complete a `GC` action without error.")],
+        gc_succeeds,
+    ),
+    quality(
         "gc_keeps_what_is_listed",
-        &[99, 100],
-        Must,
         "GC keeps the attachments that are listed",
+        OF_KEEPING,
         gc_keeps_what_is_listed,
     )
     .with_attachments(3),
-    check(
+    spec(
         "gc_releases_what_is_not_listed",
-        &[99, 100],
-        Should,
         "GC releases what a pod that is gone and not listed had",
+        &[should("1.1.0", GC, "A plugin SHOULD remove as many stale resources as possible.")],
         gc_releases_what_is_not_listed,
     )
     .with_attachments(3),
-    check(
+    quality(
         "gc_reads_the_key_of_libcni",
-        &[99],
-        Quality,
-        "GC reads the list from cni.dev/attachments, too, as older runtimes write it",
+        "GC reads the list from cni.dev/attachments, too",
+        "older runtimes write it so",
         gc_reads_the_key_of_libcni,
     )
     .with_attachments(3),
-    check(
+    quality(
         "gc_keeps_other_networks",
-        &[100],
-        Must,
         "GC keeps attachments of other networks",
+        OF_KEEPING,
         gc_keeps_other_networks,
     )
     .with_attachments(3),
-    check(
+    quality(
         "gc_of_nothing_succeeds",
-        &[101, 104],
-        Quality,
-        "GC succeeds with a list that is absent, null or empty where nothing was ever added",
+        "GC succeeds with a list that is absent, null or empty where nothing was ever added, and changes nothing",
+        "cnitool sends none, and CRI-O one that is null",
         gc_of_nothing_succeeds,
     ),
-    check(
-        "gc_asks_the_ipam",
-        &[103],
-        Must,
-        "GC of a plugin that delegates gives the IPAM plugin the same list",
-        gc_asks_the_ipam,
+    spec(
+        "gc_calls_the_ipam",
+        "GC of a plugin that delegates calls GC of the other plugin",
+        &[must(
+            "1.1.0",
+            GC,
+            "Plugins MUST, additionally, forward any GC calls to delegated plugins they are configured to use (see section 4).",
+        )],
+        gc_calls_the_ipam,
     ),
-    check(
+    spec(
+        "gc_gives_the_ipam_the_list",
+        "GC gives the other plugin the same list",
+        &[should(
+            "1.1.0",
+            DELEGATED,
+            "When a plugin executes a delegated plugin, it should: … Execute that plugin with the same environment and configuration that it received.",
+        )],
+        gc_gives_the_ipam_the_list,
+    ),
+    spec(
         "gc_tells_errors_of_the_ipam",
-        &[102, 103],
-        Should,
-        "an error of the IPAM plugin's GC is an error of GC",
+        "an error of the other plugin's GC is an error of GC",
+        &[should(
+            "1.1.0",
+            DELEGATED,
+            "If any of the delegated plugins return error, error should be returned by the upper plugin.",
+        )],
         gc_tells_errors_of_the_ipam,
     ),
-    check("gc_then_del", &[76, 105], Must, "a DEL after GC succeeds", gc_then_del),
+    spec(
+        "gc_then_del",
+        "a DEL after GC succeeds where it does without GC",
+        &[must(
+            "1.1.0",
+            "del-remove-container-from-network-or-un-apply-modifications",
+            "Plugins MUST accept multiple `DEL` calls for the same (`CNI_CONTAINERID`, `CNI_IFNAME`) pair, and return success if the interface in question, or any modifications added, are missing.",
+        )],
+        gc_then_del,
+    ),
 ];
+
+fn left_out<T>(reason: impl Into<String>) -> Result<T, Stop> {
+    Err(Stop::LeftOut(reason.into()))
+}
 
 fn begun(world: &World<'_>, verb: &str) -> Result<Attachment, Stop> {
     world.claims(verb)?;
@@ -109,29 +178,86 @@ fn status_of_a_node_that_is_ready(world: &World<'_>) -> Result<(), Stop> {
     world.ok(&world.call("STATUS", &one)).map(drop)
 }
 
-fn status_asks_the_ipam(world: &World<'_>) -> Result<(), Stop> {
+/// An attachment whose delegate is a stand-in that runs this text.
+fn stood_in(world: &World<'_>, verb: &str, script: &str) -> Result<Attachment, Stop> {
     world.delegates()?;
-    let one = begun(world, "STATUS")?;
+    let one = begun(world, verb)?;
+    world.stand_in("stand-in", &format!("cat >$0.$CNI_COMMAND.stdin\n{script}"))?;
+    world.delegating(&one, "stand-in")
+}
+
+const CALLED: &str = "/dev/shm/conformance/bin/stand-in";
+
+fn status_calls_the_ipam(world: &World<'_>) -> Result<(), Stop> {
+    let one = stood_in(world, "STATUS", "exit 0")?;
+    let ran = world.run(&world.call("STATUS", &one))?;
+    if ran.status != 0 {
+        return left_out(format!("its STATUS fails: {}", ran.told()));
+    }
+    let path = format!("{CALLED}.STATUS.stdin");
+    let was_called = std::fs::exists(&path).unwrap_or(false);
+    ensure!(world, was_called, format!("[ -e {path} ]"), "STATUS succeeds, and the other plugin got none");
+    Ok(())
+}
+
+/// STATUS while that of the other plugin returns this code, where STATUS succeeds while that succeeds.
+fn failing_status(world: &World<'_>, code: u32) -> Result<Call, Stop> {
+    let one = stood_in(world, "STATUS", "exit 0")?;
+    let call = world.call("STATUS", &one);
+    let ran = world.run(&call)?;
+    if ran.status != 0 {
+        return left_out(format!("its STATUS fails while that of the other plugin succeeds: {}", ran.told()));
+    }
+    if !std::fs::exists(format!("{CALLED}.STATUS.stdin")).unwrap_or(false) {
+        return left_out("it does not call the other plugin's STATUS");
+    }
+    world.stand_in("stand-in", &format!("[ $CNI_COMMAND = STATUS ] && echo '{{\"cniVersion\": \"1.1.0\", \"code\": {code}, \"msg\": \"drained\"}}' && exit 1; exit 0"))?;
+    Ok(call)
+}
+
+fn status_tells_errors_of_the_ipam(world: &World<'_>) -> Result<(), Stop> {
+    let call = failing_status(world, 50)?;
+    world.fails(&call, "STATUS while that of the other plugin fails").map(drop)
+}
+
+fn status_keeps_errors_of_the_ipam(world: &World<'_>) -> Result<(), Stop> {
     for code in [50, 51] {
-        world.stand_in("stand-in", &format!("[ $CNI_COMMAND = STATUS ] && echo '{{\"cniVersion\": \"1.1.0\", \"code\": {code}, \"msg\": \"drained\"}}' && exit 1; exit 0"))?;
-        let call = world.call("STATUS", &one).conf(&with(&one.conf, "ipam", json!({"type": "stand-in"})));
-        let error = world.refused(&call, &format!("STATUS while the IPAM plugin says {code}"))?;
-        ensure!(error["code"] == code, "the code is {}", error["code"]);
-        ensure!(error["msg"].to_string().contains("drained"), "the message is {}", error["msg"]);
+        let call = failing_status(world, code)?;
+        let ran = world.run(&call)?;
+        if ran.status == 0 {
+            return left_out("an error of the other plugin's STATUS is none of its own");
+        }
+        let error = ran.error().unwrap_or_default();
+        ensure!(
+            world,
+            error["code"] == code,
+            answer(&format!(".code == {code}")),
+            "the code is {}",
+            error["code"]
+        );
+        let is_kept = error["msg"].to_string().contains("drained");
+        ensure!(world, is_kept, answer(".msg | contains(\"drained\")"), "the message is {}", error["msg"]);
+        // The next one has a world that is as this one was.
+        world.remove(format!("{CALLED}.STATUS.stdin").as_ref());
     }
     Ok(())
 }
 
 fn status_stops_no_add(world: &World<'_>) -> Result<(), Stop> {
-    world.delegates()?;
-    let one = begun(world, "STATUS")?;
-    let address = json!({"cniVersion": world.description().newest(), "ips": [{"address": "10.9.0.2/24", "gateway": "10.9.0.1"}]});
-    world.stand_in("stand-in", &format!("case $CNI_COMMAND in ADD) echo '{address}';; STATUS) echo '{{\"code\": 50, \"msg\": \"drained\"}}'; exit 1;; esac"))?;
-    let one = Attachment { conf: with(&one.conf, "ipam", json!({"type": "stand-in"})), ..one };
-    world.run(&world.call("STATUS", &one))?;
-    let result = world.ok(&world.call("ADD", &one))?.result().map_err(Stop::Fails)?;
-    world.run(&world.call("STATUS", &one))?;
-    world.del(&one, &result)
+    let good = world.good_answer();
+    let script = format!(
+        "[ $CNI_COMMAND = STATUS ] && echo '{{\"code\": 50, \"msg\": \"drained\"}}' && exit 1\n{good}"
+    );
+    let one = stood_in(world, "STATUS", &script)?;
+    let mut next = one;
+    // Twice: one that cannot add a second time says nothing of STATUS.
+    for _ in 0..2 {
+        let result = world.add(&next)?;
+        world.make_room(&next, &result)?;
+        next = world.delegating(&world.renewed(next)?, "stand-in")?;
+    }
+    world.run(&world.call("STATUS", &next))?;
+    world.ok(&world.call("ADD", &next)).map(drop)
 }
 
 fn status_changes_nothing(world: &World<'_>) -> Result<(), Stop> {
@@ -144,10 +270,15 @@ fn status_changes_nothing(world: &World<'_>) -> Result<(), Stop> {
 fn status_waits_for_no_add(world: &World<'_>) -> Result<(), Stop> {
     world.claims("STATUS")?;
     let one = world.working()?;
-    let mut calls: Vec<Call> = (0..8).map(|_| world.call("STATUS", &one)).collect();
+    let status = world.call("STATUS", &one);
+    let ran = world.run(&status)?;
+    if ran.status != 0 {
+        return left_out(format!("its STATUS fails at any time: {}", ran.told()));
+    }
+    let mut calls: Vec<Call> = vec![status; 8];
     calls.push(world.call("ADD", &one));
     for ran in world.at_once(&calls)? {
-        ensure!(ran.status == 0, "a call failed: {}", ran.told());
+        ensure!(world, ran.status == 0, "all_succeeded", "a call failed: {}", ran.told());
     }
     Ok(())
 }
@@ -174,51 +305,66 @@ fn left(world: &World<'_>) -> Result<Left, Stop> {
     let dead: BTreeSet<_> = files(world)?.difference(&kept).cloned().collect();
     world.delete_netns(&attachments[2])?;
     if dead.is_empty() {
-        return Err(Stop::LeftOut("it keeps nothing of an attachment on the host".to_owned()));
+        return left_out("it keeps nothing of an attachment on the host");
     }
     Ok(Left { attachments, kept, dead })
 }
 
-fn gc(world: &World<'_>, one: &Attachment, more: Value) -> Result<Call, Stop> {
+fn gc(world: &World<'_>, one: &Attachment, more: Value) -> Call {
     let mut conf = one.conf.clone();
     for (key, value) in more.as_object().into_iter().flatten() {
         conf[key] = value.clone();
     }
     let names = ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"];
-    Ok(names.iter().fold(world.call("GC", one).conf(&conf), |call, name| call.without(name)))
+    names.iter().fold(world.call("GC", one).conf(&conf), |call, name| call.without(name))
 }
 
 fn listed(attachments: &[Attachment]) -> Value {
     attachments.iter().map(|one| json!({"containerID": one.container, "ifname": one.ifname})).collect()
 }
 
+fn gc_succeeds(world: &World<'_>) -> Result<(), Stop> {
+    world.claims("GC")?;
+    let one = world.attachment(0)?;
+    world.add(&one)?;
+    let list = listed(std::slice::from_ref(&one));
+    let mut conf = one.conf.clone();
+    conf["cni.dev/valid-attachments"] = list;
+    world.ok(&world.call("GC", &one).conf(&conf)).map(drop)
+}
+
+fn are_there(world: &World<'_>, paths: impl Iterator<Item = String>, whose: &str) -> Result<(), Stop> {
+    let now = files(world)?;
+    for path in paths {
+        ensure!(world, now.contains(&path), format!("[ -e {path} ]"), "{path} of {whose} is gone");
+    }
+    Ok(())
+}
+
 fn gc_keeps_what_is_listed(world: &World<'_>) -> Result<(), Stop> {
     let left = left(world)?;
     let pods = [world.pod_state(&left.attachments[0])?, world.pod_state(&left.attachments[1])?];
-    world.run(&gc(
-        world,
-        &left.attachments[0],
-        json!({"cni.dev/valid-attachments": listed(&left.attachments)}),
-    )?)?;
-    let now = files(world)?;
-    for path in left.kept.union(&left.dead) {
-        ensure!(now.contains(path), "{path} of an attachment that is listed is gone");
-    }
+    let list = json!({"cni.dev/valid-attachments": listed(&left.attachments)});
+    world.run(&gc(world, &left.attachments[0], list))?;
+    are_there(world, left.kept.union(&left.dead).cloned(), "an attachment that is listed")?;
     world.pod_is_as(&left.attachments[0], &pods[0], "after GC")?;
     world.pod_is_as(&left.attachments[1], &pods[1], "after GC")
 }
 
 fn releases(world: &World<'_>, key: &str) -> Result<(), Stop> {
     let left = left(world)?;
-    world.ok(&gc(world, &left.attachments[0], json!({key: listed(&left.attachments[..2])}))?)?;
-    let now = files(world)?;
-    if let Some(path) = left.dead.iter().find(|path| now.contains(*path)) {
-        return Err(Stop::Fails(format!(
-            "{path} of an attachment that is not listed, of a pod that is gone, is still there"
-        )));
+    let ran = world.run(&gc(world, &left.attachments[0], json!({key: listed(&left.attachments[..2])})))?;
+    if ran.status != 0 {
+        return left_out(format!("its GC fails: {}", ran.told()));
     }
-    for path in &left.kept {
-        ensure!(now.contains(path), "{path} of an attachment that is listed is gone");
+    let now = files(world)?;
+    for path in &left.dead {
+        ensure!(
+            world,
+            !now.contains(path),
+            format!("[ ! -e {path} ]"),
+            "{path} of an attachment that is not listed, of a pod that is gone, is still there"
+        );
     }
     Ok(())
 }
@@ -233,16 +379,9 @@ fn gc_reads_the_key_of_libcni(world: &World<'_>) -> Result<(), Stop> {
 
 fn gc_keeps_other_networks(world: &World<'_>) -> Result<(), Stop> {
     let left = left(world)?;
-    world.run(&gc(
-        world,
-        &left.attachments[0],
-        json!({"name": "another", "cni.dev/valid-attachments": []}),
-    )?)?;
-    let now = files(world)?;
-    for path in left.kept.union(&left.dead) {
-        ensure!(now.contains(path), "{path} of another network is gone");
-    }
-    Ok(())
+    let list = json!({"name": "another", "cni.dev/valid-attachments": []});
+    world.run(&gc(world, &left.attachments[0], list))?;
+    are_there(world, left.kept.union(&left.dead).cloned(), "another network")
 }
 
 fn gc_of_nothing_succeeds(world: &World<'_>) -> Result<(), Stop> {
@@ -251,43 +390,71 @@ fn gc_of_nothing_succeeds(world: &World<'_>) -> Result<(), Stop> {
     for list in
         [json!({}), json!({"cni.dev/valid-attachments": null}), json!({"cni.dev/valid-attachments": []})]
     {
-        world.ok(&gc(world, &one, list)?)?;
+        world.ok(&gc(world, &one, list))?;
     }
     world.is_as(&before, "after GC")
 }
 
-fn gc_asks_the_ipam(world: &World<'_>) -> Result<(), Stop> {
-    world.delegates()?;
-    let one = begun(world, "GC")?;
-    world.stand_in("stand-in", "cat >$0.$CNI_COMMAND; exit 0")?;
+fn gc_calls_the_ipam(world: &World<'_>) -> Result<(), Stop> {
+    let one = stood_in(world, "GC", "exit 0")?;
     let list = listed(std::slice::from_ref(&one));
-    world.run(&gc(world, &one, json!({"ipam": {"type": "stand-in"}, "cni.dev/valid-attachments": list}))?)?;
-    let text = std::fs::read_to_string("/dev/shm/conformance/bin/stand-in.GC");
-    let text = text.map_err(|_| Stop::Fails("the IPAM plugin was not called".to_owned()))?;
+    let ran = world.run(&gc(world, &one, json!({"cni.dev/valid-attachments": list})))?;
+    if ran.status != 0 {
+        return left_out(format!("its GC fails: {}", ran.told()));
+    }
+    let path = format!("{CALLED}.GC.stdin");
+    let was_called = std::fs::exists(&path).unwrap_or(false);
+    ensure!(world, was_called, format!("[ -e {path} ]"), "GC succeeds, and the other plugin got none");
+    Ok(())
+}
+
+fn gc_gives_the_ipam_the_list(world: &World<'_>) -> Result<(), Stop> {
+    let one = stood_in(world, "GC", "exit 0")?;
+    let list = listed(std::slice::from_ref(&one));
+    world.run(&gc(world, &one, json!({"cni.dev/valid-attachments": list})))?;
+    let path = format!("{CALLED}.GC.stdin");
+    let Ok(text) = std::fs::read_to_string(&path) else {
+        return left_out("it does not call the other plugin's GC");
+    };
     let conf: Value = serde_json::from_str(&text).unwrap_or_default();
-    ensure!(conf["cni.dev/valid-attachments"] == list, "the IPAM plugin got {text}");
+    let shell = format!("jq -e '.[\"cni.dev/valid-attachments\"] == {list}' {path} >/dev/null");
+    ensure!(world, conf["cni.dev/valid-attachments"] == list, shell, "the other plugin got {text}");
     Ok(())
 }
 
 fn gc_tells_errors_of_the_ipam(world: &World<'_>) -> Result<(), Stop> {
-    world.delegates()?;
-    let one = begun(world, "GC")?;
+    let one = stood_in(world, "GC", "exit 0")?;
+    let call = gc(world, &one, json!({"cni.dev/valid-attachments": []}));
+    let ran = world.run(&call)?;
+    if ran.status != 0 {
+        return left_out(format!("its GC fails while that of the other plugin succeeds: {}", ran.told()));
+    }
+    if !std::fs::exists(format!("{CALLED}.GC.stdin")).unwrap_or(false) {
+        return left_out("it does not call the other plugin's GC");
+    }
     world.stand_in(
         "stand-in",
         r#"[ $CNI_COMMAND = GC ] && echo '{"code": 111, "msg": "no"}' && exit 1; exit 0"#,
     )?;
-    let call = gc(world, &one, json!({"ipam": {"type": "stand-in"}, "cni.dev/valid-attachments": []}))?;
-    world.fails(&call, "GC while that of the IPAM plugin fails").map(drop)
+    world.fails(&call, "GC while that of the other plugin fails").map(drop)
 }
 
-fn gc_then_del(world: &World<'_>) -> Result<(), Stop> {
-    world.claims("GC")?;
-    let one = world.attachment(0)?;
+/// The state of an attachment before the DEL of [`gc_then_del`].
+fn before_its_del(world: &World<'_>, n: usize) -> Result<(Attachment, Value), Stop> {
+    let one = world.attachment(n)?;
     let result = world.add(&one)?;
     if world.description().kind == Kind::Main {
         world.delete_netns(&one)?;
     }
-    let call = gc(world, &one, json!({"cni.dev/valid-attachments": []}))?;
-    world.run(&call)?;
+    Ok((one, result))
+}
+
+fn gc_then_del(world: &World<'_>) -> Result<(), Stop> {
+    world.claims("GC")?;
+    world.changes()?;
+    let (other, result) = before_its_del(world, 98)?;
+    world.deleted(&other, &result)?;
+    let (one, result) = before_its_del(world, 0)?;
+    world.run(&gc(world, &one, json!({"cni.dev/valid-attachments": []})))?;
     world.del(&one, &result)
 }

@@ -1,32 +1,45 @@
-//! docs/cni-contract.md, item 51: SIGKILL before each system call. What holds before a call holds after the one before
-//! it.
+//! SIGKILL before system calls: of the process that the runtime started, and of those that it started itself.
 
-use super::{Check, Quality, check};
+use super::{Check, quality};
 use crate::description::Kind;
 use crate::ensure;
+use crate::tracer::Who;
 use crate::world::{Stop, Traced, World};
 
+/// Why it is asked.
+const OF_KILLS: &str = "a runtime that gives up kills the plugin that it started, and a node that has no memory left kills any \
+                        process. What holds before a call holds after the one before it";
+
 pub const CHECKS: &[Check] = &[
-    check(
+    quality(
         "killed_add_is_put_right",
-        &[51, 123],
-        Quality,
         "after an ADD that was killed at any system call, DEL succeeds, the host is as before, and an ADD succeeds",
-        killed_add_is_put_right,
+        OF_KILLS,
+        |world| sweep(world, "ADD", Who::Main, is_put_right),
     ),
-    check(
+    quality(
+        "killed_child_of_add_is_put_right",
+        "the same after an ADD of which another process was killed that it had started",
+        OF_KILLS,
+        |world| sweep(world, "ADD", Who::Child, is_put_right),
+    ),
+    quality(
         "killed_del_is_put_right",
-        &[51, 123],
-        Quality,
         "after a DEL that was killed at any system call, DEL succeeds, the host is as before, and an ADD succeeds",
-        killed_del_is_put_right,
+        OF_KILLS,
+        |world| sweep(world, "DEL", Who::Main, is_put_right),
     ),
-    check(
+    quality(
+        "killed_child_of_del_is_put_right",
+        "the same after a DEL of which another process was killed that it had started",
+        OF_KILLS,
+        |world| sweep(world, "DEL", Who::Child, is_put_right),
+    ),
+    quality(
         "killed_add_is_added_again",
-        &[51, 121],
-        Quality,
         "after an ADD that was killed at any system call, and without a DEL, another pod's ADD of another device succeeds",
-        killed_add_is_added_again,
+        OF_KILLS,
+        |world| sweep(world, "ADD", Who::Main, another_is_added),
     )
     .with_attachments(2),
 ];
@@ -39,95 +52,106 @@ fn sample(world: &World<'_>, calls: usize) -> Vec<usize> {
     }
 }
 
-fn is_allowed() -> Result<(), Stop> {
-    let status = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-    if status.trim() == "3" { Err(Stop::LeftOut("ptrace is not allowed here".to_owned())) } else { Ok(()) }
+fn left_out<T>(reason: impl Into<String>) -> Result<T, Stop> {
+    Err(Stop::LeftOut(reason.into()))
 }
 
-/// Kills `verb` at each point of the sample in a world of its own, where `aftermath` judges.
-fn sweep(
-    world: &World<'_>,
-    verb: &str,
-    aftermath: impl Fn(&World<'_>, &Traced) -> Result<(), Stop> + Sync,
-) -> Result<(), Stop> {
+fn is_allowed() -> Result<(), Stop> {
+    let status = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    if status.trim() == "3" { left_out("ptrace is not allowed here") } else { Ok(()) }
+}
+
+type Aftermath = fn(&World<'_>, &str) -> Result<(), Stop>;
+
+/// Kills `who` of `verb` at each point of the sample in a world of its own, where `aftermath` judges. What is not as it should be
+/// without a kill is not asked with one.
+fn sweep(world: &World<'_>, verb: &str, who: Who, aftermath: Aftermath) -> Result<(), Stop> {
     is_allowed()?;
+    world.changes()?;
     let once = |world: &World<'_>, victim: Option<usize>| -> Result<Traced, Stop> {
         let one = world.attachment(0)?;
         world.baseline()?;
         let call =
             if verb == "DEL" { world.del_call(&one, &world.add(&one)?) } else { world.call(verb, &one) };
-        world.traced(&call, victim)
+        world.traced(&call, victim.map(|victim| (who, victim)))
     };
     let whole = once(world, None)?;
     if whole.status != 0 {
-        return Err(Stop::LeftOut(format!(
-            "{verb} fails: exit status {}, {}",
-            whole.status,
-            whole.stdout.trim()
-        )));
+        return left_out(format!("{verb} fails: exit status {}, {}", whole.status, whole.stdout.trim()));
     }
-    let points = sample(world, whole.calls);
-    let (mut kills, mut failures, mut left_out) = (0, Vec::new(), Vec::new());
+    let calls = whole.calls[who as usize];
+    if calls == 0 {
+        return left_out(format!("its {verb} starts no other process"));
+    }
+    match aftermath(world, "without a kill") {
+        Ok(()) => (),
+        Err(Stop::Fails(seen) | Stop::Hung(seen) | Stop::LeftOut(seen)) => return left_out(seen),
+        Err(unusable) => return Err(unusable),
+    }
+    let points = sample(world, calls);
+    let (mut kills, mut failures, mut others) = (0, Vec::new(), Vec::new());
     for victim in &points {
-        let (verdict, steps) = World::with(world.settings, |world| {
+        let (verdict, _) = World::with_patience(world.settings, |world| {
             let traced = once(world, Some(*victim))?;
             // A shorter run than the first one has no such call.
-            if traced.killed.is_none() { Ok(0) } else { aftermath(world, &traced).map(|()| 1) }
+            let Some(name) = traced.killed else { return Ok(0) };
+            aftermath(world, &told(verb, who, &name, traced.status)).map(|()| 1)
         });
+        let at = format!("call {victim} of {calls}");
         match verdict {
             Ok(count) => kills += count,
-            Err(Stop::LeftOut(reason) | Stop::Unusable(reason)) => {
-                left_out.push(format!("call {victim} of {}: {reason}", whole.calls))
-            }
-            Err(Stop::Fails(seen)) => {
-                if failures.is_empty() {
-                    world.take_over(steps);
-                }
-                failures.push(format!("call {victim} of {}: {seen}", whole.calls));
-            }
+            Err(Stop::LeftOut(reason) | Stop::Unusable(reason)) => others.push(format!("{at}: {reason}")),
+            Err(Stop::Fails(seen) | Stop::Hung(seen)) => failures.push(format!("{at}: {seen}")),
         }
     }
     let first = failures.first().cloned().unwrap_or_default();
-    ensure!(failures.is_empty(), "killed before {first} ({} of {} kills)", failures.len(), points.len());
+    ensure!(world, failures.is_empty(), "", "before {first} ({} of {} kills)", failures.len(), points.len());
     // What could not be judged hides no failure, and is no success.
-    match left_out.into_iter().next() {
-        Some(reason) => Err(Stop::LeftOut(reason)),
-        None if kills == 0 => Err(Stop::LeftOut("no system call was met".to_owned())),
+    match others.into_iter().next() {
+        Some(reason) => left_out(reason),
+        None if kills == 0 => left_out("no system call was met"),
         None => Ok(()),
     }
 }
 
-fn is_put_right(world: &World<'_>, traced: &Traced) -> Result<(), Stop> {
-    let killed = traced.killed.as_deref().unwrap_or_default();
+/// Who was killed, and what became of the call.
+fn told(verb: &str, who: Who, name: &str, status: i32) -> String {
+    match who {
+        Who::Main => format!("{verb} itself ({name}) was killed"),
+        Who::Child if status > 128 => {
+            format!(
+                "{name}, which {verb} had started, was killed, and {verb} ended by signal {}",
+                status - 128
+            )
+        }
+        Who::Child => {
+            format!(
+                "{name}, which {verb} had started, was killed, and {verb} ended by itself with exit status {status}"
+            )
+        }
+    }
+}
+
+fn is_put_right(world: &World<'_>, killed: &str) -> Result<(), Stop> {
     let one = world.again(0)?;
     let before = world.kept_baseline();
     let ran = world.run(&world.call("DEL", &one))?;
-    ensure!(ran.status == 0, "{killed}: DEL: {}", ran.told());
+    ensure!(world, ran.status == 0, "", "{killed}: DEL: {}", ran.told());
     world.is_as(&before, &format!("{killed}, then DEL"))?;
     // A meta plugin may leave the pod as it is.
     if world.description().kind != Kind::Meta {
         let ran = world.run(&world.call("ADD", &one))?;
-        ensure!(ran.status == 0, "{killed}, then DEL: ADD: {}", ran.told());
-        world.del(&one, &ran.result().map_err(Stop::Fails)?)?;
+        ensure!(world, ran.status == 0, "", "{killed}, then DEL: ADD: {}", ran.told());
+        let result = world.object(&ran)?;
+        world.del(&one, &result)?;
         world.is_as(&before, &format!("{killed}, then DEL, ADD, DEL"))?;
     }
     Ok(())
 }
 
-fn killed_add_is_put_right(world: &World<'_>) -> Result<(), Stop> {
-    sweep(world, "ADD", is_put_right)
-}
-
-fn killed_del_is_put_right(world: &World<'_>) -> Result<(), Stop> {
-    sweep(world, "DEL", is_put_right)
-}
-
-fn killed_add_is_added_again(world: &World<'_>) -> Result<(), Stop> {
-    sweep(world, "ADD", |world, traced| {
-        let killed = traced.killed.as_deref().unwrap_or_default();
-        let other = world.attachment(1)?;
-        let ran = world.run(&world.call("ADD", &other))?;
-        ensure!(ran.status == 0, "{killed}: ADD of another pod: {}", ran.told());
-        Ok(())
-    })
+fn another_is_added(world: &World<'_>, killed: &str) -> Result<(), Stop> {
+    let other = world.attachment(1)?;
+    let ran = world.run(&world.call("ADD", &other))?;
+    ensure!(world, ran.status == 0, "", "{killed}: ADD of another pod: {}", ran.told());
+    Ok(())
 }

@@ -1,115 +1,149 @@
-//! docs/cni-contract.md, items 42 to 44: VERSION.
+//! VERSION.
 
 use serde_json::{Value, json};
 
-use super::{Check, Must, Quality, check};
-use crate::call::Stdin;
+use super::{Check, must, quality, spec};
+use crate::call::{Call, Stdin};
 use crate::description::VERSIONS;
 use crate::ensure;
+use crate::replay::answer;
 use crate::world::{Stop, World};
 
 pub const CHECKS: &[Check] = &[
-    check(
+    spec(
         "version_lists_versions",
-        &[33, 42],
-        Must,
-        "VERSION prints cniVersion and the supportedVersions, with all that it claims",
+        "VERSION prints cniVersion, which is a text, and supportedVersions, which is a list of texts",
+        &[must(
+            "1.0.0",
+            "version-1",
+            "Plugins must output a JSON object with the following keys upon a `VERSION` operation: … `cniVersion`: The value of `cniVersion` specified on input … `supportedVersions`: A list of supported specification versions",
+        )],
         version_lists_versions,
     ),
-    check(
+    spec(
         "version_answers_in_the_version_asked",
-        &[43],
-        Must,
-        "the cniVersion of VERSION's answer is the one on stdin",
+        "the cniVersion of VERSION's answer is the one on stdin, from 1.0.0 on",
+        &[must(
+            "1.0.0",
+            "version-1",
+            "Plugins must output a JSON object with the following keys upon a `VERSION` operation: … `cniVersion`: The value of `cniVersion` specified on input",
+        )],
         version_answers_in_the_version_asked,
     ),
-    check(
+    quality(
         "version_takes_any_stdin",
-        &[43],
-        Quality,
         "VERSION succeeds with an empty stdin, one that is closed, and one that is no JSON",
+        "people and scripts ask for versions by hand",
         version_takes_any_stdin,
     ),
-    check(
+    quality(
         "version_does_not_wait",
-        &[43],
-        Quality,
         "VERSION does not wait for a stdin that says nothing",
+        "people and scripts ask for versions by hand",
         version_does_not_wait,
     ),
-    check(
+    spec(
         "version_needs_no_variable",
-        &[25],
-        Must,
-        "VERSION ignores all other variables",
+        "VERSION needs no other variable than CNI_COMMAND",
+        &[must(
+            "1.0.0",
+            "version-1",
+            "Plugins must output a JSON object with the following keys upon a `VERSION` operation: … Required environment parameters: … `CNI_COMMAND`",
+        )],
         version_needs_no_variable,
     ),
-    check("version_changes_nothing", &[44], Quality, "VERSION changes nothing", version_changes_nothing),
+    quality(
+        "version_ignores_variables",
+        "VERSION ignores the values of all other variables",
+        "libcni sets them to the word dummy",
+        version_ignores_variables,
+    ),
+    quality(
+        "version_changes_nothing",
+        "VERSION changes nothing",
+        "CRI-O calls it at each event in its directory of networks",
+        version_changes_nothing,
+    ),
 ];
 
-fn ask(world: &World<'_>, text: &str) -> Result<Value, Stop> {
+/// Where VERSION succeeds as libcni asks it: with the other variables set.
+fn asked(world: &World<'_>) -> Result<Call, Stop> {
     let one = world.attachment(0)?;
-    world.ok(&world.call("VERSION", &one).text(text))?.result().map_err(Stop::Fails)
+    let call = world.call("VERSION", &one).conf(&json!({"cniVersion": world.description().newest()}));
+    let ran = world.run(&call)?;
+    match ran.status == 0 && ran.result().is_ok() {
+        true => Ok(call),
+        false => Err(Stop::LeftOut(format!("its VERSION fails: {}", ran.told()))),
+    }
 }
 
 fn version_lists_versions(world: &World<'_>) -> Result<(), Stop> {
-    let newest = world.description().newest();
-    let answer = ask(world, &json!({"cniVersion": newest}).to_string())?;
-    ensure!(answer["cniVersion"].is_string(), "cniVersion is {}", answer["cniVersion"]);
-    let listed = answer["supportedVersions"].as_array().cloned().unwrap_or_default();
-    for version in &world.description().cni_versions {
-        ensure!(listed.contains(&json!(version)), "supportedVersions has no {version}: {answer}");
-    }
+    let one = world.attachment(0)?;
+    let call = world.call("VERSION", &one).conf(&json!({"cniVersion": world.description().newest()}));
+    let ran = world.ok(&call)?;
+    let told = world.object(&ran)?;
+    let filter = answer(".cniVersion | type == \"string\"");
+    ensure!(world, told["cniVersion"].is_string(), filter, "cniVersion is {}", told["cniVersion"]);
+    let listed = told["supportedVersions"].as_array().cloned().unwrap_or_default();
+    let is_list = !listed.is_empty() && listed.iter().all(Value::is_string);
+    let filter = answer(".supportedVersions | length > 0 and all(type == \"string\")");
+    ensure!(world, is_list, filter, "supportedVersions is {}", told["supportedVersions"]);
     Ok(())
 }
 
+/// Up to 0.4.0, it is the version that the plugin uses for its answer.
 fn version_answers_in_the_version_asked(world: &World<'_>) -> Result<(), Stop> {
-    let one = world.attachment(0)?;
-    for version in VERSIONS.into_iter().filter(|version| world.description().claims_version(version)) {
-        let call = world.call("VERSION", &one).conf(&json!({"cniVersion": version}));
-        let answer = world.ok(&call)?.result().map_err(Stop::Fails)?;
-        ensure!(
-            answer["cniVersion"] == json!(version),
-            "asked for {version}, it answered {}",
-            answer["cniVersion"]
-        );
+    let call = asked(world)?;
+    let versions = VERSIONS.into_iter().filter(|version| version.starts_with('1'));
+    for version in versions.filter(|version| world.description().claims_version(version)) {
+        let ran = world.ok(&call.clone().conf(&json!({"cniVersion": version})))?;
+        let told = world.object(&ran)?;
+        let filter = answer(&format!(".cniVersion == \"{version}\""));
+        let is_same = told["cniVersion"] == json!(version);
+        ensure!(world, is_same, filter, "asked for {version}, it answered {}", told["cniVersion"]);
     }
     Ok(())
 }
 
 fn version_takes_any_stdin(world: &World<'_>) -> Result<(), Stop> {
-    let one = world.attachment(0)?;
-    let call = world.call("VERSION", &one);
+    let call = asked(world)?;
     let mut calls: Vec<_> =
         ["", "{", "x", "[]", "null", "{}"].iter().map(|text| call.clone().text(*text)).collect();
     calls.push(call.stdin(Stdin::Closed));
     for call in calls {
-        let answer = world.ok(&call)?.result().map_err(Stop::Fails)?;
-        ensure!(answer["supportedVersions"].is_array(), "it answered {answer}");
+        let ran = world.ok(&call)?;
+        let told = world.object(&ran)?;
+        let filter = answer(".supportedVersions | type == \"array\"");
+        ensure!(world, told["supportedVersions"].is_array(), filter, "it answered {told}");
     }
     Ok(())
 }
 
 fn version_does_not_wait(world: &World<'_>) -> Result<(), Stop> {
-    let one = world.attachment(0)?;
-    let ran = world.ok(&world.call("VERSION", &one).stdin(Stdin::Silent))?;
-    ran.result().map(drop).map_err(Stop::Fails)
+    let call = asked(world)?;
+    let ran = world.ok(&call.stdin(Stdin::Silent))?;
+    world.object(&ran).map(drop)
 }
 
+const OTHERS: [&str; 5] = ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH", "CNI_ARGS"];
+
 fn version_needs_no_variable(world: &World<'_>) -> Result<(), Stop> {
-    let one = world.attachment(0)?;
-    let names = ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH", "CNI_ARGS"];
-    let call = world.call("VERSION", &one);
-    world.ok(&names.iter().fold(call.clone(), |call, name| call.without(name)))?;
-    // As libcni does.
-    world.ok(&names.iter().fold(call.clone(), |call, name| call.var(name, "dummy")))?;
-    world.ok(&names.iter().fold(call, |call, name| call.var(name, "///"))).map(drop)
+    let call = asked(world)?;
+    world.ok(&OTHERS.iter().fold(call, |call, name| call.without(name))).map(drop)
+}
+
+fn version_ignores_variables(world: &World<'_>) -> Result<(), Stop> {
+    let call = asked(world)?;
+    for value in ["dummy", "///"] {
+        world.ok(&OTHERS.iter().fold(call.clone(), |call, name| call.var(name, value)))?;
+    }
+    Ok(())
 }
 
 fn version_changes_nothing(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
     let (before, pod) = (world.state()?, world.pod_state(&one)?);
-    world.ok(&world.call("VERSION", &one))?;
+    world.run(&world.call("VERSION", &one))?;
     world.is_as(&before, "after VERSION")?;
     world.pod_is_as(&one, &pod, "after VERSION")
 }
