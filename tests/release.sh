@@ -317,7 +317,7 @@ the_archive_of_the_suite_judges_a_plugin() {
     "$name/cni-conformance" --describe "$name/plugins/rail-ipam.json" --path "$PWD/plugin" --only version_ \
         --format json >report
     jq -e '[.. | .outcome? // empty] | length > 3 and all(. == "pass")' report
-    [[ -s $name/LICENSE && -s $name/conformance.md && -s $name/cni-contract.md ]]
+    [[ -s $name/LICENSE && -s $name/README.md && -s $name/conformance.md && -s $name/cni-contract.md ]]
     local link
     while read -r link; do [[ -s $name/$link ]]; done < <(grep -ohE '\]\([^):#]+\.md' "$name"/*.md | cut -c 3-)
     grep -q '^=== nix ' "$name/THIRD-PARTY-LICENSES"

@@ -945,6 +945,30 @@ fn a_plugin_that_does_nothing_passes_nothing_that_asks_for_something() {
     }
 }
 
+/// What README.md shows: a plugin of a few lines that nobody here described.
+#[test]
+fn the_plugin_of_the_documents_is_scored_by_them_alone() {
+    let Some(_) = plugins("the_plugin_of_the_documents") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let readme = include_str!("../README.md");
+    let block = |language: &str| {
+        let begin = format!("```{language}\n");
+        readme.split_once(&begin).unwrap().1.split_once("```").unwrap().0
+    };
+    let (plugin, description) =
+        (directory.path().join("shell-veth"), directory.path().join("shell-veth.json"));
+    fs::write(&plugin, block("sh")).unwrap();
+    fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(&description, block("json")).unwrap();
+    assert!(block("sh").lines().count() <= 40);
+    let begun = Instant::now();
+    let output = suite().arg("--describe").arg(&description).arg("--plugin").arg(&plugin).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("shell-veth, by 1.1.0: failures: MUST 0, SHOULD 0, quality -"), "{text}");
+    assert!(begun.elapsed() < Duration::from_secs(300), "{:?}", begun.elapsed());
+}
+
 /// What a description hides, and what it does not know yet.
 #[test]
 fn a_description_that_hides_or_is_out_of_date_is_told() {
