@@ -191,11 +191,16 @@ impl Owner {
         self.part == Part::Rdma
     }
 
+    /// Its interface, for people: with a word where it is about the RDMA device alone.
+    pub fn interface(&self) -> String {
+        let part = if self.is_rdma_alone() { " (rdma)" } else { "" };
+        format!("{}{part}", self.ifname)
+    }
+
     /// Which pod has it, for messages.
     pub fn describe(&self) -> String {
         let pod = self.pod.as_ref().map_or_else(String::new, |pod| format!("pod {pod}, "));
-        let part = if self.is_rdma_alone() { " (RDMA)" } else { "" };
-        format!("{pod}container {} as {}{part} since {}", self.container_id, self.ifname, self.since)
+        format!("{pod}container {} as {} since {}", self.container_id, self.interface(), self.since)
     }
 }
 

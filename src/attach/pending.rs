@@ -109,21 +109,9 @@ fn rdma_beside(claims: &[Record], pending: &Pending, records: &Records, node: &N
     }
     let mut cx = Cx::of(&record.owner, record.facts(), node, &records.locks)?;
     rdma::take_back(&step.moving, &mut cx)?;
-    let tries =
-        record.left().filter(|step| matches!(step.change, Change::Rdma(_))).map(|step| step.failed().tries);
-    is_back_or_ended(step, tries.max().unwrap_or(0), &cx)?;
+    step.wait_for(&cx)?;
     // A pod that has the netdev without the RDMA device has not taken over what that was.
     claims.first().map_or(Ok(()), |claim| Err(waits_for(claim, "the netdev")))
-}
-
-/// Fails while RDMA devices may still come back.
-fn is_back_or_ended(step: &rdma::Rdma, tries: u32, cx: &Cx<'_>) -> Result<()> {
-    let Err(error) = step.wait_for(cx) else { return Ok(()) };
-    if tries < TRIES_FOR_RDMA || !rdma::have_ended(cx.function.as_ref())? {
-        return Err(error);
-    }
-    log::warn!("{error:#}: it has ended, and nothing is left to do");
-    Ok(())
 }
 
 /// What becomes of the device after what is pending of it was tried.
@@ -163,11 +151,28 @@ fn restore_again(
     let may_begin = keep_addresses(&mut pending.record, &mut cx)
         .and_then(|()| refuse_used(&pending.record, next, &mut cx));
     match may_begin {
-        Ok(()) => undo::on_host(&mut pending.record, &mut cx),
+        Ok(()) => {
+            undo::on_host(&mut pending.record, &mut cx);
+            give_up_ended_rdma(&mut pending.record, &cx)?;
+        }
         Err(error) => undo::postpone(&mut pending.record, &error),
     }
     log_left(&pending.record, Step::is_of_device);
     records.note(pending, Step::is_of_device)
+}
+
+/// RDMA devices that ended in their pod, with their driver's RDMA module, say, are gone for good after some tries.
+fn give_up_ended_rdma(record: &mut Record, cx: &Cx<'_>) -> Result<()> {
+    let is_tried = |step: &&mut Step| {
+        matches!(step.change, Change::Rdma(_)) && step.is_left() && step.failed().tries >= TRIES_FOR_RDMA
+    };
+    for step in record.steps.iter_mut().filter(is_tried) {
+        if rdma::have_ended(cx.function.as_ref())? {
+            log::warn!("{}: it has ended", step.failed().why);
+            step.undone(Ok(()));
+        }
+    }
+    Ok(())
 }
 
 /// Whether the driver may have to be bound again: around a reset, for a GUID, or because it was not.

@@ -297,10 +297,8 @@ fn take_over_debts(run: &Dir) -> Result<()> {
     let Some(debts) = run.sub(DEBTS)? else { return Ok(()) };
     let Some(pending) = run.sub(PENDING)? else {
         // Another call may do the same now.
-        return run.rename(DEBTS, run, PENDING).or_else(|error| {
-            log::debug!("{DEBTS}: {error}");
-            Ok(())
-        });
+        let _ = run.rename(DEBTS, run, PENDING);
+        return Ok(());
     };
     for name in debts.names()? {
         pending.receive(&debts, &name)?;

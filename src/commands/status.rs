@@ -265,7 +265,7 @@ fn row(one: &Attached, inventory: &Inventory, now: SystemTime) -> Vec<String> {
         owner.rail.map(|rail| rail.to_string()).unwrap_or_default(),
         owner.device.id.clone(),
         owner.pod.clone().unwrap_or_else(container),
-        owner.ifname.clone(),
+        owner.interface(),
         one.addresses.join(","),
         link.map(|link| link.mtu.to_string()).unwrap_or_default(),
         link.map(|link| link_state(link).to_owned()).unwrap_or_default(),
@@ -310,7 +310,7 @@ fn json(node_name: &str, inventory: &Inventory, todo: &[String]) -> Value {
         let (record, owner, link) = (&one.record, &one.record.owner, one.link());
         json!({
             "rail": owner.rail, "state": one.word(), "network": owner.network, "pod": owner.pod,
-            "containerID": owner.container_id, "ifname": owner.ifname, "netns": owner.netns.path,
+            "containerID": owner.container_id, "ifname": owner.ifname, "part": owner.part, "netns": owner.netns.path,
             "since": owner.since, "device": owner.device.id, "pf": owner.device.pf,
             "addresses": one.addresses,
             "mtu": link.map(|link| link.mtu), "mac": link.map(|link| &link.mac),

@@ -198,8 +198,8 @@ the_rdma_device_follows_a_vf_that_another_plugin_has_attached() {
         same "the result" "$(jq -S . <<<"$main")" "$(jq -S . <<<"$output")"
         same "in the pod" "rdma_rail-0 net1" "$(in_namespace pod1)"
         same "the ToS" 96 "$(tos rdma_rail-0)"
-        same "status" '["net1 (rdma)","live",["rdma_rail-0"],1]' "$("$bin/rail-cni" status --output json |
-            jq -c '.attachments[] | [.ifname, .state, .rdma, .gids[0].index]')"
+        same "status" '["net1","rdma","live",["rdma_rail-0"],1]' "$("$bin/rail-cni" status --output json |
+            jq -c '.attachments[] | [.ifname, .part, .state, .rdma, .gids[0].index]')"
         check pod1 net1 "$config" "$main"
         in_pod pod1 rdma dev set rdma_rail-0 name theirs
         check_fails "the RDMA device rdma_rail-0 has the name theirs" pod1 net1 "$config" "$main"
