@@ -172,20 +172,18 @@ remake_vfs() {
     done
 }
 
-# The same, but the function stays.
+# The same, but the function stays: it gets its driver back, and is as it was.
 del_ends_when_the_driver_was_unbound() {
-    local config vf mac found
-    vf=$(vf 1) mac=$(mac_of ens1f0v0)
+    local config vf
+    vf=$(vf 1)
     config=$(conf 1 "$vf")
     pod pod1
     add pod1 net1 "$config"
     echo "$vf" >/sys/bus/pci/drivers/igbvf/unbind
     del pod1 net1 "$config"
     same "leases and records" "" "$(state_files)"
-    echo "$vf" >/sys/bus/pci/drivers/igbvf/bind
-    found=("/sys/bus/pci/devices/$vf/net/"*)
-    ip link set "${found[0]##*/}" name ens1f0v0
-    ip link set ens1f0v0 address "$mac"
+    same "the driver" igbvf "$(basename "$(readlink "/sys/bus/pci/devices/$vf/driver")")"
+    same "the netdev" ens1f0v0 "$(ls "/sys/bus/pci/devices/$vf/net")"
 }
 
 # Somebody emptied /run. The pod still has the VF, and DEL says which: it returns to the host.

@@ -48,6 +48,10 @@ impl Netdev {
             cx.place = Place::Host(link.clone());
         }
         let done = self.restore(&link, &original, cx);
+        if cx.is_anew {
+            // It has its name again.
+            cx.await_home()?;
+        }
         all_of(done).with_context(|| format!("{} is on the host, but not as it was", link.name))
     }
 
