@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Check, must, quality, should, spec};
+use super::{Basis, Check, must, quality, should, spec};
 use crate::call::quoted;
 use crate::description::Kind;
 use crate::ensure;
@@ -12,6 +12,13 @@ use crate::world::{Attachment, Stop, World, difference, with};
 /// What a failed ADD leaves.
 const OF_FAILURES: &str = "the specification leaves it to the DEL that follows. One that does not come leaves the device, and a \
                            person looks for it";
+
+/// A name that is taken.
+const NAME_IS_TAKEN: &[Basis] = &[must(
+    "1.0.0",
+    "add-add-container-to-network-or-apply-modifications",
+    "If an interface of the requested name already exists in the container, the CNI plugin MUST return with an error.",
+)];
 
 pub const CHECKS: &[Check] = &[
     spec(
@@ -44,11 +51,7 @@ pub const CHECKS: &[Check] = &[
     spec(
         "taken_name_is_refused",
         "if the pod has an interface of that name, ADD fails",
-        &[must(
-            "1.0.0",
-            "add-add-container-to-network-or-apply-modifications",
-            "If an interface of the requested name already exists in the container, the CNI plugin MUST return with an error.",
-        )],
+        NAME_IS_TAKEN,
         taken_name_is_refused,
     ),
     quality(
@@ -60,11 +63,7 @@ pub const CHECKS: &[Check] = &[
     spec(
         "second_add_is_refused",
         "a second ADD without a DEL fails, for the interface is there",
-        &[must(
-            "1.0.0",
-            "add-add-container-to-network-or-apply-modifications",
-            "If an interface of the requested name already exists in the container, the CNI plugin MUST return with an error.",
-        )],
+        NAME_IS_TAKEN,
         second_add_is_refused,
     ),
     quality(

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Check, ends, must, quality, should, spec};
+use super::{Basis, Check, ends, must, quality, should, spec};
 use crate::call::Call;
 use crate::description::Kind;
 use crate::ensure;
@@ -10,6 +10,76 @@ use crate::world::{Attachment, Stop, World, difference, with};
 
 /// The heading of the specification.
 const DEL: &str = "del-remove-container-from-network-or-un-apply-modifications";
+
+/// What is missing is no error.
+const MISSING: &[Basis] = &[
+    should(
+        "0.4.0",
+        "parameters",
+        "Plugins should generally complete a `DEL` action without error even if some resources are missing.",
+    ),
+    must(
+        "1.0.0",
+        DEL,
+        "Plugins MUST accept multiple `DEL` calls for the same (`CNI_CONTAINERID`, `CNI_IFNAME`) pair, and return success if the interface in question, or any modifications added, are missing.",
+    ),
+];
+
+/// An address is released whatever became of the namespace.
+const RELEASES: &[Basis] = &[
+    should(
+        "0.4.0",
+        "parameters",
+        "an IPAM plugin should generally release an IP allocation and return success even if the container network namespace no longer exists",
+    ),
+    should(
+        "1.0.0",
+        DEL,
+        "an IPAM plugin should generally release an IP allocation and return success even if the container network namespace no longer exists",
+    ),
+];
+
+/// What is there is taken away.
+const DELETES: &[Basis] = &[
+    should(
+        "0.4.0",
+        "parameters",
+        "Plugins should generally complete a `DEL` action without error even if some resources are missing.",
+    ),
+    should(
+        "1.0.0",
+        DEL,
+        "A CNI plugin, upon receiving a `DEL` command, should either … delete the interface defined by `CNI_IFNAME` inside the container at `CNI_NETNS`, or … undo any modifications applied in the plugin's `ADD` functionality",
+    ),
+];
+
+/// The second DEL is as the first.
+const IDEMPOTENT: &[Basis] = &[
+    should(
+        "0.4.0",
+        "general-considerations",
+        "DEL may be followed by additional DELs but plugins should handle multiple DELs permissively (i.e. plugin DEL should be idempotent).",
+    ),
+    must(
+        "1.0.0",
+        DEL,
+        "Plugins MUST accept multiple `DEL` calls for the same (`CNI_CONTAINERID`, `CNI_IFNAME`) pair, and return success if the interface in question, or any modifications added, are missing.",
+    ),
+];
+
+/// What is another attachment's stays.
+const BY_KEY: &[Basis] = &[
+    should(
+        "0.4.0",
+        "general-considerations",
+        "Plugins that store state should do so using a primary key of `(network name, CNI_CONTAINERID, CNI_IFNAME)`.",
+    ),
+    should(
+        "1.0.0",
+        DEL,
+        "A CNI plugin, upon receiving a `DEL` command, should either … delete the interface defined by `CNI_IFNAME` inside the container at `CNI_NETNS`, or … undo any modifications applied in the plugin's `ADD` functionality",
+    ),
+];
 
 pub const CHECKS: &[Check] = &[
     spec(
@@ -49,43 +119,19 @@ pub const CHECKS: &[Check] = &[
     spec(
         "del_after_netns_is_gone",
         "DEL of a plugin that is not an IPAM plugin succeeds when the namespace is gone",
-        &[should(
-                "0.4.0",
-                "parameters",
-                "Plugins should generally complete a `DEL` action without error even if some resources are missing.",
-            ), must(
-                "1.0.0",
-                DEL,
-                "Plugins MUST accept multiple `DEL` calls for the same (`CNI_CONTAINERID`, `CNI_IFNAME`) pair, and return success if the interface in question, or any modifications added, are missing.",
-            )],
+        MISSING,
         del_after_netns_is_gone,
     ),
     spec(
         "ipam_del_after_netns_is_gone",
         "DEL of an IPAM plugin succeeds when the namespace is gone",
-        &[should(
-                "0.4.0",
-                "parameters",
-                "an IPAM plugin should generally release an IP allocation and return success even if the container network namespace no longer exists",
-            ), should(
-                "1.0.0",
-                DEL,
-                "an IPAM plugin should generally release an IP allocation and return success even if the container network namespace no longer exists",
-            )],
+        RELEASES,
         ipam_del_after_netns_is_gone,
     ).but("\"unless that network namespace is critical for IPAM management\""),
     spec(
         "del_after_netns_is_gone_releases",
         "DEL releases what is on file when the namespace is gone",
-        &[should(
-                "0.4.0",
-                "parameters",
-                "an IPAM plugin should generally release an IP allocation and return success even if the container network namespace no longer exists",
-            ), should(
-                "1.0.0",
-                DEL,
-                "an IPAM plugin should generally release an IP allocation and return success even if the container network namespace no longer exists",
-            )],
+        RELEASES,
         del_after_netns_is_gone_releases,
     ),
     quality(
@@ -97,71 +143,31 @@ pub const CHECKS: &[Check] = &[
     spec(
         "del_after_interface_is_gone",
         "DEL succeeds when the interface is gone",
-        &[should(
-                "0.4.0",
-                "parameters",
-                "Plugins should generally complete a `DEL` action without error even if some resources are missing.",
-            ), must(
-                "1.0.0",
-                DEL,
-                "Plugins MUST accept multiple `DEL` calls for the same (`CNI_CONTAINERID`, `CNI_IFNAME`) pair, and return success if the interface in question, or any modifications added, are missing.",
-            )],
+        MISSING,
         del_after_interface_is_gone,
     ),
     spec(
         "del_after_interface_is_gone_releases",
         "DEL releases what is on file when the interface is gone",
-        &[should(
-                "0.4.0",
-                "parameters",
-                "Plugins should generally complete a `DEL` action without error even if some resources are missing.",
-            ), should(
-                "1.0.0",
-                DEL,
-                "A CNI plugin, upon receiving a `DEL` command, should either … delete the interface defined by `CNI_IFNAME` inside the container at `CNI_NETNS`, or … undo any modifications applied in the plugin's `ADD` functionality",
-            )],
+        DELETES,
         del_after_interface_is_gone_releases,
     ),
     spec(
         "del_after_device_is_gone",
         "DEL succeeds when the device was unplugged, and the interface with it",
-        &[should(
-                "0.4.0",
-                "parameters",
-                "Plugins should generally complete a `DEL` action without error even if some resources are missing.",
-            ), must(
-                "1.0.0",
-                DEL,
-                "Plugins MUST accept multiple `DEL` calls for the same (`CNI_CONTAINERID`, `CNI_IFNAME`) pair, and return success if the interface in question, or any modifications added, are missing.",
-            )],
+        MISSING,
         del_after_device_is_gone,
     ),
     spec(
         "del_after_device_is_gone_releases",
         "DEL releases what is on file when the device was unplugged, and the interface with it",
-        &[should(
-                "0.4.0",
-                "parameters",
-                "Plugins should generally complete a `DEL` action without error even if some resources are missing.",
-            ), should(
-                "1.0.0",
-                DEL,
-                "A CNI plugin, upon receiving a `DEL` command, should either … delete the interface defined by `CNI_IFNAME` inside the container at `CNI_NETNS`, or … undo any modifications applied in the plugin's `ADD` functionality",
-            )],
+        DELETES,
         del_after_device_is_gone_releases,
     ),
     spec(
         "del_before_add",
         "DEL of what was never added succeeds",
-        &[should(
-                "0.4.0",
-                "parameters",
-                "Plugins should generally complete a `DEL` action without error even if some resources are missing.",
-            ), must(
-                "1.0.0",
-                DEL,
-                "Plugins MUST accept multiple `DEL` calls for the same (`CNI_CONTAINERID`, `CNI_IFNAME`) pair, and return success if the interface in question, or any modifications added, are missing.",
-            )],
+        MISSING,
         del_before_add,
     ),
     quality(
@@ -173,29 +179,13 @@ pub const CHECKS: &[Check] = &[
     spec(
         "del_twice",
         "each DEL after one that succeeded succeeds",
-        &[should(
-                "0.4.0",
-                "general-considerations",
-                "DEL may be followed by additional DELs but plugins should handle multiple DELs permissively (i.e. plugin DEL should be idempotent).",
-            ), must(
-                "1.0.0",
-                DEL,
-                "Plugins MUST accept multiple `DEL` calls for the same (`CNI_CONTAINERID`, `CNI_IFNAME`) pair, and return success if the interface in question, or any modifications added, are missing.",
-            )],
+        IDEMPOTENT,
         del_twice,
     ),
     spec(
         "del_twice_after_netns_is_gone",
         "when the namespace is gone, each DEL after one that succeeded succeeds",
-        &[should(
-                "0.4.0",
-                "general-considerations",
-                "DEL may be followed by additional DELs but plugins should handle multiple DELs permissively (i.e. plugin DEL should be idempotent).",
-            ), must(
-                "1.0.0",
-                DEL,
-                "Plugins MUST accept multiple `DEL` calls for the same (`CNI_CONTAINERID`, `CNI_IFNAME`) pair, and return success if the interface in question, or any modifications added, are missing.",
-            )],
+        IDEMPOTENT,
         del_twice_after_netns_is_gone,
     ),
     spec(
@@ -235,30 +225,14 @@ pub const CHECKS: &[Check] = &[
     spec(
         "del_keeps_other_attachments",
         "DEL touches neither other interfaces of the pod nor the same interface of another pod",
-        &[should(
-                "0.4.0",
-                "general-considerations",
-                "Plugins that store state should do so using a primary key of `(network name, CNI_CONTAINERID, CNI_IFNAME)`.",
-            ), should(
-                "1.0.0",
-                DEL,
-                "A CNI plugin, upon receiving a `DEL` command, should either … delete the interface defined by `CNI_IFNAME` inside the container at `CNI_NETNS`, or … undo any modifications applied in the plugin's `ADD` functionality",
-            )],
+        BY_KEY,
         del_keeps_other_attachments,
     )
     .with_attachments(3),
     spec(
         "del_of_another_container_takes_nothing",
         "DEL for a container that was never added does not release what another has",
-        &[should(
-                "0.4.0",
-                "general-considerations",
-                "Plugins that store state should do so using a primary key of `(network name, CNI_CONTAINERID, CNI_IFNAME)`.",
-            ), should(
-                "1.0.0",
-                DEL,
-                "A CNI plugin, upon receiving a `DEL` command, should either … delete the interface defined by `CNI_IFNAME` inside the container at `CNI_NETNS`, or … undo any modifications applied in the plugin's `ADD` functionality",
-            )],
+        BY_KEY,
         del_of_another_container_takes_nothing,
     ),
     spec(
