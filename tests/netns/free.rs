@@ -233,6 +233,45 @@ fn what_a_pod_stacked_on_its_rail_is_owed_until_it_is_gone() {
     assert_eq!(bench.host.snapshot(), bench.before);
 }
 
+/// They would be on the wire of the next pod.
+#[test]
+fn a_device_on_which_links_of_a_pod_may_be_left_is_not_handed_out() {
+    let test = "free::links";
+    let Some(bench) = Bench::new("links") else { return };
+    if !trace::is_allowed(test) || !trace::can_fail(test) {
+        return;
+    }
+    let other = bench.pods[1].file_name().unwrap().to_str().unwrap();
+    bench.call("ADD", 0).run(&bench.config()).ok();
+    bench.host.ip_in(&bench.pods[0], "link add mv link net1 type macvlan");
+    bench.host.ip_in(&bench.pods[0], &format!("link set mv netns {other}"));
+    trace::run_with(&bench.call("DEL", 0), &bench.config(), no_search()).ran.ok();
+    let is_left = || bench.host.ip_in(&bench.pods[1], "link show").contains("mv@");
+    // One of the threads of ADD is that of the search: from each on, none can be made.
+    let mut is_refused = false;
+    for made in 0..30 {
+        let mut threads = 0;
+        let no_further = |point: trace::Point| {
+            threads += u32::from(point.makes_thread());
+            if point.makes_thread() && threads > made { Fate::Fails(Errno::EAGAIN) } else { Fate::Made }
+        };
+        let ran = trace::run_with(&bench.call("ADD", 1), &bench.config(), no_further).ran;
+        if ran.status == 0 {
+            assert!(!is_left(), "it is handed out: {ran:?}");
+            break;
+        }
+        let error = ran.json();
+        if error["code"] == 11 {
+            assert!(is_left() && ran.msg().contains("pod default/pod, container c1 as net1"), "{ran:?}");
+            is_refused = true;
+        }
+    }
+    assert!(is_refused && !is_left());
+    bench.call("DEL", 1).run(&bench.config()).ok();
+    bench.reap().ok();
+    assert_eq!(bench.host.snapshot(), bench.before);
+}
+
 /// The device is free while the DEL of its IPAM is at work: what the next ADD restores by then is not done a second time,
 /// to whoever stacks something on the device later.
 #[test]
