@@ -81,7 +81,25 @@ fn outlives_its_pod(owner: &Owner) -> Result<bool> {
     if !owner.is_of_this_boot()? || owner.netns.life() == Life::Alive {
         return Ok(false);
     }
-    Ok(!owner.netns.keepers().is_empty())
+    Ok(!keepers(owner).is_empty())
+}
+
+/// The processes that keep the device of `owner` in a namespace without a path. The kernel gives the inode number of a
+/// namespace that is gone to the next one, so each is looked into.
+fn keepers(owner: &Owner) -> Vec<Keeper> {
+    let (original, inside) = (owner.device.link.as_ref(), &owner.inside);
+    let is_ours = |link: &Link| {
+        original.is_some_and(|original| {
+            link.parent == original.parent && (link.mac == original.mac || link.mac == inside.mac)
+        })
+    };
+    let has_it = |keeper: &Keeper| {
+        let find = || link::seen(&mut Netns::open(&keeper.path)?.run(Socket::open)?);
+        find().is_ok_and(|links| links.iter().any(is_ours))
+    };
+    let mut keepers = owner.netns.keepers();
+    keepers.retain(has_it);
+    keepers
 }
 
 /// The same, with patience for a device that is about to appear on the host.
@@ -230,18 +248,7 @@ pub fn clashing(link: &Link, host: &mut Socket) -> Result<Vec<String>> {
 
 /// The advice for a device that stays in a namespace without a path.
 pub fn how_to_end(owner: &Owner) -> String {
-    let (original, inside) = (owner.device.link.as_ref(), &owner.inside);
-    let is_ours = |link: &Link| {
-        original.is_some_and(|original| {
-            link.parent == original.parent && (link.mac == original.mac || link.mac == inside.mac)
-        })
-    };
-    let has_it = |keeper: &Keeper| {
-        let find = || link::seen(&mut Netns::open(&keeper.path)?.run(Socket::open)?);
-        find().is_ok_and(|links| links.iter().any(is_ours))
-    };
-    let mut keepers = owner.netns.keepers();
-    keepers.retain(has_it);
+    let keepers = keepers(owner);
     if keepers.is_empty() {
         return "a process keeps it open (`lsns -t net`); end that, and `rail-cni reap`".to_owned();
     }

@@ -2,6 +2,7 @@
 //! it as it is.
 
 use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use nix::errno::Errno;
@@ -270,6 +271,21 @@ fn a_device_on_which_links_of_a_pod_may_be_left_is_not_handed_out() {
     bench.call("DEL", 1).run(&bench.config()).ok();
     bench.reap().ok();
     assert_eq!(bench.host.snapshot(), bench.before);
+}
+
+/// The kernel gives the inode number of a namespace that ended to one that is made later.
+#[test]
+fn a_later_namespace_of_the_same_number_does_not_keep_what_ended_with_the_pod() {
+    let Some(bench) = Bench::new("number") else { return };
+    bench.call("ADD", 0).run(&rail(1)).ok();
+    let later = harness::Sleeper::new(Some(&bench.pods[1]));
+    let file = bench.host.records().pop().unwrap();
+    let mut record: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    record["owner"]["netns"]["ino"] = json!(later.netns().metadata().unwrap().ino());
+    fs::write(&file, record.to_string()).unwrap();
+    bench.host.delete_netns(&bench.pods[0]);
+    bench.call("DEL", 0).run(&rail(1)).ok();
+    assert_eq!((bench.host.records().len(), bench.host.pending().len()), (0, 0));
 }
 
 /// The device is free while the DEL of its IPAM is at work: what the next ADD restores by then is not done a second time,
