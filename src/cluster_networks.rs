@@ -90,7 +90,7 @@ pub fn usually_taken_by(routes: &[(String, Vec<IpNet>)], elsewhere: &str) -> Opt
         .collect();
     let first = taken.first()?;
     Some(format!(
-        "{}, a route of {}, overlaps networks that clusters usually have, and pods would lose them: {}. Name the \
+        "{}, a prefix of {}, overlaps networks that clusters usually have, and pods would lose them: {}. Name the \
          cluster's own in clusterNetworks of node.json{elsewhere} to compare with those instead",
         first.route,
         first.names(),
@@ -112,7 +112,7 @@ impl Taken {
 impl fmt::Display for Taken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Taken { network, route, .. } = self;
-        write!(f, "{network} overlaps {route}, a route of {}: pods would not reach it", self.names())
+        write!(f, "{network} overlaps {route}, a prefix of {}: pods would not reach it", self.names())
     }
 }
 

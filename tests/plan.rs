@@ -1001,14 +1001,14 @@ fn no_plan_takes_services_and_pods_of_the_cluster_away() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}");
     for told in
-        ["10.0.0.0/8, a route of rail-0 and 1 more", "10.96.0.0/12 (kubeadm's Services)", "firstOctet: 11"]
+        ["10.0.0.0/8, a prefix of rail-0 and 1 more", "10.96.0.0/12 (kubeadm's Services)", "firstOctet: 11"]
     {
         assert!(said.contains(told), "{told}: {said}");
     }
     let said = place.fails(1, &["plan", &file, "--to", "store", "--all-nodes", "--strict"]);
     assert!(said.contains("kubeadm's Services"), "{said}");
     // By an option, by the fabric file, by node.json.
-    let told = "10.96.0.0/12 overlaps 10.0.0.0/8, a route of rail-0 and 1 more: pods would not reach it: firstOctet: 11";
+    let told = "10.96.0.0/12 overlaps 10.0.0.0/8, a prefix of rail-0 and 1 more: pods would not reach it: firstOctet: 11";
     let named = place.write("named.yaml", &format!("{fabric}clusterNetworks: [10.96.0.0/12]\n"));
     let to_store = ["--to", "store", "--all-nodes"];
     for args in [&["plan", &file, "--cluster-networks", "192.168.0.0/16,10.96.0.0/12"][..], &["plan", &named]]

@@ -123,6 +123,10 @@ struct WaitArgs {
 
 #[derive(Debug, Args)]
 struct LintArgs {
+    /// Print the networks as they are with rail-cni, also those that operators make, for kubectl apply; the findings go
+    /// to stderr
+    #[arg(long)]
+    fix: bool,
     /// Files or directories with YAML or JSON for kubectl, or with CNI configurations; - reads stdin
     #[arg(required = true, value_name = "FILE")]
     files: Vec<String>,
@@ -163,7 +167,7 @@ pub fn run() -> ExitCode {
             output::watch(PROGRAM);
             wait(PROGRAM, timeout, Needs { mtu, rdma, pfs }, output)
         }
-        Command::Lint(args) => lint(&args.files, output),
+        Command::Lint(args) => lint(&args.files, args.fix, output),
         Command::Reap(args) => start(PROGRAM, "reap").and_then(|node| reap(&node, &args, output)),
     };
     output::end(PROGRAM, done)

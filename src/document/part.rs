@@ -88,6 +88,12 @@ impl<'a> Part<'a> {
         }
     }
 
+    /// Another value in the place of this one: all of it has this line.
+    pub fn instead(self, value: Value) -> Document {
+        let lines = Lines::all(self.lines.line, &value);
+        Document { file: self.file.to_owned(), value, format: Format::Json, lines }
+    }
+
     /// A copy whose keys are what `spell` makes of them. `spell` gets the value, the path of the object that holds
     /// it, and the key. Of two keys that become one, the copy keeps one that is not null.
     pub fn respelt(self, spell: &mut dyn FnMut(Part<'a>, &str, &str) -> String) -> Document {
@@ -155,6 +161,15 @@ fn step<'a>(value: &Value, path: &'a str) -> Option<(usize, &'a str)> {
 impl Lines {
     pub(super) fn of(line: u32, inside: Vec<Lines>) -> Lines {
         Lines { line, text: 0, inside: inside.into() }
+    }
+
+    fn all(line: u32, value: &Value) -> Lines {
+        let inside: Vec<Lines> = match value {
+            Value::Array(list) => list.iter().map(|inner| Lines::all(line, inner)).collect(),
+            Value::Object(object) => object.values().map(|inner| Lines::all(line, inner)).collect(),
+            _ => Vec::new(),
+        };
+        Lines::of(line, inside)
     }
 
     pub(super) fn each(&mut self, change: &mut impl FnMut(&mut u32)) {

@@ -87,7 +87,7 @@ mod tests {
         let three = |known: &[&str]| compared(Tiers::Three, 10, Family::Ipv4, known).0;
         assert_eq!(
             three(&["10.96.0.0/12", "192.168.0.0/16"]),
-            ["10.96.0.0/12 overlaps 10.0.0.0/8, a route of rail-0 and 1 more: pods would not reach it: \
+            ["10.96.0.0/12 overlaps 10.0.0.0/8, a prefix of rail-0 and 1 more: pods would not reach it: \
                  firstOctet: 11 here and at the switches, or other networks for the cluster"]
         );
         assert!(three(&["10.96.0.0/12", "11.0.0.0/8"])[0].contains("firstOctet: 30 here"));

@@ -1,22 +1,28 @@
-//! `rail-cni lint`: finds mistakes in networks before a pod does. It reads NetworkAttachmentDefinitions, CNI
-//! configurations, and the routes of CIDRPools, and needs neither node.json nor root. ADD's own parser finds what ADD
-//! would refuse.
+//! `rail-cni lint`: finds mistakes in networks before a pod does, and prints what networks of other plugins and
+//! operators become. It reads NetworkAttachmentDefinitions, CNI configurations, objects of operators, pods, and the
+//! routes of CIDRPools, and needs neither node.json nor root. ADD's own parser finds what ADD would refuse.
 
+mod across;
+mod chain;
+mod fix;
 mod ignore;
+mod operators;
 mod plugin;
+mod pods;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use ipnet::IpNet;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
+use self::chain::Chain;
+use self::fix::Fixed;
 use self::ignore::Ignore;
 use crate::attach::config;
-use crate::cluster_networks::{self, Taken, USUAL};
 use crate::cni::{VERSIONS, Version};
 use crate::document::{self, Document, Format, Part};
 use crate::fault::{Fault, Place};
@@ -29,21 +35,10 @@ use crate::pool;
 const OURS: &str = "rail-cni";
 const OUR_IPAM: &str = "rail-ipam";
 /// Plugins whose configurations work with rail-cni once `type` is changed.
-const LIKE_OURS: [&str; 3] = ["sriov", "ib-sriov", "host-device"];
-/// Plugins that people chain behind these, and what replaces them here.
-const IN_ONE: [(&str, &str); 3] = [
-    ("tuning", "mtu, mac and sysctl are keys of rail-cni: only promisc, allmulti and txQLen need tuning"),
-    ("sbr", "rail-cni makes rules and tables itself (routing), and sbr would move them: remove it"),
-    (
-        "rdma",
-        "rail-cni moves RDMA devices itself (rdma), and rdma-cni would refuse one that is already there: remove it",
-    ),
-];
+const LIKE_OURS: [&str; 4] = ["sriov", "ib-sriov", "host-device", "amd-host-device"];
 /// The keys of a list.
 const LIST_KEYS: [&str; 7] =
     ["cniVersion", "cniVersions", "name", "plugins", "disableCheck", "disableGC", "loadOnlyInlinedPlugins"];
-/// Kinds of which an operator makes a NAD, with the `type` of that NAD.
-const OF_OPERATORS: [(&str, &str); 2] = [("HostDeviceNetwork", "host-device"), ("SriovNetwork", "sriov")];
 const RESOURCE: &str = "k8s.v1.cni.cncf.io/resourceName";
 
 /// How bad a finding is.
@@ -53,6 +48,8 @@ enum Severity {
     Error,
     /// It works, perhaps not as it was intended.
     Warning,
+    /// Nothing is to be done.
+    Note,
 }
 
 impl fmt::Display for Severity {
@@ -60,6 +57,7 @@ impl fmt::Display for Severity {
         f.write_str(match self {
             Severity::Error => "error",
             Severity::Warning => "warning",
+            Severity::Note => "note",
         })
     }
 }
@@ -91,11 +89,25 @@ struct Rail {
     resource: Option<String>,
 }
 
-/// The destinations of a network or a pool, beside the node's own prefix.
+/// The destinations and addresses of a network or a pool.
 #[derive(Debug)]
 struct Routes {
     name: String,
     to: Vec<(IpNet, Place)>,
+}
+
+/// Addresses that an IPAM plugin hands out for a network.
+#[derive(Debug)]
+struct Range {
+    network: String,
+    /// Cluster and namespace: a pod has no networks of two.
+    scope: [String; 2],
+    /// On every node, and not on one.
+    is_of_all_nodes: bool,
+    of: usize,
+    ipam: String,
+    range: IpNet,
+    place: Place,
 }
 
 /// The difference between the number in a name and the rail; the index of the rail, and the name.
@@ -115,6 +127,19 @@ pub struct Lint {
     seen: usize,
     rails: Vec<Rail>,
     routes: Vec<Routes>,
+    ranges: Vec<Range>,
+    /// The resource of each NAD, by namespace and name.
+    nads: BTreeMap<(String, String), Option<String>>,
+    pods: Vec<pods::Pod>,
+    fixed: Vec<fix::Fixed>,
+    /// The kind of the object of which an operator makes the current network, and what else it makes of it.
+    made_by: Option<(String, &'static str)>,
+    /// The MTU of VFs, by resource.
+    mtus: BTreeMap<String, u64>,
+    /// Resources of the shared RDMA device plugin.
+    shared: BTreeSet<String>,
+    /// The number of objects beside networks that were read.
+    noted: usize,
     /// The cluster's own networks, of node.json.
     cluster_networks: Vec<IpNet>,
     /// The number of CIDRPools.
@@ -125,10 +150,17 @@ pub struct Lint {
     others: usize,
 }
 
-/// Checks all files, and all files in directories, and prints the findings.
-pub fn lint(files: &[String], output: Output) -> Result<ExitCode> {
-    let lint = Lint::of(files, Node::load()?.cluster_networks);
-    output::print(&lint.text(output))?;
+/// Checks all files, and all files in directories, and prints the findings; with `fix`, the networks, and the findings
+/// on stderr.
+pub fn lint(files: &[String], fix: bool, output: Output) -> Result<ExitCode> {
+    let mut lint = Lint::of(files, Node::load()?.cluster_networks);
+    if fix {
+        let networks = lint.fixed();
+        output::print(&networks)?;
+        lint.text(output).lines().for_each(|line| output::say(OURS, line));
+    } else {
+        output::print(&lint.text(output))?;
+    }
     Ok(if lint.count(Severity::Error) == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -295,7 +327,7 @@ impl Lint {
 
     /// The number of findings, and of all objects that were read.
     fn found(&self) -> usize {
-        self.findings.len() + self.networks + self.others + self.pools
+        self.findings.len() + self.networks + self.others + self.pools + self.noted + self.pods.len()
     }
 
     /// Reads one file.
@@ -345,13 +377,11 @@ impl Lint {
             (_, Some("CIDRPool")) => {
                 self.pools += 1;
                 let name = part.text("metadata.name").unwrap_or_default();
-                self.leads_to(part, name, &["spec.routes"], "spec.cidr");
+                self.leads_to(part, name, &["spec.routes"], &["spec.cidr"]);
             }
             (_, Some(kind)) => {
-                if let Some((_, plugin)) = OF_OPERATORS.iter().find(|(other, _)| *other == kind) {
-                    self.begin();
-                    self.of_operator(part, kind, plugin);
-                    self.of = 0;
+                if !self.of_operator(part, kind) {
+                    self.pods(part, part.text("metadata.name").unwrap_or_default());
                 }
             }
             (_, None) if has("type") || has("plugins") || has("cniVersion") => {
@@ -368,74 +398,6 @@ impl Lint {
                 self.error(part, "", "", problem);
             }
         }
-    }
-
-    /// Reports an object of which an operator makes a NAD, with the NAD to write instead.
-    fn of_operator(&mut self, part: Part, kind: &str, plugin: &str) {
-        let name = part.text("metadata.name").unwrap_or_default();
-        self.annotated(part, name);
-        let text = |path| part.text(path).filter(|text| !text.is_empty());
-        let resource = text("spec.resourceName").unwrap_or("RESOURCE");
-        let prefix = if kind == OF_OPERATORS[0].0 && !resource.contains('/') { "nvidia.com/" } else { "" };
-        let namespace =
-            text("spec.networkNamespace").map_or(String::new(), |of| format!(" in namespace {of}"));
-        let ipam = part.get("spec.ipam").filter(|ipam| ipam.value.is_string());
-        let ipam = ipam.and_then(|ipam| ipam.json().ok());
-        let pool = ipam.as_ref().and_then(|ipam| ipam.root().text("poolName").or(ipam.root().text("pool")));
-        let pool = pool.map_or(String::new(), |pool| {
-            format!(", \"ipam\": {{\"type\": \"{OUR_IPAM}\", \"pool\": {pool:?}}}")
-        });
-        let problem = format!(
-            "{kind}: its operator makes a network of type {plugin} of it, and would undo an edit of that network: \
-             delete it, and write a NetworkAttachmentDefinition {name}{namespace} with the annotation {RESOURCE}: \
-             {prefix}{resource} and \"type\": \"{OURS}\"{pool} (`rail-ipam plan --to nads` writes such ones)"
-        );
-        self.warning(part, name, "kind", problem);
-    }
-
-    /// Notes where its routes lead.
-    fn leads_to(&mut self, part: Part, name: &str, lists: &[&str], cidr: &str) {
-        let mut paths = vec![cidr.to_owned()];
-        for list in lists {
-            let count = part.get(list).map_or(0, |list| list.items().count());
-            paths.extend((0..count).map(|at| format!("{list}[{at}].dst")));
-        }
-        let net = |path: &String| Some((part.text(path)?.parse().ok()?, part.place(path)));
-        self.routes.push(Routes { name: name.to_owned(), to: paths.iter().filter_map(net).collect() });
-    }
-
-    /// Compares all routes with the cluster's own networks.
-    fn compare_routes(&mut self) {
-        let routes: Vec<(String, Vec<IpNet>)> = self
-            .routes
-            .iter()
-            .map(|Routes { name, to }| (name.clone(), to.iter().map(|(net, _)| *net).collect()))
-            .collect();
-        let usual: Vec<IpNet> = USUAL.iter().filter_map(|usual| usual.network()).collect();
-        let known = &self.cluster_networks;
-        let taken = cluster_networks::taken_by(&routes, if known.is_empty() { &usual } else { known });
-        let place = |taken: &Taken| {
-            let mut all = self.routes.iter().flat_map(|routes| &routes.to);
-            all.find(|(net, _)| *net == taken.route).map(|(_, place)| place.clone()).unwrap_or_default()
-        };
-        let remedy =
-            "other addresses for the rails (firstOctet of the plan), or other networks for the cluster";
-        let finding = |severity, fault: Fault| Finding { severity, network: String::new(), of: 0, fault };
-        let found: Vec<Finding> = if known.is_empty() {
-            let problem = cluster_networks::usually_taken_by(&routes, "").into_iter().zip(taken.first());
-            let warning = |(problem, first): (String, &Taken)| {
-                let remedy = format!("{problem}; where they overlap: {remedy}");
-                finding(Severity::Warning, Fault::whole(remedy).at(place(first)))
-            };
-            problem.map(warning).collect()
-        } else {
-            let error = |taken: &Taken| {
-                let fault = Fault::whole(taken.to_string()).remedy(remedy).at(place(taken));
-                finding(Severity::Error, fault)
-            };
-            taken.iter().map(error).collect()
-        };
-        self.findings.extend(found);
     }
 
     fn nad(&mut self, nad: Part) {
@@ -487,20 +449,26 @@ impl Lint {
             let main = plugin.text("type").unwrap_or_default();
             let ipam = plugin.text("ipam.type").unwrap_or_default();
             let near = |word: &str| nearest(word, [OURS, OUR_IPAM]).is_some();
-            near(main) || near(ipam) || LIKE_OURS.contains(&main) || main.is_empty()
+            near(main) || near(ipam) || is_like_ours(main) || main.is_empty()
         };
-        if !plugins.is_empty() && !plugins.iter().any(is_ours) {
-            self.others += 1;
-            return;
-        }
-        self.networks += 1;
-
         let resource = nad.and_then(|nad| nad.get("metadata.annotations")).and_then(|all| all.text(RESOURCE));
         let in_list = part.get("plugins").is_some();
         let namespace = metadata("metadata.namespace").to_owned();
         let directory = |file: &str| Path::new(file).parent().map(|path| path.display().to_string());
         let cluster = if nad.is_some() { None } else { directory(&part.place("").file) }.unwrap_or_default();
         let context = Context { name: name.to_owned(), cluster, namespace, nad, resource, in_list };
+        if nad.is_some() {
+            let key = (context.namespace.clone(), context.unique().to_owned());
+            self.nads.insert(key, resource.map(str::to_owned));
+        }
+        if !plugins.is_empty() && !plugins.iter().any(is_ours) && self.made_by.is_none() {
+            self.others += 1;
+            return;
+        }
+        if let Some((kind, also)) = self.made_by.clone() {
+            return self.made(part, &plugins, &context, &kind, also);
+        }
+        self.networks += 1;
         self.names(part, &context);
         let version = self.versions(part, &context);
         if in_list {
@@ -520,7 +488,7 @@ impl Lint {
         }
         let is_chained = |plugin: &Part| plugin.text("mode") == Some("rdma");
         let is_whole = |plugin: &Part| plugin.text("type") == Some(OURS) && !is_chained(plugin);
-        let ours = plugins.iter().any(is_whole);
+        self.become_ours(part, &plugins, &context);
         for (at, plugin) in plugins.iter().copied().enumerate() {
             let kind = plugin.text("type").unwrap_or_default();
             if kind == OURS && is_chained(&plugin) {
@@ -537,10 +505,10 @@ impl Lint {
                 self.chained(plugin, &context, version);
             } else if kind == OURS {
                 self.plugin(plugin, &context, version);
-            } else if LIKE_OURS.contains(&kind) {
+            } else if is_like_ours(kind) {
                 self.like_ours(plugin, &context, version);
             } else {
-                self.other(plugin, &context, ours, version);
+                self.other(plugin, &context, version);
             }
         }
     }
@@ -615,7 +583,7 @@ impl Lint {
     }
 
     /// A plugin that is not ours, in a list with ours or beside our IPAM.
-    fn other(&mut self, plugin: Part, context: &Context, beside_ours: bool, version: Version) {
+    fn other(&mut self, plugin: Part, context: &Context, version: Version) {
         let name = &context.name;
         let kind = plugin.text("type").unwrap_or_default();
         if kind.is_empty() {
@@ -627,10 +595,6 @@ impl Lint {
         }
         if let Some(meant) = nearest(kind, [OURS]) {
             return self.error(plugin, name, "type", format!("{kind:?}: did you mean {meant}?"));
-        }
-        let in_one = IN_ONE.iter().find(|(other, _)| *other == kind);
-        if let Some((_, instead)) = in_one.filter(|_| beside_ours) {
-            self.warning(plugin, name, "type", format!("{kind}: {instead}"));
         }
         if plugin.text("ipam.type") == Some(OUR_IPAM) {
             let spelt = self.spelt(plugin, name, &ipam::config::NETWORK);
@@ -651,8 +615,87 @@ impl Lint {
         let kind = plugin.text("type").unwrap_or_default();
         let but =
             if errors.is_empty() { String::new() } else { format!(", apart from: {}", errors.join("; ")) };
-        let problem = format!("{kind}: {OURS} takes this configuration when type is changed{but}");
+        let behind = self.fixed.last().map_or(0, |fixed| fixed.notes.len());
+        let and = if behind == 0 { "" } else { ", with the other changes that are listed here" };
+        let problem = format!(
+            "{kind}: {OURS} takes this configuration when type is changed{but}{and}: `{OURS} lint --fix` prints it"
+        );
         self.warning(plugin, &context.name, "type", problem);
+    }
+
+    /// What is to be changed behind a plugin of ours, or one like ours; and the network as it is then.
+    fn become_ours(&mut self, part: Part, plugins: &[Part], context: &Context) -> bool {
+        let Chain { plugins: becomes, whole, notes } = chain::chain(plugins, context);
+        let is_ours = |plugin: &Map<String, Value>| {
+            plugin.get("type") == Some(&json!(OURS)) || operators::has_our_ipam(plugin)
+        };
+        if whole.is_none() && !becomes.iter().any(is_ours) {
+            return false;
+        }
+        let told = notes.iter().map(Fault::message).collect();
+        for note in notes {
+            self.say(Severity::Warning, &context.name, note);
+        }
+        let mut list = part.value.as_object().filter(|_| context.in_list).cloned().unwrap_or_default();
+        list.retain(|key, _| LIST_KEYS[4..].contains(&key.as_str()) || key == config::LINT_IGNORE);
+        let metadata = context.nad.map(|nad| {
+            let mut metadata =
+                nad.get("metadata").and_then(|of| of.value.as_object()).cloned().unwrap_or_default();
+            metadata.retain(|key, value| {
+                matches!(key.as_str(), "name" | "namespace" | "annotations" | "labels") && !value.is_null()
+            });
+            if let Some(Value::Object(annotations)) = metadata.get_mut("annotations") {
+                annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
+            }
+            metadata
+        });
+        // dra-driver-sriov gives the device, and reads no list.
+        let is_single =
+            !context.in_list && (context.nad.is_none() || context.resource.is_none()) && becomes.len() == 1;
+        self.fixed.push(Fixed {
+            name: context.name.clone(),
+            namespace: context.nad.map(|_| context.namespace.clone()),
+            metadata,
+            resource: context.resource.map(str::to_owned),
+            is_single,
+            list,
+            plugins: becomes,
+            notes: told,
+        });
+        true
+    }
+
+    /// Reports an object of which an operator makes a network, with the network that takes its place.
+    fn made(&mut self, part: Part, plugins: &[Part], context: &Context, kind: &str, also: &str) {
+        let name = context.name.as_str();
+        let before = plugins.first().and_then(|plugin| plugin.text("type")).unwrap_or_default();
+        if !self.become_ours(part, plugins, context) {
+            let problem = format!("{kind}: {before} stays: nothing in it is for {OURS}");
+            return self.say(Severity::Note, name, part.fault("kind", problem));
+        }
+        for plugin in plugins.iter().copied() {
+            self.hands_out(plugin, context);
+        }
+        let becomes = self
+            .fixed
+            .last()
+            .map(|fixed| fixed.plugins.iter().map(|plugin| fix::spaced(&json!(plugin))).collect::<Vec<_>>());
+        let namespace = if context.namespace.is_empty() {
+            String::new()
+        } else {
+            format!(" in namespace {}", context.namespace)
+        };
+        let resource = context
+            .resource
+            .map_or(String::new(), |resource| format!(" with the annotation {RESOURCE}: {resource} and"));
+        let also = if also.is_empty() { String::new() } else { format!("; {also}") };
+        let problem = format!(
+            "{kind}: its operator makes a network of type {before} of it, and would undo an edit of that network: delete it, and \
+             apply the NetworkAttachmentDefinition {name}{namespace}{resource} {} that `{OURS} lint --fix` prints{also}",
+            becomes.unwrap_or_default().join(", ")
+        );
+        self.noted += 1;
+        self.warning(part, name, "kind", problem);
     }
 
     /// Unknown keys of the object `part`, whose path ends in a dot.
@@ -681,79 +724,12 @@ impl Lint {
     fn finish(&mut self) {
         self.across();
         self.compare_routes();
+        self.compare_ranges();
+        self.compare_pods();
         self.silence();
         let order = |file: &String| self.files.iter().position(|other| other == file);
         self.findings
             .sort_by_cached_key(|Finding { fault, .. }| (order(&fault.place.file), fault.place.line));
-    }
-
-    /// Compares values that are good in each network by itself.
-    fn across(&mut self) {
-        let rails = std::mem::take(&mut self.rails);
-        let mut findings = Vec::new();
-        let mut add = |severity, rail: &Rail, path: &str, problem: String| {
-            let (network, of) = (rail.network.clone(), rail.of);
-            let fault = Fault::new(path, problem).at(rail.place.clone());
-            findings.push(Finding { severity, network, of, fault });
-        };
-        // The first network with a value, by the kind of the value and the scope in which it is unique.
-        let mut first: HashMap<String, &Rail> = HashMap::new();
-        for rail in &rails {
-            let Rail { cluster, namespace, pools, resource, .. } = rail;
-            let Some(number) = rail.rail else { continue };
-            let mut other = |what: &str, namespace: &str, said: &str| {
-                let before = *first.entry(format!("{what}\n{cluster}\n{namespace}\n{said}")).or_insert(rail);
-                Some(before).filter(|before| !std::ptr::eq(*before, rail))
-            };
-            if let Some(other) = other("rail", namespace, &number.to_string()) {
-                let problem = format!("{number} is also the rail of {} ({})", other.network, other.place);
-                add(Severity::Warning, rail, "rail", problem);
-            }
-            let differs = |other: &&Rail| other.rail != rail.rail;
-            let of = |other: &Rail| {
-                format!("rail {}, {} ({})", other.rail.unwrap_or_default(), other.network, other.place)
-            };
-            for pool in pools {
-                if let Some(other) = other("pool", "", pool).filter(differs) {
-                    let of = of(other);
-                    let problem =
-                        format!("pool {pool} is also the pool of {of}: a prefix belongs to one rail");
-                    add(Severity::Error, rail, "ipam", problem);
-                }
-            }
-            if let Some(resource) = resource {
-                if let Some(other) = other("resource", "", resource).filter(differs) {
-                    let problem = format!(
-                        "the resource {resource} is also the resource of {}: a pod gets a device of either rail",
-                        of(other)
-                    );
-                    add(Severity::Warning, rail, "metadata.annotations", problem);
-                }
-            }
-        }
-        let mut shifts: BTreeMap<(&str, String), Vec<Shift>> = BTreeMap::new();
-        for (index, rail) in rails.iter().enumerate() {
-            let Some(number) = rail.rail.and_then(|number| i64::try_from(number).ok()) else { continue };
-            for (what, name) in rail.names() {
-                let Some((in_name, else_in_it)) = number_in(name) else { continue };
-                let shift = in_name.saturating_sub(number);
-                shifts.entry((what, else_in_it)).or_default().push((shift, index, name));
-            }
-        }
-        // A fabric that counts rails from 1, or those of a second plane from 8, does so in all of these names.
-        shifts.retain(|_, alike| alike.len() == 1 || alike.iter().any(|one| one.0 != alike[0].0));
-        let mut odd: BTreeMap<usize, Vec<String>> = BTreeMap::new();
-        for ((what, _), alike) in &shifts {
-            for (_, index, name) in alike.iter().filter(|(shift, ..)| *shift != 0) {
-                odd.entry(*index).or_default().push(format!("the {what} {name}"));
-            }
-        }
-        for (index, names) in odd {
-            let rail = &rails[index];
-            let problem = format!("is {} in {}", rail.rail.unwrap_or_default(), names.join(", "));
-            add(Severity::Warning, rail, "rail", problem);
-        }
-        self.findings.extend(findings);
     }
 }
 
@@ -765,23 +741,36 @@ fn is_misspelt(part: Part, key: &str, known: &[&str]) -> bool {
     part.entries().any(means)
 }
 
-/// 3 of `rail-3-v6`, `Rail3` and `cluster.rail_3`, 11 of `rail-3-plane-1`, and the name without the numbers.
+/// 3 of `rail-3-v6`, `Rail3` and `cluster.rail_3`, 11 of `rail-3-plane-1` and `rail3p1`, and the name without the
+/// numbers.
 fn number_in(name: &str) -> Option<(i64, String)> {
     let lower = name.to_ascii_lowercase();
-    let (rail, rest) = take_number(&lower, "rail")?;
-    match take_number(&rest, "plane") {
-        Some((plane, rest)) => Some((i64::from(pool::number(rail, Some(plane))), rest)),
-        None => Some((i64::from(rail), rest)),
+    let (before, after) = lower.split_once("rail")?;
+    let (rail, after) = number_before(after)?;
+    let plane =
+        ["plane", "p"].into_iter().find_map(|word| number_before(separated(after).strip_prefix(word)?));
+    match plane {
+        Some((plane, after)) => {
+            Some((i64::from(pool::number(rail, Some(plane))), format!("{before}rail{after}")))
+        }
+        None => Some((i64::from(rail), format!("{before}rail{after}"))),
     }
 }
 
-/// The number behind a word, and the text without it.
-fn take_number(text: &str, word: &str) -> Option<(u8, String)> {
-    let (before, after) = text.split_once(word)?;
-    let digits = after.trim_start_matches(['-', '_', '.']);
-    let (digits, rest) =
-        digits.split_at(digits.find(|digit: char| !digit.is_ascii_digit()).unwrap_or(digits.len()));
-    Some((digits.parse().ok()?, format!("{before}{word}{rest}")))
+/// The number that a text begins with, and the text behind it.
+fn number_before(text: &str) -> Option<(u8, &str)> {
+    let text = separated(text);
+    let (digits, after) =
+        text.split_at(text.find(|digit: char| !digit.is_ascii_digit()).unwrap_or(text.len()));
+    Some((digits.parse().ok()?, after))
+}
+
+fn separated(text: &str) -> &str {
+    text.trim_start_matches(['-', '_', '.'])
+}
+
+fn is_like_ours(kind: &str) -> bool {
+    LIKE_OURS.contains(&kind)
 }
 
 #[cfg(test)]

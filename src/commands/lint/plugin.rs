@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::Result;
 use serde_json::{Map, Value, json};
 
-use super::{Context, Lint, OUR_IPAM, OURS, RESOURCE, Rail, Severity, is_misspelt};
+use super::{Context, Lint, OUR_IPAM, OURS, RESOURCE, Rail, Severity, chain, is_misspelt};
 use crate::attach::config::{self, NetConf};
 use crate::cni::keys::{TWICE, below};
 use crate::cni::{Args, Attachment, Dns, Keys, Network, Route, Strictness, Version};
@@ -56,7 +56,13 @@ impl Lint {
                 "no {RESOURCE}: Multus gives a device only to networks with a resource, and this one names no device \
                  itself"
             );
-            self.error(nad, name, "metadata.annotations", problem);
+            if *in_list {
+                self.error(nad, name, "metadata.annotations", problem);
+            } else {
+                let problem =
+                    format!("{problem}; right for dra-driver-sriov, which gives it the device of a claim");
+                self.warning(nad, name, "metadata.annotations", problem);
+            }
         }
         let gets_a_device = nad.is_some() || declares("deviceID") || is_misspelt;
         self.refused(plugin, context, version, gets_a_device && !names_a_device);
@@ -65,7 +71,9 @@ impl Lint {
         let is_of_host = plugin.text("ipam.type") == Some(OUR_IPAM)
             && plugin.text("ipam.source").is_some_and(|source| !source.is_empty());
         let pools = (!is_of_host).then(|| self.ipam(plugin, context, version)).flatten().unwrap_or_default();
-        self.leads_to(plugin, name, &["routes", "ipam.routes"], "ipam.cidr");
+        self.leads_to(plugin, name, &["routes", "ipam.routes"], &["ipam.cidr"]);
+        self.hands_out(plugin, context);
+        self.resource(context);
         let rail = plugin.get("rail").and_then(|rail| rail.value.as_u64());
         self.rails.push(Rail {
             place: plugin.place("rail"),
@@ -78,6 +86,18 @@ impl Lint {
             pools,
             resource: resource.map(str::to_owned),
         });
+    }
+
+    /// A resource that hands out no device.
+    fn resource(&mut self, context: &Context) {
+        let Some((nad, resource)) = context.nad.zip(context.resource) else { return };
+        if resource.starts_with("rdma/") || self.shared.contains(resource) {
+            let problem = format!(
+                "{resource} is of the shared RDMA device plugin, which hands out no device: a resource of the SR-IOV device \
+                 plugin, or of a SriovNetworkNodePolicy"
+            );
+            self.error(nad, &context.name, "metadata.annotations", problem);
+        }
     }
 
     /// One configuration of rail-cni for the RDMA device alone, behind another plugin.
@@ -138,8 +158,14 @@ impl Lint {
         for _ in 0..=map.len() {
             let Ok(network) = parse(&map) else { return };
             let Err(error) = NetConf::parse(&network, &attachment, &Node::default()) else { return };
-            let fault = refusal(plugin, &error);
+            let mut fault = refusal(plugin, &error);
             let path = fault.path.clone();
+            if path.strip_prefix("sysctl.").is_some_and(|key| !chain::is_of_the_rail(key)) {
+                fault = fault.remedy(
+                    "in a tuning plugin behind rail-cni, or in securityContext.sysctls of the pod; rail-cni sets arp_ignore, \
+                     arp_announce and rp_filter of each rail itself",
+                );
+            }
             self.fault(name, fault);
             let key = path.split(['.', '[']).next().unwrap_or_default();
             let group = TOGETHER.into_iter().find(|group| group.contains(&key)).unwrap_or(&[key]).to_vec();
@@ -182,7 +208,8 @@ impl Lint {
         for (at, route) in routes.items().enumerate() {
             let dst = route.text("dst").and_then(|dst| dst.parse::<ipnet::IpNet>().ok());
             if let Some(dst) = dst.filter(|dst| dst.prefix_len() == 0) {
-                let problem = format!("{dst} is left out: a rail never has the default route");
+                let problem =
+                    format!("{dst} never goes into the main table: the pod's default route stays with eth0");
                 self.warning(plugin, name, &format!("{path}[{at}].dst"), problem);
             }
         }

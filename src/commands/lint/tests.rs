@@ -37,18 +37,18 @@ fn routes_that_take_networks_of_the_cluster_away_are_told_with_all_who_have_them
         .collect();
     let (_, told) = lint_of(&[("pools.yaml", &pools)]);
     assert_eq!(told.len(), 1, "{told:#?}");
-    let start = "pools.yaml:8: warning: 10.0.0.0/8, a route of rail-0 and 2 more, overlaps networks that clusters usually \
+    let start = "pools.yaml:8: warning: 10.0.0.0/8, a prefix of rail-0 and 2 more, overlaps networks that clusters usually \
                  have, and pods would lose them: 10.96.0.0/12 (kubeadm's Services), 10.244.0.0/16 (flannel's pods)";
     assert!(told[0].starts_with(start), "{told:#?}");
     let route = good().replace("\"mtu\"", "\"routes\": [{\"dst\": \"10.96.0.0/16\"}], \"mtu\"");
     for (known, expected) in [
         (
             vec![],
-            Some("warning: 10.96.0.0/16, a route of rail-3, overlaps networks that clusters usually have"),
+            Some("warning: 10.96.0.0/16, a prefix of rail-3, overlaps networks that clusters usually have"),
         ),
         (
             vec!["10.96.0.0/12"],
-            Some("error: 10.96.0.0/12 overlaps 10.96.0.0/16, a route of rail-3: pods would not"),
+            Some("error: 10.96.0.0/12 overlaps 10.96.0.0/16, a prefix of rail-3: pods would not"),
         ),
         (vec!["10.97.0.0/16"], None),
     ] {
@@ -94,7 +94,7 @@ fn a_good_network_is_clean_in_every_form() {
     let yaml = good();
     let object = document::parse("x", yaml.as_bytes()).unwrap().remove(0).value;
     let single = r#"{"cniVersion": "1.1.0", "name": "a", "type": "rail-cni", "rail": 0, "mtu": 9000,
-            "device": "eth9", "ipam": {"type": "static", "addresses": [{"address": "10.0.0.0/31"}]}}"#;
+            "device": "eth9", "ipam": {"type": "static", "addresses": [{"address": "198.18.0.0/31"}]}}"#;
     for (name, text) in [
         ("a.yaml", format!("{yaml}---\nkind: Pod\n")),
         ("a.yaml", yaml.replace("config: |", "config: >-")),
@@ -110,7 +110,7 @@ fn a_good_network_is_clean_in_every_form() {
                 .replace("rail-cni", "macvlan")
                 .replace("static", "rail-ipam")
                 .replace("addresses", "pool")
-                .replace(r#"[{"address": "10.0.0.0/31"}]"#, "\"p\""),
+                .replace(r#"[{"address": "198.18.0.0/31"}]"#, "\"p\""),
         ),
     ] {
         let (lint, told) = lint_of(&[(name, &text)]);
@@ -164,10 +164,10 @@ const FINDINGS: &str = r#"
 "name": "rail-3" => "name": "rail 3" => 12: error: rail 3: name: invalid characters
 "mtu": 9000, => "mtu": 9000, "deviceID": "x", => 16: error: rail-3: deviceID: "x" is neither a PCI address
 # default routes
-"mtu": 9000, => "mtu": 9000, "routes": [{"dst": "10.0.0.0/8"},\n      {"dst": "::/0"}], => 17: warning: rail-3: routes[1].dst: ::/0 is left out
+"mtu": 9000, => "mtu": 9000, "routes": [{"dst": "10.0.0.0/8"},\n      {"dst": "::/0"}], => 17: warning: rail-3: routes[1].dst: ::/0 never goes into the main table
 "pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 1, "routes": [{"dst": "0.0.0.0/0"}] => 18: warning: rail-3: ipam.routes[0].dst: 0.0.0.0/0 is left out
 "pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 1, "defaultGateway": true => 18: warning: rail-3: ipam.defaultGateway: is left out
-"rail-ipam" => "static", "routes": [{"dst": "0.0.0.0/0"}] => 18: warning: rail-3: ipam.routes[0].dst: 0.0.0.0/0 is left out
+"rail-ipam" => "static", "routes": [{"dst": "0.0.0.0/0"}] => 18: warning: rail-3: ipam.routes[0].dst: 0.0.0.0/0 never goes into
 # versions
 "cniVersion": "1.0.0",\n      "cniVersions": ["1.0.0", "1.1.0"], =>  => 9: warning: rail-3: cniVersion: is missing
 "cniVersion": "1.0.0",\n      "cniVersions": ["1.0.0", "1.1.0"], => "cniVersion": "0.3.1", => 10: warning: rail-3: cniVersion: 0.3.1 has no CHECK, STATUS and GC
@@ -360,27 +360,6 @@ fn a_folder_of_manifests_is_read_with_what_is_beside_them() {
     // A template is none yet.
     let (_, told) = lint_of_folder(&[("a.yaml", "{{ if .Values.x }}\nkind: Pod\n")]);
     assert_eq!(told.len(), 1, "{told:?}");
-}
-
-#[test]
-fn networks_of_operators_get_a_hint() {
-    let text = "apiVersion: mellanox.com/v1alpha1\nkind: HostDeviceNetwork\nmetadata: {name: rail-1}\nspec:\n  \
-        networkNamespace: ai\n  resourceName: rail-1\n  ipam: |\n    {\"type\": \"nv-ipam\", \"poolName\": \"rail-1\"}\n";
-    let (lint, told) = lint_of(&[("f", text)]);
-    let [hint] = &told[..] else { panic!("{told:?}") };
-    assert!(hint.starts_with("f:2: warning: rail-1: kind: HostDeviceNetwork: its operator makes"), "{hint}");
-    for part in [
-        "NetworkAttachmentDefinition rail-1 in namespace ai",
-        "k8s.v1.cni.cncf.io/resourceName: nvidia.com/rail-1 and \"type\": \"rail-cni\"",
-        r#""ipam": {"type": "rail-ipam", "pool": "rail-1"}"#,
-    ] {
-        assert!(hint.contains(part), "{part}: {hint}");
-    }
-    assert_eq!((lint.networks, lint.others), (0, 0));
-    let bare = "kind: SriovNetwork\nmetadata: {name: a}\nspec: {resourceName: rail0, ipam: '{'}\n";
-    let (_, told) = lint_of(&[("f", bare)]);
-    assert!(told[0].contains("resourceName: rail0 and \"type\": \"rail-cni\" ("), "{told:?}");
-    assert_eq!(lint_of(&[("f", "kind: HostDeviceNetwork\n")]).1.len(), 1);
 }
 
 #[test]
@@ -583,4 +562,318 @@ fn a_plugin_for_the_rdma_device_alone_stands_behind_another_and_sets_nothing_els
             assert!(told.is_empty(), "{told:#?}");
         }
     }
+}
+
+/// What `lint --fix` prints of files, and what is said of them.
+fn fixed(files: &[(&str, &str)]) -> (String, Vec<String>) {
+    let (mut lint, told) = lint_of(files);
+    (lint.fixed(), told)
+}
+
+/// A network whose fix is said to have an error would be no fix.
+#[track_caller]
+fn is_good(text: &str, networks: usize) {
+    let (lint, told) = lint_of(&[("f.yaml", text)]);
+    assert_eq!((lint.count(Severity::Error), lint.networks), (0, networks), "{told:#?}\n{text}");
+}
+
+const CHAIN: &str = r#"{"cniVersion": "0.3.1", "name": "rail-0", "disableCheck": true, "plugins": [
+      {"type": "host-device", "ipam": {"type": "nv-ipam", "poolName": "rail-0", "poolType": "cidrpool"}},
+      {"type": "sbr", "table": 200},
+      {"type": "tuning", "mtu": 4220, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1", "net.ipv4.conf.all.arp_announce": "2"}},
+      {"type": "rdma", "rdmaQoS": {"tos": 96}}
+    ]}"#;
+
+#[test]
+fn a_chain_says_what_goes_what_stays_and_what_moves() {
+    let (text, told) = fixed(&[("f", &nad("rail-0", CHAIN))]);
+    for (line, part) in [
+        (10, "type: host-device: rail-cni takes this configuration when type is changed, with the other"),
+        (10, "ipam: rail-0: the CIDRPool is imported"),
+        (11, "type: sbr: rail-cni makes rules"),
+        (
+            12,
+            "type: tuning: move mtu, net.ipv4.conf.IFNAME.arp_filter to rail-cni, and keep tuning behind it for net.ipv4.conf.all",
+        ),
+        (
+            13,
+            "type: rdma: rail-cni moves RDMA devices itself (rdma), and rdma-cni would refuse one that is already there: remove it, and move rdmaQoS",
+        ),
+    ] {
+        let start = format!("f:{line}: warning: rail-0: {part}");
+        assert!(told.iter().any(|one| one.starts_with(&start)), "{start}: {told:#?}");
+    }
+    is_good(&text, 1);
+    let object = document::parse("f", text.as_bytes()).unwrap().remove(0).value;
+    let config: Value = serde_json::from_str(object["spec"]["config"].as_str().unwrap()).unwrap();
+    assert_eq!(config["disableCheck"], true);
+    let [ours, tuning] = &config["plugins"].as_array().unwrap()[..] else { panic!("{config}") };
+    assert_eq!(
+        *ours,
+        json!({"type": "rail-cni", "rail": 0, "mtu": 4220, "rdmaQoS": {"tos": 96},
+            "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "ipam": {"type": "rail-ipam", "pool": "rail-0"},
+            "capabilities": {"deviceID": true, "mac": true, "ips": true, "CNIDeviceInfoFile": true}})
+    );
+    assert_eq!(*tuning, json!({"type": "tuning", "sysctl": {"net.ipv4.conf.all.arp_announce": "2"}}));
+    // What has to stay is not complained of.
+    let stays =
+        CHAIN.replace(r#""mtu": 4220, "#, "").replace(r#""net.ipv4.conf.IFNAME.arp_filter": "1", "#, "");
+    let (_, told) = fixed(&[("f", &nad("rail-0", &stays))]);
+    assert!(!told.iter().any(|one| one.contains("tuning")), "{told:#?}");
+    let refused = good().replace("\"mtu\"", "\"sysctl\": {\"net.ipv4.conf.all.rp_filter\": \"0\"}, \"mtu\"");
+    assert!(lint_of(&[("f", &refused)]).1[0].contains("in a tuning plugin behind rail-cni"));
+}
+
+#[test]
+fn the_keys_of_an_operators_object_are_all_in_the_network() {
+    let text = "apiVersion: sriovnetwork.openshift.io/v1\nkind: SriovNetwork\nmetadata: {name: rail-0, namespace: nvidia-x}\n\
+        spec:\n  resourceName: eth_rail0\n  networkNamespace: ai\n  vlan: 100\n  vlanQoS: 3\n  spoofChk: \"off\"\n  trust: 'on'\n  \
+        linkState: auto\n  minTxRate: 5\n  maxTxRate: 10\n  capabilities: '{\"ips\": true}'\n  \
+        ipam: '{\"type\": \"whereabouts\", \"range\": \"198.18.0.0/24\"}'\n  \
+        metaPlugins: '{\"type\": \"tuning\", \"mtu\": 4220}, {\"type\": \"rdma\"}, {\"type\": \"x\"}'\n";
+    let (fixed_text, told) = fixed(&[("f", text)]);
+    assert!(told.iter().all(|one| one.starts_with("f:2: warning: rail-0: ")), "{told:#?}");
+    assert!(told.iter().any(|one| {
+        one.contains("delete it, and apply the NetworkAttachmentDefinition rail-0 in namespace ai")
+    }));
+    assert!(told.iter().any(|one| one.contains("vlan, vlanQoS")), "{told:#?}");
+    is_good(&fixed_text, 1);
+    let nad = document::parse("f", fixed_text.as_bytes()).unwrap().remove(0).value;
+    assert_eq!(
+        nad["metadata"],
+        json!({"name": "rail-0", "namespace": "ai", "annotations": {"k8s.v1.cni.cncf.io/resourceName": "nvidia.com/eth_rail0"}})
+    );
+    let config: Value = serde_json::from_str(nad["spec"]["config"].as_str().unwrap()).unwrap();
+    let ours = &config["plugins"][0];
+    for (key, value) in [
+        ("vlan", json!(100)),
+        ("vlanQoS", json!(3)),
+        ("spoofchk", json!("off")),
+        ("trust", json!("on")),
+        ("link_state", json!("auto")),
+        ("min_tx_rate", json!(5)),
+        ("max_tx_rate", json!(10)),
+        ("mtu", json!(4220)),
+        ("ipam", json!({"type": "whereabouts", "range": "198.18.0.0/24"})),
+    ] {
+        assert_eq!(ours[key], value, "{key}: {ours}");
+    }
+    assert_eq!(config["plugins"][1], json!({"type": "x"}));
+    // Another prefix, none in the object, and texts that are no JSON.
+    let (_, told) = fixed(&[("f", &text.replace("nvidia-x", "o"))]);
+    assert!(told.iter().any(|one| one.contains("openshift.io/eth_rail0")), "{told:#?}");
+    for (from, to, part) in [
+        ("'{\"type\": \"whereabouts\"", "'{\"type\": ", "f:15: error: rail-0: spec.ipam: JSON"),
+        ("metaPlugins: '{", "metaPlugins: '", "f:16: error: rail-0: spec.metaPlugins: JSON"),
+    ] {
+        let (_, told) = fixed(&[("f", &text.replace(from, to))]);
+        assert!(told.iter().any(|one| one.starts_with(part)), "{part}: {told:#?}");
+    }
+    // The MTU of a policy with this resource.
+    let policy = "---\nkind: SriovNetworkNodePolicy\nmetadata: {name: p, namespace: nvidia-x}\nspec: {resourceName: eth_rail0, mtu: 9216}\n";
+    let (fixed_text, _) = fixed(&[("f", &(text.replace(", \"mtu\": 4220", "") + policy))]);
+    assert!(fixed_text.contains("\"mtu\": 9216"), "{fixed_text}");
+}
+
+#[test]
+fn each_kind_of_an_operator_has_a_network_or_a_reason() {
+    for (spec, fix, part) in [
+        (
+            "kind: HostDeviceNetwork\nmetadata: {name: rail-1}\nspec: {networkNamespace: ai, resourceName: rail-1, ipam: '{\"type\": \"nv-ipam\", \"poolName\": \"p\", \"poolType\": \"cidrpool\"}'}\n",
+            "nvidia.com/rail-1",
+            "HostDeviceNetwork: its operator makes a network of type host-device",
+        ),
+        (
+            "kind: SriovIBNetwork\nmetadata: {name: a}\nspec: {resourceName: ib0, linkState: enable}\n",
+            "openshift.io/ib0",
+            "type ib-sriov of it",
+        ),
+        (
+            "kind: SriovIBNetwork\nmetadata: {name: a}\nspec: {resourceName: ib0, capabilities: '{\"infinibandGUID\": true}'}\n",
+            "\"type\": \"ib-sriov\"",
+            "ib-kubernetes knows no other type",
+        ),
+        (
+            "kind: OVSNetwork\nmetadata: {name: a}\nspec: {resourceName: x, bridge: br, metaPlugins: '{\"type\": \"rdma\"}'}\n",
+            "\"mode\": \"rdma\"",
+            "type ovs of it",
+        ),
+        (
+            "kind: OVSNetwork\nmetadata: {name: a}\nspec: {resourceName: x, bridge: br}\n",
+            "",
+            "note: a: kind: OVSNetwork: ovs stays",
+        ),
+        (
+            "kind: MacvlanNetwork\nmetadata: {name: a}\nspec: {master: eth0}\n",
+            "",
+            "warning: a: kind: MacvlanNetwork: macvlan shares the PF",
+        ),
+        (
+            "kind: IPoIBNetwork\nmetadata: {name: a}\nspec: {master: ib0}\n",
+            "",
+            "warning: a: kind: IPoIBNetwork",
+        ),
+        (
+            "apiVersion: nv-ipam.nvidia.com/v1alpha1\nkind: IPPool\nmetadata: {name: a}\nspec: {subnet: 198.18.0.0/24, perNodeBlockSize: 50}\n",
+            "",
+            "cidr: 198.18.0.0/24 and perNodeNetworkPrefix: 26",
+        ),
+        (
+            "kind: SriovNetworkNodePolicy\nmetadata: {name: a}\nspec: {resourceName: x}\n",
+            "",
+            "note: a: kind: SriovNetworkNodePolicy: stays",
+        ),
+        (
+            "kind: NicClusterPolicy\nmetadata: {name: a}\nspec: {nvIpam: {}, rdmaSharedDevicePlugin: {config: '{}'}}\n",
+            "",
+            "a: spec.rdmaSharedDevicePlugin: the shared RDMA device plugin",
+        ),
+        (
+            "kind: SpectrumXRailPoolConfig\nmetadata: {name: a}\nspec: {networkNamespace: d, railTopology: [{name: rail0p1, nicSelector: {pfNames: [n]}, cidrPoolRef: rail-0-plane-1, mtu: 9216}, {name: rail0p0, nicSelector: {pfNames: [m]}, cidrPoolRef: x}]}\n",
+            "\"rail\": 8,\n          \"mtu\": 9216",
+            "eSwitchMode legacy",
+        ),
+        (
+            "kind: SpectrumXRailPoolConfig\nmetadata: {name: a}\nspec: {railTopology: [{name: rail0, nicSelector: {pfNames: [n, m]}}]}\n",
+            "",
+            "rail0 has 2 PFs",
+        ),
+        (
+            "kind: SpiderMultusConfig\nmetadata: {name: a, namespace: s}\nspec: {cniType: sriov, sriov: {resourceName: s/x, vlanID: 7, enableRdma: true, ippools: {ipv4: [p]}}}\n",
+            "\"default_ipv4_ippool\": [\"p\"]",
+            "coordinator: rail-cni makes rules",
+        ),
+        (
+            "kind: SpiderMultusConfig\nmetadata: {name: a}\nspec: {cniType: macvlan, macvlan: {master: [eth0]}}\n",
+            "",
+            "a: spec.cniType: SpiderMultusConfig: macvlan shares",
+        ),
+        (
+            "apiVersion: operator.openshift.io/v1\nkind: Network\nmetadata: {name: cluster}\nspec: {additionalNetworks: [{name: b, namespace: c, type: Raw, rawCNIConfig: '{\"cniVersion\": \"0.3.1\", \"type\": \"host-device\", \"device\": \"ens4\"}'}]}\n",
+            "\"device\": \"ens4\"",
+            "remove it from spec.additionalNetworks",
+        ),
+    ] {
+        let (text, told) = fixed(&[("f", spec)]);
+        assert!(told.iter().any(|one| one.contains(part)), "{part}: {told:#?}");
+        assert!(!told.iter().any(|one| one.contains(": error: ")), "{told:#?}");
+        assert_eq!(text.is_empty(), fix.is_empty(), "{spec}{text}");
+        assert!(text.contains(fix), "{fix}: {text}");
+        if text.contains("\"rail-cni\"") {
+            is_good(&text, text.matches("---\n").count());
+        }
+    }
+    // Others of the same names.
+    let (lint, told) = lint_of(&[(
+        "f",
+        "apiVersion: whereabouts.cni.cncf.io/v1alpha1\nkind: IPPool\nmetadata: {name: a}\n",
+    )]);
+    assert_eq!((told.len(), lint.noted), (1, 0), "{told:#?}");
+}
+
+#[test]
+fn addresses_of_every_ipam_are_compared_with_the_clusters_networks_and_with_each_other() {
+    let of = |ipam: &str| {
+        let text = good().replace(r#"{"type": "rail-ipam", "pool": "rail-3"}"#, ipam);
+        let temp = tempfile::tempdir().unwrap();
+        fs::write(temp.path().join("f"), text).unwrap();
+        let lint =
+            Lint::of(&[temp.path().join("f").display().to_string()], vec!["10.96.0.0/12".parse().unwrap()]);
+        lint.count(Severity::Error)
+    };
+    for (ipam, errors) in [
+        (
+            r#"{"type": "host-local", "ranges": [[{"subnet": "198.18.0.0/24"}, {"subnet": "10.96.0.0/16"}]]}"#,
+            1,
+        ),
+        (r#"{"type": "host-local", "subnet": "10.100.0.0/24"}"#, 1),
+        (r#"{"type": "whereabouts", "range": "10.96.0.5-10.96.0.9/16"}"#, 1),
+        (r#"{"type": "whereabouts", "ipRanges": [{"range": "10.0.0.0/8"}]}"#, 1),
+        (r#"{"type": "static", "addresses": [{"address": "10.96.0.2/16"}]}"#, 1),
+        (r#"{"type": "static", "addresses": [{"address": "10.95.0.2/16"}]}"#, 0),
+    ] {
+        assert_eq!(of(ipam), errors, "{ipam}");
+    }
+    let two = |first: &str, second: &str| {
+        let config = |rail: &str, ipam: &str| {
+            nad(
+                rail,
+                &CONFIG
+                    .replace("rail-3\"", &format!("{rail}\""))
+                    .replace("\"rail\": 3,", &format!("\"rail\": {},", &rail[5..]))
+                    .replace(&format!(r#"{{"type": "rail-ipam", "pool": "{rail}"}}"#), ipam),
+            )
+        };
+        lint_of(&[("f", &(config("rail-3", first) + &config("rail-4", second)))]).1
+    };
+    let told = two(
+        r#"{"type": "whereabouts", "range": "198.18.0.0/24"}"#,
+        r#"{"type": "whereabouts", "range": "198.18.0.64/26"}"#,
+    );
+    assert!(told.len() == 1 && told[0].contains("overlaps 198.18.0.0/24 of rail-3 (f:18)"), "{told:#?}");
+    let told = two(
+        r#"{"type": "host-local", "subnet": "198.18.0.0/24"}"#,
+        r#"{"type": "whereabouts", "range": "198.18.1.0/24"}"#,
+    );
+    assert!(told.len() == 1 && told[0].contains("every node hands out the same addresses"), "{told:#?}");
+    let shared = good().replace("nvidia.com/rail-3", "rdma/hca_shared_devices_a");
+    assert!(
+        lint_of(&[("f", &shared)])
+            .1
+            .iter()
+            .any(|one| one.contains("error: rail-3: metadata.annotations: rdma/hca_shared"))
+    );
+}
+
+#[test]
+fn pods_are_compared_with_their_networks() {
+    let pod = |networks: &str, limits: &str, rest: &str| {
+        format!(
+            "---\nkind: Job\nmetadata: {{name: j}}\nspec:\n  template:\n    metadata:\n      annotations:\n        \
+             k8s.v1.cni.cncf.io/networks: {networks}\n    spec:\n      containers:\n      - resources: {{limits: {{{limits}}}}}\n        {rest}\n"
+        )
+    };
+    const LOCK: &str = "securityContext: {capabilities: {add: [IPC_LOCK]}}";
+    for (networks, limits, rest, expected) in [
+        ("rail-3", "nvidia.com/rail-3: 1", LOCK, &[][..]),
+        ("default/rail-3@net1", "nvidia.com/rail-3: '1', nvidia.com/gpu: 8", LOCK, &[]),
+        ("'[{\"name\": \"rail-3\", \"namespace\": \"x\"}]'", "nvidia.com/rail-3: 1", LOCK, &[]),
+        ("rail-3", "nvidia.com/rail-3: 1", "", &["no container may lock memory"]),
+        (
+            "'rail-3, rail-3'",
+            "nvidia.com/rail-3: 1",
+            LOCK,
+            &["2 networks of nvidia.com/rail-3, and 1 of that"],
+        ),
+        ("rail-3", "nvidia.com/gpu: 8", LOCK, &["1 networks of nvidia.com/rail-3, and 0 of that"]),
+        ("'a,b,c'", "nvidia.com/gpu: 8", "", &["3 networks that are not in these files, and 0 devices"]),
+        (
+            "rail-3",
+            "nvidia.com/rail-3: 1, nvidia.com/rail-4: 1",
+            LOCK,
+            &["asks for nvidia.com/rail-4, and for no network"],
+        ),
+        ("'[1]'", "a/b: 1", LOCK, &["is neither names with commas"]),
+    ] {
+        let (_, told) = lint_of(&[("f", &(good() + &pod(networks, limits, rest)))]);
+        assert_eq!(told.len(), expected.len(), "{networks} {limits}: {told:#?}");
+        assert!(
+            told.iter().zip(expected).all(|(one, part)| one.contains(part) && one.contains(": j: ")),
+            "{told:#?}"
+        );
+    }
+}
+
+#[test]
+fn a_file_of_a_runtime_is_fixed_as_json() {
+    let conf = r#"{"cniVersion": "0.3.1", "name": "a", "type": "sriov", "deviceID": "0000:3b:00.2", "ipam": {"type": "static"}}"#;
+    let (text, _) = fixed(&[("a.conf", conf)]);
+    let config: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(config["type"], "rail-cni");
+    let (text, _) = fixed(&[(
+        "a.conflist",
+        &format!(r#"{{"cniVersion": "0.3.1", "name": "a", "plugins": [{conf}, {{"type": "sbr"}}]}}"#),
+    )]);
+    let config: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(config["plugins"].as_array().unwrap().len(), 1);
 }

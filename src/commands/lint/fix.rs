@@ -1,0 +1,143 @@
+//! `lint --fix`: the networks as they are with rail-cni, for kubectl or for a runtime.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value, json};
+
+use super::{Lint, OURS, number_in};
+use crate::plan::yaml::scalar;
+
+/// A network that rail-cni attaches.
+#[derive(Debug)]
+pub(super) struct Fixed {
+    pub(super) name: String,
+    pub(super) namespace: Option<String>,
+    /// Of a manifest; `None` for a file of a runtime.
+    pub(super) metadata: Option<Map<String, Value>>,
+    pub(super) resource: Option<String>,
+    /// One plugin, and no list.
+    pub(super) is_single: bool,
+    /// The keys of the list beside `plugins`.
+    pub(super) list: Map<String, Value>,
+    pub(super) plugins: Vec<Map<String, Value>>,
+    /// What has to be true before a pod names it.
+    pub(super) notes: Vec<String>,
+}
+
+impl Lint {
+    /// All networks that rail-cni can attach.
+    pub fn fixed(&mut self) -> String {
+        let rails = numbers(&self.fixed);
+        for (fixed, rail) in self.fixed.iter_mut().zip(rails) {
+            let mtu = fixed.resource.as_ref().and_then(|resource| self.mtus.get(resource));
+            let main = fixed.plugins.iter_mut().find(|plugin| plugin.get("type") == Some(&json!(OURS)));
+            let Some(main) = main.filter(|main| !main.contains_key("mode")) else { continue };
+            if let Some(rail) = rail {
+                main.entry("rail".to_owned()).or_insert_with(|| rail.into());
+            }
+            if let Some(mtu) = mtu {
+                main.entry("mtu".to_owned()).or_insert_with(|| (*mtu).into());
+            }
+        }
+        self.fixed.iter().map(Fixed::text).collect()
+    }
+}
+
+/// The rail of each network, where the names of all in its namespace count from 0.
+fn numbers(all: &[Fixed]) -> Vec<Option<i64>> {
+    let number = |fixed: &Fixed| {
+        let names = [fixed.resource.as_deref(), Some(fixed.name.as_str())];
+        names.into_iter().flatten().find_map(number_in).map(|(number, _)| number)
+    };
+    let mut by_namespace: BTreeMap<&Option<String>, BTreeSet<i64>> = BTreeMap::new();
+    for fixed in all {
+        by_namespace.entry(&fixed.namespace).or_default().extend(number(fixed));
+    }
+    let counts =
+        |namespace: &Option<String>| by_namespace.get(namespace).is_some_and(|rails| rails.contains(&0));
+    all.iter().map(|fixed| number(fixed).filter(|_| counts(&fixed.namespace))).collect()
+}
+
+impl Fixed {
+    fn text(&self) -> String {
+        let Some(metadata) = &self.metadata else { return self.config("") + "\n" };
+        let mut text = "---\n".to_owned();
+        for note in &self.notes {
+            text.push_str(&format!("# {}\n", crate::output::printable(note)));
+        }
+        text.push_str("apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata:\n");
+        let keys = ["name", "namespace", "labels", "annotations"];
+        for (key, value) in keys.into_iter().filter_map(|key| metadata.get_key_value(key)) {
+            match value {
+                Value::Object(inside) => {
+                    text.push_str(&format!("  {}:\n", scalar(key)));
+                    for (key, value) in inside {
+                        text.push_str(&format!(
+                            "    {}: {}\n",
+                            scalar(key),
+                            scalar(value.as_str().unwrap_or_default())
+                        ));
+                    }
+                }
+                value => text.push_str(&format!(
+                    "  {}: {}\n",
+                    scalar(key),
+                    scalar(value.as_str().unwrap_or_default())
+                )),
+            }
+        }
+        text + &format!("spec:\n  config: |\n    {}\n", self.config("    "))
+    }
+
+    /// The configuration, whose lines but the first begin with `indent`.
+    fn config(&self, indent: &str) -> String {
+        let name = serde_json::to_string(&self.name).unwrap_or_default();
+        let inner = format!("{indent}  ");
+        if let ([plugin], true) = (self.plugins.as_slice(), self.is_single) {
+            let lines = lines(plugin, &format!(",\n{inner}"));
+            return format!(
+                "{{\n{inner}\"cniVersion\": \"1.0.0\",\n{inner}\"name\": {name},\n{inner}{lines}\n{indent}}}"
+            );
+        }
+        let more: String = self
+            .list
+            .iter()
+            .map(|(key, value)| format!("{inner}{}: {},\n", json!(key), spaced(value)))
+            .collect();
+        let plugins: Vec<_> = self
+            .plugins
+            .iter()
+            .map(|plugin| {
+                format!("{inner}  {{\n{inner}    {}\n{inner}  }}", lines(plugin, &format!(",\n{inner}    ")))
+            })
+            .collect();
+        format!(
+            "{{\n{inner}\"cniVersion\": \"1.0.0\",\n{inner}\"cniVersions\": [\"1.0.0\", \"1.1.0\"],\n{inner}\"name\": {name},\n{more}\
+             {inner}\"plugins\": [\n{}\n{inner}]\n{indent}}}",
+            plugins.join(",\n")
+        )
+    }
+}
+
+/// The keys of a plugin: what it is first, its IPAM last.
+fn lines(plugin: &Map<String, Value>, between: &str) -> String {
+    const FIRST: [&str; 4] = ["type", "mode", "rail", "mtu"];
+    let rest = plugin.keys().map(String::as_str).filter(|key| !FIRST.contains(key) && *key != "ipam");
+    let keys = FIRST.into_iter().chain(rest).chain(["ipam"]);
+    let line = |key: &str| plugin.get(key).map(|value| format!("{}: {}", json!(key), spaced(value)));
+    keys.filter_map(line).collect::<Vec<_>>().join(between)
+}
+
+/// JSON in one line, as people write it.
+pub(super) fn spaced(value: &Value) -> String {
+    match value {
+        Value::Array(list) => format!("[{}]", list.iter().map(spaced).collect::<Vec<_>>().join(", ")),
+        Value::Object(object) => {
+            let first = object.get_key_value("type").into_iter();
+            let rest = object.iter().filter(|(key, _)| *key != "type");
+            let all = first.chain(rest).map(|(key, value)| format!("{}: {}", json!(key), spaced(value)));
+            format!("{{{}}}", all.collect::<Vec<_>>().join(", "))
+        }
+        other => other.to_string(),
+    }
+}
