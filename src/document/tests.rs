@@ -137,6 +137,38 @@ fn scalars_are_those_of_yaml_1_2() {
     );
 }
 
+/// What kubectl, libyaml and Go read, and YAML 1.2 does not.
+#[test]
+fn a_quoted_text_may_begin_at_the_left_margin() {
+    let config = "{\n\"mtu\": 9000\n\n}";
+    let single = format!("spec:\n  config: '{config}'\n  last: 1\n");
+    let double = format!("spec:\n  config: \"{}\"\n  last: 1\n", config.replace('"', "\\\""));
+    for text in [single.clone(), double, single.replace("\n\"mtu", "\n\t\"mtu"), single.replace('\n', "\r\n")]
+    {
+        let document = one(&text);
+        assert_eq!(document.value["spec"]["config"], "{ \"mtu\": 9000\n}", "{text}");
+        assert_eq!(document.root().place("spec.config").line, 2, "{text}");
+        assert_eq!(document.root().place("spec.last").line, 6, "{text}");
+    }
+    // Not where the text has no end.
+    assert!(error("a: '{\n---\nb: 1\n").starts_with("f:1:4: YAML: "));
+}
+
+#[test]
+fn merge_keys_and_the_tags_of_yaml_itself_are_read() {
+    let text = "a: &a {x: 1, y: 1}\nb: &b {y: 2, z: 2}\nc:\n  y: 3\n  <<: *a\nd:\n  <<: [*b, *a]\n  w: 4\n\"<<\": 5\n";
+    let document = one(text);
+    assert_eq!(document.value["c"], json!({"x": 1, "y": 3}));
+    assert_eq!(document.value["d"], json!({"w": 4, "x": 1, "y": 2, "z": 2}));
+    assert_eq!(document.value["<<"], 5);
+    let line = |path| document.root().place(path).line;
+    assert_eq!((line("c.y"), line("c.x"), line("d.z")), (4, 1, 2));
+    assert_eq!(
+        values("- !!str 1\n- !!int \"1\"\n- ! 1\n- !!map {a: !!seq [!!null '']}\n- !!bool true\n"),
+        [json!(["1", 1, "1", {"a": [null]}, true])]
+    );
+}
+
 #[test]
 fn documents_line_ends_and_marks() {
     assert_eq!(
@@ -160,17 +192,17 @@ fn documents_line_ends_and_marks() {
 fn a_fault_of_a_text_has_its_line_and_column() {
     let text = "apiVersion: v1\nspec:\n  a: [1,\n  b: 2\n";
     for (text, told) in [
-        (text.to_owned(), "f:4:3: YAML: "),
+        (text.to_owned(), "f:3:6: YAML: "),
         ("a:\n\tb: 1\n".to_owned(), "f:2:"),
         ("a: 1\n b: 2\n".to_owned(), "f:2:"),
         ("a: 'x\n".to_owned(), "f:1:4: YAML: "),
         ("a: 1\nb: 2\na: 3\n".to_owned(), "f:3:1: YAML: the key \"a\" is given twice"),
         ("{\"a\": 1,\n \"a\": 2}".to_owned(), "f:2:5: JSON: the key \"a\" is given twice"),
-        ("x:\n  <<: *a\n".to_owned(), "f:2:3: YAML: merge keys (<<) are not read"),
+        ("x:\n  <<: 1\n".to_owned(), "f:2:7: YAML: <<: neither an object nor a list of objects"),
         ("x: *a\n".to_owned(), "f:1:4: YAML: "),
         ("x: &a [*a]\n".to_owned(), "f:1:8: YAML: an alias of a key, or inside the value"),
-        ("x: !!binary aGk=\n".to_owned(), "f:1:4: YAML: tags (!) are not read"),
-        ("x: !secret y\n".to_owned(), "f:1:4: YAML: tags (!)"),
+        ("x: !!binary aGk=\n".to_owned(), "f:1:13: YAML: this tag (!) is not read"),
+        ("x: !secret y\n".to_owned(), "f:1:12: YAML: this tag (!)"),
         ("[a, b]: c\n".to_owned(), "f:1:"),
         ("? [a, b]\n: c\n".to_owned(), "f:1:3: YAML: a list or an object as a key"),
         ("{\"a\": [1, 2\n".to_owned(), "f:2: JSON: EOF while parsing"),
