@@ -1045,7 +1045,7 @@ fn with_strict_every_warning_is_an_error() {
     place.ok("store", &["plan", FABRIC, "--to", "store", "--pool-name", "old-{rail}", "--strict"]);
     let before = place.files("store");
     let said = place.fails(1, &["plan", FABRIC, "--to", "store", "--strict"]);
-    assert!(said.contains("8 faults:") && said.contains("pool old-7 is in the store"), "{said}");
+    assert!(said.contains("9 faults:") && said.contains("pool old-7 is in the store"), "{said}");
     assert!(place.fails(1, &["plan", FABRIC, "--check", "--strict"]).contains("pool old-7 is in the store"));
     assert!(place.files("store") == before, "something was written");
 }

@@ -166,7 +166,7 @@ pub fn fabric(data: &[u8]) {
     if !is_small(&document.value) {
         return;
     }
-    let mut plan = match plan::fabric::read(document) {
+    let mut plan = match plan::fabric::read(std::slice::from_ref(document)) {
         Ok(plan) => plan,
         Err(error) => return refused(&error),
     };

@@ -252,6 +252,8 @@ struct Beside {
     staying: Owners,
     /// The prefixes that nodes lose or exchange for others, here or where their own store is written.
     leaving: Owners,
+    /// The pools that stay, by node, rail and family.
+    rails: BTreeMap<(String, u8, bool), String>,
     /// The number of pools that stay, for each node that the plan does not name.
     nodes: BTreeMap<String, usize>,
     /// The number of nodes that stay, for each pool that the plan does not name.
@@ -353,6 +355,7 @@ pub fn changes(node: &Node, pools: &Pools, nodes: &Nodes, terms: &Terms) -> Resu
     import.outside = outside;
     import.warnings.append(&mut warnings);
     import.warnings.extend(renumbered(&import.lines));
+    import.warnings.extend(beside.same_rail(&import.lines));
     Ok(import)
 }
 
@@ -380,11 +383,32 @@ fn renumbered(lines: &[Line]) -> Option<String> {
 impl Beside {
     fn stays(&mut self, before: &Allocation, node_name: &str, pool: &str, is_planned_pool: bool) {
         self.staying.insert(before.prefix, node_name, pool);
+        if let Some(rail) = before.rail {
+            self.rails.insert((node_name.to_owned(), rail, before.is_ipv4()), pool.to_owned());
+        }
         let (of, name) = match is_planned_pool {
             true => (&mut self.nodes, node_name),
             false => (&mut self.pools, pool),
         };
         *of.entry(name.to_owned()).or_default() += 1;
+    }
+
+    /// Says that rails of the plan are also those of other pools of a node, which were planned by themselves.
+    fn same_rail(&self, lines: &[Line]) -> Option<String> {
+        let same = |line: &Line| {
+            let Line { node_name, pool, after, .. } = line;
+            let after = after.as_ref()?;
+            let rail = after.rail?;
+            let other = self.rails.get(&(node_name.clone(), rail, after.is_ipv4()))?;
+            Some(format!("rail {rail} of node {node_name} is in {other} and in {pool}"))
+        };
+        let mut all = lines.iter().filter_map(same);
+        let first = all.next()?;
+        let more = all.count();
+        let more = if more > 0 { format!(", and {more} more are in two pools") } else { String::new() };
+        Some(format!(
+            "{first}{more}: no pod can have both: plan both fabrics together, or remove the other pools with --prune"
+        ))
     }
 
     fn tell(&self, terms: &Terms, warnings: &mut Vec<String>) {

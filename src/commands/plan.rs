@@ -322,13 +322,10 @@ impl PlanArgs {
             None if crate::netplan::is_netplan(&first.value) => Kind::Netplan,
             None => Kind::Cidrpool,
         };
-        let plan = match (kind, documents.as_slice()) {
-            (Kind::Fabric, [_, second, ..]) => {
-                return Err(second.root().fault("", "is a second fabric: plan each by itself").into());
-            }
-            (Kind::Fabric, _) => fabric::read(first)?,
+        let plan = match kind {
+            Kind::Fabric => fabric::read(&documents)?,
             // The name of a file is that of its host.
-            (Kind::Netplan, _) => netplan::read(files)?,
+            Kind::Netplan => netplan::read(files)?,
             _ => manifest::read(&documents)?,
         };
         Ok((plan, kind))

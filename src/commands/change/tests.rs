@@ -70,6 +70,27 @@ fn what_a_running_pod_would_lose_is_named_and_not_written() {
     assert_eq!(other.outside.len(), 1);
 }
 
+/// Two fabrics of a node that were planned one after the other both have a rail 0.
+#[test]
+fn a_rail_that_another_pool_of_the_node_has_is_told() {
+    let temp = tempfile::tempdir().unwrap();
+    let node = node(temp.path());
+    let of = |pool: &str, prefix: &str, gateway: &str, rail: u8| {
+        let mut pools = plan(prefix, gateway);
+        let mut allocations = pools.remove("p").unwrap();
+        allocations.get_mut("n").unwrap().rail = Some(rail);
+        BTreeMap::from([(pool.to_owned(), allocations)])
+    };
+    let terms = Terms { scope: Scope::WholeStore, ..Terms::default() };
+    let told = |pools: &Pools| changes(&node, pools, &Nodes::All, &terms).unwrap().warnings.join("\n");
+    let compute = of("rail-0", "10.0.0.0/31", "10.0.0.1", 0);
+    written(&node, &changes(&node, &compute, &Nodes::All, &terms).unwrap(), Force::No).unwrap();
+    let storage = |rail| told(&of("storage-0", "10.50.0.0/31", "10.50.0.1", rail));
+    assert!(storage(0).contains("rail 0 of node n is in rail-0 and in storage-0"), "{}", storage(0));
+    assert!(!storage(8).contains("no pod can have both"));
+    assert!(!told(&compute).contains("no pod can have both"));
+}
+
 #[test]
 fn the_dead_and_the_unchanged_stop_nothing() {
     let temp = tempfile::tempdir().unwrap();

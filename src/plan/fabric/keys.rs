@@ -13,12 +13,13 @@ use crate::cluster_networks;
 use crate::document::Part;
 use crate::fault::{Fault, Place};
 use crate::nearest::nearest;
+use crate::node::MAX_RAIL;
 use crate::plan::Cable;
 use crate::plan::pattern::Pattern;
 use crate::plan::scheme::{Family, Last, Mode, Polarity, Scheme, Tiers, is_first_octet};
 use crate::pool::is_name;
 
-const KEYS: [&str; 23] = [
+const KEYS: [&str; 25] = [
     "fabric",
     "tiers",
     "mode",
@@ -31,6 +32,8 @@ const KEYS: [&str; 23] = [
     "gateway",
     "routes",
     "rails",
+    "firstRail",
+    "poolName",
     "pods",
     "sus",
     "hostsPerSU",
@@ -65,8 +68,11 @@ pub(super) const OF_LEAF: [&str; 5] = ["pod", "su", "host", "rail", "plane"];
 const MAX_LINKS: u64 = 1 << 23;
 /// An IPv6 address has room for this many pods.
 const MAX_PODS: usize = 256;
-/// Where addresses follow from patterns, only these have room for more.
+/// Where addresses follow from patterns, only these have room for more. With planes, the network of rail 8 would have the
+/// number of rail 0 on plane 1.
 const LAST_OF_PATTERNS: Last = Last { rail: 7, host: 65535, su: 65535, pod: 255, plane: 3 };
+/// The last rail without planes.
+const LAST_WITHOUT_PLANES: u64 = 31;
 
 /// The kind of a fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -123,6 +129,8 @@ pub(super) fn parse(document: Part<'_>) -> Result<Fabric, Vec<Fault>> {
     let fabric = Fabric {
         addressing,
         rails: rail_count,
+        first_rail: keys.get("firstRail"),
+        pool_name: keys.pattern("poolName", &OF_INTERFACE),
         planes: plane_count,
         grid,
         nodes: nodes.entries,
@@ -137,6 +145,14 @@ pub(super) fn parse(document: Part<'_>) -> Result<Fabric, Vec<Fault>> {
     };
     if let Some(mtu) = fabric.mtu.filter(|mtu| !(1280..=65535).contains(mtu)) {
         keys.fault("mtu", format!("{mtu} is not 1280 to 65535"));
+    }
+    if let Some(first) = fabric.first_rail.filter(|first| *first > MAX_RAIL) {
+        keys.fault("firstRail", format!("{first} is not 0 to {MAX_RAIL}"));
+    }
+    if let Some(name) =
+        fabric.pool_name.as_ref().map(|pattern| pattern.render(&[0, 0])).filter(|name| !is_name(name))
+    {
+        keys.fault("poolName", format!("{name:?} is not a valid name of a pool"));
     }
     for (index, network) in fabric.cluster_networks.iter().enumerate() {
         if let Err(problem) = cluster_networks::check(*network) {
@@ -244,7 +260,8 @@ impl Keys<'_> {
     fn limits(&mut self) -> Limits {
         if self.kind != Kind::SpectrumX {
             let mode = self.get("mode").unwrap_or(Mode::None);
-            let last = LAST_OF_PATTERNS;
+            let rail = if mode == Mode::None { LAST_WITHOUT_PLANES } else { LAST_OF_PATTERNS.rail };
+            let last = Last { rail, ..LAST_OF_PATTERNS };
             let planes = self.planes(mode, last);
             let default_pod = self.lacks("pods").then_some(0);
             return Limits { scheme: None, mode, last, planes, default_pod };

@@ -15,10 +15,11 @@ use ipnet::IpNet;
 use serde_json::Value;
 
 use super::pattern::Pattern;
-use super::scheme::{Formula, HostLink, Origin, Patterns, Scheme};
-use super::{Cable, Plan, refused};
+use super::scheme::{Formula, HostLink, MAX_FAULTS, Origin, Patterns, Scheme};
+use super::{Cable, Plan, Pool, refused};
 use crate::document::{Document, Part};
 use crate::fault::{Fault, Place};
+use crate::node::MAX_RAIL;
 use crate::pool::is_name;
 
 /// Whether the file is such a file.
@@ -26,12 +27,68 @@ pub fn is_fabric(value: &Value) -> bool {
     value.get("fabric").is_some()
 }
 
-/// The plan of a fabric file.
-pub fn read(document: &Document) -> Result<Plan> {
-    plan(document.root()).map_err(refused)
+/// The plan of fabric files. Several ones are fabrics of the same nodes, such as compute and storage: the rails of each
+/// follow those of the one before, unless it says `firstRail`.
+pub fn read(documents: &[Document]) -> Result<Plan> {
+    let (mut all, mut faults) = (Plan::default(), Vec::new());
+    for document in documents {
+        let next = all.pools.iter().filter_map(Pool::number).max().map_or(0, |last| last.saturating_add(1));
+        if !is_fabric(&document.value) {
+            faults.push(document.root().fault("fabric", "is missing: this is not a fabric file"));
+            continue;
+        }
+        match plan(document.root(), next) {
+            Ok(plan) => add(&mut all, plan),
+            Err(more) => faults.extend(more),
+        }
+    }
+    if documents.len() > 1 && faults.is_empty() {
+        faults = ends_of_two(&all);
+    }
+    if faults.is_empty() { Ok(all) } else { Err(refused(faults)) }
 }
 
-fn plan(document: Part<'_>) -> Result<Plan, Vec<Fault>> {
+/// Adds another fabric to a plan.
+fn add(all: &mut Plan, plan: Plan) {
+    let Plan { pools, warnings, cluster_networks, listed, positions, replaces, is_patterned, doubts: _ } =
+        plan;
+    all.pools.extend(pools);
+    all.warnings.extend(warnings);
+    all.cluster_networks.extend(cluster_networks);
+    all.listed.extend(listed);
+    for (node_name, position) in positions {
+        all.positions.entry(node_name).or_insert(position);
+    }
+    all.replaces.extend(replaces);
+    all.is_patterned |= is_patterned;
+}
+
+/// Interfaces of nodes, and ports of leaves, that two fabrics have. Within each one they were compared before.
+fn ends_of_two(plan: &Plan) -> Vec<Fault> {
+    let mut ends: HashMap<(&str, &str), &Pool> = HashMap::new();
+    let mut faults = Vec::new();
+    for pool in &plan.pools {
+        for (row, cables) in pool.rows() {
+            let of_node = cables
+                .iter()
+                .filter_map(|cable| cable.interface.as_deref())
+                .map(|end| (row.node_name.as_str(), end));
+            let of_leaf = cables.iter().filter_map(|cable| cable.leaf.as_deref().zip(cable.port.as_deref()));
+            for (name, end) in of_node.chain(of_leaf) {
+                let other = *ends.entry((name, end)).or_insert(pool);
+                if other.number() != pool.number() && faults.len() < MAX_FAULTS {
+                    let problem =
+                        format!("{end} of {name} is also on rail {}", other.number().unwrap_or_default());
+                    faults.push(Fault::whole(problem).of(format!("pool {}", pool.name)));
+                }
+            }
+        }
+    }
+    faults
+}
+
+/// The plan of a file whose rails begin with `next`, unless it says otherwise.
+fn plan(document: Part<'_>, next: u8) -> Result<Plan, Vec<Fault>> {
     let fabric = keys::parse(document)?;
     let (off_pattern, warnings) = fabric.names(document).map_err(|fault| vec![fault])?;
     // Each key was checked by itself. Links can only be wrong in what their patterns make.
@@ -54,6 +111,7 @@ fn plan(document: Part<'_>) -> Result<Plan, Vec<Fault>> {
         .plan(fabric.links(&off_pattern), &origin)
         .map_err(|faults| faults.into_iter().map(of_key).collect::<Vec<_>>())?;
     plan.warnings.extend(warnings.iter().map(Fault::to_string));
+    fabric.number(document, next, &mut plan)?;
     let Fabric { addressing, replaces, cluster_networks, listed, .. } = fabric;
     let is_patterned = matches!(addressing, Addressing::Patterns(_));
     Ok(Plan { replaces, cluster_networks, listed, is_patterned, ..plan })
@@ -88,6 +146,9 @@ enum Addressing {
 struct Fabric {
     addressing: Addressing,
     rails: u64,
+    /// The number of the first rail, which is 0 in patterns.
+    first_rail: Option<u8>,
+    pool_name: Option<Pattern<2>>,
     planes: u64,
     grid: Option<Grid>,
     /// The nodes that the file lists.
@@ -137,6 +198,27 @@ impl Grid {
 }
 
 impl Fabric {
+    /// Gives the pools their names, and their rails the numbers that they have beside other fabrics.
+    fn number(&self, document: Part<'_>, next: u8, plan: &mut Plan) -> Result<(), Vec<Fault>> {
+        let first = self.first_rail.unwrap_or(next);
+        for pool in &mut plan.pools {
+            let (rail, plane) = (pool.rail.unwrap_or(0), pool.plane);
+            let suffix = if pool.name.ends_with("-v6") { "-v6" } else { "" };
+            pool.rail = Some(rail.saturating_add(first));
+            if pool.number().is_some_and(|number| number > MAX_RAIL) {
+                let problem = format!("the last rail would be {}, and {MAX_RAIL} is the last", first + rail);
+                return Err(vec![document.fault("firstRail", problem)]);
+            }
+            if let Some(pattern) = &self.pool_name {
+                pool.name = pattern.render(&[rail.into(), plane.unwrap_or(0).into()]) + suffix;
+            } else if first > 0 {
+                let plane = plane.map_or(String::new(), |plane| format!("-plane-{plane}"));
+                pool.name = format!("rail-{}{plane}{suffix}", rail.saturating_add(first));
+            }
+        }
+        Ok(())
+    }
+
     /// Checks the names of all nodes. Returns the numbers of those that are not where the pattern has them, sorted,
     /// and warnings.
     fn names(&self, document: Part<'_>) -> Result<(Vec<u64>, Vec<Fault>), Fault> {

@@ -81,10 +81,10 @@ impl Keys<'_> {
         let given = if kind == Kind::P2p { self.get::<u8>(KEY) } else { None };
         let has_v4 = addresses.iter().any(|address| version(address) == IpVersion::V4);
         match given {
-            Some(30 | 31) if has_v4 => (),
+            Some(16..=31) if has_v4 => (),
             Some(127) if !has_v4 => (),
             Some(other) if has_v4 => {
-                self.fault(KEY, format!("{other} is not 30 or 31, the lengths for IPv4"))
+                self.fault(KEY, format!("{other} is not 16 to 31, the lengths for IPv4"))
             }
             Some(other) => self.fault(KEY, format!("{other} is not 127, the length for IPv6")),
             None => (),

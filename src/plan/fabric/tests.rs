@@ -6,9 +6,78 @@ use std::collections::BTreeSet;
 
 pub(super) fn plan_of(yaml: &str) -> Result<Plan, Vec<String>> {
     let [document] = &document::parse("fabric.yaml", yaml.as_bytes()).unwrap()[..] else { panic!("one") };
-    let mut plan = plan(document.root()).map_err(lines)?;
+    let mut plan = plan(document.root(), 0).map_err(lines)?;
     plan.check().map_err(lines)?;
     Ok(plan)
+}
+
+fn of_files(files: &[&str]) -> Result<Plan, String> {
+    let documents: Vec<_> =
+        files.iter().flat_map(|yaml| document::parse("fabric.yaml", yaml.as_bytes()).unwrap()).collect();
+    read(&documents).map_err(|error| format!("{error:#}"))
+}
+
+#[test]
+fn fabrics_of_one_node_have_rails_of_their_own() {
+    const STORAGE: &str = "fabric: l3-p2p\naddress: 10.50.{rail}.{host*2}\npolarity: leaf-odd\nroutes: [10.50.0.0/16]\n\
+        rails: 2\nsus: 1\nhostsPerSU: 2\nnodeName: w{node}\nhostInterface: sto{rail}\n";
+    let compute = small("hostInterface: eth{rail}");
+    let with = |more: &str| of_files(&[&compute, &format!("{STORAGE}{more}\n")]);
+    let named = |plan: &Plan| -> Vec<(String, Option<u8>)> {
+        plan.pools.iter().map(|pool| (pool.name.clone(), pool.number())).collect()
+    };
+    let mut plan = with("poolName: storage-{rail}").unwrap();
+    let expected = [("rail-0", 0), ("rail-1", 1), ("storage-0", 2), ("storage-1", 3)];
+    assert_eq!(named(&plan), expected.map(|(name, rail)| (name.to_owned(), Some(rail))));
+    plan.check().unwrap();
+    assert!(
+        !plan.warnings.iter().any(|warning| warning.contains("no pod can have both")),
+        "{:?}",
+        plan.warnings
+    );
+    let plan = with("firstRail: 16").unwrap();
+    assert_eq!(named(&plan)[2..], [("rail-16".to_owned(), Some(16)), ("rail-17".to_owned(), Some(17))]);
+    let mut plan = with("firstRail: 1\npoolName: storage-{rail}").unwrap();
+    plan.check().unwrap();
+    assert!(
+        plan.warnings
+            .iter()
+            .any(|warning| warning.contains("rail 1 of node w0 is in rail-1 and in storage-0"))
+    );
+    for (more, told) in [
+        ("firstRail: 127", "firstRail: the last rail would be 128"),
+        ("firstRail: 128", "firstRail: 128 is not 0 to 127"),
+        ("poolName: a/{rail}", "poolName: \"a/0\" is not a valid name"),
+    ] {
+        let error = with(more).unwrap_err();
+        assert!(error.contains(told), "{error}");
+    }
+    let error = of_files(&[&compute, &STORAGE.replace("sto{rail}", "eth{rail}")]).unwrap_err();
+    assert!(error.contains("eth0 of w0 is also on rail 0"), "{error}");
+    assert!(of_files(&[&compute, "a: 1\n"]).unwrap_err().contains("is not a fabric file"));
+}
+
+#[test]
+fn patterns_have_rails_and_prefixes_as_hosts_have_them() {
+    let of = |rails: u64, more: &str| {
+        plan_of(&format!(
+            "fabric: l3-p2p\naddress: 172.{{rail+16}}.{{host+1}}.0\nprefixLength: 24\nroutes: [\"172.{{rail+16}}.0.0/16\", 172.0.0.0/8]\n\
+             sus: 1\nhostsPerSU: 2\nnodeName: n{{node}}\nrails: {rails}\n{more}\n"
+        ))
+    };
+    let plan = of(16, "polarity: leaf-odd").unwrap();
+    assert_eq!((plan.pools.len(), plan.pools[15].number()), (16, Some(15)));
+    let link = |plan: &Plan| {
+        let links = plan.pools[9].links().unwrap();
+        (links[1].allocation.gateway.unwrap().to_string(), links[1].host.to_string())
+    };
+    assert_eq!(link(&plan), ("172.25.2.1".into(), "172.25.2.2".into()));
+    assert_eq!(link(&of(16, "polarity: leaf-even").unwrap()), ("172.25.2.2".into(), "172.25.2.1".into()));
+    assert!(of(33, "polarity: leaf-odd").unwrap_err()[0].contains("rails: 33 is not 1 to 32"));
+    assert!(
+        of(9, "polarity: leaf-odd\nmode: swplb\nplanes: 2").unwrap_err()[0]
+            .contains("rails: 9 is not 1 to 8")
+    );
 }
 
 /// Two rails, two SUs of two hosts, and what is added.
@@ -344,9 +413,7 @@ proptest! {
         for kind in ["spectrum-x", "l3-p2p", "unnumbered"] {
             let text = format!("fabric: {kind}\n{text}");
             let documents = document::parse("f", text.as_bytes()).unwrap_or_default();
-            for document in documents {
-                let _ = read(&document);
-            }
+            let _ = read(&documents);
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::plan::fabric;
 use crate::plan::{slurm, volcano};
 
 fn plan(text: &str) -> Plan {
-    let mut plan = fabric::read(&document::parse("f", text.as_bytes()).unwrap()[0]).unwrap();
+    let mut plan = fabric::read(&document::parse("f", text.as_bytes()).unwrap()[..1]).unwrap();
     plan.check().unwrap();
     plan
 }

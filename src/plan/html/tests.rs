@@ -90,7 +90,7 @@ fn many_groups_are_drawn_small_and_very_many_are_only_counted() {
         let text = format!(
             "fabric: spectrum-x\ntiers: 3\nrails: 1\nsus: {sus}\nhostsPerSU: 1\npods: 2\nnodeName: n{{node}}\n"
         );
-        crate::plan::fabric::read(&crate::document::parse("f", text.as_bytes()).unwrap()[0]).unwrap()
+        crate::plan::fabric::read(&crate::document::parse("f", text.as_bytes()).unwrap()[..1]).unwrap()
     };
     let few = text(&fabric(6));
     assert!(few.contains("<div class=\"cards\">") && few.contains("<h3>pod 1</h3>"));

@@ -99,7 +99,8 @@ fn pools_that_kubectl_alone_cannot_apply_are_told() {
             "fabric: spectrum-x\nrails: 2\nsus: {sus}\nhostsPerSU: 128\nnodeName: worker-gpu-{{node}}\n\
              leafName: leaf-{{su}}-{{rail}}\nleafPort: swp{{host+1}}\n"
         );
-        let mut plan = crate::plan::fabric::read(&document::parse("f", text.as_bytes()).unwrap()[0]).unwrap();
+        let mut plan =
+            crate::plan::fabric::read(&document::parse("f", text.as_bytes()).unwrap()[..1]).unwrap();
         let files = write(&mut plan, None).unwrap();
         let has_ports = files.iter().all(|file| file.text.contains(LEAF_PORTS));
         (has_ports, plan.warnings)

@@ -38,7 +38,7 @@ pub struct Addresses {
 pub enum Leaf {
     /// In the prefix of the link.
     Numbered {
-        /// The length of the prefix: 30, 31 or 127.
+        /// The length of the prefix: 16 to 31, or 127.
         length: u8,
         /// Which of the two addresses is the leaf's.
         polarity: Polarity,
@@ -146,9 +146,9 @@ impl Patterns {
     }
 }
 
-/// The indexes of the host and of the leaf in a prefix. A /30 has a network and a broadcast address besides.
+/// The indexes of the host and of the leaf in a prefix. One longer than /31 has a network and a broadcast address besides.
 fn sides(length: u8, polarity: Polarity) -> (u8, u8) {
-    let other = if length == 30 { 2 } else { 0 };
+    let other = if (16..=30).contains(&length) { 2 } else { 0 };
     match polarity {
         Polarity::LeafOdd => (other, 1),
         Polarity::LeafEven => (1, other),

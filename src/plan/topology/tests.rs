@@ -147,7 +147,7 @@ fn three_sources_of_one_fabric_give_one_plan() {
             size.pods
         );
         let mut from_fabric =
-            fabric::read(&document::parse("fabric.yaml", yaml.as_bytes()).unwrap()[0]).unwrap();
+            fabric::read(&document::parse("fabric.yaml", yaml.as_bytes()).unwrap()[..1]).unwrap();
         from_fabric.check().unwrap();
         let expected = rows(&from_fabric);
         let pools = if mode == "swplb" { planes } else { 1 } * if family == "dual" { 2 } else { 1 };

@@ -144,7 +144,7 @@ fn every_fault_of_a_pattern_is_told() {
             "node w2 is in the place of node w0 (fabric.yaml:8: node w0, rail 0: address, leafName, leafPort): both would have 10.0.0.0/31",
         ),
         (p2p("address: 10.0.0.{su*4}+{host*2}"), "10.0.0.0/31 is also the prefix of node w0 in pool rail-0"),
-        (p2p(&format!("{good}\nprefixLength: 29")), "prefixLength: 29 is not 30 or 31, the lengths for IPv4"),
+        (p2p(&format!("{good}\nprefixLength: 15")), "prefixLength: 15 is not 16 to 31, the lengths for IPv4"),
         (
             p2p("address: 'fd00:{rail}::{su}{host}0'\nprefixLength: 126"),
             "prefixLength: 126 is not 127, the length for IPv6",
