@@ -2,17 +2,28 @@
 
 use std::collections::HashMap;
 
-use super::end::{End, from_one};
+use super::end::{Base, End, from_one};
 use super::{Found, Reader, Spot};
 use crate::document::{Part, Text};
 use crate::fault::Fault;
-use crate::plan::scheme::{Last, Tiers};
+use crate::plan::scheme::{Last, Mode, Tiers};
 
 impl Reader<'_> {
     pub(super) fn air(&mut self, text: &Text, root: Part<'_>) {
         let nodes: HashMap<&str, Part<'_>> =
             root.get("content.nodes").into_iter().flat_map(Part::entries).collect();
-        self.each_link(text, "content.links", |reader, ends| reader.air_link(ends, &nodes));
+        let base = base(nodes.keys().copied());
+        self.each_link(text, "content.links", |reader, ends| {
+            reader.air_link(ends.map(|end| end.counting_from(base)), &nodes)
+        });
+        if self.faults.is_empty() && !nodes.values().any(is_host) {
+            let may_be = nodes.keys().copied().filter(|name| !is_switch(name)).min();
+            let first = may_be.map_or(String::new(), |name| format!(": {name} may be one"));
+            let problem = format!(
+                "has no link between a host and a leaf: no node says that it is a host (\"model\": \"host\", \"emulation_type\": \"host\", or NICs in network_pci){first}"
+            );
+            self.faults.push(root.fault("content.nodes", problem));
+        }
     }
 
     fn air_link<'b>(
@@ -42,7 +53,10 @@ impl Reader<'_> {
         let last: Last = self.scheme.last();
         let needs = |end: End<'_>, prefix: &str, limit: u64| {
             let found = end.token(prefix, limit)?;
-            found.ok_or_else(|| {
+            // Names that count from 0 are those of NVIDIA's reference designs, which have a plane only where there are several.
+            let one_plane =
+                (prefix == "p" && end.base == Base::Zero && self.scheme.mode == Mode::None).then_some(0);
+            found.or(one_plane).ok_or_else(|| {
                 end.fault("node", format!("the name has no token {prefix}<N> between hyphens"))
             })
         };
@@ -89,6 +103,22 @@ fn host_first<'b, 'n>(
     }
 }
 
+/// How the names count: from 0 if SUs, hosts and rails all do. One such name alone is a mistake.
+fn base<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Base {
+    let is_zero = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte == b'0');
+    let has_zero = |prefix: &str| {
+        let mut tokens = names.clone().flat_map(|name| name.split('-'));
+        tokens.any(|token| token.strip_prefix(prefix).is_some_and(is_zero))
+    };
+    if ["su", "h", "r"].into_iter().all(has_zero) { Base::Zero } else { Base::One }
+}
+
+fn is_switch(name: &str) -> bool {
+    ["leaf", "spine", "super", "core", "oob", "switch"]
+        .iter()
+        .any(|word| name.to_ascii_lowercase().starts_with(word))
+}
+
 /// Whether a node says that it is a host, or has a NIC with rails.
 fn is_host(node: &Part<'_>) -> bool {
     let says = |key| node.text(key).is_some_and(|text| text.eq_ignore_ascii_case("host"));
@@ -101,6 +131,9 @@ fn check_interface(host: End<'_>, leaf_name: &str, own: Part<'_>, spot: &Spot) -
     let interface = host.part.text("interface").unwrap_or_default();
     let numbers = interface.strip_prefix("rail").and_then(|rest| rest.split_once('p'));
     let numbers = numbers.and_then(|(rail, plane)| Some((from_one(rail)?, from_one(plane)?)));
+    if numbers.is_none() && host.base == Base::Zero {
+        return Ok(());
+    }
     let Some((rail, plane)) = numbers else {
         let problem = format!("{interface:?} is not rail<R>p<P>, counted from 1");
         return Err(host.fault("interface", problem));
@@ -123,9 +156,10 @@ fn check_interface(host: End<'_>, leaf_name: &str, own: Part<'_>, spot: &Spot) -
     Ok(())
 }
 
-/// The fault of a field of the host that contradicts the name of the leaf. The numbers count from 0, and from 1 in the
-/// message.
+/// The fault of a field of the host that contradicts the name of the leaf. The numbers count from 0, and in the message
+/// as in the names.
 fn differs(host: End<'_>, field: &str, what: &str, [own, of_leaf]: [u64; 2], leaf_name: &str) -> Fault {
-    let (own, of_leaf) = (own.saturating_add(1), of_leaf.saturating_add(1));
+    let first = u64::from(host.base == Base::One);
+    let (own, of_leaf) = (own.saturating_add(first), of_leaf.saturating_add(first));
     host.fault(field, format!("{what} {own}, but {what} {of_leaf} by the name of leaf {leaf_name}"))
 }

@@ -57,6 +57,7 @@ impl Reader<'_> {
         }
         self.warnings.insert("su", std::mem::take(&mut self.without_su));
         self.compare_ends();
+        self.compare_order();
         let told = self.compare_rails();
         self.compare_homes(&told);
     }
@@ -97,6 +98,36 @@ impl Reader<'_> {
                 origin.clone().fault(problem).remedy(remedy)
             });
         }
+    }
+
+    /// Warns of SUs in which names of hosts and ports of leaves leave places free, and the order of the links does not.
+    fn compare_order(&mut self) {
+        let mut first_of: HashMap<[u64; 4], (u64, [u64; 2])> = HashMap::new();
+        let mut told = BTreeSet::new();
+        let mut warnings = Vec::new();
+        for (number, link) in self.links.iter().enumerate() {
+            let HostLink { node_name, plane, rail, pod, su, host, cable } = link;
+            let port = cable.port.as_deref().and_then(first_number);
+            let Some(said) = last_number(node_name).zip(port).map(|(name, port)| [name, port]) else {
+                continue;
+            };
+            let (first, other) = *first_of.entry([*plane, *rail, *pod, *su]).or_insert((*host, said));
+            let apart = [0, 1].map(|which| said[which].checked_sub(other[which]));
+            let by_both = apart[0].filter(|apart_by| Some(*apart_by) == apart[1]);
+            if let Some(by_both) = by_both.filter(|by_both| Some(*by_both) != host.checked_sub(first)) {
+                if told.insert([*pod, *su]) {
+                    let problem = format!(
+                        "{node_name} is host {host} of its SU by the order of the links, and {} by its name and its port {}",
+                        first.saturating_add(by_both),
+                        cable.port.as_deref().unwrap_or_default()
+                    );
+                    let remedy = "addresses follow the order, as with NVIDIA's tools; if the leaves are configured by port, \
+                                  add the missing hosts, or use a fabric file with nodes";
+                    warnings.push(self.sources.origin(number).fault(problem).remedy(remedy));
+                }
+            }
+        }
+        self.warnings.entry("order").or_default().extend(warnings);
     }
 
     /// Finds hosts in several places, and leaves with hosts of several, by links whose ends agree. Leaves out hosts
@@ -232,4 +263,18 @@ impl Reader<'_> {
         }
         told
     }
+}
+
+/// The last number in a name: 8 of `hgx-su00-h08`.
+fn last_number(name: &str) -> Option<u64> {
+    let end = name.rfind(|digit: char| digit.is_ascii_digit())? + 1;
+    let begin = name[..end].rfind(|digit: char| !digit.is_ascii_digit()).map_or(0, |before| before + 1);
+    name.get(begin..end)?.parse().ok()
+}
+
+/// The first number in a name: 9 of `swp9s0`.
+fn first_number(name: &str) -> Option<u64> {
+    let begin = name.find(|digit: char| digit.is_ascii_digit())?;
+    let digits = &name[begin..];
+    digits[..digits.find(|digit: char| !digit.is_ascii_digit()).unwrap_or(digits.len())].parse().ok()
 }

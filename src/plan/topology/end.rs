@@ -18,6 +18,17 @@ pub struct End<'a> {
     link: usize,
     /// 0 or 1.
     end: usize,
+    /// How the names of AIR's nodes count.
+    pub base: Base,
+}
+
+/// The first number in the names of nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Base {
+    /// `su00`, as in NVIDIA's reference designs.
+    Zero,
+    /// `su1`, as AIR exports them.
+    One,
 }
 
 /// Both ends of a link; `None` for a link without ends or with an unconnected one.
@@ -47,7 +58,7 @@ pub fn both_ends<'a>(
         [one] if one.value.is_string() => Ok(None),
         [one, other] if one.value.is_string() || other.value.is_string() => Ok(None),
         [one, other] => {
-            let end = |part, end| End { part, list, link: number, end };
+            let end = |part, end| End { part, list, link: number, end, base: Base::One };
             Ok(Some([end(one, 0), end(other, 1)]))
         }
         _ => wrong("", format!("a link has two ends, not {}", parts.len())),
@@ -71,9 +82,14 @@ fn short(value: &Value) -> String {
 }
 
 impl<'a> End<'a> {
+    /// The same end, whose name counts from `base`.
+    pub fn counting_from(self, base: Base) -> End<'a> {
+        End { base, ..self }
+    }
+
     /// Where the file has a field.
     pub fn at(&self, field: &str) -> Origin {
-        let End { part, list, link, end } = self;
+        let End { part, list, link, end, .. } = self;
         let path = format!("{list}[{link}][{end}].{field}");
         Origin { place: part.place(field), path, ..Origin::default() }
     }
@@ -133,7 +149,7 @@ impl<'a> End<'a> {
         self.number(scheme, field, last)?.ok_or_else(|| self.fault(field, format!("is missing: 0 to {last}")))
     }
 
-    /// The number behind `prefix` in the name of a node of AIR, which counts from 1, as one that counts from 0.
+    /// The number behind `prefix` in the name of a node of AIR, as one that counts from 0.
     pub fn token(&self, prefix: &str, last: u64) -> Result<Option<u64>, Fault> {
         let name = self.node()?;
         let is_digits = |text: &&str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -142,11 +158,15 @@ impl<'a> End<'a> {
         if tokens.next().is_some() {
             return Err(self.fault("node", format!("{name} has two tokens {prefix}<N>")));
         }
-        match from_one(digits) {
+        let (number, first) = match self.base {
+            Base::Zero => (digits.parse().ok(), 0),
+            Base::One => (from_one(digits), 1),
+        };
+        match number {
             Some(number) if number <= last => Ok(Some(number)),
             _ => {
-                let last = last.saturating_add(1);
-                let what = format!("{prefix}{digits} is not 1 to {last}");
+                let last = last.saturating_add(first);
+                let what = format!("{prefix}{digits} is not {first} to {last}");
                 Err(self.fault("node", format!("{what}, the range with these tiers, mode and family")))
             }
         }

@@ -7,7 +7,7 @@
 //! | | spcx-gen | AIR |
 //! | --- | --- | --- |
 //! | shape | `nodes` and `links`, both lists | `content` with a map `nodes` and a list `links` |
-//! | where a host is | `attributes` of its end of the link: `rail`, `su`, `pod`; `plane` of the leaf's end | tokens of the names, counted from 1 |
+//! | where a host is | `attributes` of its end of the link: `rail`, `su`, `pod`; `plane` of the leaf's end | tokens of the names, counted from 1, or from 0 where SU, host and rail all do |
 //! | index of a host | the order in which hosts appear in the links of their (plane, pod, su) | `h<H>` of its name |
 //!
 //! A link without a host is one between switches, and is ignored.

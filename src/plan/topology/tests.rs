@@ -385,6 +385,59 @@ fn every_fault_of_air_is_told_with_line_and_field() {
 
 /// In a spcx-gen file the index of a host is its place among the links (`air_topology.go` has it in the name): the
 /// order decides addresses. So `plan --check` must see it.
+/// As NVIDIA's reference designs name nodes: `su00`, and no plane where there is one.
+#[test]
+fn names_that_count_from_zero_are_read_as_they_count() {
+    let link = |host: u64, rail: u64| {
+        json!([{"node": format!("hgx-su00-h{host:02}"), "interface": format!("eth{}", rail + 1)},
+            {"node": format!("leaf-su00-r{rail}"), "interface": format!("swp{}s0", host + 1)}])
+    };
+    let links: Vec<Value> = [(0, 0), (8, 0), (0, 1), (8, 1)].map(|(host, rail)| link(host, rail)).to_vec();
+    let node = |kind: &str| json!({"model": kind});
+    let mut value = json!({"content": {"nodes": {"hgx-su00-h00": node("host"), "hgx-su00-h08": node("host"),
+        "leaf-su00-r0": node("SN5600"), "leaf-su00-r1": node("SN5600")}, "links": links}});
+    let plan = plan_of(&[value.clone()], TWO).unwrap();
+    let rows = rows(&plan);
+    assert_eq!(rows[1], "rail-0 hgx-su00-h08 172.16.0.16/31 172.16.0.17 eth1:leaf-su00-r0:swp9s0");
+    assert_eq!(rows[2], "rail-1 hgx-su00-h00 172.18.0.0/31 172.18.0.1 eth2:leaf-su00-r1:swp1s0");
+    for host in ["hgx-su00-h00", "hgx-su00-h08"] {
+        value["content"]["nodes"][host] = json!({"model": null, "network_pci": {}});
+    }
+    let faults = plan_of(&[value], TWO).unwrap_err();
+    assert!(
+        faults[0].contains("no node says that it is a host") && faults[0].contains("hgx-su00-h00"),
+        "{faults:?}"
+    );
+}
+
+#[test]
+fn an_su_with_free_places_is_told_where_names_and_ports_leave_them_free() {
+    let warnings = |name: fn(u64) -> String, port: fn(u64) -> String| {
+        let end = |host: u64| {
+            json!([{"node": name(host), "interface": "eth1", "attributes": {"role": "host", "rail": 0, "su": 0}},
+                {"node": "leaf", "interface": port(host), "attributes": {"role": "leaf", "plane": 0, "su": 0}}])
+        };
+        let nodes = [0, 1, 2].map(|host| json!({"name": name(host), "role": "host"}));
+        let value = json!({"nodes": nodes, "links": [end(0), end(1), end(2)]});
+        plan_of(&[value], TWO).unwrap().warnings
+    };
+    let told = |all: &[String]| all.iter().filter(|one| one.contains("by the order of the links")).count();
+    let sparse = warnings(|host| format!("hgx-h{:02}", host * 8), |host| format!("swp{}s0", host * 8 + 1));
+    assert_eq!(told(&sparse), 1, "{sparse:?}");
+    assert!(
+        sparse[0].contains("hgx-h08 is host 1 of its SU by the order of the links, and 8 by"),
+        "{sparse:?}"
+    );
+    for dense in [
+        warnings(|host| format!("hgx-h{}", host + 1), |host| format!("swp{}", host + 1)),
+        // Serial numbers, and ports that are split.
+        warnings(|host| format!("gpu-{}", host * 37), |host| format!("swp{}s{}", host / 2 + 1, host % 2)),
+        warnings(|host| format!("gpu-{}", 9 - host), |host| format!("swp{}", 9 - host)),
+    ] {
+        assert_eq!(told(&dense), 0, "{dense:?}");
+    }
+}
+
 #[test]
 fn the_order_of_links_decides_addresses_in_spcx_gen_only() {
     let both = |make: fn(Size, Tiers) -> Value, list: &str| {
