@@ -39,8 +39,11 @@ pub fn read(paths: &[String]) -> Result<Plan> {
     drop(progress);
     let mut plan = pools::plan(rails, &mut notes);
     if plan.pools.is_empty() && notes.faults.is_empty() {
-        let problem = "no rails: no interface has a static address and routes by a gateway in its prefix";
+        let problem = "no interface is a rail: a rail has a prefix of its own, and a route to the network of all rails by a \
+                       gateway in it; \"source\": \"host\" serves other hosts as they are (docs/host-addresses.md)";
         notes.faults.push(Fault::whole(problem).at(Place::file(paths.join(", "))));
+        let reasons = notes.warnings();
+        notes.faults.extend(reasons.into_iter().map(Fault::whole));
     }
     plan.warnings = notes.warnings();
     if let Some(first) = ignored.first() {
