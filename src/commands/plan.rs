@@ -25,7 +25,7 @@ use crate::plan::{
     File, Plan, Pool, Pools, csv, fabric, groups, html, manifest, nads, netplan, networks, nics, nvue,
     refused, slurm, topology, volcano,
 };
-use crate::pool;
+use crate::pool::{self, Allocation};
 
 /// Arguments of `rail-ipam plan`.
 #[derive(Debug, Args)]
@@ -482,6 +482,9 @@ fn check(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<
         if let (Some(before), Some(after)) = (&mut line.before, &mut line.after) {
             before.keep_leaf_ports_of(after);
             after.keep_leaf_ports_of(before);
+            if !args.against.is_empty() {
+                keep_what_is_not_said(before, after);
+            }
         }
     }
     let all = import.lines.len();
@@ -492,6 +495,16 @@ fn check(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<
     }
     show_changes(&import, plan, Run::Dry, output)?;
     Ok(if import.lines.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Other files may not say the rail, and exclude no gateway: pods get the same addresses.
+fn keep_what_is_not_said(other: &mut Allocation, plan: &Allocation) {
+    if other.rail.is_none() {
+        other.rail = plan.rail;
+    }
+    if other.gives_the_same(plan) {
+        other.exclusions.clone_from(&plan.exclusions);
+    }
 }
 
 /// Both sides, sorted by node and pool.

@@ -137,6 +137,20 @@ impl Allocation {
         }
     }
 
+    /// Whether pods get the same addresses from both, whatever is excluded besides. Large prefixes are not walked.
+    pub fn gives_the_same(&self, other: &Allocation) -> bool {
+        const WALKED: u128 = 256;
+        if (self.prefix, self.gateway) != (other.prefix, other.gateway) {
+            return false;
+        }
+        let (first, last) = self.hosts();
+        let gives =
+            |of: &Allocation, at| of.check_host(address(at, IpVersion::of(self.prefix.addr()))).is_ok();
+        self.exclusions == other.exclusions
+            || (last.saturating_sub(first) < WALKED
+                && (first..=last).all(|at| gives(self, at) == gives(other, at)))
+    }
+
     /// Whether one of the routes has this destination.
     pub fn leads_to(&self, dst: IpNet) -> bool {
         self.routes.iter().any(|route| route.dst == dst)

@@ -78,3 +78,18 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_is_excluded_besides_the_gateway_makes_no_difference_to_pods() {
+    let of =
+        |prefix: &str, gateway: &str, excluded: &[(&str, &str)]| allocation(prefix, Some(gateway), excluded);
+    let same = |one: &Allocation, other: &Allocation| one.gives_the_same(other) && other.gives_the_same(one);
+    let plain = of("10.0.0.4/31", "10.0.0.5", &[]);
+    assert!(same(&plain, &of("10.0.0.4/31", "10.0.0.5", &[("10.0.0.5", "10.0.0.5")])));
+    assert!(!same(&plain, &of("10.0.0.4/31", "10.0.0.5", &[("10.0.0.4", "10.0.0.4")])));
+    assert!(!same(&plain, &of("10.0.0.4/31", "10.0.0.4", &[])));
+    assert!(!same(&plain, &of("10.0.0.6/31", "10.0.0.7", &[])));
+    let wide = of("10.0.0.0/8", "10.0.0.1", &[]);
+    assert!(same(&wide, &wide.clone()));
+    assert!(!same(&wide, &of("10.0.0.0/8", "10.0.0.1", &[("10.0.0.1", "10.0.0.1")])));
+}
