@@ -3,6 +3,8 @@
 #![cfg(test)]
 #![allow(missing_docs)]
 
+#[path = "conf/field.rs"]
+mod field;
 #[path = "conf/migration.rs"]
 mod migration;
 

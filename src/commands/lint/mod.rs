@@ -625,7 +625,9 @@ impl Lint {
 
     /// What is to be changed behind a plugin of ours, or one like ours; and the network as it is then.
     fn become_ours(&mut self, part: Part, plugins: &[Part], context: &Context) -> bool {
-        let Chain { plugins: becomes, whole, notes } = chain::chain(plugins, context);
+        let Chain { plugins: mut becomes, whole, notes } = chain::chain(plugins, context);
+        // Keys of the network, where it is one plugin.
+        becomes.iter_mut().for_each(|plugin| plugin.retain(|key, _| !LIST_KEYS[..3].contains(&key.as_str())));
         let is_ours = |plugin: &Map<String, Value>| {
             plugin.get("type") == Some(&json!(OURS)) || operators::has_our_ipam(plugin)
         };
@@ -690,7 +692,7 @@ impl Lint {
             .map_or(String::new(), |resource| format!(" with the annotation {RESOURCE}: {resource} and"));
         let also = if also.is_empty() { String::new() } else { format!("; {also}") };
         let problem = format!(
-            "{kind}: its operator makes a network of type {before} of it, and would undo an edit of that network: delete it, and \
+            "{kind}: its operator makes a network of it, and would undo an edit of that network: delete it, and \
              apply the NetworkAttachmentDefinition {name}{namespace}{resource} {} that `{OURS} lint --fix` prints{also}",
             becomes.unwrap_or_default().join(", ")
         );

@@ -195,7 +195,7 @@ impl Lint {
                 namespace: part.text("spec.networkNamespace").map(str::to_owned),
                 plugins: vec![main],
                 also: "it also makes the VFs, behind OVS: a SriovNetworkNodePolicy with eSwitchMode legacy and this \
-                       resource takes its place (`rail-ipam plan --to sriov-policy`)",
+                       resource takes its place",
             });
         }
         all

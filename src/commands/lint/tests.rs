@@ -681,12 +681,12 @@ fn each_kind_of_an_operator_has_a_network_or_a_reason() {
         (
             "kind: HostDeviceNetwork\nmetadata: {name: rail-1}\nspec: {networkNamespace: ai, resourceName: rail-1, ipam: '{\"type\": \"nv-ipam\", \"poolName\": \"p\", \"poolType\": \"cidrpool\"}'}\n",
             "nvidia.com/rail-1",
-            "HostDeviceNetwork: its operator makes a network of type host-device",
+            "HostDeviceNetwork: its operator makes a network of it",
         ),
         (
             "kind: SriovIBNetwork\nmetadata: {name: a}\nspec: {resourceName: ib0, linkState: enable}\n",
             "openshift.io/ib0",
-            "type ib-sriov of it",
+            "makes a network of it",
         ),
         (
             "kind: SriovIBNetwork\nmetadata: {name: a}\nspec: {resourceName: ib0, capabilities: '{\"infinibandGUID\": true}'}\n",
@@ -696,7 +696,7 @@ fn each_kind_of_an_operator_has_a_network_or_a_reason() {
         (
             "kind: OVSNetwork\nmetadata: {name: a}\nspec: {resourceName: x, bridge: br, metaPlugins: '{\"type\": \"rdma\"}'}\n",
             "\"mode\": \"rdma\"",
-            "type ovs of it",
+            "makes a network of it",
         ),
         (
             "kind: OVSNetwork\nmetadata: {name: a}\nspec: {resourceName: x, bridge: br}\n",
@@ -870,6 +870,7 @@ fn a_file_of_a_runtime_is_fixed_as_json() {
     let (text, _) = fixed(&[("a.conf", conf)]);
     let config: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(config["type"], "rail-cni");
+    assert_eq!((text.matches("\"name\"").count(), text.matches("\"cniVersion\"").count()), (1, 1), "{text}");
     let (text, _) = fixed(&[(
         "a.conflist",
         &format!(r#"{{"cniVersion": "0.3.1", "name": "a", "plugins": [{conf}, {{"type": "sbr"}}]}}"#),

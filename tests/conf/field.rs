@@ -1,0 +1,115 @@
+//! tests/field: what public repositories have, in words and with names of our own. Each file says where its kind was seen.
+
+use serde_json::{Value, json};
+
+use super::{Bench, RAIL_CNI, config_of, read, yaml_documents};
+
+/// The networks that `lint --fix` makes of a file, and its findings.
+fn fixed(file: &str) -> (Vec<Value>, String) {
+    let path = format!("tests/field/{file}.yaml");
+    let output = Bench::new().command(RAIL_CNI, &["lint", "--fix", &path]).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    (yaml_documents(&String::from_utf8(output.stdout).unwrap()).unwrap(), said)
+}
+
+fn named(nads: &[Value]) -> Vec<String> {
+    nads.iter().map(|nad| nad["metadata"]["name"].as_str().unwrap().to_owned()).collect()
+}
+
+/// What lint prints is what lint has no fault with, and needs no rewriting.
+fn is_clean(nads: &[Value]) {
+    let bench = Bench::new();
+    let text: String = nads.iter().map(|nad| format!("---\n{nad}\n")).collect();
+    std::fs::write(bench.path("x.yaml"), text).unwrap();
+    let mut command = bench.command(RAIL_CNI, &["lint"]);
+    let output = command.arg(bench.path("x.yaml")).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && !said.contains("--fix"), "{said}");
+}
+
+#[test]
+fn a_rail_of_the_spectrum_x_operator_keeps_its_pool_and_its_resource() {
+    let (nads, said) = fixed("spectrum-x");
+    assert_eq!(named(&nads), ["rail-0", "rail-1"]);
+    for (rail, nad) in nads.iter().enumerate() {
+        let main = &config_of(nad)["plugins"][0];
+        assert_eq!((&main["rail"], &main["mtu"]), (&json!(rail), &json!(9216)));
+        assert_eq!(main["ipam"], json!({"type": "rail-ipam", "pool": format!("pool-{rail}")}));
+        assert_eq!(
+            nad["metadata"]["annotations"]["k8s.v1.cni.cncf.io/resourceName"],
+            format!("nvidia.com/rail-{rail}")
+        );
+        assert_eq!(nad["metadata"]["namespace"], "training");
+    }
+    assert!(said.contains("rail-2 has 2 PFs"), "{said}");
+    is_clean(&nads);
+}
+
+#[test]
+fn a_chain_of_oracles_guide_keeps_the_keys_that_are_no_rails() {
+    let (nads, said) = fixed("oracle");
+    let config = config_of(&nads[0]);
+    let [main, tuning] = &config["plugins"].as_array().unwrap()[..] else { panic!("{config}") };
+    assert_eq!((&main["type"], &main["mtu"], main.get("sysctl")), (&json!("rail-cni"), &json!(4220), None));
+    assert_eq!(main["ipam"], json!({"type": "nv-ipam", "poolName": "vf-pool"}));
+    assert_eq!(tuning, &json!({"type": "tuning", "sysctl": {"net.ipv4.conf.all.arp_announce": "2"}}));
+    assert!(said.contains("perNodeNetworkPrefix: 25") && !said.contains("allreduce"), "{said}");
+    is_clean(&nads);
+}
+
+#[test]
+fn the_address_of_amds_nic_comes_from_the_host() {
+    let (nads, said) = fixed("amd");
+    let config = config_of(&nads[0]);
+    assert_eq!(config["plugins"].as_array().unwrap().len(), 1);
+    assert_eq!(config["plugins"][0]["ipam"], json!({"type": "rail-ipam", "source": "host"}));
+    assert!(said.contains("hostAddresses") && said.contains("routeDstPrefixLen"), "{said}");
+    is_clean(&nads);
+}
+
+#[test]
+fn nothing_of_a_sriov_network_of_openshift_is_lost() {
+    let (nads, said) = fixed("openshift");
+    assert_eq!(named(&nads), ["rail-0", "rail-1"]);
+    let main = &config_of(&nads[0])["plugins"][0];
+    for (key, value) in
+        [("vlan", json!(100)), ("spoofchk", json!("off")), ("trust", json!("on")), ("mtu", json!(9000))]
+    {
+        assert_eq!(main[key], value);
+    }
+    assert_eq!(main["ipam"]["range"], "198.18.0.0/24");
+    assert_eq!(nads[0]["metadata"]["annotations"]["k8s.v1.cni.cncf.io/resourceName"], "openshift.io/rail0");
+    assert_eq!(config_of(&nads[1])["plugins"][0]["device"], "ens2f0");
+    assert!(
+        said.contains("policy.vfKeys") && said.contains("vrf") && said.contains("spec.additionalNetworks"),
+        "{said}"
+    );
+    is_clean(&nads);
+}
+
+#[test]
+fn spiderpool_stays_the_ipam_of_its_networks() {
+    let (nads, said) = fixed("spiderpool");
+    assert_eq!(named(&nads), ["rail-0"]);
+    let main = &config_of(&nads[0])["plugins"][0];
+    assert_eq!(main["ipam"], json!({"type": "spiderpool", "default_ipv4_ippool": ["rail-0"]}));
+    assert!(said.contains("shared: spec.cniType") && said.contains("macvlan"), "{said}");
+    is_clean(&nads);
+}
+
+/// docs/migration.md has an example of each.
+#[test]
+fn each_stack_is_in_the_page() {
+    let page = read("docs/migration.md");
+    for entry in
+        std::fs::read_dir(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/field")).unwrap()
+    {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(page.contains(&format!("(../tests/field/{name})")), "{name}");
+        assert!(
+            read(&format!("tests/field/{name}")).starts_with("# "),
+            "{name} does not say where it was seen"
+        );
+    }
+}
