@@ -1154,3 +1154,28 @@ fn a_fabric_by_patterns_goes_through_manifests_and_hosts() {
         fs::remove_dir_all(place.path("pools")).unwrap();
     }
 }
+
+/// NVIDIA's pools do not say their rail, and exclude no gateway.
+#[test]
+fn pools_that_give_the_same_addresses_differ_in_nothing() {
+    let place = Place::new();
+    let fabric = place.write(
+        "fabric.yaml",
+        "fabric: spectrum-x\nrails: 1\nnodes:\n- {name: gpu-2, su: 0, host: 2}\n- {name: gpu-3, su: 0, host: 3}\n",
+    );
+    let pool = |third: &str| {
+        format!(
+            "apiVersion: nv-ipam.nvidia.com/v1alpha1\nkind: CIDRPool\nmetadata: {{name: eth-0}}\nspec:\n  cidr: 172.16.0.0/15\n  \
+             gatewayIndex: 0\n  perNodeNetworkPrefix: 31\n  routes: [{{dst: 172.16.0.0/15}}, {{dst: 172.16.0.0/12}}]\n  \
+             staticAllocations:\n  - {{nodeName: gpu-2, prefix: 172.16.0.4/31, gateway: 172.16.0.5}}\n  \
+             - {{nodeName: gpu-3, prefix: 172.16.0.6/31, gateway: {third}}}\n"
+        )
+    };
+    let check = ["plan", &fabric, "--pool-name", "eth-{rail}", "--check", "--against"];
+    let same = place.write("same.yaml", &pool("172.16.0.7"));
+    place.ok("store", &[&check[..], &[same.as_str()]].concat());
+    let other = place.write("other.yaml", &pool("172.16.0.6"));
+    let output = place.run("store", &[&check[..], &[other.as_str()]].concat());
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stdout).unwrap().ends_with("1 changed (nothing written)\n"));
+}
