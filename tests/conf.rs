@@ -5,16 +5,20 @@
 
 #[path = "conf/field.rs"]
 mod field;
+#[path = "conf/files.rs"]
+mod files;
 #[path = "conf/migration.rs"]
 mod migration;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::LazyLock;
 
+use files::{blocks, files_below, in_backquotes, read, source_files};
 use rail_cni::attach::Attach;
 use rail_cni::cni::{Args, Network, Plugin as _, Strictness};
 use serde::Deserialize as _;
@@ -22,12 +26,12 @@ use serde_json::{Map, Value, json};
 
 const RAIL_CNI: &str = env!("CARGO_BIN_EXE_rail-cni");
 const RAIL_IPAM: &str = env!("CARGO_BIN_EXE_rail-ipam");
+static RAILCTL: LazyLock<String> = LazyLock::new(|| {
+    let path = Path::new(RAIL_CNI).with_file_name("railctl");
+    assert!(path.exists(), "no {}: run `cargo build --package railctl` first", path.display());
+    path.to_str().unwrap().to_owned()
+});
 const POOLS: [&str; 2] = ["conf/pools/dual-stack.yaml", "conf/pools/spectrum-x.yaml"];
-
-fn read(path: &str) -> String {
-    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path))
-        .unwrap_or_else(|error| panic!("{path}: {error}"))
-}
 
 fn json_of(path: &str) -> Value {
     serde_json::from_str(&read(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
@@ -67,7 +71,7 @@ impl Bench {
     }
 
     fn with_pools(self) -> Bench {
-        let output = self.command(RAIL_IPAM, &["import", POOLS[0], POOLS[1]]).output().unwrap();
+        let output = self.command(&RAILCTL, &["import", POOLS[0], POOLS[1]]).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         self
     }
@@ -240,7 +244,7 @@ fn dranet_finds_the_socket_of_the_agent() {
 fn lint_finds_nothing_in_the_networks() {
     let bench = Bench::new();
     let lint = |args: &[&str], input: &[u8]| {
-        let mut command = bench.command(RAIL_CNI, &["lint"]);
+        let mut command = bench.command(&RAILCTL, &["lint"]);
         command.args(args).env_remove("RAIL_CNI_NODE_CONFIG").stdout(Stdio::piped()).stdin(Stdio::piped());
         let mut child = command.spawn().unwrap();
         child.stdin.take().unwrap().write_all(input).unwrap();
@@ -254,9 +258,9 @@ fn lint_finds_nothing_in_the_networks() {
     let (code, told) = lint(&["conf/cnitool"], b"");
     assert_eq!(code, Some(0));
     assert!(told.contains("rail-0.conf:13: warning: 172.16.0.0/12, a prefix of rail-0, overlaps"), "{told}");
-    let output = bench.command(RAIL_CNI, &["lint", "conf/cnitool"]).output().unwrap();
+    let output = bench.command(&RAILCTL, &["lint", "conf/cnitool"]).output().unwrap();
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "1 network: 0 errors, 0 warnings\n");
-    let plan = bench.command(RAIL_IPAM, &["plan", "conf/fabric.yaml", "--to", "nads"]).output().unwrap();
+    let plan = bench.command(&RAILCTL, &["plan", "conf/fabric.yaml", "--to", "nads"]).output().unwrap();
     assert_eq!(lint(&["-"], &plan.stdout), (Some(0), "8 networks: 0 errors, 0 warnings\n".into()));
 
     let bad = br#"{"cniVersion": "1.1.0", "name": "rail-0", "type": "rail-cni", "device": "eth9",
@@ -381,26 +385,6 @@ fn documents() -> Vec<(String, String)> {
     files.into_iter().map(|file| (file.clone(), read(&file))).collect()
 }
 
-/// Blocks of code of a language.
-fn blocks(text: &str, language: &str) -> Vec<String> {
-    let mut found: Vec<String> = Vec::new();
-    let mut inside = None;
-    for line in text.lines() {
-        match (line.trim().strip_prefix("```"), inside) {
-            (Some(of), None) => {
-                inside = Some(of == language);
-                if of == language {
-                    found.push(String::new());
-                }
-            }
-            (Some(_), Some(_)) => inside = None,
-            (None, Some(true)) => found.last_mut().unwrap().push_str(&format!("{line}\n")),
-            _ => (),
-        }
-    }
-    found
-}
-
 /// What GitHub calls the headings of a page.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = text.lines().filter(|line| line.starts_with('#'));
@@ -449,7 +433,7 @@ fn code_in_the_documents_parses() {
                 serde_json::from_str(&block).unwrap_or_else(|error| panic!("{file}: {error}: {block}"));
             if value.get("rails").is_some() {
                 fs::write(bench.path("node.json"), block.as_bytes()).unwrap();
-                let output = bench.command(RAIL_CNI, &["status"]).output().unwrap();
+                let output = bench.command(&RAILCTL, &["status"]).output().unwrap();
                 let said = String::from_utf8(output.stderr).unwrap();
                 assert!(!said.contains("node.json"), "{file}: {said}: {block}");
                 bench = Bench::new();
@@ -467,22 +451,25 @@ fn code_in_the_documents_parses() {
 }
 
 #[test]
-fn both_programs_say_release_and_commit() {
-    for (program, name) in [(RAIL_CNI, "rail-cni"), (RAIL_IPAM, "rail-ipam")] {
+fn all_programs_say_release_and_commit() {
+    for (program, name) in [(RAIL_CNI, "rail-cni"), (RAIL_IPAM, "rail-ipam"), (&*RAILCTL, "railctl")] {
         let said = |arguments: &[&str]| Bench::new().command(program, arguments).output().unwrap();
         let version = String::from_utf8(said(&["--version"]).stdout).unwrap();
         let commit = option_env!("RAIL_CNI_COMMIT").unwrap_or("commit unknown");
         let expected = format!("{} ({commit})", env!("CARGO_PKG_VERSION"));
         assert_eq!(version, format!("{name} {expected}\n"));
         let banner = String::from_utf8(said(&[]).stderr).unwrap();
-        assert!(banner.starts_with(&format!("CNI {name} plugin v{expected}\n")), "{banner}");
+        assert!(
+            name == "railctl" || banner.starts_with(&format!("CNI {name} plugin v{expected}\n")),
+            "{banner}"
+        );
     }
 }
 
 #[test]
 fn planning_shows_what_import_prints() {
     let output =
-        Bench::new().command(RAIL_IPAM, &["import", POOLS[0], POOLS[1], "--dry-run"]).output().unwrap();
+        Bench::new().command(&RAILCTL, &["import", POOLS[0], POOLS[1], "--dry-run"]).output().unwrap();
     let printed = String::from_utf8(output.stdout).unwrap();
     assert!(printed.lines().count() == 11, "{printed}");
     assert!(read("docs/planning.md").contains(&printed), "{printed}");
@@ -490,7 +477,7 @@ fn planning_shows_what_import_prints() {
 
 #[test]
 fn the_plan_of_the_example_is_the_one_that_is_shown() {
-    let output = Bench::new().command(RAIL_IPAM, &["plan", "conf/fabric.yaml"]).output().unwrap();
+    let output = Bench::new().command(&RAILCTL, &["plan", "conf/fabric.yaml"]).output().unwrap();
     let printed = String::from_utf8(output.stdout).unwrap();
     assert!(printed.lines().count() == 9, "{printed}");
     assert!(read("docs/planning.md").contains(&printed), "{printed}");
@@ -507,10 +494,6 @@ fn column(text: &str, heading: &str, number: usize) -> Vec<String> {
     let table =
         section.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
     table.skip(2).map(|row| row.split('|').nth(number).unwrap().trim().to_owned()).collect()
-}
-
-fn in_backquotes(cell: &str) -> Vec<String> {
-    cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
 fn keys(heading: &str) -> BTreeSet<String> {
@@ -551,7 +534,7 @@ fn the_keys_of_the_ipam_section_are_those_of_the_code() {
 
 #[test]
 fn the_keys_of_a_fabric_are_those_of_the_code() {
-    let known = strings("src/plan/fabric/keys.rs", "const KEYS");
+    let known = strings("ctl/src/plan/fabric/keys.rs", "const KEYS");
     assert_eq!(known.len(), 25);
     assert_eq!(keys_in("docs/planning.md", "## Fabric file"), known);
 }
@@ -561,7 +544,7 @@ fn node_keys() -> BTreeSet<String> {
     let bench = Bench::new();
     let known = |wrong: Value| {
         fs::write(bench.path("node.json"), wrong.to_string()).unwrap();
-        let output = bench.command(RAIL_IPAM, &["show"]).output().unwrap();
+        let output = bench.command(&RAILCTL, &["leases"]).output().unwrap();
         let text = String::from_utf8(output.stderr).unwrap();
         let (_, list) = text.split_once("expected").unwrap_or_else(|| panic!("{text}"));
         in_backquotes(list)
@@ -596,7 +579,7 @@ fn the_node_with_roce_is_the_other_node_with_one_key_more() {
         node[key] = json!(bench.path(name));
     }
     fs::write(bench.path("node.json"), node.to_string()).unwrap();
-    let output = bench.command(RAIL_CNI, &["doctor", "--output", "json"]).output().unwrap();
+    let output = bench.command(&RAILCTL, &["doctor", "--output", "json"]).output().unwrap();
     let told: Value = serde_json::from_slice(&output.stdout).unwrap();
     let checks = told["checks"].as_array().unwrap();
     let of = |name: &str| checks.iter().filter(|check| check["check"] == name).collect::<Vec<_>>();
@@ -733,7 +716,7 @@ fn the_waits_are_those_of_the_code() {
         ("the same attachment or device", time(record, "PATIENCE")),
         ("a VF of the same PF", time(record, "PF_PATIENCE")),
         ("the same pool", of_pool),
-        ("another `import`", time("src/pool/store.rs", "PATIENCE")),
+        ("another `import`", time("ctl/src/store.rs", "PATIENCE")),
         ("on stdin", time("src/watchdog.rs", "STDIN_LIMIT")),
         ("stderr", format!("{} in all", time("src/log.rs", "PATIENCE"))),
         ("the IPAM plugin", time("src/cni/delegate.rs", "PATIENCE")),
@@ -758,10 +741,10 @@ fn the_waits_are_those_of_the_code() {
 #[test]
 fn the_checks_of_doctor_and_the_states_of_status_are_those_of_the_code() {
     let text = read("docs/operations.md");
-    let (_, doctor) = text.split_once("\n## rail-cni doctor\n").unwrap();
+    let (_, doctor) = text.split_once("\n## railctl doctor\n").unwrap();
     let (_, table) = doctor.split_once("\n| check |").unwrap();
     let table: String = table.lines().skip(1).take_while(|line| line.starts_with('|')).collect();
-    let output = Bench::new().command(RAIL_CNI, &["doctor", "--output", "json"]).output().unwrap();
+    let output = Bench::new().command(&RAILCTL, &["doctor", "--output", "json"]).output().unwrap();
     let told: Value = serde_json::from_slice(&output.stdout).unwrap();
     for check in told["checks"].as_array().unwrap() {
         let name = check["check"].as_str().unwrap();
@@ -789,30 +772,6 @@ fn source() -> String {
     all.replace("\\\"", "\"")
 }
 
-fn source_files() -> Vec<String> {
-    let mut files = files_below("src");
-    files.retain(|file| file.ends_with(".rs"));
-    files
-}
-
-fn files_below(folder: &str) -> Vec<String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut folders = vec![root.join(folder)];
-    let mut files = Vec::new();
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else {
-                files.push(path.strip_prefix(root).unwrap().to_str().unwrap().to_owned());
-            }
-        }
-    }
-    files.sort();
-    files
-}
-
 /// Programs and scripts, without what they read.
 fn test_files() -> impl Iterator<Item = String> {
     files_below("tests").into_iter().filter(|file| file.ends_with(".rs") || file.ends_with(".sh"))
@@ -821,7 +780,7 @@ fn test_files() -> impl Iterator<Item = String> {
 /// The summary of scripts/test has what was skipped, by name and reason. Of an ignored test it would say nothing.
 #[test]
 fn no_test_is_ignored() {
-    let folders = ["src", "tests", "agent", "bench", "conformance", "fuzz/src", "fuzz/tests"];
+    let folders = ["src", "ctl", "tests", "agent", "bench", "conformance", "fuzz/src", "fuzz/tests"];
     let attribute = concat!("#[", "ignore");
     let mut sources = folders.into_iter().flat_map(files_below).filter(|file| file.ends_with(".rs"));
     assert_eq!(sources.find(|file| read(file).contains(attribute)), None);
@@ -1023,256 +982,6 @@ fn every_item_of_the_contract_has_a_test_that_names_it() {
     assert_eq!(numbers_behind("trap", &text), BTreeSet::new(), "traps by number");
     let because = numbers_behind("trap", &contract);
     assert!(because.is_subset(&traps), "{because:?}");
-}
-
-#[test]
-fn the_map_has_every_module_and_each_file_says_what_it_is_for() {
-    let map = read("src/lib.rs");
-    for file in source_files().into_iter().filter(|file| !file.ends_with("/tests.rs")) {
-        let module = file.trim_start_matches("src/").split('/').next().unwrap().trim_end_matches(".rs");
-        if !["lib", "bin"].contains(&module) {
-            assert!(map.contains(&format!("`{module}`")), "src/lib.rs does not name {module}");
-        }
-        assert!(read(&file).starts_with("//! "), "{file} does not say what it is for");
-    }
-}
-
-/// What each line may use: the lines below it, and itself. `attach`, `ipam` and `plan` are on one line and do not know
-/// each other.
-const LAYERS: [&[&str]; 11] = [
-    &["commands"],
-    &["attach", "ipam", "plan"],
-    &["netplan"],
-    &["pool"],
-    &["node"],
-    &["cni", "every_netns"],
-    &["netlink"],
-    &["netns", "sysfs", "document", "html"],
-    &["confine", "files", "output", "progress", "cluster_networks", "calls"],
-    &["log"],
-    &["nearest", "fault", "watchdog", "error"],
-];
-/// Modules that are side by side, of which none may use another.
-const APART: [&str; 3] = ["attach", "ipam", "plan"];
-
-/// The modules of the crate that the code of a file names, with the macros of `error`.
-fn modules_used(text: &str) -> BTreeSet<String> {
-    let code: String =
-        text.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
-    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    let mut found = BTreeSet::new();
-    for (_, after) in code.match_indices("crate::").map(|(at, start)| (at, &code[at + start.len()..])) {
-        let list = after.strip_prefix('{').map_or_else(
-            || after.split(|c| !is_word(c)).next().unwrap_or_default().to_owned(),
-            |inside| {
-                let (mut depth, mut names) = (0, String::new());
-                for c in inside.chars() {
-                    match c {
-                        '{' => depth += 1,
-                        '}' if depth == 0 => break,
-                        '}' => depth -= 1,
-                        c if depth == 0 => names.push(c),
-                        _ => (),
-                    }
-                }
-                names
-            },
-        );
-        let first = |path: &str| path.trim().split("::").next().unwrap_or_default().to_owned();
-        found.extend(list.split(',').map(first).filter(|name| !name.is_empty()));
-    }
-    let macros = ["fail", "failure"];
-    found
-        .into_iter()
-        .map(|name| if macros.contains(&name.as_str()) { "error".to_owned() } else { name })
-        .collect()
-}
-
-/// All Rust files below `directory`, with the module of the crate that each belongs to.
-fn sources(directory: &Path, found: &mut Vec<(String, PathBuf)>) {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    for entry in fs::read_dir(directory).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let first = path.strip_prefix(&root).unwrap().components().next().unwrap();
-            found.push((first.as_os_str().to_str().unwrap().trim_end_matches(".rs").to_owned(), path));
-        }
-    }
-}
-
-#[test]
-fn no_module_uses_one_above_it() {
-    let mut files = Vec::new();
-    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
-    let layer = |name: &str| LAYERS.iter().position(|layer| layer.contains(&name));
-    let (mut wrong, mut seen) = (Vec::new(), BTreeSet::new());
-    for (module, path) in files.iter().filter(|(module, _)| !["lib", "bin"].contains(&module.as_str())) {
-        seen.insert(module.as_str());
-        let Some(own) = layer(module) else {
-            wrong.push(format!("{module} is in no layer"));
-            continue;
-        };
-        for used in modules_used(&fs::read_to_string(path).unwrap()).iter().filter(|used| *used != module) {
-            let is_apart = APART.contains(&module.as_str()) && APART.contains(&used.as_str());
-            if layer(used).is_none_or(|of_used| of_used < own) || is_apart {
-                wrong.push(format!("{}: uses {used}", path.display()));
-            }
-        }
-    }
-    assert!(wrong.is_empty(), "{wrong:#?}");
-    let listed: BTreeSet<&str> = LAYERS.iter().flat_map(|layer| layer.iter().copied()).collect();
-    assert_eq!(listed, seen, "a module of LAYERS is gone, or there are none");
-    assert!(modules_used("use crate::{fail, cni::{self, keys}, node};").len() == 3);
-}
-
-/// The files of `src/attach` that one names, as paths of modules below it. `text` is that of the file of `module`.
-fn files_used(text: &str, module: &str, all: &BTreeSet<String>) -> BTreeSet<String> {
-    let code = text.split("#[cfg(test)]").next().unwrap();
-    let code: String =
-        code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join(" ");
-    let above = module.rsplit_once("::").map_or("", |(above, _)| above);
-    let is_folder = all.iter().any(|other| other.starts_with(&format!("{module}::")));
-    let own = if is_folder { module } else { above };
-    let mut found = BTreeSet::new();
-    let starts = [("crate::attach::", ""), ("super::", if is_folder { above } else { own })];
-    for (start, base) in starts {
-        for (at, _) in code.match_indices(start) {
-            for path in paths(&code[at + start.len()..]) {
-                let mut path = if base.is_empty() { path } else { format!("{base}::{path}") };
-                // Of a module that is a folder, what is not a file below it is its mod.rs.
-                while !path.is_empty() && !all.contains(&path) {
-                    path = path.rsplit_once("::").map_or(String::new(), |(path, _)| path.to_owned());
-                }
-                found.insert(path);
-            }
-        }
-    }
-    found.remove("");
-    found.remove(module);
-    found
-}
-
-/// The paths that a path of `use` is, with its lists in braces taken apart.
-fn paths(text: &str) -> Vec<String> {
-    let is_path = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
-    let path: String = text.chars().take_while(|c| is_path(*c)).collect();
-    let Some(inside) = text[path.len()..].strip_prefix('{') else {
-        return vec![path.trim_matches(':').to_owned()];
-    };
-    let (mut depth, mut parts) = (0, vec![String::new()]);
-    for c in inside.chars() {
-        match c {
-            '{' => depth += 1,
-            '}' if depth == 0 => break,
-            '}' => depth -= 1,
-            ',' if depth == 0 => {
-                parts.push(String::new());
-                continue;
-            }
-            _ => (),
-        }
-        parts.last_mut().unwrap().push(c);
-    }
-    let parts = parts.iter().map(|part| part.trim()).filter(|part| !part.is_empty());
-    parts.flat_map(paths).map(|part| format!("{path}{part}").trim_end_matches("::self").to_owned()).collect()
-}
-
-/// What is above uses what is below. The few uses upwards make no circle.
-#[test]
-fn the_files_of_attach_are_in_an_order() {
-    const ORDER: [&str; 26] = [
-        "del",
-        "check",
-        "chained",
-        "add",
-        "claim",
-        "rebuild",
-        "pending",
-        "undo",
-        "state",
-        "planes",
-        "records",
-        "format",
-        "record",
-        "steps",
-        "started",
-        "device",
-        "order",
-        "userspace",
-        "stacked",
-        "settings",
-        "context",
-        "locate",
-        "locks",
-        "owner",
-        "config",
-        "",
-    ];
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/attach");
-    let files = files_below("src/attach");
-    let module = |file: &String| {
-        let path = file.strip_prefix("src/attach/").unwrap().trim_end_matches(".rs").trim_end_matches("/mod");
-        path.replace('/', "::")
-    };
-    let all: BTreeSet<String> =
-        files.iter().map(module).filter(|name| name != "mod" && !name.ends_with("tests")).collect();
-    let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for name in &all {
-        let path = root.join(name.replace("::", "/"));
-        let file = path.with_extension("rs");
-        let path = if file.exists() { file } else { path.join("mod.rs") };
-        uses.insert(name.clone(), files_used(&fs::read_to_string(path).unwrap(), name, &all));
-    }
-    let rank = |name: &str| ORDER.iter().position(|one| *one == name.split("::").next().unwrap()).unwrap();
-    let mut upwards = Vec::new();
-    for (one, used) in &uses {
-        upwards.extend(
-            used.iter().filter(|used| rank(used) < rank(one)).map(|used| format!("{one} uses {used}")),
-        );
-    }
-    assert!(upwards.len() <= 4, "{upwards:#?}");
-    // Whatever uses nothing that is left is taken away; of a circle nothing can be.
-    let arrows: usize = uses.values().map(BTreeSet::len).sum();
-    assert!(arrows > 100, "{arrows}");
-    while let Some(name) = uses.iter().find(|(_, used)| used.is_empty()).map(|(name, _)| name.clone()) {
-        uses.remove(&name);
-        for used in uses.values_mut() {
-            used.remove(&name);
-        }
-    }
-    assert!(uses.is_empty(), "a circle: {uses:#?}");
-}
-
-#[test]
-fn architecture_has_the_layers_and_every_directory_of_the_code() {
-    let text = read("ARCHITECTURE.md");
-    let [picture] = &blocks(&text, "text layers")[..] else { panic!("one picture") };
-    let names: BTreeSet<&str> = LAYERS.iter().flat_map(|layer| layer.iter().copied()).collect();
-    let mut seen = Vec::new();
-    for line in picture.lines() {
-        // What a line says of its modules is in the last column, after two spaces and more.
-        let line = line.char_indices().nth(68).map_or(line, |(at, _)| &line[..at]);
-        let words = line.split([' ', ',']).filter(|word| names.contains(word));
-        seen.extend(words.map(|word| (LAYERS.iter().position(|layer| layer.contains(&word)).unwrap(), word)));
-    }
-    assert!(seen.is_sorted_by_key(|(layer, _)| *layer), "{seen:?}");
-    assert_eq!(seen.iter().map(|(_, word)| *word).collect::<BTreeSet<_>>(), names);
-    assert_eq!(seen.len(), names.len(), "{seen:?}");
-    for file in source_files().iter().filter(|file| !file.ends_with("/tests.rs")) {
-        let (directory, _) = file.rsplit_once('/').unwrap();
-        let is_there = directory == "src" || text.contains(&format!("`{directory}/`"));
-        // The checks of one command, and what is below it.
-        let is_of_a_command = directory.starts_with("src/commands/");
-        assert!(is_there || is_of_a_command, "ARCHITECTURE.md does not name {directory}/");
-    }
-    for path in in_backquotes(&text) {
-        let Some((directory, _)) = path.split_once('/') else { continue };
-        if names.contains(directory) {
-            assert!(source_files().contains(&format!("src/{path}")), "src/{path} is not there");
-        }
-    }
 }
 
 #[test]

@@ -179,7 +179,7 @@ removal() {
 
     # Nobody has anything.
     install_it
-    chroot root /opt/cni/bin/rail-ipam plan /fabric.yaml --to store
+    chroot root /opt/cni/bin/railctl plan /fabric.yaml --to store
     remove_it
     if [[ -e root/opt/cni/bin/rail-cni ]]; then return 1; fi
     # A pod has a rail. An upgrade asks nobody.
@@ -445,10 +445,10 @@ bash_completes_commands_and_options() {
             printf "%s\n" "${COMPREPLY[@]}"' bash "$unpacked/completions/bash/$1.bash" "$@"
     }
     [[ $(completes rail-cni doc) == doctor ]]
-    [[ $(completes rail-cni reap --dry) == --dry-run ]]
+    [[ $(completes railctl reap --dry) == --dry-run ]]
     [[ $(completes rail-cni --output js) == json ]]
     [[ $(completes rail-ipam pl) == plan ]]
-    completes rail-ipam plan --cl | grep -qx -- --cluster-networks
+    completes railctl plan --cl | grep -qx -- --cluster-networks
 }
 
 completions_of_zsh_and_fish_parse() {

@@ -1,6 +1,6 @@
 //! The same for rail-agent: `agent-pages DIRECTORY`.
 
-#[path = "../../examples/pages/write.rs"]
+#[path = "../../ctl/examples/pages/write.rs"]
 mod write;
 
 use std::io;

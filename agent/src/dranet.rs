@@ -1,7 +1,7 @@
 //! The profile provider of DRANET: a web server at a Unix socket, which DRANET asks for the addresses of a device before the
 //! pod has a sandbox.
 //!
-//! The agent only translates: `rail-ipam lease` and `rail-ipam release` decide, in the host's namespaces. What a request
+//! The agent only translates: `railctl lease` and `railctl release` decide, in the host's namespaces. What a request
 //! says comes in part from a tenant, so nothing of it becomes a path, or an argument that could be an option.
 
 use std::convert::Infallible;

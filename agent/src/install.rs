@@ -370,15 +370,15 @@ impl Holders {
         if !self.addresses.is_empty() {
             let list = self.addresses.join(", ");
             shown.push(format!(
-                "addresses are with pods: {list}: end these pods, or wait for them with --wait; `rail-ipam release` \
+                "addresses are with pods: {list}: end these pods, or wait for them with --wait; `railctl release` \
                  frees an address whose pod is gone"
             ));
         }
         if !self.left.is_empty() {
             let list = self.left.join(", ");
             shown.push(format!(
-                "not restored yet: {list}: run `rail-cni reap` on the node, which says what hinders each, and \
-                 `rail-cni reap --forget` for what cannot be restored"
+                "not restored yet: {list}: run `railctl reap` on the node, which says what hinders each, and \
+                 `railctl reap --forget` for what cannot be restored"
             ));
         }
         (!shown.is_empty()).then(|| shown.join("; "))
@@ -432,7 +432,7 @@ fn holders(host: &Host, plugins_dir: &Path) -> Result<Holders> {
     Ok(holders)
 }
 
-/// Restores what can be restored, and returns what `rail-cni status` says of the rest.
+/// Restores what can be restored, and returns what `railctl status` says of the rest.
 fn ask_status(host: &Host, program: &Path, holders: &mut Holders) -> Result<Value> {
     // What can be restored without a pod is restored now. What is left, also of one that took too long, is in the status.
     if let Err(error) = host.run_alone(program, &["reap"]) {
@@ -440,7 +440,7 @@ fn ask_status(host: &Host, program: &Path, holders: &mut Holders) -> Result<Valu
     }
     let said = host.run_alone(program, &["status", "--output", "json"])?;
     let status: Value = serde_json::from_str(&said.stdout)
-        .with_context(|| format!("`rail-cni status` says: {}", said.stderr.trim()))?;
+        .with_context(|| format!("`railctl status` says: {}", said.stderr.trim()))?;
     for (list, what) in
         [("attachments", "has"), ("pending", "has left something of"), ("lost", "has, without a record,")]
     {
@@ -464,7 +464,7 @@ fn ask_status(host: &Host, program: &Path, holders: &mut Holders) -> Result<Valu
 fn ask_leases(host: &Host, program: &Path, status: &Value) -> Result<Vec<String>> {
     let said = host.run_alone(program, &["show", "--output", "json"])?;
     let show: Value = serde_json::from_str(&said.stdout)
-        .with_context(|| format!("`rail-ipam show` says: {}", said.stderr.trim()))?;
+        .with_context(|| format!("`railctl leases` says: {}", said.stderr.trim()))?;
     let list = |value: &Value, key: &str| value[key].as_array().cloned().unwrap_or_default();
     let told: Vec<_> = ["attachments", "pending"].iter().flat_map(|key| list(status, key)).collect();
     let is_told = |lease: &Value| {

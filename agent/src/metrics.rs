@@ -16,15 +16,15 @@ pub const METRICS: [(&str, &str, &str); 23] = [
         "gauge",
         "1 if pods with rails can start on this node, as the condition RailsReady says.",
     ),
-    ("rail_cni_check_failed", "gauge", "1 for each check of rail-cni doctor that fails, with its rail."),
-    ("rail_cni_check_warnings", "gauge", "Warnings of rail-cni doctor."),
+    ("rail_cni_check_failed", "gauge", "1 for each check of railctl doctor that fails, with its rail."),
+    ("rail_cni_check_warnings", "gauge", "Warnings of railctl doctor."),
     (
         "rail_cni_carrier",
         "gauge",
         "1 if the PF of the rail is up and has a carrier, or if a pod has the PF itself.",
     ),
     ("rail_cni_vfs", "gauge", "VFs of the rail's PF, by state: attached, dead, free, and other."),
-    ("rail_cni_attachments", "gauge", "Devices that pods have, by the state that rail-cni status shows."),
+    ("rail_cni_attachments", "gauge", "Devices that pods have, by the state that railctl status shows."),
     ("rail_cni_attachments_without_carrier", "gauge", "Devices in living pods whose link is not up."),
     (
         "rail_cni_pending",
@@ -93,7 +93,7 @@ pub struct Metrics {
     calls: BTreeMap<(&'static str, &'static str, String), u64>,
     durations: BTreeMap<(&'static str, &'static str), Histogram>,
     heals: u64,
-    /// Devices that `rail-cni reap` restored.
+    /// Devices that `railctl reap` restored.
     pub reaped: u64,
     /// Events that are lost.
     pub events_dropped: u64,
@@ -107,11 +107,11 @@ pub struct Metrics {
     pub plan: Option<Plan>,
     /// The condition RailsReady.
     pub ready: Option<Condition>,
-    /// The last `rail-cni doctor`.
+    /// The last `railctl doctor`.
     pub doctor: Option<Doctor>,
-    /// The last `rail-cni status`.
+    /// The last `railctl status`.
     pub status: Option<Status>,
-    /// The last `rail-ipam show`.
+    /// The last `railctl leases`.
     pub show: Option<Show>,
 }
 

@@ -122,7 +122,7 @@ pub fn check_paths(host: &Host, new: &Paths) -> Result<()> {
         if let Some(held) = Held::of(host, &old.run_dir)?.shown() {
             bail!(
                 "its {key} {} is another directory than {}, and pods of this node would lose what they have ({held} in {}): \
-                 drain the node, and it is written; `rail-cni status` and `rail-ipam show` name what is left",
+                 drain the node, and it is written; `railctl status` and `railctl leases` name what is left",
                 new_dir.display(),
                 old_dir.display(),
                 old.run_dir.display()

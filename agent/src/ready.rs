@@ -58,7 +58,7 @@ pub fn rails_ready(doctor: &Result<Doctor, String>) -> Condition {
             match fails.first() {
                 _ if doctor.ready => {
                     let message =
-                        format!("pods with rails can start; `rail-cni doctor` has {warnings} warnings");
+                        format!("pods with rails can start; `railctl doctor` has {warnings} warnings");
                     (true, "DoctorPassed".to_owned(), message)
                 }
                 Some(first) => {
@@ -71,7 +71,7 @@ pub fn rails_ready(doctor: &Result<Doctor, String>) -> Condition {
                 None => (
                     false,
                     "DoctorFailed".to_owned(),
-                    "`rail-cni doctor` named no check that failed".to_owned(),
+                    "`railctl doctor` named no check that failed".to_owned(),
                 ),
             }
         }

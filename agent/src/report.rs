@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-/// `rail-cni status --output json`.
+/// `railctl status --output json`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Status {
@@ -84,7 +84,7 @@ impl Attachment {
     }
 }
 
-/// `rail-cni doctor --output json`.
+/// `railctl doctor --output json`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Doctor {
@@ -110,7 +110,7 @@ pub struct Check {
     pub remedy: Option<String>,
 }
 
-/// `rail-ipam show --output json`.
+/// `railctl leases --output json`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Show {

@@ -111,10 +111,10 @@ pub struct RunArgs {
     /// Seconds between two looks at the node
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
     interval: u64,
-    /// Seconds between two runs of `rail-cni doctor` while all is well
+    /// Seconds between two runs of `railctl doctor` while all is well
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
     doctor_interval: u64,
-    /// Seconds between two runs of `rail-cni reap`; 0: never
+    /// Seconds between two runs of `railctl reap`; 0: never
     #[arg(long, value_name = "SECONDS", default_value_t = 900, value_parser = clap::value_parser!(u64).range(0..=86400))]
     reap_interval: u64,
     /// Serve DRANET as its profile provider, at the socket dranet/provider.sock of the run directory
@@ -288,7 +288,7 @@ impl Agent {
         let pools = (args.plan_from == PlanFrom::Cidrpools)
             .then(|| watch::cidr_pools(&client, args.cidrpools_namespace.as_deref(), &shared));
         let now = Instant::now();
-        let doctor = Err("`rail-cni doctor` was not run yet".to_owned());
+        let doctor = Err("`railctl doctor` was not run yet".to_owned());
         say("info", &format!("rail-agent {} looks after {}", env!("CARGO_PKG_VERSION"), args.node));
         Ok(Agent {
             // At once: an agent that starts anew before the interval has passed would otherwise never reap.
@@ -914,7 +914,7 @@ fn list<'a>(pools: impl Iterator<Item = &'a Arc<str>>) -> Vec<u8> {
 
 /// What rail-ipam says to people.
 fn lines(stderr: &str) -> Vec<&str> {
-    let lines = stderr.lines().map(|line| line.trim_start_matches("rail-ipam: ").trim());
+    let lines = stderr.lines().map(|line| line.trim_start_matches("railctl: ").trim());
     lines.filter(|line| !line.is_empty()).collect()
 }
 
@@ -1060,18 +1060,18 @@ mod tests {
 
     #[test]
     fn a_plan_that_hurts_pods_is_held_back_and_names_them() {
-        // In the words of rail-ipam.
-        let source = include_str!("../../src/commands/change.rs");
+        // In the words of railctl.
+        let source = include_str!("../../ctl/src/commands/change.rs");
         assert!(
             source.contains(HELD_BACK_WORDS) && source.contains(IN_USE_WORDS),
-            "rail-ipam has other words now"
+            "railctl has other words now"
         );
-        let stderr = "rail-ipam: pool rail-0: node n: 10.0.0.0 is in use, held by net1 of pod a/b since x, and y\n\
-            rail-ipam: nothing was written: 1 live leases are outside of the new plan: end those pods first\n";
+        let stderr = "railctl: pool rail-0: node n: 10.0.0.0 is in use, held by net1 of pod a/b since x, and y\n\
+            railctl: nothing was written: 1 live leases are outside of the new plan: end those pods first\n";
         let refusal = |stderr, is_named| refusal("n", stderr, is_named);
         let Plan::HeldBack(text) = refusal(stderr, Some(true)) else { panic!() };
         assert!(text.ends_with("10.0.0.0 is in use, held by net1 of pod a/b since x, and y"), "{text}");
-        let wrong = "rail-ipam: nothing was imported: spec.cidr: no\n";
+        let wrong = "railctl: nothing was imported: spec.cidr: no\n";
         let Plan::Refused(text) = refusal(wrong, None) else { panic!() };
         assert!(text.ends_with("nothing was imported: spec.cidr: no"), "{text}");
         // What does not name the node is no plan that waits for its pods, and what nobody could compare is none either.

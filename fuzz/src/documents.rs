@@ -1,8 +1,8 @@
 //! What people write: YAML, JSON, and networks.
 
-use rail_cni::commands::lint::Lint;
-use rail_cni::document::{Part, parse};
-use rail_cni::output::{Output, printable};
+use railctl::commands::lint::Lint;
+use railctl::document::{Part, parse};
+use railctl::output::{Output, printable};
 use serde::Deserialize as _;
 use serde_json::Value;
 

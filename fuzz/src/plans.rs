@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use rail_cni::document::{Text, parse};
-use rail_cni::plan::nads::Form;
-use rail_cni::plan::refusal::Refusal;
-use rail_cni::plan::scheme::{Family, Mode, Polarity, Scheme, Tiers};
-use rail_cni::plan::{self, File, Plan, Pools};
+use railctl::document::{Text, parse};
+use railctl::plan::nads::Form;
+use railctl::plan::refusal::Refusal;
+use railctl::plan::scheme::{Family, Mode, Polarity, Scheme, Tiers};
+use railctl::plan::{self, File, Plan, Pools};
 use serde_json::Value;
 
 use crate::directory::Directory;
@@ -18,7 +18,7 @@ use crate::judge;
 /// Each end of each link, by the name of its node: prefix and leaf.
 type Ends = BTreeMap<String, Vec<(IpNet, Option<IpAddr>)>>;
 
-/// Checks a plan as `rail-ipam plan` does, and writes it as everything.
+/// Checks a plan as `railctl plan` does, and writes it as everything.
 fn checked(plan: &mut Plan) -> Option<Pools> {
     let pools = match plan.check() {
         Ok(pools) => pools,

@@ -440,7 +440,7 @@ add_rails() {
     tar -C "$at" -c . | on "$1" tar -C "$sysfs" -x
     while IFS=, read -r rail gateway; do
         ip -n leaf addr add "$gateway/31" dev "n$number-r$rail"
-    done < <("$target/static/rail-ipam" plan "$root/conf/fabric.yaml" --to csv |
+    done < <("$target/static/railctlplan  "$root/conf/fabric.yaml" --to csv |
         awk -F, -v node="$1" '$1 == node { print $2 "," $7 }')
 }
 
@@ -540,8 +540,8 @@ install_rails() {
     on "$1" env CARGO_TARGET_DIR=/run/built "RAIL_CNI_FROM=$target/static" "$root/scripts/install"
     jq --arg node "$1" --arg sysfs "$sysfs" '. + {nodeName: $node, sysfsRoot: $sysfs}' "$root/conf/node.json" |
         on "$1" tee /etc/rail-cni/node.json >/dev/null
-    on "$1" /opt/cni/bin/rail-ipam plan "$root/conf/fabric.yaml" --to store
-    on "$1" /opt/cni/bin/rail-cni doctor
+    on "$1" /opt/cni/bin/railctl plan "$root/conf/fabric.yaml" --to store
+    on "$1" /opt/cni/bin/railctl doctor
 }
 
 # for_each_node COMMAND: with its name, on all at the same time.

@@ -140,7 +140,7 @@ fn refuse_living(claim: &Record, what: &str) -> Result<(), Refused> {
         Life::Unknown(why) => Err(Refused::Other(failure!(
             TryAgain,
             "{what} was attached to {holder}, and it is not known whether that pod is alive: {why}. If it is gone: \
-             `rail-cni reap --force {}`",
+             `railctl reap --force {}`",
             claim.owner.container_id
         ))),
     }

@@ -236,7 +236,7 @@ pub fn known() -> Vec<&'static str> {
     [Raw::KEYS, &OTHERS].concat()
 }
 
-/// The key that silences warnings of `rail-cni lint`, each with a reason. ADD ignores it.
+/// The key that silences warnings of `railctl lint`, each with a reason. ADD ignores it.
 pub const LINT_IGNORE: &str = "rail-cni/lint-ignore";
 
 /// Capabilities that rail-cni or rail-ipam uses.

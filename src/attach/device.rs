@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use super::config::{NetConf, Selector};
 use super::owner::Original;
-use super::{order, stacked, userspace};
+use super::{stacked, userspace};
 use crate::netlink::link::{self, Link};
 use crate::netlink::route::Route;
 use crate::netlink::{Socket, address, filter, route};
@@ -334,16 +334,6 @@ fn check_rail(device: &Device, conf: &NetConf, node: &Node, network: &str) -> Re
     let other = node.rails.iter().find(|one| is_on(device, &one.pf));
     let other =
         other.map_or_else(|| "no rail of node.json".to_owned(), |other| format!("rail {}", other.rail));
-    let is_it = |slip: &order::Slip| slip.rail == rail && slip.expected == pf.address;
-    if let Some(slip) = order::slips(node).into_iter().find(is_it) {
-        let file = node::path();
-        fail!(
-            InvalidConfig,
-            "{slip}, the PF of {what}: correct `rails` in {}; if the list is right, the resource of network {network} is \
-             wrong",
-            file.display()
-        );
-    }
     if node.rails.iter().any(|one| one.rail != rail && expected.contains(&one.pf.as_str())) {
         fail!(
             InvalidConfig,
@@ -355,8 +345,11 @@ fn check_rail(device: &Device, conf: &NetConf, node: &Node, network: &str) -> Re
     }
     fail!(
         InvalidConfig,
-        "{what} belongs to PF {} ({other}): check the resource of network {network}",
-        pf.address
+        "{what} belongs to PF {} ({other}), and node.json has {} for rail {rail}: correct the resource of network {network}, \
+         or `rails` in {}; `railctl doctor` says which",
+        pf.address,
+        expected.join(" and "),
+        node::path().display()
     )
 }
 

@@ -250,9 +250,9 @@ pub fn clashing(link: &Link, host: &mut Socket) -> Result<Vec<String>> {
 pub fn how_to_end(owner: &Owner) -> String {
     let keepers = keepers(owner);
     if keepers.is_empty() {
-        return "a process keeps it open (`lsns -t net`); end that, and `rail-cni reap`".to_owned();
+        return "a process keeps it open (`lsns -t net`); end that, and `railctl reap`".to_owned();
     }
     let named: Vec<_> = keepers.iter().map(|one| format!("{} ({})", one.id, one.name)).collect();
     let ids: Vec<_> = keepers.iter().map(|one| one.id.to_string()).collect();
-    format!("process {} keeps it open: `kill {}`, then `rail-cni reap`", named.join(", "), ids.join(" "))
+    format!("process {} keeps it open: `kill {}`, then `railctl reap`", named.join(", "), ids.join(" "))
 }

@@ -2,29 +2,28 @@
 
 mod add;
 mod chained;
-pub(crate) mod check;
-pub(crate) mod claim;
+pub mod check;
+pub mod claim;
 pub mod config;
-pub(crate) mod context;
+pub mod context;
 mod del;
-pub(crate) mod device;
+pub mod device;
 pub mod format;
 pub mod locate;
-pub(crate) mod locks;
-pub(crate) mod order;
+pub mod locks;
 pub mod owner;
-pub(crate) mod pending;
-pub(crate) mod planes;
-pub(crate) mod rebuild;
+pub mod pending;
+pub mod planes;
+pub mod rebuild;
 pub mod record;
 pub mod records;
-pub(crate) mod settings;
+pub mod settings;
 mod stacked;
 mod started;
-pub(crate) mod state;
+pub mod state;
 pub mod steps;
-pub(crate) mod undo;
-pub(crate) mod userspace;
+pub mod undo;
+pub mod userspace;
 
 use std::path::Path;
 

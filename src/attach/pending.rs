@@ -1,7 +1,7 @@
 //! Pending steps: what could not be undone of attachments whose device is on the host again. Examples are the DEL of an IPAM
 //! plugin that fails, a file that cannot be removed, a setting that a driver refuses, and a name that another netdev
 //! has. The device is free all the same, unless the next tenant would not be apart from the last. Later calls retry, each
-//! time after a longer pause; so does `rail-cni reap`.
+//! time after a longer pause; so does `railctl reap`.
 
 use std::time::{Duration, Instant};
 
@@ -422,7 +422,7 @@ pub fn settle_rdma(is_required: bool, device: &device::Device, records: &Records
         if is_required && device.rdma_devices()?.is_empty() {
             fail!(
                 TryAgain,
-                "rdma: required, and the RDMA device of {} is still in {}: run `rail-cni reap`, or end that pod",
+                "rdma: required, and the RDMA device of {} is still in {}: run `railctl reap`, or end that pod",
                 device.describe(),
                 record.owner.describe()
             );

@@ -100,8 +100,7 @@ pub fn refuse(id: &DeviceId, node: &Node) -> Result<()> {
 
 /// What to do about a device without a record. Another plugin's DEL gives its device back by itself: a record of ours would
 /// take what that pod has for the original.
-pub const REMEDY: &str =
-    "end that pod; if rail-cni attached the device, `rail-cni reap --rebuild` records it";
+pub const REMEDY: &str = "end that pod; if rail-cni attached the device, `railctl reap --rebuild` records it";
 
 impl Lost {
     /// Where the device is, for people.

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use rail_cni::attach::Attach;
-use rail_cni::{cni, commands};
+use rail_cni::cni;
 
 fn main() -> ExitCode {
-    cni::main(&Attach, commands::rail_cni::run)
+    cni::main(&Attach)
 }

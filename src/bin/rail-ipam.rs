@@ -1,10 +1,10 @@
-//! rail-ipam: the CNI plugin that leases a rail's address, and its commands.
+//! Leases a rail's address. See the crate's documentation.
 
 use std::process::ExitCode;
 
+use rail_cni::cni;
 use rail_cni::ipam::Ipam;
-use rail_cni::{cni, commands};
 
 fn main() -> ExitCode {
-    cni::main(&Ipam, commands::rail_ipam::run)
+    cni::main(&Ipam)
 }

@@ -11,7 +11,7 @@ use std::io::{IsTerminal as _, Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{LazyLock, Mutex, OnceLock};
 
 use anyhow::{Context as _, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -28,7 +28,13 @@ pub use result::{AddResult, Dns, Interface, Ip, Route, VERSIONS, Version};
 use crate::error::{Code, ErrorJson, Failure};
 use crate::log::Call;
 use crate::sysfs::DeviceId;
-use crate::{calls, fail, failure, netns, output, watchdog};
+use crate::{calls, fail, failure, netns, watchdog};
+
+/// The release and the commit, which `scripts/build` passes: `0.2.0 (71c319b3c2d1)`.
+pub static RELEASE: LazyLock<String> = LazyLock::new(|| {
+    let commit = option_env!("RAIL_CNI_COMMIT").filter(|commit| !commit.is_empty());
+    format!("{} ({})", env!("CARGO_PKG_VERSION"), commit.unwrap_or("commit unknown"))
+});
 
 /// What a plugin does for each verb. [`main`] has checked before what is the same for both plugins.
 pub trait Plugin {
@@ -216,18 +222,12 @@ fn looks_like_a_version(text: &str) -> bool {
     parts.len() == 3 && parts.iter().all(|part| part.parse::<u32>().is_ok())
 }
 
-/// The whole life of a plugin's process; `cli` runs when no runtime called.
-pub fn main<P: Plugin>(plugin: &P, cli: impl FnOnce() -> ExitCode) -> ExitCode {
+/// The whole life of a plugin's process.
+pub fn main<P: Plugin>(plugin: &P) -> ExitCode {
     crate::files::process_started();
     let var = |name: &str| std::env::var_os(name);
     match Environment::read(var) {
-        Ok(None) if std::env::args_os().len() > 1 => cli(),
-        Ok(None) => {
-            let known: Vec<_> = VERSIONS.iter().map(|version| version.as_str()).collect();
-            eprintln!("CNI {} plugin v{}", P::NAME, *output::VERSION);
-            eprintln!("CNI protocol versions supported: {}", known.join(", "));
-            ExitCode::SUCCESS
-        }
+        Ok(None) => introduce::<P>(),
         Ok(Some(environment)) => {
             report_panics();
             serve(plugin, environment)
@@ -236,6 +236,21 @@ pub fn main<P: Plugin>(plugin: &P, cli: impl FnOnce() -> ExitCode) -> ExitCode {
             report(error_version(None), &error, var("CNI_COMMAND").is_some_and(|verb| verb == "DEL"))
         }
     }
+}
+
+/// Answers whoever typed the name of a plugin. An argument other than `--version` fails, so that a script notices that its
+/// command is one of railctl.
+fn introduce<P: Plugin>() -> ExitCode {
+    let args: Vec<_> = std::env::args_os().skip(1).collect();
+    if args == ["--version"] {
+        let _ = writeln!(std::io::stdout(), "{} {}", P::NAME, *RELEASE);
+        return ExitCode::SUCCESS;
+    }
+    let known: Vec<_> = VERSIONS.iter().map(|version| version.as_str()).collect();
+    eprintln!("CNI {} plugin v{}", P::NAME, *RELEASE);
+    eprintln!("CNI protocol versions supported: {}", known.join(", "));
+    eprintln!("Container runtimes call it. All that a person types is in railctl: try `railctl --help`");
+    if args.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(2) }
 }
 
 /// The version that errors are reported in after stdin was read; the thread that reports for a call that hangs

@@ -105,7 +105,7 @@ pub fn devices(node: &Node) -> Result<HashSet<String>> {
     let mut devices = HashSet::new();
     lease::for_each_folder(node, |folder| {
         for entry in folder.entries()? {
-            // `doctor` and `rail-ipam show` report a lease that cannot be read.
+            // `doctor` and `railctl leases` report a lease that cannot be read.
             let Ok(Some(lease)) = folder.read(&entry) else { continue };
             if !lease.is_dead(node)? {
                 devices.extend(lease.holder.claim.map(|claim| claim.function));
@@ -205,7 +205,7 @@ fn pools(
     };
     if let Some(missing) = named.iter().find(|pool| !all.contains_key(*pool)) {
         let known = list(all.keys().collect());
-        // The code by which `rail-ipam lease` tells this from other mistakes.
+        // The code by which `railctl lease` tells this from other mistakes.
         fail!(
             NotAvailable,
             "node {node_name:?} has no allocation in pool {missing:?}: it has one in {known}"
@@ -227,7 +227,7 @@ fn pools(
     };
     if meant.is_empty() {
         let rail = rail.unwrap_or_default();
-        fail!(InvalidConfig, "there is no pool for rail {rail}: run `rail-ipam import` with its plan");
+        fail!(InvalidConfig, "there is no pool for rail {rail}: run `railctl import` with its plan");
     }
     if is_doubled(&meant) {
         fail!(InvalidConfig, "the pools {} are of one family: name the one that is meant", list(meant));

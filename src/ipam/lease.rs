@@ -599,7 +599,7 @@ impl Folder {
         let damaged = |why: String| {
             format!(
                 "{} cannot be read ({why}), so its holder is unknown: if no pod has the address, \
-                 `rail-ipam release --address {} --pool {}`",
+                 `railctl release --address {} --pool {}`",
                 file.display(),
                 entry.address,
                 self.pool
@@ -747,7 +747,7 @@ impl Folder {
                     let (Lease { holder, since, .. }, pool) = (lease, &self.pool);
                     return Ok(Err(format!(
                         "{address} is held by {holder} since {since}{unsure}: delete that pod or, if it is \
-                         gone, `rail-ipam release --address {address} --pool {pool} --force`"
+                         gone, `railctl release --address {address} --pool {pool} --force`"
                     )));
                 }
                 Err(why) => return Ok(Err(format!("{address} is held: {why}"))),

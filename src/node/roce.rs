@@ -1,4 +1,4 @@
-//! The section `roce` of node.json: what every rail's port must be set to. `rail-cni doctor` compares; nothing sets it.
+//! The section `roce` of node.json: what every rail's port must be set to. `railctl doctor` compares; nothing sets it.
 
 use anyhow::Result;
 use serde::Deserialize;

@@ -6,31 +6,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use ipnet::IpNet;
-use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::allocation::{self, Allocation, LeafPort};
 use crate::error::{self, Code};
 use crate::failure;
-use crate::files::{self, Dir, Lock};
+use crate::files::Dir;
 use crate::nearest::by_distance;
 use crate::node::Node;
-use crate::progress::Progress;
 
-const LOCK: &str = ".lock";
-/// The name is without `.json`, by which an older rail-ipam knows pools.
-const LEAF_PORTS: &str = "leaf-ports";
+/// The file of the leaf ports of a node. Its name is without `.json`, by which an older rail-ipam knows pools.
+pub const LEAF_PORTS: &str = "leaf-ports";
 /// A file that exists while a process writes the store, or after one was killed.
-const UNFINISHED: &str = ".unfinished";
-/// The prefix of a directory's name that is not a node's yet, or not any more.
-const NEW: &str = ".new.";
+pub const UNFINISHED: &str = ".unfinished";
 /// A message about a large store looks at this many nodes.
 const MOST_LISTED: usize = 10_000;
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The allocations of `node_name` in `pools`, all of one plan. The error for a missing one names similar nodes.
 pub fn load(node: &Node, node_name: &str, pools: &[String]) -> Result<Vec<Allocation>> {
@@ -217,296 +210,21 @@ fn everything_in(folder: &Dir) -> Result<BTreeMap<String, Found>> {
     Ok(all)
 }
 
-/// A change of the store.
-#[derive(Debug)]
-pub struct Change<'a> {
-    /// The name of the node.
-    pub node_name: &'a str,
-    /// The name of the pool.
-    pub pool: &'a str,
-    /// The new allocation; `None` to remove it.
-    pub allocation: Option<&'a Allocation>,
-}
-
-/// The right to write the store. Whoever has it compares a plan with the store, and writes what is different: between the
-/// two nobody else writes.
-#[derive(Debug)]
-pub struct Writer {
-    /// The directory, and its lock. It is no error that there is none as long as there is nothing to write.
-    root: Result<(Dir, Lock)>,
-    path: PathBuf,
-}
-
-impl Writer {
-    /// Waits for other writers. Makes the directory if it is missing.
-    pub fn new(node: &Node) -> Result<Writer> {
-        let open = || -> Result<(Dir, Lock)> {
-            let root = Dir::create(&node.store_dir)?;
-            let lock = root.lock(LOCK, PATIENCE)?;
-            Ok((root, lock))
-        };
-        match open() {
-            Err(error) if error::code_of(&error) == Code::TryAgain as u32 => Err(error),
-            root => Ok(Writer { root, path: node.store_dir.clone() }),
-        }
-    }
-}
-
-/// Makes all changes durable, or none. The changes of one node are next to each other.
-///
-/// The new directory of a node is complete before it replaces the old one in one step, so a reader has the old or the
-/// new one. All nodes share two waits for the disk: one for each file would take minutes for a large fabric.
-/// `agree` is asked right before the first of them is replaced, when nothing but the exchange is left to do. What it
-/// returns is kept until all are, and not while the disk is waited for.
-pub fn apply<G>(writer: Writer, changes: &[Change<'_>], agree: impl FnOnce() -> Result<G>) -> Result<()> {
-    let is_unfinished = writer.path.join(UNFINISHED).exists();
-    if changes.is_empty() && !is_unfinished {
-        return agree().map(drop);
-    }
-    let (root, _lock) = writer.root?;
-    if is_unfinished {
-        let names = root.all_names()?;
-        let names: Vec<_> = names.iter().filter_map(|name| name.strip_prefix(NEW)).collect();
-        clear(&root, &names)?;
-    }
-    let of_node: Vec<_> = changes.chunk_by(|one, other| one.node_name == other.node_name).collect();
-    let names: Vec<_> = of_node.iter().map(|changes| changes[0].node_name).collect();
-    root.write_new(UNFINISHED, b"")?;
-    let replaced = replace(&root, &of_node, agree);
-    if let Err(error) = clear(&root, &names) {
-        // The remains do no harm, and the next apply removes them.
-        log::warn!("{error:#}");
-    }
-    replaced
-}
-
-fn replace<G>(root: &Dir, of_node: &[&[Change<'_>]], agree: impl FnOnce() -> Result<G>) -> Result<()> {
-    let mut steps = Vec::with_capacity(of_node.len());
-    let mut progress = Progress::new("writing nodes", of_node.len());
-    for changes in of_node {
-        steps.push((changes[0].node_name, prepare(root, changes)?));
-        progress.step();
-    }
-    sync(root)?;
-    let agreed = agree()?;
-    progress = Progress::new("replacing nodes", steps.len());
-    for (done, (name, step)) in steps.iter_mut().enumerate() {
-        progress.step();
-        let Err(error) = step.take(root, name) else { continue };
-        // A directory is unchanged, unless its files were replaced one by one.
-        let taken = if matches!(step, Step::FileByFile) { done + 1 } else { done };
-        let undone = steps[..taken].iter().rev().try_for_each(|(name, step)| step.undo(root, name));
-        return Err(match undone {
-            Ok(()) => error,
-            Err(why) => {
-                let mixed = "some nodes have the new plan and some the old one: write the plan again";
-                error.context(format!("{why:#}; {mixed}"))
-            }
-        });
-    }
-    drop(agreed);
-    drop(progress);
-    match steps.iter().filter(|(_, step)| matches!(step, Step::FileByFile)).count() {
-        0 => (),
-        count => log::warn!(
-            "{}: this file system cannot exchange directories: {count} nodes were written file by file, and an ADD \
-             at that moment may have read one pool of the old plan and one of the new",
-            root.path().display()
-        ),
-    }
-    sync(root)
-}
-
-fn sync(root: &Dir) -> Result<()> {
-    let _progress = Progress::wait("waiting for the disk");
-    root.sync()
-}
-
-/// How a node gets its new directory.
-#[derive(Debug)]
-enum Step {
-    /// The node had no directory.
-    Make,
-    /// The directories are exchanged.
-    Exchange,
-    /// The directory has one file, and only this file is exchanged: a million nodes with one pool need no new
-    /// directories.
-    ExchangeFile(String),
-    /// The directory is removed.
-    Remove,
-    /// There is no directory, before and after.
-    Nothing,
-    /// The files were replaced one by one, on a file system that cannot exchange directories.
-    FileByFile,
-}
-
-/// Makes the new directory of a node, with the changes and with links to all other files of the old one.
-fn prepare(root: &Dir, changes: &[Change<'_>]) -> Result<Step> {
-    let name = changes[0].node_name;
-    let old = root.sub(name)?;
-    let mut kept = old.as_ref().map(Dir::names).transpose()?.unwrap_or_default();
-    let files: Vec<_> = changes.iter().map(|change| file_name(change.pool)).collect();
-    let only = match kept.as_slice() {
-        [only] => Some(only.clone()),
-        _ => None,
-    };
-    kept.retain(|name| name != LEAF_PORTS && !files.contains(name));
-    let mut leaf_ports = old.as_ref().map(read_leaf_ports).transpose()?.unwrap_or_default();
-    leaf_ports.retain(|pool, _| kept.contains(&file_name(pool)));
-    let mut put = Vec::new();
-    for (file, change) in files.into_iter().zip(changes) {
-        let Some(allocation) = change.allocation else { continue };
-        put.push((file, content(allocation)?));
-        let Allocation { gateway, leaf_ports: ports, .. } = allocation;
-        if !ports.is_empty() {
-            let of_pool = OfPool { gateway: *gateway, ports: ports.clone() };
-            leaf_ports.insert(change.pool.to_owned(), of_pool);
-        }
-    }
-    if !leaf_ports.is_empty() {
-        put.push((LEAF_PORTS.to_owned(), content(&leaf_ports)?));
-    }
-    let has_new = !kept.is_empty() || !put.is_empty();
-    let hidden = hidden(name);
-    if let (Some(only), true, [(file, content)]) = (only, kept.is_empty(), put.as_slice()) {
-        if only == *file {
-            make_new(root, &hidden, || root.write_new(&hidden, content))?;
-            return Ok(Step::ExchangeFile(format!("{name}/{file}")));
-        }
-    }
-    let step = match (&old, has_new) {
-        (None, true) => Step::Make,
-        (Some(_), true) => Step::Exchange,
-        (Some(_), false) => {
-            root.remove_any(&hidden)?; // as in make_new
-            Step::Remove
-        }
-        (None, false) => Step::Nothing,
-    };
-    if has_new {
-        make_new(root, &hidden, || root.make(&hidden))?;
-    }
-    for (file, content) in put {
-        root.write_new(&format!("{hidden}/{file}"), &content)?;
-    }
-    if let (Some(old), false) = (old, kept.is_empty()) {
-        let new = root.create_sub(&hidden)?;
-        kept.iter().try_for_each(|name| old.link(name, &new))?;
-    }
-    Ok(step)
-}
-
-/// Makes the entry `hidden`. A file system that loses its last changes in another order than that in which they were made
-/// may have kept one of a killed writer without [`UNFINISHED`].
-fn make_new(root: &Dir, hidden: &str, make: impl Fn() -> Result<()>) -> Result<()> {
-    match make() {
-        Err(error) if files::is_already_there(&error) => {
-            root.remove_any(hidden)?;
-            make()
-        }
-        made => made,
-    }
-}
-
-fn content(of_file: &impl Serialize) -> Result<Vec<u8>> {
-    let mut content = serde_json::to_vec(of_file)?;
-    content.push(b'\n');
-    Ok(content)
-}
-
 /// The leaf ports of a node in a pool. An older rail-ipam writes only the allocation; if its gateway is another one, these
 /// leaf ports are of an older plan.
 #[derive(Debug, Serialize, Deserialize)]
-struct OfPool {
-    gateway: Option<IpAddr>,
-    ports: Vec<LeafPort>,
+pub struct OfPool {
+    /// The gateway that the ports lead to.
+    pub gateway: Option<IpAddr>,
+    /// The leaf ports.
+    pub ports: Vec<LeafPort>,
 }
 
 /// The leaf ports of a node, by pool. Empty if the file is damaged: only messages use it, and the next plan writes it
 /// again.
-fn read_leaf_ports(folder: &Dir) -> Result<BTreeMap<String, OfPool>> {
+pub fn read_leaf_ports(folder: &Dir) -> Result<BTreeMap<String, OfPool>> {
     let content = folder.read(LEAF_PORTS)?.unwrap_or_default();
     Ok(serde_json::from_slice(&content).unwrap_or_default())
-}
-
-impl Step {
-    fn take(&mut self, root: &Dir, name: &str) -> Result<()> {
-        let hidden = &hidden(name);
-        let whole = match self {
-            Step::Make => root.rename(hidden, root, name),
-            Step::Remove => root.rename(name, root, hidden),
-            Step::Exchange => root.exchange(hidden, name),
-            Step::ExchangeFile(file) => root.exchange(hidden, file),
-            Step::Nothing | Step::FileByFile => return Ok(()),
-        };
-        // EXDEV: overlayfs, for a directory that is not in the upper layer.
-        let cannot = |error: &std::io::Error| {
-            [Errno::EINVAL, Errno::EXDEV, Errno::ENOSYS, Errno::EOPNOTSUPP]
-                .iter()
-                .any(|errno| error.raw_os_error() == Some(*errno as i32))
-        };
-        match whole {
-            Err(error) if !matches!(self, Step::Make) && cannot(&error) => {
-                let done = match self {
-                    Step::ExchangeFile(file) => move_file(root, hidden, root, file),
-                    _ => file_by_file(root, name),
-                };
-                *self = Step::FileByFile;
-                done
-            }
-            whole => whole.with_context(|| format!("cannot write {}", root.path().join(name).display())),
-        }
-    }
-
-    fn undo(&self, root: &Dir, name: &str) -> Result<()> {
-        let hidden = &hidden(name);
-        let undone = match self {
-            Step::Make => root.rename(name, root, hidden),
-            Step::Remove => root.rename(hidden, root, name),
-            Step::Exchange => root.exchange(hidden, name),
-            Step::ExchangeFile(file) => root.exchange(hidden, file),
-            Step::Nothing => return Ok(()),
-            Step::FileByFile => Err(ErrorKind::Unsupported.into()),
-        };
-        undone.with_context(|| format!("cannot put {} back", root.path().join(name).display()))
-    }
-}
-
-/// Moves the prepared files of a node, if there are any, into its directory, and removes all others there.
-fn file_by_file(root: &Dir, name: &str) -> Result<()> {
-    let Some(old) = root.sub(name)? else { return Ok(()) };
-    let new = root.sub(&hidden(name))?;
-    let names = new.as_ref().map(Dir::names).transpose()?.unwrap_or_default();
-    for file in &names {
-        if let Some(new) = &new {
-            move_file(new, file, &old, file)?;
-        }
-    }
-    for file in old.names()?.iter().filter(|file| !names.contains(file)) {
-        old.remove(file)?;
-    }
-    if names.is_empty() { root.remove_any(name) } else { Ok(()) }
-}
-
-fn move_file(from: &Dir, name: &str, to: &Dir, new_name: &str) -> Result<()> {
-    from.rename(name, to, new_name)
-        .with_context(|| format!("cannot write {}", to.path().join(new_name).display()))
-}
-
-/// Removes the hidden directories of these nodes: old ones, or those of a killed writer. The caller has the lock.
-fn clear(root: &Dir, names: &[&str]) -> Result<()> {
-    let mut progress = Progress::new("removing old nodes", names.len());
-    for name in names {
-        root.remove_any(&hidden(name))?;
-        progress.step();
-    }
-    root.remove(UNFINISHED)
-}
-
-/// The name of a node's directory before and after it is the node's. It has the same parent, because a directory that
-/// stays in its parent is not written again when it is renamed.
-fn hidden(node_name: &str) -> String {
-    format!("{NEW}{node_name}")
 }
 
 /// The allocation of a pool in the directory of a node.
@@ -519,7 +237,8 @@ fn read(folder: &Dir, pool: &str) -> Found {
     })
 }
 
-fn file_name(pool: &str) -> String {
+/// The name of a pool's file in the directory of a node.
+pub fn file_name(pool: &str) -> String {
     format!("{pool}.json")
 }
 
@@ -589,8 +308,7 @@ pub fn near_misses<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Ve
 pub fn near_hint<'a>(wanted: &str, names: impl Iterator<Item = &'a str> + Clone, whose: &str) -> String {
     match near_misses(wanted, names.clone()).as_slice() {
         [] => {
-            let given =
-                "`rail-ipam plan` or `rail-ipam import` must give it one, because none is ever invented";
+            let given = "`railctl plan` or `railctl import` must give it one, because none is ever invented";
             match some_names(wanted, names) {
                 None => format!(": {given}"),
                 Some(some) => format!(": {whose} has {some}; {given}, or nodeName in node.json is wrong"),

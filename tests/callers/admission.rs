@@ -116,7 +116,7 @@ fn the_networks_of_conf_are_admitted() {
     on_a_node("admission::the_networks_of_conf_are_admitted", &[CALLER], |_| {
         let fabric = Path::new(env!("CARGO_MANIFEST_DIR")).join("conf/fabric.yaml");
         let plan =
-            Command::new("/opt/cni/bin/rail-ipam").arg("plan").arg(fabric).args(["--to", "nads"]).output();
+            Command::new("/opt/cni/bin/railctl").arg("plan").arg(fabric).args(["--to", "nads"]).output();
         node::write("/run/nads.yaml", plan.unwrap().stdout);
         let mut requests: Vec<_> =
             documents("conf/nads.yaml").into_iter().map(|nad| create(TENANT, nad)).collect();

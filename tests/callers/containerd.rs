@@ -445,7 +445,7 @@ fn multus_at_1_1_0_loses_every_del_and_doctor_says_so() {
     });
 }
 
-/// What `rail-cni doctor` says of the networks of the runtime, where it has a containerd of this version in its usual
+/// What `railctl doctor` says of the networks of the runtime, where it has a containerd of this version in its usual
 /// place.
 fn verdicts_of_networks(version: &str) -> Vec<String> {
     let usual = Path::new("/usr/local/bin");
@@ -454,7 +454,7 @@ fn verdicts_of_networks(version: &str) -> Vec<String> {
         assert!(output.status.success(), "{}", text_of(&output));
         symlink(executable(version, "containerd"), usual.join("containerd")).unwrap();
     }
-    let output = Command::new("/opt/cni/bin/rail-cni").args(["doctor", "--output", "json"]).output().unwrap();
+    let output = Command::new("/opt/cni/bin/railctl").args(["doctor", "--output", "json"]).output().unwrap();
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let checks = report["checks"].as_array().unwrap();
     let of_networks = checks.iter().filter(|check| check["check"] == "net.d");

@@ -85,7 +85,7 @@ fn routes(all: &[(&str, &str)]) -> Vec<(String, String)> {
 fn import(file: &str) {
     fs::remove_dir_all("/var/lib/rail-cni/store").unwrap();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("conf/migration").join(file);
-    let output = Command::new("/opt/cni/bin/rail-ipam").arg("import").arg(path).output().unwrap();
+    let output = Command::new("/opt/cni/bin/railctl").arg("import").arg(path).output().unwrap();
     assert!(output.status.success(), "{}", text_of(&output));
 }
 

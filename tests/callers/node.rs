@@ -46,7 +46,7 @@ pub fn on_a_node(test: &str, callers: &[&str], body: impl FnOnce(&mut Node)) {
             return skip(test, &reason);
         }
     }
-    if !["rail-cni", "rail-ipam"].iter().all(|name| built().join(name).is_file()) {
+    if !["rail-cni", "rail-ipam", "railctl"].iter().all(|name| built().join(name).is_file()) {
         return skip(test, "no executables of scripts/build");
     }
     let namespaces = ["-nmpf", "--mount-proc", "--propagation", "private", "--kill-child"];
@@ -235,7 +235,7 @@ pub fn text_of(output: &Output) -> String {
 impl Node {
     fn new() -> Node {
         furnish();
-        for name in ["rail-cni", "rail-ipam"] {
+        for name in ["rail-cni", "rail-ipam", "railctl"] {
             fs::copy(built().join(name), Path::new(PLUGINS).join(name)).unwrap();
         }
         if let Ok(plugins) = folder_of("plugins") {
@@ -248,7 +248,7 @@ impl Node {
         node.configure(|_| {});
         let pools = Path::new(ROOT).join("conf/pools/spectrum-x.yaml");
         let output =
-            Command::new(Path::new(PLUGINS).join("rail-ipam")).arg("import").arg(pools).output().unwrap();
+            Command::new(Path::new(PLUGINS).join("railctl")).arg("import").arg(pools).output().unwrap();
         assert!(output.status.success(), "{}", text_of(&output));
         ip("netns add leaf");
         for rail in RAILS {
@@ -281,7 +281,7 @@ impl Node {
             spec["staticAllocations"] = json!([here]);
         }
         write("/run/pools.json", json!({"apiVersion": "v1", "kind": "List", "items": pools}).to_string());
-        let output = Command::new(Path::new(PLUGINS).join("rail-ipam"))
+        let output = Command::new(Path::new(PLUGINS).join("railctl"))
             .args(["import", "/run/pools.json"])
             .output()
             .unwrap();

@@ -218,7 +218,7 @@ fn reap_finds_the_rails_of_a_del_that_a_dead_daemon_lost() {
             node::ip(&format!("netns delete {name}"));
             node.return_devices();
             if is_reaped {
-                let output = Command::new("/opt/cni/bin/rail-cni").arg("reap").output().unwrap();
+                let output = Command::new("/opt/cni/bin/railctl").arg("reap").output().unwrap();
                 assert!(output.status.success(), "{}", text_of(&output));
                 node.is_as_before();
             }

@@ -57,7 +57,7 @@ waits_for_a_node() {
     kubectl get pod "$1" -o json | jq -e '[.status.conditions[]? | select(.reason == "Unschedulable")] | length == 1'
 }
 
-apply_plan() { "$target/static/rail-ipam" plan "$root/conf/fabric.yaml" --to cidrpool | kubectl apply -f -; }
+apply_plan() { "$target/static/railctlplan  "$root/conf/fabric.yaml" --to cidrpool | kubectl apply -f -; }
 
 # has_label NODE KEY=VALUE
 has_label() {

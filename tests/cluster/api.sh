@@ -10,7 +10,7 @@ node=$(node_of trainer-0)
 kubectl delete pod trainer-0 --wait=false >/dev/null
 check "the API server freezes while a pod ends" freeze
 check "the pod ends, and its rails are back" within 60 is_as_before "$node"
-check "the other pod has its rails" on "$(printf '%s\n' "${nodes[@]}" | grep -vx "$node")" /opt/cni/bin/rail-cni check
+check "the other pod has its rails" on "$(printf '%s\n' "${nodes[@]}" | grep -vx "$node")" /opt/cni/bin/railctl check
 check "the API server thaws" thaw
 check "the pod is gone" kubectl wait --for delete --timeout 60s pod/trainer-0
 

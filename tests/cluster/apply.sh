@@ -5,7 +5,7 @@ source "$(dirname "$0")/lib.sh"
 fabric=$cluster/home/fabric.yaml
 sed 's/^sus: .*/sus: 64/; s/^hostsPerSU: .*/hostsPerSU: 128/' "$root/conf/fabric.yaml" >"$fabric"
 
-plan() { "$target/static/rail-ipam" plan "$fabric" "$@"; }
+plan() { "$target/static/railctlplan  "$fabric" "$@"; }
 
 # The pools of the first NODES nodes.
 pools_of() {
@@ -28,11 +28,11 @@ are_those_of_the_plan() {
 
 is_unchanged() { [[ $(pools_of "$1" | kubectl apply -f - | grep -c unchanged) == 8 ]]; }
 
-lint() { kubectl get net-attach-def -n networks -o yaml | "$target/static/rail-cni" lint -; }
+lint() { kubectl get net-attach-def -n networks -o yaml | "$target/static/railctllint  -; }
 
 # A node takes what the API server stored.
 import_takes_them() {
-    kubectl get cidrpools -n nvidia-network-operator -o yaml | on worker-gpu-0 /opt/cni/bin/rail-ipam import - --dry-run
+    kubectl get cidrpools -n nvidia-network-operator -o yaml | on worker-gpu-0 /opt/cni/bin/railctl import - --dry-run
 }
 
 check "the plan of 8,192 nodes is written as pools" plan --to cidrpool --out "$cluster/home/pools"

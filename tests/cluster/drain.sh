@@ -54,7 +54,7 @@ check "the budget allows one to end" kubectl patch poddisruptionbudget workers -
 
 check "worker-gpu-0 is drained" drain worker-gpu-0
 check "its rails are back" within 30 is_as_before worker-gpu-0
-check "doctor finds nothing on it" on worker-gpu-0 /opt/cni/bin/rail-cni doctor
+check "doctor finds nothing on it" on worker-gpu-0 /opt/cni/bin/railctl doctor
 check "the next pod waits for devices" within 30 names_what_it_waits_for
 check "the other pod has its rails" has_rails "$(pods worker-gpu-1)"
 check "a drain of the other node is refused by the budget" fails_with "disruption budget" drain worker-gpu-1 10s

@@ -29,7 +29,7 @@ for pod in trainer-0 trainer-1; do
 done
 check "the largest packets pass between all rails" all_reach_all trainer-0 trainer-1
 for node in "${nodes[@]}"; do
-    check "doctor on $node finds nothing, with pods alive" on "$node" /opt/cni/bin/rail-cni doctor
-    check "check on $node finds nothing, and all gateways answer" on "$node" /opt/cni/bin/rail-cni check
+    check "doctor on $node finds nothing, with pods alive" on "$node" /opt/cni/bin/railctl doctor
+    check "check on $node finds nothing, and all gateways answer" on "$node" /opt/cni/bin/railctl check
 done
 finish

@@ -18,7 +18,7 @@ check "the store of $node is there" test "$(on "$node" find /var/lib/rail-cni/st
 check "the pod is ready again" within 120 is_restarted trainer-0
 check "it has its rails" has_rails trainer-0
 check "the largest packets pass between all rails" all_reach_all trainer-0 trainer-1
-check "doctor on $node finds nothing" on "$node" /opt/cni/bin/rail-cni doctor
+check "doctor on $node finds nothing" on "$node" /opt/cni/bin/railctl doctor
 check "the pods are deleted" kubectl delete pod trainer-0 trainer-1 --wait --timeout 60s
 # The devices are new ones.
 check "nothing is left of either" within 30 is_free "$node"

@@ -13,7 +13,7 @@ start() {
 check "two pods become ready" create trainer-0 trainer-1
 for daemon in kubelet containerd; do
     for node in "${nodes[@]}"; do check "$daemon of $node is killed" crash "$node" "$daemon"; done
-    check "without it the rails work" on worker-gpu-0 /opt/cni/bin/rail-cni check
+    check "without it the rails work" on worker-gpu-0 /opt/cni/bin/railctl check
     for node in "${nodes[@]}"; do check "$daemon of $node is there again" start "$node" "$daemon"; done
     for pod in trainer-0 trainer-1; do
         check "$pod is ready" are_ready "$pod"

@@ -80,7 +80,7 @@ for node in "${nodes[@]}"; do check "$node is ready" within 60 node_is_ready "$n
 check "two pods become ready" create trainer-0 trainer-1
 for pod in trainer-0 trainer-1; do check "$pod has net1 to net8 with the addresses of the plan" has_rails "$pod"; done
 check "the largest packets pass between all rails" all_reach_all trainer-0 trainer-1
-for node in "${nodes[@]}"; do check "doctor on $node finds nothing" on "$node" /opt/cni/bin/rail-cni doctor; done
+for node in "${nodes[@]}"; do check "doctor on $node finds nothing" on "$node" /opt/cni/bin/railctl doctor; done
 
 check "the daemons are started again" kubectl rollout restart "${of_daemon[@]}" "daemonset/$daemon"
 check "they are ready" rolled_out

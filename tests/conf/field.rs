@@ -2,12 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::{Bench, RAIL_CNI, config_of, read, yaml_documents};
+use super::{Bench, RAILCTL, config_of, read, yaml_documents};
 
 /// The networks that `lint --fix` makes of a file, and its findings.
 fn fixed(file: &str) -> (Vec<Value>, String) {
     let path = format!("tests/field/{file}.yaml");
-    let output = Bench::new().command(RAIL_CNI, &["lint", "--fix", &path]).output().unwrap();
+    let output = Bench::new().command(&RAILCTL, &["lint", "--fix", &path]).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(0), "{said}");
     (yaml_documents(&String::from_utf8(output.stdout).unwrap()).unwrap(), said)
@@ -22,7 +22,7 @@ fn is_clean(nads: &[Value]) {
     let bench = Bench::new();
     let text: String = nads.iter().map(|nad| format!("---\n{nad}\n")).collect();
     std::fs::write(bench.path("x.yaml"), text).unwrap();
-    let mut command = bench.command(RAIL_CNI, &["lint"]);
+    let mut command = bench.command(&RAILCTL, &["lint"]);
     let output = command.arg(bench.path("x.yaml")).output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && !said.contains("--fix"), "{said}");

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::{
-    Bench, RAIL_CNI, RAIL_IPAM, config_of, json_of, plugin_configs, read, vf_of, with_device, yaml_documents,
+    Bench, RAIL_CNI, RAILCTL, config_of, json_of, plugin_configs, read, vf_of, with_device, yaml_documents,
 };
 
 const FILES: [&str; 5] =
@@ -31,7 +31,7 @@ fn counts() -> Vec<usize> {
 fn lint(text: &str) -> (Option<i32>, String) {
     let bench = Bench::new();
     std::fs::write(bench.path("x.yaml"), text).unwrap();
-    let mut command = bench.command(RAIL_CNI, &["lint"]);
+    let mut command = bench.command(&RAILCTL, &["lint"]);
     let output = command.arg(bench.path("x.yaml")).output().unwrap();
     (output.status.code(), String::from_utf8(output.stdout).unwrap())
 }
@@ -101,7 +101,7 @@ fn lint_says_of_the_networks_as_they_were_that_it_takes_them() {
 #[test]
 fn what_lint_says_of_the_migrated_networks_is_in_the_page() {
     let output =
-        Bench::new().command(RAIL_CNI, &["lint", "conf/migration", "--output", "json"]).output().unwrap();
+        Bench::new().command(&RAILCTL, &["lint", "conf/migration", "--output", "json"]).output().unwrap();
     let told: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&told["errors"], output.status.code()), (&json!(0), Some(0)), "{told}");
     let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
@@ -171,7 +171,7 @@ fn the_pools_to_migrate_are_imported() {
     {
         let bench = Bench::new();
         let output = bench
-            .command(RAIL_IPAM, &["import", "--all-nodes", &path(pools), "--output", "json"])
+            .command(&RAILCTL, &["import", "--all-nodes", &path(pools), "--output", "json"])
             .output()
             .unwrap();
         assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `rail-cni status` and `doctor` on a node with eight SR-IOV rails.
+# `railctl status` and `doctor` on a node with eight SR-IOV rails.
 # Runs in the machine: scripts/lab tests/lab/operator.sh
 # lab: --rails 8 --vfs 1
 set -euo pipefail
@@ -10,7 +10,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 rail_cni() {
     local expected=$1 exited=0
     shift
-    output=$("$bin/rail-cni" "$@") || exited=$?
+    output=$("$bin/railctl" "$@") || exited=$?
     printf '%s\n' "$output"
     same "exit status of $*" "$expected" "$exited"
 }

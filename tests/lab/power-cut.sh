@@ -101,7 +101,7 @@ change() {
     {
         printf 'export RAIL_CNI_NODE_CONFIG=%q\n' "$folder/node.json"
         printf 'exec'
-        printf ' %q' "${under[@]}" "$bin/rail-ipam" "$@"
+        printf ' %q' "${under[@]}" "$bin/railctl" "$@"
         printf '\n'
     } >"$folder/change-$number"
     dmsetup message cut 0 mark "begin-$number"

@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use crate::harness::{Call, Host, Ran, rail, skip, vf_address, with};
+use crate::harness::{self, Call, Host, Ran, rail, skip, vf_address, with};
 use crate::trace;
 
 /// A host with one rail, a pod for c1 and one for c2, and what there was before the first call.
@@ -114,7 +114,7 @@ impl Rig {
     }
 
     fn reap_with(&self, args: &[&str]) -> Ran {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_rail-cni"));
+        let mut command = Command::new(harness::railctl());
         command.arg("reap").args(args).env("RAIL_CNI_NODE_CONFIG", self.host.path("node.json"));
         command.output().unwrap().into()
     }
@@ -814,7 +814,7 @@ fn a_damaged_record_is_in_nobodys_way() {
         let reaped = rig.reap_with(args);
         assert_eq!(reaped.status, 1, "{reaped:?}");
         for name in ["c9:net1:vf0.json", "nonsense", "c8:net1:vf0.json", "c7:net1:vf0.json"] {
-            assert!(reaped.stdout.contains(&format!("`rail-cni reap --forget {name}`")), "{reaped:?}");
+            assert!(reaped.stdout.contains(&format!("`railctl reap --forget {name}`")), "{reaped:?}");
         }
     }
     let names = ["--forget", "c9:net1:vf0.json", "nonsense", "c8:net1:vf0.json", "c7:net1:vf0.json"];
@@ -912,7 +912,7 @@ fn a_damaged_lease_is_kept_until_its_holder_gives_it_back() {
         let lease = rig.host.leases().into_iter().find(|path| *path != other).unwrap();
         damage(&lease, &other);
         let msg = rig.call("ADD", 1).ipam().run(&rig.config).error(11)["msg"].to_string();
-        assert!(msg.contains("172.16.0.0") && msg.contains("rail-ipam release"), "{what}: {msg}");
+        assert!(msg.contains("172.16.0.0") && msg.contains("railctl release"), "{what}: {msg}");
         rig.call("GC", 0).ipam().run(&rig.config).ok();
         assert_eq!(rig.host.leases().len(), 2, "{what}");
         rig.call("DEL", 0).ipam().run(&rig.config).ok();

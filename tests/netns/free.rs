@@ -386,7 +386,7 @@ fn reap_says_when_it_knows_nothing_of_a_name() {
     let Some(bench) = Bench::new("unknown") else { return };
     let reap = |which: &str| bench.call("", 0).args(&["reap", which]).run(&Value::Null).ok().stderr;
     let says =
-        |which: &str| format!("rail-cni: nothing on this node is called {which}: WHICH is a container ID");
+        |which: &str| format!("railctl: nothing on this node is called {which}: WHICH is a container ID");
     assert!(reap("c1").starts_with(&says("c1")));
     bench.call("ADD", 0).run(&bench.config()).ok();
     for known in ["c1", "default/pod", &vf_address(0)] {

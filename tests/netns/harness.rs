@@ -497,7 +497,7 @@ impl Call {
     /// An operator's command instead of a call.
     pub fn args(self, args: &[&str]) -> Call {
         let args = args.iter().map(|&word| word.to_owned()).collect();
-        Call { args, ..self }.without("CNI_COMMAND")
+        Call { program: railctl(), args, ..self }.without("CNI_COMMAND")
     }
 
     /// The verb, of a call of the protocol.
@@ -527,6 +527,13 @@ impl Call {
     pub fn run_with(&self, stdin: &[u8]) -> Ran {
         run(self.command(), stdin)
     }
+}
+
+/// The tool for people, which is a package of its own beside the plugins.
+pub fn railctl() -> PathBuf {
+    let path = Path::new(env!("CARGO_BIN_EXE_rail-cni")).with_file_name("railctl");
+    assert!(path.exists(), "no {}: run `cargo build --package railctl` first", path.display());
+    path
 }
 
 /// Runs a command of [`Call::command`] that was changed further.

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Call, Host, Ran, UPSTREAM, skip, with};
+use crate::harness::{self, Call, Host, Ran, UPSTREAM, skip, with};
 
 /// A network whose pool is `pool`.
 fn network(pool: &str) -> Value {
@@ -662,7 +662,7 @@ fn status_names_near_misses_of_a_node_that_is_missing() {
     }
     // What an import took away is no near miss of itself.
     fs::create_dir_all(store.join("node-1")).unwrap();
-    assert!(status().contains("`rail-ipam plan` or `rail-ipam import` must give it one"), "{}", status());
+    assert!(status().contains("`railctl plan` or `railctl import` must give it one"), "{}", status());
     fs::write(store.join("node-1/other.json"), "{}").unwrap();
     assert!(status().contains("it has one in other"), "{}", status());
 }
@@ -755,7 +755,7 @@ spec:
     let file = pool.host.path("rail-1.yaml");
     fs::write(&file, manifest).unwrap();
     let import = |args: &[&str]| -> Ran {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_rail-ipam"));
+        let mut command = Command::new(harness::railctl());
         command.arg("import").args(args).arg(&file).env("RAIL_CNI_NODE_CONFIG", pool.host.path("node.json"));
         command.output().unwrap().into()
     };

@@ -62,7 +62,7 @@ impl Held {
         let released = run(self.call("", "").args(&["release", "--dead"]));
         assert_eq!(released.status, 1, "{released:?}");
         told(&released);
-        let shown = run(self.call("", "").args(&["show", "--output", "json"])).ok();
+        let shown = run(self.call("", "").args(&["leases", "--output", "json"])).ok();
         let lease = &shown.json()["pools"][0]["leases"][0];
         assert_eq!(lease["state"], "unknown", "{shown:?}");
         assert!(lease["error"].as_str().unwrap().contains(why), "{lease}");
@@ -167,7 +167,7 @@ fn an_address_is_held_while_its_device_has_not_come_back() {
     let function = held.host.path("sys/bus/pci/devices").join(vf_address(0));
     let target = fs::read_link(&function).unwrap();
     fs::remove_file(&function).unwrap();
-    let shown = || held.call("", "").args(&["show", "--output", "json"]).run(&network()).ok().json();
+    let shown = || held.call("", "").args(&["leases", "--output", "json"]).run(&network()).ok().json();
     assert_eq!(shown()["pools"][0]["leases"][0]["state"], "dead");
     std::os::unix::fs::symlink(target, &function).unwrap();
     assert_eq!(shown()["pools"][0]["leases"][0]["state"], "unknown");

@@ -1,4 +1,4 @@
-//! `rail-cni status`, `check` and `doctor`, as docs/operations.md shows them.
+//! `railctl status`, `check` and `doctor`, as docs/operations.md shows them.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Host, Ran, Sleeper, pf_address, rail, vf_address, with};
+use crate::harness::{self, Host, Ran, Sleeper, pf_address, rail, vf_address, with};
 
 mod broken;
 mod check;
@@ -17,7 +17,7 @@ mod status;
 mod wait;
 
 fn run(host: &Host, args: &[&str]) -> Ran {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rail-cni"));
+    let mut command = Command::new(harness::railctl());
     command.args(args).env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
     command.output().unwrap().into()
 }

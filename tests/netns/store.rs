@@ -1,4 +1,4 @@
-//! The store, written by `rail-ipam import` while pods come and go.
+//! The store, written by `railctl import` while pods come and go.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::failures::Mount;
-use crate::harness::{Call, Host, Ran, rail, skip};
+use crate::harness::{self, Call, Host, Ran, rail, skip};
 use crate::trace;
 
 /// A node with the pools `rail-0` and `rail-0-v6`, and manifests of more than one plan. All of it is on a tmpfs,
@@ -57,7 +57,7 @@ impl Store {
         file
     }
 
-    /// `rail-ipam import` of plan `number`.
+    /// `railctl import` of plan `number`.
     pub fn importer(&self, number: u8, args: &[&str]) -> Call {
         let file = self.manifests(number).display().to_string();
         let args: Vec<&str> =
@@ -443,10 +443,10 @@ fn a_terminal_gets_a_bar_and_a_pipe_none() {
     let file = store.host.path("many.json");
     fs::write(&file, pool.to_string()).unwrap();
 
-    let import = format!("{} import --all-nodes {}", env!("CARGO_BIN_EXE_rail-ipam"), file.display());
+    let import = format!("{} import --all-nodes {}", harness::railctl().display(), file.display());
     let out = store.host.path("out").display().to_string();
     let on_terminal =
-        store.call("", "").program("script").args(&["-qec", &format!("{import} >{out}"), "/dev/null"]);
+        store.call("", "").args(&["-qec", &format!("{import} >{out}"), "/dev/null"]).program("script");
     let seen = on_terminal.run(&json!(null)).ok().stdout;
     assert!(seen.contains("\rwriting nodes [") && seen.contains(" % of 20000"), "{seen:?}");
     assert!(seen.ends_with("\r\x1b[K"), "it is erased: {seen:?}");
@@ -504,10 +504,10 @@ fn an_add_on_an_unknown_node_lists_those_of_the_store() {
     let failed = store.call("ADD", "c1").run(&network());
     let msg = failed.error(7)["msg"].to_string();
     assert!(
-        msg.contains("the store has node-2, node-1, node-3; `rail-ipam plan` or `rail-ipam import` must"),
+        msg.contains("the store has node-2, node-1, node-3; `railctl plan` or `railctl import` must"),
         "{msg}"
     );
-    let mut doctor = Command::new(env!("CARGO_BIN_EXE_rail-cni"));
+    let mut doctor = Command::new(harness::railctl());
     doctor.arg("doctor").env("RAIL_CNI_NODE_CONFIG", store.host.path("node.json"));
     let doctor: Ran = doctor.output().unwrap().into();
     assert!(doctor.stdout.contains("but the store has node-2, node-1, node-3"), "{doctor:?}");

@@ -75,7 +75,7 @@ fn profile(name: &str) -> Value {
 
 /// The addresses that claims hold.
 fn held() -> Vec<String> {
-    let shown: Value = serde_json::from_str(&sh("/opt/cni/bin/rail-ipam show --output json")).unwrap();
+    let shown: Value = serde_json::from_str(&sh("/opt/cni/bin/railctl leases --output json")).unwrap();
     let leases =
         shown["pools"].as_array().unwrap().iter().flat_map(|pool| pool["leases"].as_array().unwrap());
     let claimed = leases.filter(|lease| lease["claim"].is_object());
@@ -199,9 +199,9 @@ fn a_rail_is_with_a_claim_or_with_a_pod_of_rail_cni_and_the_other_is_refused_by_
             let (status, answer) = give(0, "u-2", &profile("rail"));
             assert!(status == 409 && answer["error"].as_str().unwrap().contains(holder), "{answer}");
             // What looks after pods leaves the claim alone.
-            sh("/opt/cni/bin/rail-cni reap; /opt/cni/bin/rail-ipam release --dead");
+            sh("/opt/cni/bin/railctl reap; /opt/cni/bin/railctl release --dead");
             let doctor: Value =
-                serde_json::from_str(&sh("/opt/cni/bin/rail-cni doctor --output json")).unwrap();
+                serde_json::from_str(&sh("/opt/cni/bin/railctl doctor --output json")).unwrap();
             let named = |check: &&Value| check.to_string().contains("UID u-1");
             let named: Vec<_> = doctor["checks"].as_array().unwrap().iter().filter(named).collect();
             assert!(named.is_empty() && doctor["ready"] == true, "doctor finds nothing wrong: {doctor}");
@@ -390,7 +390,7 @@ fn without_the_option_there_is_no_socket_and_no_question_about_claims() {
         assert!(fs::metadata(DIRECTORY).is_err());
         // A claim that nobody knows holds an address: with the option it would be asked for, and released.
         sh(
-            "/opt/cni/bin/rail-ipam lease --claim=u-1 --device=pci-0000-1a-00-2 --function=0000:1a:00.2 --name=ai/c-1",
+            "/opt/cni/bin/railctl lease --claim=u-1 --device=pci-0000-1a-00-2 --function=0000:1a:00.2 --name=ai/c-1",
         );
         let looks = || api.count(&format!("GET {}", crate::node::NODE));
         let before = looks();

@@ -311,7 +311,7 @@ fn uninstall_says_what_to_do_about_what_no_pods_end_restores() {
         assert!(running.stop());
         crate::node::write("/run/rail-cni/attachments/x.json", "{");
         let text = text_of(&agent(&["uninstall"]));
-        assert!(text.contains("x.json cannot be read") && text.contains("`rail-cni reap`"), "{text}");
+        assert!(text.contains("x.json cannot be read") && text.contains("`railctl reap`"), "{text}");
         assert!(!text.contains("end these pods"), "{text}");
     });
 }

@@ -392,7 +392,7 @@ fn status_says_that_the_run_directory_was_emptied_under_a_pod() {
         let (_api, _agent) = ready(&[]);
         start_pod("pod-a", 0);
         let is_emptied = || {
-            let status = sh("/opt/cni/bin/rail-cni status --output json || true");
+            let status = sh("/opt/cni/bin/railctl status --output json || true");
             serde_json::from_str::<Value>(&status).unwrap()["emptied"].clone()
         };
         assert_eq!(is_emptied(), false);
@@ -717,7 +717,7 @@ fn what_lost_dels_left_is_restored_on_a_schedule() {
         start_pod("pod-a", 0);
         sh("ip netns del pod-a");
         agent.until("reaped", || served("/metrics").contains("rail_cni_reaped_total 1"));
-        assert!(sh("/opt/cni/bin/rail-cni status --output json").contains("\"attachments\": []"));
+        assert!(sh("/opt/cni/bin/railctl status --output json").contains("\"attachments\": []"));
     });
 }
 

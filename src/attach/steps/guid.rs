@@ -72,7 +72,7 @@ fn refuse(device: &Device, function: &Function) -> Result<()> {
         fail!(
             TryAgain,
             "infinibandGUID: the RDMA device of {what} is not on the host, and would be taken from where it is: \
-             `rail-cni doctor` says where"
+             `railctl doctor` says where"
         );
     }
     Ok(())

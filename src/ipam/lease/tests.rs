@@ -166,7 +166,7 @@ fn a_damaged_file_holds_its_address_and_del_needs_only_its_name() {
         std::fs::write(&file, damage).unwrap();
         let error = bench.take(&[ONE], "c2", "b").unwrap_err();
         assert_eq!(crate::error::code_of(&error), 11);
-        assert!(error.to_string().contains("`rail-ipam release --address 10.0.0.1 --pool one`"), "{error}");
+        assert!(error.to_string().contains("`railctl release --address 10.0.0.1 --pool one`"), "{error}");
     }
     bench.release("c1");
     assert!(bench.files("one").is_empty());

@@ -8,79 +8,30 @@ fn a_file_reads_as_it_was_written() {
     assert_eq!(serde_json::to_string(&read).unwrap(), text);
 }
 
-/// rail-ipam 0.1.0 reads the store with `parse`, which refuses keys that it does not know, and lists pools by
-/// their `.json`.
-#[test]
-fn a_gateway_tells_its_leaf_port_and_the_allocation_is_as_before() {
-    let temp = tempfile::tempdir().unwrap();
-    let dirs = serde_json::json!({"nodeName": "n", "storeDir": temp.path().join("store")});
-    let node: Node = serde_json::from_value(dirs).unwrap();
-    let port = |leaf: &str, port: &str| LeafPort { leaf: leaf.into(), port: Some(port.into()) };
-    let (gateway, file) = ("172.16.0.3".parse().unwrap(), temp.path().join("store/n/rail-0.json"));
-    assert_eq!(peer_of(&node, gateway, &[]), None);
-    let mut ours = allocation::tests::allocation("172.16.0.2/31", Some("172.16.0.3"), &[]);
-    let write = |allocation: Option<&Allocation>| {
-        apply(Writer::new(&node).unwrap(), &[Change { node_name: "n", pool: "rail-0", allocation }], || {
-            Ok(())
-        })
-        .unwrap();
-    };
-    write(Some(&ours));
-    let before = std::fs::read(&file).unwrap();
-    assert_eq!(peer_of(&node, gateway, &[]), None);
-    for (ports, told) in [
-        (vec![port("leaf-su0-r0", "swp2")], Some("leaf-su0-r0 swp2")),
-        (vec![port("p0", "swp2"), port("p1", "swp2")], Some("p0 swp2, p1 swp2")),
-        (vec![LeafPort { leaf: "leaf".into(), port: None }], Some("leaf")),
-        (vec![], None),
-        (vec![port("leaf-su0-r0", "swp2")], Some("leaf-su0-r0 swp2")),
-    ] {
-        ours.leaf_ports = ports;
-        write(Some(&ours));
-        assert_eq!(peer_of(&node, gateway, &[]).as_deref(), told);
-        assert_eq!(std::fs::read(&file).unwrap(), before, "an older rail-ipam reads this");
-        assert_eq!(Store::open(&node).unwrap().pools("n").unwrap(), ["rail-0"]);
-    }
-    assert_eq!(peer_of(&node, "172.16.0.1".parse().unwrap(), &[]), None);
-    // An older rail-ipam writes another allocation and leaves the file beside it.
-    let moved = allocation::tests::allocation("172.16.0.2/31", Some("172.16.0.2"), &[]);
-    std::fs::write(&file, content(&moved).unwrap()).unwrap();
-    assert_eq!(peer_of(&node, "172.16.0.2".parse().unwrap(), &[]), None);
-    std::fs::write(file.with_file_name(LEAF_PORTS), "{").unwrap();
-    write(Some(&ours));
-    assert_eq!(peer_of(&node, gateway, &[]).as_deref(), Some("leaf-su0-r0 swp2"));
-    write(None);
-    assert!(!temp.path().join("store/n").exists());
-}
-
-/// A store in which node n has two pools, and the next plan of it at each call.
-fn planned(temp: &tempfile::TempDir) -> (Node, impl FnMut() + use<>) {
-    let dirs = serde_json::json!({"nodeName": "n", "storeDir": temp.path().join("store")});
-    let node: Node = serde_json::from_value(dirs).unwrap();
-    let (of_call, mut turn) = (node.clone(), 0);
-    let mut next = move || {
-        turn += 1;
-        let plan = ["10.0", "10.1"]
-            .map(|net| allocation::tests::allocation(&format!("{net}.{turn}.0/31"), None, &[]));
-        let change = |pool, at: usize| Change { node_name: "n", pool, allocation: Some(&plan[at]) };
-        apply(Writer::new(&of_call).unwrap(), &[change("a", 0), change("b", 1)], || Ok(())).unwrap();
-    };
-    next();
-    (node, next)
-}
-
 #[test]
 fn a_directory_that_is_replaced_while_it_is_read_is_read_again() {
     let temp = tempfile::tempdir().unwrap();
-    let (node, next) = planned(&temp);
-    let next = std::cell::RefCell::new(Some(next));
+    let dirs = serde_json::json!({"nodeName": "n", "storeDir": temp.path()});
+    let node: Node = serde_json::from_value(dirs).unwrap();
+    let write = |name: &str, turn: u8| {
+        std::fs::create_dir(temp.path().join(name)).unwrap();
+        for (pool, net) in [("a", "10.0"), ("b", "10.1")] {
+            let text = format!(r#"{{"version":1,"prefix":"{net}.{turn}.0/31"}}"#);
+            std::fs::write(temp.path().join(name).join(pool).with_extension("json"), text).unwrap();
+        }
+    };
+    write("n", 1);
+    let is_first = std::cell::Cell::new(true);
     let found = Store::open(&node).unwrap().of_one_plan(
         "n",
         |_| false,
         |folder| {
             // Once, when the directory is open.
-            if let Some(mut next) = next.take() {
-                next();
+            if is_first.replace(false) {
+                write("next", 2);
+                std::fs::rename(temp.path().join("n"), temp.path().join("old")).unwrap();
+                std::fs::rename(temp.path().join("next"), temp.path().join("n")).unwrap();
+                std::fs::remove_dir_all(temp.path().join("old")).unwrap();
                 assert!(everything_in(folder)?.is_empty(), "the old directory is emptied");
             }
             everything_in(folder)
@@ -89,24 +40,6 @@ fn a_directory_that_is_replaced_while_it_is_read_is_read_again() {
     let prefixes: Vec<_> =
         found.unwrap().unwrap().into_values().map(|one| one.unwrap().unwrap().prefix.to_string()).collect();
     assert_eq!(prefixes, ["10.0.2.0/31", "10.1.2.0/31"]);
-}
-
-#[test]
-fn whoever_reads_while_plans_are_exchanged_sees_a_whole_one() {
-    let temp = tempfile::tempdir().unwrap();
-    let (node, mut next) = planned(&temp);
-    let writer = std::thread::spawn(move || (0..60).for_each(|_| next()));
-    while !writer.is_finished() {
-        let store = Store::open(&node).unwrap();
-        let all = store.everything("n").unwrap();
-        let nets: BTreeSet<_> = all
-            .values()
-            .map(|one| one.as_ref().unwrap().as_ref().unwrap().prefix.to_string()[5..].to_owned())
-            .collect();
-        assert_eq!((all.len(), nets.len()), (2, 1), "{all:?}");
-        assert_eq!(store.pools("n").unwrap(), ["a", "b"]);
-    }
-    writer.join().unwrap();
 }
 
 #[test]
@@ -157,7 +90,7 @@ fn who_mistypes_a_name_sees_those_that_there_are() {
     );
     assert!(hint("gpu-9", 2).starts_with(": the store has worker-gpu-0, worker-gpu-1; "));
     assert!(hint("WORKER-gpu-1", 2).starts_with(": did you mean worker-gpu-1?"));
-    assert!(hint("x", 0).starts_with(": `rail-ipam plan` or `rail-ipam import` must"));
+    assert!(hint("x", 0).starts_with(": `railctl plan` or `railctl import` must"));
 }
 
 /// Of a store with more nodes than are listed.

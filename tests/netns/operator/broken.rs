@@ -96,9 +96,8 @@ fn rails_that_are_swapped_in_node_json() {
     list(&host, [&pf_address(1), &pf_address(0)]);
     assert_eq!(
         refusal(&host, 0),
-        "rail 0: node.json has 0000:02:00.0 for rail 0, and by the order of the PCI addresses it is 0000:01:00.0, the \
-         PF of VF 0000:01:10.0 (vf0): correct `rails` in /node.json; if the list is right, the resource of network \
-         rail-0 is wrong"
+        "rail 0: VF 0000:01:10.0 (vf0) belongs to PF 0000:01:00.0 (rail 1), and node.json has 0000:02:00.0 for rail 0: \
+         correct the resource of network rail-0, or `rails` in /node.json; `railctl doctor` says which"
     );
     let line = |rail: u8, listed: u8| {
         format!(
@@ -122,7 +121,7 @@ fn another_order_of_the_hardware_is_no_fault() {
     host.set_node(json!({ "rails": rails, "railsInPciOrder": false }));
     says(&host, &[]);
     let told = refusal(&host, 0);
-    assert!(told.ends_with("(rail 1): check the resource of network rail-0"), "{told}");
+    assert!(told.contains("(rail 1), and node.json has 0000:02:00.0 for rail 0"), "{told}");
     // What the kubelet was told by the device plugin goes before it, too.
     host.set_node(json!({ "rails": rails }));
     let doctor = |devices: [String; 2]| {
@@ -131,7 +130,7 @@ fn another_order_of_the_hardware_is_no_fault() {
             "mount -t tmpfs none /var/lib; mkdir -p /var/lib/kubelet/device-plugins; \
              echo '{data}' > /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint; \
              {} doctor",
-            env!("CARGO_BIN_EXE_rail-cni")
+            crate::harness::railctl().display()
         );
         let mut command = Command::new("unshare");
         command.args(["-m", "sh", "-c", &script]).env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
@@ -185,7 +184,7 @@ fn a_pf_with_a_smaller_mtu_than_its_networks() {
         &host,
         &[
             "pf-mtu: rail 0: pf0 has MTU 1500: ADDs with \"mtu\": 9000 are refused (no network of the rail is known \
-           here; to check another MTU, run `rail-cni doctor --mtu`) -> run `ip link set pf0 mtu 9216`, and make it permanent",
+           here; to check another MTU, run `railctl doctor --mtu`) -> run `ip link set pf0 mtu 9216`, and make it permanent",
         ],
     );
     carry_out(&host);
@@ -305,7 +304,7 @@ fn an_ipam_plugin_that_is_missing_or_not_executable() {
     let doctor = |script: &str| {
         let script = format!(
             "set -e; mount -t tmpfs none /opt; mkdir -p /opt/cni/bin; cp {ours}/rail-cni /opt/cni/bin; {script} \
-             {ours}/rail-cni doctor --output json || true"
+             {ours}/railctl doctor --output json || true"
         );
         let mut command = Command::new("unshare");
         command.args(["-m", "sh", "-c", &script]).env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
@@ -374,7 +373,7 @@ fn a_dead_pods_device_that_is_still_away() {
         faults,
         [format!(
             "records: rail 0: 0000:01:10.0 has not returned from {holder}, whose network namespace is gone -> process {} \
-             (sleep) keeps it open: `kill {}`, then `rail-cni reap`",
+             (sleep) keeps it open: `kill {}`, then `railctl reap`",
             process.pid(),
             process.pid()
         )]

@@ -1,4 +1,4 @@
-//! `rail-cni check`: every difference between what ADD made and what is, of every pod, and the cables.
+//! `railctl check`: every difference between what ADD made and what is, of every pod, and the cables.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -142,15 +142,12 @@ fn a_pod_that_is_gone_and_an_address_that_nobody_guards_differ() {
     host.ip_in(&pod, "link del net2");
     host.hand_back(&pod, "net1");
     let told = differences(&host);
-    assert!(
-        told.contains(&"net1: its pod is gone without a DEL: run `rail-cni reap`".to_owned()),
-        "{told:?}"
-    );
+    assert!(told.contains(&"net1: its pod is gone without a DEL: run `railctl reap`".to_owned()), "{told:?}");
     run(&host, &["reap"]);
     let record = host.path("run/attachments/x:net1:y.json");
     std::fs::write(&record, "{").unwrap();
     let ran = run(&host, &["check"]);
-    assert!(ran.status == 1 && ran.stdout.contains("`rail-cni reap --forget x:net1:y.json`"), "{ran:?}");
+    assert!(ran.status == 1 && ran.stdout.contains("`railctl reap --forget x:net1:y.json`"), "{ran:?}");
     std::fs::remove_file(record).unwrap();
     assert_eq!(differences(&host), Vec::<String>::new());
 }
@@ -181,7 +178,7 @@ fn what_later_plugins_said_in_the_result_is_no_difference() {
     let check = |script: &str| -> Value {
         let script = format!(
             "mount -t tmpfs none /var/lib && {script} exec {} check --output json",
-            env!("CARGO_BIN_EXE_rail-cni")
+            crate::harness::railctl().display()
         );
         let mut command = Command::new("unshare");
         command.args(["-m", "sh", "-c", &script]).env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));

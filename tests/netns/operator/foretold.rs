@@ -98,7 +98,7 @@ fn cases() -> Vec<Case> {
             ..ANY
         },
         Case {
-            says: "node.json has … for rail …, and by … it is …",
+            says: "belongs to PF … (…), and node.json has … for rail …",
             check: "rail-order",
             make: |host| listed(host, [&pf_address(1), &pf_address(0)], json!({})),
             ..ANY
@@ -156,7 +156,7 @@ fn cases() -> Vec<Case> {
             ..ANY
         },
         Case {
-            says: "belongs to PF … (no rail of node.json): check the resource",
+            says: "belongs to PF … (no rail of node.json), and node.json has",
             check: "pf",
             make: |host| listed(host, ["0000:77:00.0", &pf_address(1)], json!({})),
             ..ANY

@@ -1,4 +1,4 @@
-//! What `rail-cni doctor` does to time a move: nothing that the host could see, and nothing that stays.
+//! What `railctl doctor` does to time a move: nothing that the host could see, and nothing that stays.
 
 use std::fs;
 use std::path::{Path, PathBuf};

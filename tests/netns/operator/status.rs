@@ -1,4 +1,4 @@
-//! `rail-cni status`: rails, attachments and their states.
+//! `railctl status`: rails, attachments and their states.
 
 use std::fs;
 
@@ -77,7 +77,7 @@ fn status_tells_what_is_to_be_done_and_exits_with_1() {
     assert_eq!(shown["rails"][1]["pf"]["link"], "down");
     let todo = shown["todo"].as_array().unwrap();
     assert!(todo[0].as_str().unwrap().contains("`ip link set pf1 up`"), "{todo:?}");
-    assert!(todo[1].as_str().unwrap().contains("`rail-cni reap`"), "{todo:?}");
+    assert!(todo[1].as_str().unwrap().contains("`railctl reap`"), "{todo:?}");
     assert_eq!(todo.len(), 2, "{todo:?}");
 
     host.ip("link set pf1 up");

@@ -1,4 +1,4 @@
-//! `rail-cni wait`.
+//! `railctl wait`.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
@@ -6,7 +6,7 @@ use std::process::Stdio;
 use super::*;
 
 fn wait(host: &Host, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rail-cni"));
+    let mut command = Command::new(harness::railctl());
     command.arg("wait").args(args).env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
     command
 }
@@ -26,7 +26,7 @@ fn it_ends_when_the_rails_are_there() {
     let mut told = BufReader::new(waiting.stderr.take().unwrap()).lines();
     let mut line = || told.next().unwrap().unwrap();
     let first = [line(), line()];
-    assert!(first[0].starts_with("rail-cni: waiting: rail 0: pf0 is down"), "{first:?}");
+    assert!(first[0].starts_with("railctl: waiting: rail 0: pf0 is down"), "{first:?}");
     assert!(first[1].contains("there is no pool for rail 1"), "{first:?}");
     host.ip("link set pf0 up");
     assert!(waiting.try_wait().unwrap().is_none(), "one thing is missing");
@@ -103,7 +103,7 @@ fn the_unit_of_conf_runs_it() {
     let unit =
         fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/conf/rail-cni-wait.service")).unwrap();
     let line =
-        unit.lines().find_map(|line| line.strip_prefix("ExecStart=/opt/cni/bin/rail-cni wait ")).unwrap();
+        unit.lines().find_map(|line| line.strip_prefix("ExecStart=/opt/cni/bin/railctl wait ")).unwrap();
     let Some(host) = two_rails("wait::unit") else { return };
     let ready = wait(&host, &line.split(' ').collect::<Vec<_>>()).output().unwrap();
     assert_eq!(ready.status.code(), Some(0), "{ready:?}");

@@ -147,13 +147,7 @@ fn a_device_of_another_rail_is_refused() {
         host.set_node(node);
         let wrong = with(no_device(), json!({"deviceID": vf_address(1)}));
         refused(&host, &pod, &wrong, 7, "rail 0: VF 0000:02:10.0");
-        refused(
-            &host,
-            &pod,
-            &wrong,
-            7,
-            "belongs to PF 0000:02:00.0 (rail 1): check the resource of network rail-0",
-        );
+        refused(&host, &pod, &wrong, 7, "belongs to PF 0000:02:00.0 (rail 1), and node.json has");
         // By whatever selector.
         refused(&host, &pod, &with(no_device(), json!({"device": "vf1"})), 7, "(rail 1)");
         taken(&host, &pod, &json!({"deviceID": vf_address(0)}));

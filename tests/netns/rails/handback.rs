@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Host, Ran, rail, with};
+use crate::harness::{self, Host, Ran, rail, with};
 
 /// Rail 0 after the death of pod c1: `net1`, or another name, with an MTU of 4000 and the MAC of the network.
 struct Died {
@@ -46,7 +46,7 @@ fn for_both_names(test: &str, check: impl Fn(&Died)) {
 }
 
 fn reap(host: &Host, args: &[&str]) -> Ran {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rail-cni"));
+    let mut command = Command::new(harness::railctl());
     command.arg("reap").args(args).env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
     command.output().unwrap().into()
 }

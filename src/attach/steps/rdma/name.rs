@@ -50,7 +50,7 @@ impl Renamed {
         rdma::rename(host, *index, wanted).with_context(|| {
             format!(
                 "rdmaDeviceName: cannot name {before} {wanted}; each name exists once on a node, over all pods: \
-                 `rail-cni status` shows which pod has it"
+                 `railctl status` shows which pod has it"
             )
         })
     }

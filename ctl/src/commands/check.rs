@@ -1,0 +1,218 @@
+//! `railctl check`: performs the comparison of CHECK at any time, for every attachment of the node.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::count;
+use super::inventory::{Attached, Inventory};
+use crate::output::{self, Output};
+use rail_cni::attach::check::of_device;
+use rail_cni::attach::rebuild::{Lost, REMEDY};
+use rail_cni::attach::record::Record;
+use rail_cni::attach::records::Records;
+use rail_cni::attach::state::State;
+use rail_cni::attach::steps::gateway::{self, Gateways};
+use rail_cni::cni::{AddResult, Version};
+use rail_cni::files;
+use rail_cni::ipam::lease;
+use rail_cni::netns::{Life, Netns};
+use rail_cni::node::Node;
+use rail_cni::pool::store;
+
+/// Time for each gateway's answer. All attachments are checked at once.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Largest number of threads; each checks one attachment.
+const AT_ONCE: usize = 64;
+/// Where runtimes and Multus store the results of the plugins that they called (libcni.CNIConfig, `cacheDir`).
+const RESULTS: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/multus/results"];
+
+/// An attachment and what differs from what ADD made.
+struct Checked<'a> {
+    record: &'a Record,
+    /// The gateways that were probed.
+    gateways: Vec<IpAddr>,
+    differences: Vec<String>,
+}
+
+/// Checks all attachments and prints the differences, without changing anything in a pod. The exit status is 1
+/// when something differs.
+pub fn check(node: &Node, output: Output) -> Result<ExitCode> {
+    node.check_place(None)?;
+    let inventory = Inventory::take(node)?;
+    let mut checked = Vec::new();
+    for some in inventory.attachments.chunks(AT_ONCE) {
+        thread::scope(|scope| {
+            let threads: Vec<_> = some.iter().map(|one| scope.spawn(|| look(one, node))).collect();
+            for (one, thread) in some.iter().zip(threads) {
+                let looked = thread.join().unwrap_or_else(|_| {
+                    let differences = vec!["its check panicked: please report it".to_owned()];
+                    Some(Checked { record: &one.record, gateways: Vec::new(), differences })
+                });
+                checked.extend(looked);
+            }
+        });
+    }
+    let is_on_record = inventory.unreadable.is_empty() && inventory.lost.is_empty();
+    let is_well = is_on_record && checked.iter().all(|one| one.differences.is_empty());
+    output::print(&match output {
+        Output::Json => output::pretty(&json(&node.name()?, &checked, &inventory)),
+        Output::Table => text(&checked, &inventory),
+    })?;
+    Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Checks one attachment; `None` when an ADD or DEL of it is running or has just ended.
+fn look<'a>(one: &'a Attached, node: &Node) -> Option<Checked<'a>> {
+    let record = &one.record;
+    let mut checked = Checked { record, gateways: Vec::new(), differences: Vec::new() };
+    if one.is_busy {
+        return None;
+    }
+    let told = match &one.state {
+        State::Live(_) => {
+            let rail = record.rail().cloned().unwrap_or_default();
+            let gateways = gateway::of(&rail, node, PATIENCE);
+            match of_living(record, node, &gateways) {
+                Ok(differences) => checked.differences = differences,
+                Err(error) => checked.differences.push(format!("{error:#}")),
+            }
+            if record.owner.device.link.is_some() {
+                checked.gateways = gateways.gateways;
+            }
+            None
+        }
+        State::Dead => Some("its pod is gone without a DEL: run `railctl reap`".to_owned()),
+        State::CutOff => Some("its ADD was killed: run `railctl reap`".to_owned()),
+        State::Missing => {
+            Some("its pod is gone, and the device has not returned: run `railctl doctor`".to_owned())
+        }
+        State::OnHost => Some(
+            "the pod is alive, but the device is on the host: restart the pod, or run `railctl reap`"
+                .to_owned(),
+        ),
+        State::Elsewhere => {
+            Some("the device is neither in the pod nor on the host: restart the pod".to_owned())
+        }
+        State::Unknown(why) => Some(format!("it is not known whether its pod is alive: {why}")),
+    };
+    checked.differences.extend(told);
+    let has_ended = || -> Result<bool> {
+        let records = Records::open_existing(node)?;
+        Ok(records.is_none_or(|records| !matches!(records.on_file(&record.owner.key()), Ok(Some(_)))))
+    };
+    let is_over = !checked.differences.is_empty() && one.is_live() && has_ended().unwrap_or(false);
+    (!is_over).then_some(checked)
+}
+
+fn of_living(record: &Record, node: &Node, gateways: &Gateways) -> Result<Vec<String>> {
+    let netns = Netns::open(&record.owner.netns.path)?;
+    // Another pod may have come to that path since the inventory was taken.
+    let records = Records::open_existing(node)?;
+    let Some(records) = records.filter(|_| record.owner.life().is_ok_and(|life| life == Life::Alive)) else {
+        return Ok(vec!["its pod has just ended: run `railctl status`".to_owned()]);
+    };
+    let previous = previous(record).unwrap_or_default();
+    let mut found = of_device(record, netns, &previous, Some(gateways), &records, node)?;
+    found.extend(of_lease(record, node)?);
+    Ok(found)
+}
+
+/// The last result that the runtime stored: later plugins of the chain, and Multus, may have changed MAC and
+/// default route, and then the result says so.
+fn previous(record: &Record) -> Option<AddResult> {
+    let owner = &record.owner;
+    let name = format!("{}-{}-{}", owner.network, owner.container_id, owner.ifname);
+    let cached = RESULTS.iter().find_map(|directory| files::read(&Path::new(directory).join(&name)).ok())?;
+    let cached: Value = serde_json::from_slice(&cached).ok()?;
+    AddResult::parse(cached.get("result")?, Version::V110).ok()
+}
+
+/// Compares the attachment's address with rail-ipam's lease and with the plan.
+fn of_lease(record: &Record, node: &Node) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    if !record.is_by_rail_ipam() {
+        return Ok(found);
+    }
+    let (plan, ours, mut held) = (store::allocations(node), record.facts().addresses, Vec::new());
+    lease::for_each_folder(node, |folder| {
+        let lease = folder.held_by(&record.owner.network, &record.owner.attachment())?;
+        held.extend(lease.map(|lease| (folder.pool.clone(), lease.address)));
+        Ok(())
+    })?;
+    if held.is_empty() {
+        found.push(
+            "its address has no lease: another pod may get the same address; restart this pod".to_owned(),
+        );
+    }
+    for (pool, address) in held {
+        let is_ours = record.owner.device.link.is_none() || ours.iter().any(|net| net.addr() == address);
+        if !is_ours {
+            found.push(format!("its lease in pool {pool} is for {address}, which the ADD did not set"));
+        }
+        let allocation = plan.iter().find(|(name, _)| *name == pool);
+        if let Some(Err(why)) = allocation.map(|(_, allocation)| allocation.check_host(address)) {
+            found.push(format!(
+                "pool {pool}: its address {address} {why}: the plan was changed under the pod"
+            ));
+        }
+    }
+    Ok(found)
+}
+
+fn text(checked: &[Checked<'_>], inventory: &Inventory) -> String {
+    let mut text = String::new();
+    let rows: Vec<_> = checked
+        .iter()
+        .flat_map(|one| one.differences.iter().map(move |what| row(one.record, what)))
+        .collect();
+    if !rows.is_empty() {
+        let headers = ["POD", "INTERFACE", "RAIL", "DEVICE", "DIFFERENCE"];
+        text += &(output::table(&headers, rows.into_iter()) + "\n");
+    }
+    for lost in &inventory.lost {
+        let line = format!("{}: {REMEDY}", lost.describe());
+        text += &(output::printable(&line) + "\n");
+    }
+    for name in &inventory.unreadable {
+        let line = format!(
+            "the record {name} cannot be read: if no pod has its device, run `railctl reap --forget {name}`"
+        );
+        text += &(output::printable(&line) + "\n");
+    }
+    let differ = checked.iter().filter(|one| !one.differences.is_empty()).count();
+    let gateways: usize = checked.iter().map(|one| one.gateways.len()).sum();
+    text + &format!(
+        "{}, {} probed, {differ} with differences\n",
+        count(checked.len(), "attachment"),
+        count(gateways, "gateway")
+    )
+}
+
+fn row(record: &Record, what: &str) -> Vec<String> {
+    vec![
+        record.owner.pod.clone().unwrap_or_else(|| format!("container:{}", record.owner.container_id)),
+        record.owner.ifname.clone(),
+        record.owner.rail.map(|rail| rail.to_string()).unwrap_or_default(),
+        record.owner.device.id.clone(),
+        what.to_owned(),
+    ]
+}
+
+/// docs/operations.md documents these keys: new keys may be added, but none may change its meaning.
+fn json(node_name: &str, checked: &[Checked<'_>], inventory: &Inventory) -> Value {
+    let attachments = checked.iter().map(|Checked { record, gateways, differences }| {
+        json!({
+            "pod": record.owner.pod, "containerID": record.owner.container_id, "ifname": record.owner.ifname,
+            "network": record.owner.network, "rail": record.owner.rail, "device": record.owner.device.id,
+            "gateways": gateways, "differences": differences,
+        })
+    });
+    json!({"node": node_name, "attachments": attachments.collect::<Vec<_>>(),
+        "lost": inventory.lost.iter().map(Lost::json).collect::<Vec<_>>(), "unreadable": inventory.unreadable})
+}

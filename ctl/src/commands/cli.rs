@@ -1,0 +1,286 @@
+//! The verbs of railctl: their arguments, and the function that runs each.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+
+use rail_cni::cni::{self, RELEASE, Version};
+use rail_cni::node::Node;
+use rail_cni::{failure, watchdog};
+
+use super::check::check;
+use super::doctor::{Needs, doctor, wait};
+use super::import::{ImportArgs, import};
+use super::lease::{LeaseArgs, lease};
+use super::leases::{LeasesArgs, leases};
+use super::lint::lint;
+use super::plan::{PlanArgs, plan};
+use super::reap::{ReapArgs, reap};
+use super::release::{ReleaseArgs, release};
+use super::start;
+use super::status::{self, status};
+use crate::output::{self, Output, PROGRAM};
+
+const PLAN_HELP: &str = "Examples:
+  railctl plan fabric.yaml                                         check it, and print its pools
+  railctl plan topology.json --tiers 2 --to cidrpool --out pools
+  railctl plan --from netplan hosts/ --pool-name 'rail-{rail+1}' --to cidrpool
+  railctl plan pools/*.yaml --to store --diff                    what would change on this node
+  railctl plan topology.json --tiers 2 --check --against pools/*.yaml
+
+Everything is checked first; if anything is wrong, nothing is written. The exit status is 0 if the
+command is done or finds no difference, 1 if it fails, refuses the plan or finds a difference, and 2
+for wrong usage.";
+
+/// The rails of this node and of its pods: show and check them, plan their addresses, and clean up after lost DELs.
+#[derive(Debug, Parser)]
+#[command(
+    name = PROGRAM,
+    version = RELEASE.as_str(),
+    after_help = "The paths and the name of the node come from /etc/rail-cni/node.json, or from the file that
+RAIL_CNI_NODE_CONFIG names. `lint` and `plan` need neither that file nor root.
+Exit status: 0 success, 1 the command failed or something remains to be done, 2 wrong usage."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// Form of the output; html is a page for a browser, and for status only
+    #[arg(long, global = true, value_enum, default_value = "table", value_name = "FORM")]
+    output: Form,
+}
+
+/// The value of `--output`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Form {
+    /// A table for people.
+    Table,
+    /// JSON for programs.
+    Json,
+    /// A page for a browser.
+    Html,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show the rails of this node, and the pods that have their devices
+    #[command(
+        after_help = "STATE is live (the pod has the device), busy (an ADD or DEL is running), dead (the pod is \
+gone without a DEL), cut-off (the ADD was killed), on-host (the pod is alive, but its device is on the host), \
+returned (the device has returned, but its address is still leased), missing (the pod is gone, and the device has \
+not returned), elsewhere (the pod is alive, but its device is neither there nor on the host), or unknown (the pod \
+cannot be inspected). VFS is the number of VFs and the number that the PF supports.
+Exit status: 0 nothing to do, 1 the command failed or the lines below the tables say what to do, 2 wrong usage."
+    )]
+    Status,
+    /// Check that the rails in pods are as ADD made them, and that their gateways answer; list every difference
+    #[command(
+        after_help = "The checks are those of the verb CHECK, for all attachments at once. Gateways are probed even \
+where `gatewayProbe` is off; each has one second to answer. Nothing in a pod is changed.
+Exit status: 0 no difference, 1 a difference, or the command failed, 2 wrong usage."
+    )]
+    Check,
+    /// Check whether this node is ready for pods with rails, and print a remedy for each fault
+    #[command(
+        after_help = "FAIL: pods with that rail, or with any rail, do not start or do not work; use the exit status to \
+keep pods from the node. warn: pods start, or most of them do. skip: the check could not be made; the text says \
+why. Nothing is changed.
+Exit status: 0 no check failed, 1 a check failed, 2 wrong usage."
+    )]
+    Doctor(DoctorArgs),
+    /// Wait until this node has its rails: for systemd, and for whatever else must not start pods earlier
+    #[command(
+        after_help = "It waits for what `doctor` checks of node.json, rails and pools: PFs with a driver, a link and \
+VFs (with --pfs, and where no PF supports them: without), and this node's prefixes in the store. What is missing is printed to stderr when it changes.
+Exit status: 0 the rails are there, 1 the time is over, 2 wrong usage."
+    )]
+    Wait(WaitArgs),
+    /// Find faults in networks before a pod uses them: NetworkAttachmentDefinitions, .conf and .conflist
+    #[command(
+        after_help = "The command needs neither node.json nor root. error: ADD refuses it, or it cannot be \
+intended. warning: it works, but perhaps not as intended.
+Exit status: 0 no error, 1 an error, 2 wrong usage."
+    )]
+    Lint(LintArgs),
+    /// Clean up after lost DELs: return the devices of pods that are gone to the host with their former name, MTU
+    /// and MAC, release their addresses, and try once more what earlier DELs could not undo
+    #[command(
+        after_help = "WHICH is a container id, a pod as NAMESPACE/NAME, a device as status shows it, or the file of \
+a record that cannot be read. Without WHICH, all attachments are reaped. A WHICH that nothing is called is named on stderr.
+A pod is never touched while its network namespace exists, or while that is not known, as in another mount namespace \
+or without the permission to inspect it. Run the command on the host, as root.
+Exit status: 0 success, 1 something remains or is pending, 2 wrong usage."
+    )]
+    Reap(ReapArgs),
+    /// Put CIDRPool manifests into the store of this node
+    #[command(after_help = "Each file is a CIDRPool, several as YAML documents, a list, or what \
+`kubectl get cidrpools -A -o yaml` prints; - is standard input. The import uses static allocations, and those that \
+nv-ipam's controller chose, in status.allocations. All files are checked first: if anything is wrong, nothing is \
+written. A node that no manifest names keeps its allocations unless --prune is given; a node that replaces it needs \
+--replaces. If a running pod would lose its address, the pod is named and nothing is written without --force.")]
+    Import(ImportArgs),
+    /// Check, print, compare or write the plan of a fabric
+    #[command(after_help = PLAN_HELP)]
+    Plan(PlanArgs),
+    /// Print the prefixes of this node, and the pods that hold their addresses
+    #[command(
+        after_help = "STATE is live (the pod's network namespace exists), dead (it is gone, and the next \
+ADD takes the address over), unknown (nothing proves either), free (no pod holds the address), unreadable (the \
+lease's file is damaged) or damaged (the file in the store is damaged)."
+    )]
+    Leases(LeasesArgs),
+    /// Lease the address of a rail to a device of a resource claim, as rail-agent does for DRANET
+    #[command(
+        after_help = "A device that has a lease keeps it: the same call prints the same address. The lease ends with \
+`railctl release --claim UID`, or with the boot. With --output json, a refusal is printed as `refused`, whose `reason` \
+is held, invalid, no-pool or failed."
+    )]
+    Lease(LeaseArgs),
+    /// Release leases of pods that are gone
+    #[command(after_help = "Examples:
+  railctl release --address 172.16.1.60
+  railctl release --container 0a1b2c3d --ifname net1
+  railctl release --pool rail-3 --dead
+  railctl release --claim 1df9fd4b-53c7-4cab-b6d4-bf0be5ee6526
+
+A lease is kept if its network namespace exists or if nothing proves that it is gone, because a second
+pod would get an address that the first one uses. That of a resource claim is kept if its device is
+in a pod. --force releases it all the same. The exit status is 1 if a lease was kept.")]
+    Release(ReleaseArgs),
+}
+
+#[derive(Debug, Args)]
+struct DoctorArgs {
+    /// MTU of the networks of a rail, where this node knows none
+    #[arg(long, value_name = "BYTES", default_value_t = 9000)]
+    mtu: u32,
+    /// Also check what RDMA needs: devices, ports, GIDs, path MTU, locked memory
+    #[arg(long)]
+    rdma: bool,
+}
+
+#[derive(Debug, Args)]
+struct WaitArgs {
+    /// The longest time to wait
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    timeout: u32,
+    /// Wait for no VFs: pods get the PFs themselves
+    #[arg(long)]
+    pfs: bool,
+    #[command(flatten)]
+    needs: DoctorArgs,
+}
+
+#[derive(Debug, Args)]
+struct LintArgs {
+    /// Print the networks as they are with rail-cni, also those that operators make, for kubectl apply; the findings go
+    /// to stderr
+    #[arg(long)]
+    fix: bool,
+    /// Files or directories with YAML or JSON for kubectl, or with CNI configurations; - reads stdin
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<String>,
+}
+
+/// The arguments of railctl, from which its manual pages and shell completions are made.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
+/// Runs the command in the arguments. A network may name railctl as its `type`: it does nothing for a runtime.
+pub fn run() -> ExitCode {
+    if std::env::var_os("CNI_COMMAND").is_some_and(|verb| !verb.is_empty()) {
+        return refuse_to_be_a_plugin();
+    }
+    let Cli { command, output } = match output::parse() {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
+    let output = match (&command, output) {
+        (_, Form::Table) => Output::Table,
+        (_, Form::Json) => Output::Json,
+        (Command::Status, Form::Html) => {
+            return output::end(look().and_then(|node| status(&node, status::Form::Html)));
+        }
+        (_, Form::Html) => {
+            let error = Cli::command().error(ErrorKind::ArgumentConflict, "--output html is for status only");
+            let _ = error.print();
+            return ExitCode::from(2);
+        }
+    };
+    let done = match command {
+        // These commands write no log: their output has all errors.
+        Command::Status => look().and_then(|node| status(&node, status::Form::Output(output))),
+        Command::Check => look().and_then(|node| check(&node, output)),
+        Command::Doctor(args) => {
+            output::watch();
+            doctor(args.mtu, args.rdma, output)
+        }
+        Command::Wait(WaitArgs { timeout, pfs, needs: DoctorArgs { mtu, rdma } }) => {
+            output::watch();
+            wait(timeout, Needs { mtu, rdma, pfs }, output)
+        }
+        Command::Lint(args) => lint(&args.files, args.fix, output),
+        Command::Reap(args) => start("reap").and_then(|node| reap(&node, &args, output)),
+        Command::Import(args) => start("import").and_then(|node| import(&node, &args, output)),
+        Command::Plan(args) => {
+            rail_cni::log::describe_command(PROGRAM, "plan");
+            plan(&args, output)
+        }
+        Command::Leases(args) => start("leases").and_then(|node| leases(&node, &args, output)),
+        Command::Lease(args) => start("lease").and_then(|node| lease(&node, &args, output)),
+        Command::Release(args) => start("release").and_then(|node| release(&node, &args, output)),
+    };
+    output::end(done)
+}
+
+fn refuse_to_be_a_plugin() -> ExitCode {
+    let error = failure!(InvalidConfig, "type: {PROGRAM} is the tool for people, and no plugin");
+    let answer = cni::answer(Version::V110.as_str(), &error, false);
+    let _ = serde_json::to_value(answer).map(|json| output::print(&output::pretty(&json)));
+    ExitCode::FAILURE
+}
+
+/// Reads node.json for a command that changes nothing, and limits its time to that of a runtime's call.
+fn look() -> Result<Node> {
+    output::watch();
+    let node = Node::load()?;
+    watchdog::allow(node.call_timeout());
+    Ok(node)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_arguments_are_in_order() {
+        Cli::command().debug_assert();
+        let parse = |args: &str| Cli::try_parse_from([PROGRAM].into_iter().chain(args.split_whitespace()));
+        for good in [
+            "reap --dry-run --output json",
+            "reap --forget ai/trainer-0",
+            "release --address 10.0.0.1 --force --output json",
+            "release --pool p --dead",
+            "release --claim u --device d",
+            "lease --claim u --device d --function 0000:1a:00.2",
+        ] {
+            assert!(parse(good).is_ok(), "{good}");
+        }
+        for bad in [
+            "",
+            // Not everything at once.
+            "reap --force",
+            "release",
+            "release --pool p",
+            "release --dead --force",
+            "release --ifname a",
+            "release --device d",
+            "lease --claim u",
+            "import",
+        ] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! `railctl doctor`: checks whether this node is ready for pods with rails. Each check reports what it saw and
+//! what to do. A check that cannot be made is reported as skipped.
+
+mod infiniband;
+mod moves;
+mod networks;
+mod node;
+mod order;
+mod pools;
+mod rails;
+mod rdma;
+mod roce;
+mod routes;
+mod runtimes;
+mod wait;
+
+use std::fmt;
+use std::io::IsTerminal as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::count;
+use super::inventory::{Inventory, Rail};
+use crate::output::{self, Output};
+use rail_cni::watchdog;
+
+pub use wait::{Needs, wait};
+
+/// The result of a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// All is well.
+    Ok,
+    /// The check could not be made; the text says why.
+    Skip,
+    /// Pods still start, or most of them do.
+    Warn,
+    /// A pod with this rail, or with any rail, does not start or does not work.
+    Fail,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A failure must be visible without colours.
+        f.write_str(match self {
+            Verdict::Ok => "ok",
+            Verdict::Skip => "skip",
+            Verdict::Warn => "warn",
+            Verdict::Fail => "FAIL",
+        })
+    }
+}
+
+/// One line of the output.
+#[derive(Debug)]
+pub struct Check {
+    name: &'static str,
+    verdict: Verdict,
+    rail: Option<u8>,
+    text: String,
+    remedy: Option<String>,
+}
+
+impl Check {
+    fn new(verdict: Verdict, name: &'static str, text: impl Into<String>) -> Check {
+        Check { name, verdict, rail: None, text: text.into(), remedy: None }
+    }
+
+    fn ok(name: &'static str, text: impl Into<String>) -> Check {
+        Check::new(Verdict::Ok, name, text)
+    }
+
+    fn skip(name: &'static str, why: impl Into<String>) -> Check {
+        Check::new(Verdict::Skip, name, why)
+    }
+
+    fn warn(name: &'static str, text: impl Into<String>, remedy: impl Into<String>) -> Check {
+        Check { remedy: Some(remedy.into()), ..Check::new(Verdict::Warn, name, text) }
+    }
+
+    fn fail(name: &'static str, text: impl Into<String>, remedy: impl Into<String>) -> Check {
+        Check { remedy: Some(remedy.into()), ..Check::new(Verdict::Fail, name, text) }
+    }
+
+    fn on(self, rail: &Rail) -> Check {
+        Check { text: format!("{}: {}", rail.title(), self.text), rail: rail.rail, ..self }
+    }
+
+    fn json(&self) -> Value {
+        let verdict = self.verdict.to_string().to_ascii_lowercase();
+        json!({"check": self.name, "verdict": verdict, "rail": self.rail, "text": self.text, "remedy": self.remedy})
+    }
+}
+
+/// The results so far, in the order of the output.
+#[derive(Debug, Default)]
+struct Findings(Vec<Check>);
+
+impl Findings {
+    fn add(&mut self, check: Check) {
+        self.0.push(check);
+    }
+
+    /// Adds one line for all objects of a check, unless the check has a line already.
+    fn ok_unless_reported(&mut self, name: &'static str, text: impl Into<String>) {
+        if !self.0.iter().any(|check| check.name == name) {
+            self.add(Check::ok(name, text));
+        }
+    }
+
+    fn count(&self, verdict: Verdict) -> usize {
+        self.0.iter().filter(|check| check.verdict == verdict).count()
+    }
+}
+
+/// Checks the node, with `mtu` where no network of a rail is known here; with `needs_rdma`, also what only RDMA needs.
+/// The exit status is 1 when a check failed.
+pub fn doctor(mtu: u32, needs_rdma: bool, output: Output) -> Result<ExitCode> {
+    let mut found = Findings::default();
+    let node = node::configuration(&mut found);
+    watchdog::allow(node.call_timeout());
+    node::programs(&mut found);
+    watchdog::step(|| "the check log".to_owned());
+    node::log(&node, &mut found);
+    node::confined(&node, &mut found);
+    watchdog::step(|| "the checks run and store".to_owned());
+    node::directories(&node, &mut found);
+    node::host(&mut found);
+    watchdog::step(|| "the check move".to_owned());
+    moves::check(&mut found);
+    watchdog::step(|| "reading devices and records".to_owned());
+    match Inventory::take(&node) {
+        Ok(inventory) => {
+            let networks = networks::known(Path::new(runtimes::CONFIGURATIONS), &inventory);
+            rails::check(&node, &inventory, &networks, mtu, &mut found);
+            rdma::check(&node, &inventory, &networks, needs_rdma, &mut found);
+            roce::check(&node, &inventory, &mut found);
+            watchdog::step(|| "the checks pools and leases".to_owned());
+            pools::check(&node, &inventory, &networks, &mut found);
+        }
+        Err(error) => {
+            found.add(Check::fail(
+                "inventory",
+                format!("{error:#}"),
+                "correct that; rails and pools were not checked",
+            ));
+        }
+    }
+    watchdog::step(|| "the checks runtime and net.d".to_owned());
+    runtimes::check(&mut found);
+
+    let name = node.name().unwrap_or_default();
+    output::print(&match output {
+        Output::Json => output::pretty(&found.json(&name)),
+        Output::Table => found.text(&name, has_colours()),
+    })?;
+    Ok(if found.count(Verdict::Fail) == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Whether to print colours, following no-color.org.
+fn has_colours() -> bool {
+    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+    std::io::stdout().is_terminal() && !is_set("NO_COLOR") && !is_dumb
+}
+
+impl Findings {
+    fn text(&self, node_name: &str, has_colours: bool) -> String {
+        let width = self.0.iter().map(|check| check.name.len()).max().unwrap_or_default();
+        let mut text = output::printable(&format!("node {node_name}")) + "\n\n";
+        for Check { name, verdict, text: what, remedy, .. } in &self.0 {
+            let colour = match verdict {
+                _ if !has_colours => None,
+                Verdict::Ok => Some(32),
+                Verdict::Skip => Some(36),
+                Verdict::Warn => Some(33),
+                Verdict::Fail => Some(31),
+            };
+            let verdict = format!("{:<4}", verdict.to_string());
+            text +=
+                &colour.map_or_else(|| verdict.clone(), |colour| format!("\x1b[{colour}m{verdict}\x1b[0m"));
+            let line = match remedy {
+                Some(remedy) => format!("  {name:<width$}  {what} -> {remedy}"),
+                None => format!("  {name:<width$}  {what}"),
+            };
+            text += &(output::printable(&line) + "\n");
+        }
+        let (failed, warned) = (self.count(Verdict::Fail), self.count(Verdict::Warn));
+        let (skipped, ok) = (self.count(Verdict::Skip), self.count(Verdict::Ok));
+        let ready = if failed == 0 { "ready" } else { "not ready" };
+        text + &format!(
+            "\n{ready}: {ok} ok, {}, {failed} failed, {skipped} skipped\n",
+            count(warned, "warning")
+        )
+    }
+
+    /// docs/operations.md documents these keys: keys and checks may be added, but none may change its meaning.
+    fn json(&self, node_name: &str) -> Value {
+        json!({
+            "node": node_name,
+            "ready": self.count(Verdict::Fail) == 0,
+            "counts": {"ok": self.count(Verdict::Ok), "warn": self.count(Verdict::Warn),
+                "fail": self.count(Verdict::Fail), "skip": self.count(Verdict::Skip)},
+            "checks": self.0.iter().map(Check::json).collect::<Vec<_>>(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found() -> Findings {
+        Findings(vec![
+            Check::ok("devices", "both are there"),
+            Check {
+                rail: Some(3),
+                ..Check::fail("pf-link", "ens3f0 is \x1b[2Jdown", "`ip link set ens3f0 up`")
+            },
+            Check::skip("rdma", "this kernel has no RDMA"),
+        ])
+    }
+
+    #[test]
+    fn a_check_is_a_line_without_control_characters_but_its_colour() {
+        let text = "node n1\n\nok    devices  both are there\nFAIL  pf-link  ens3f0 is ?[2Jdown -> `ip link set ens3f0 up`\n\
+            skip  rdma     this kernel has no RDMA\n\nnot ready: 1 ok, 0 warnings, 1 failed, 1 skipped\n";
+        assert_eq!(found().text("n1", false), text);
+        assert!(found().text("n1", true).contains("\n\x1b[31mFAIL\x1b[0m  pf-link  ens3f0 is ?[2Jdown"));
+    }
+
+    #[test]
+    fn the_json_has_every_check() {
+        let json = found().json("n1");
+        assert_eq!((&json["ready"], &json["counts"]["fail"]), (&json!(false), &json!(1)));
+        assert_eq!(
+            json["checks"][1],
+            json!({"check": "pf-link", "verdict": "fail", "rail": 3, "text": "ens3f0 is \u{1b}[2Jdown",
+                "remedy": "`ip link set ens3f0 up`"})
+        );
+    }
+}

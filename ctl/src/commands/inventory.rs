@@ -1,0 +1,414 @@
+//! What this node has: its rails with PFs and VFs, and the pods that have them. Taking the inventory changes
+//! nothing.
+
+use std::collections::{BTreeSet, HashSet};
+
+use anyhow::Result;
+
+use rail_cni::attach::locate::{self, Place};
+use rail_cni::attach::owner::Owner;
+use rail_cni::attach::planes::is_same_rail;
+use rail_cni::attach::rebuild::{self, Lost};
+use rail_cni::attach::record::Record;
+use rail_cni::attach::records::Records;
+use rail_cni::attach::state::{self, State};
+use rail_cni::attach::steps::rdma::names_in_pod;
+use rail_cni::ipam::{claim, lease, living};
+use rail_cni::netlink::link::{self, Link};
+use rail_cni::netlink::{Socket, address, rdma};
+use rail_cni::netns::Netns;
+use rail_cni::node::Node;
+use rail_cni::sysfs::{self, DeviceId, Function};
+
+/// The node's rails and attachments at one time.
+#[derive(Debug)]
+pub struct Inventory {
+    /// How the kernel shares RDMA devices between namespaces.
+    pub rdma: RdmaMode,
+    /// The rails of node.json in its order. If it lists none: all PFs with netdevs.
+    pub rails: Vec<Rail>,
+    /// The attachments on record, by rail and pod.
+    pub attachments: Vec<Attached>,
+    /// Records of attachments whose device is on the host, and of which something is still to be undone.
+    pub pending: Vec<Record>,
+    /// Names of records that cannot be read.
+    pub unreadable: Vec<String>,
+    /// PFs and VFs of the rails that are in other namespaces without a record.
+    pub lost: Vec<Lost>,
+    /// PCI addresses of the devices that resource claims hold.
+    pub claimed: HashSet<String>,
+    /// Whether the run directory was emptied since the boot, and no ADD has come since.
+    pub is_emptied: bool,
+}
+
+/// The mode that `rdma system show` reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RdmaMode {
+    /// The kernel has no RDMA.
+    Absent,
+    /// Every namespace sees every device.
+    Shared,
+    /// Each device is in one namespace.
+    Exclusive,
+}
+
+/// A rail and its PF.
+#[derive(Debug)]
+pub struct Rail {
+    /// The number in node.json, or the one that the rail's attachments have.
+    pub rail: Option<u8>,
+    /// The PF's name or PCI address in node.json.
+    pub named: String,
+    /// The PF's function; `None` if it is missing, or if the netdev has none.
+    pub function: Option<Function>,
+    /// The PF's netdev, while it is on the host.
+    pub link: Option<Link>,
+    /// The PF's RDMA devices, while they are on the host.
+    pub rdma: Vec<String>,
+    /// The VFs in the order of their numbers.
+    pub vfs: Vec<Vf>,
+}
+
+/// A VF of a rail.
+#[derive(Debug)]
+pub struct Vf {
+    /// The PCI function.
+    pub function: Function,
+    /// The VF's netdev, while it is on the host.
+    pub link: Option<Link>,
+}
+
+/// An attachment and its present state.
+#[derive(Debug)]
+pub struct Attached {
+    /// The record that ADD wrote.
+    pub record: Record,
+    /// The present state.
+    pub state: State,
+    /// Whether an ADD or DEL of it is running: then what looks stale may not be.
+    pub is_busy: bool,
+    /// The interface's addresses without link-local ones; where a program in user space has the device, the
+    /// leased ones.
+    pub addresses: Vec<String>,
+    /// Names of the RDMA devices in the pod.
+    pub rdma: Vec<String>,
+    /// Whether the device is on the host while it is not known if the pod is alive: the next ADD takes it.
+    pub is_home: bool,
+}
+
+impl Attached {
+    /// The word that `status` prints.
+    pub fn word(&self) -> &'static str {
+        if self.is_busy { "busy" } else { self.state.as_str() }
+    }
+
+    /// Whether the pod has the device.
+    pub fn is_live(&self) -> bool {
+        matches!(self.state, State::Live(_))
+    }
+
+    /// Whether the pod is gone, and the device has not returned.
+    pub fn is_missing(&self) -> bool {
+        !self.is_busy && self.state == State::Missing
+    }
+
+    /// Whether only the record is left, and the device is there: the next ADD, or `reap`, restores it.
+    pub fn is_left_over(&self) -> bool {
+        !self.is_busy && self.state.is_left_over() && self.state != State::Missing
+    }
+
+    /// The interface in the pod.
+    pub fn link(&self) -> Option<&Link> {
+        match &self.state {
+            State::Live(link) => link.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// Why it is not known whether the pod is alive.
+    pub fn error(&self) -> Option<&str> {
+        match &self.state {
+            State::Unknown(why) if !self.is_busy => Some(why),
+            _ => None,
+        }
+    }
+}
+
+/// The state of a link, for people: a link that is up without a carrier has a word of its own.
+pub fn link_state(link: &Link) -> &'static str {
+    match (link.up, link.carrier) {
+        (false, _) => "down",
+        (true, false) => "no-carrier",
+        (true, true) => "up",
+    }
+}
+
+impl Rail {
+    /// The PCI address of the PF, or its name in node.json.
+    pub fn pf(&self) -> &str {
+        self.function.as_ref().map_or(&self.named, |function| &function.id)
+    }
+
+    /// `rail 3`, or the PF where the rail is not known.
+    pub fn title(&self) -> String {
+        self.rail.map_or_else(|| format!("PF {}", self.pf()), |rail| format!("rail {rail}"))
+    }
+
+    /// Whether the attachment's device is this PF, or one of its VFs and SFs.
+    pub fn has(&self, attached: &Attached) -> bool {
+        let device = &attached.record.owner.device;
+        match &self.function {
+            Some(function) => device.pf.as_ref() == Some(&function.id),
+            None => device.id == self.named,
+        }
+    }
+
+    /// Whether the node does not have the PF.
+    pub fn is_missing(&self) -> bool {
+        self.function.is_none() && self.link.is_none()
+    }
+}
+
+impl Inventory {
+    /// Whether pods get the PFs themselves. Then no PF has VFs, and one that is down waits for its pod.
+    pub fn is_pf_mode(&self, node: &Node) -> bool {
+        !node.policy.vfs_only && self.rails.iter().all(|rail| rail.vfs.is_empty())
+    }
+
+    /// How many planes of the rail of this plane have a carrier, and how many it has. A PF in a pod is counted by its
+    /// interface there.
+    pub fn planes(&self, number: u8) -> (usize, usize) {
+        let (mut up, mut all) = (BTreeSet::new(), BTreeSet::new());
+        let is_sibling = |rail: &&Rail| rail.rail.is_some_and(|other| is_same_rail(number, other));
+        for rail in self.rails.iter().filter(is_sibling) {
+            all.insert(rail.rail);
+            let holder = rail.function.as_ref().and_then(|pf| self.holder(pf));
+            let link = rail.link.as_ref().or_else(|| holder?.link());
+            if link.is_some_and(|link| link.carrier) {
+                up.insert(rail.rail);
+            }
+        }
+        (up.len(), all.len())
+    }
+
+    /// Takes the inventory.
+    pub fn take(node: &Node) -> Result<Inventory> {
+        let mut host = Socket::open()?;
+        let links = link::all(&mut host)?;
+        let rdma = match rdma::open()? {
+            None => RdmaMode::Absent,
+            Some(mut socket) => {
+                if rdma::is_exclusive(&mut socket)? {
+                    RdmaMode::Exclusive
+                } else {
+                    RdmaMode::Shared
+                }
+            }
+        };
+        let (mut attachments, mut pending, mut unreadable) = (Vec::new(), Vec::new(), Vec::new());
+        if let Some(records) = Records::open_existing(node)? {
+            let all;
+            (all, unreadable) = records.all()?;
+            for record in all {
+                attachments.push(Attached::look(record, &records, node, &mut host)?);
+            }
+            pending.extend(records.pending()?.into_iter().map(|pending| pending.record));
+            pending.sort_by(|one, other| one.owner.since.cmp(&other.owner.since));
+        }
+        attachments.sort_by(|one, other| {
+            let key = |one: &Attached| {
+                let Owner { rail, pod, container_id, ifname, .. } = one.record.owner.clone();
+                (rail.unwrap_or(u8::MAX), pod, container_id, ifname)
+            };
+            key(one).cmp(&key(other))
+        });
+        let rails = rails(node, &attachments, &links)?;
+        let mut inventory = Inventory {
+            rdma,
+            rails,
+            attachments,
+            pending,
+            unreadable,
+            lost: Vec::new(),
+            claimed: claim::devices(node)?,
+            is_emptied: living::is_emptied(node)?,
+        };
+        inventory.lost = rebuild::find(&inventory.astray()?)?;
+        Ok(inventory)
+    }
+
+    /// Devices of the rails that are not on the host, and that nobody holds.
+    fn astray(&self) -> Result<HashSet<String>> {
+        let mut away = HashSet::new();
+        for rail in &self.rails {
+            let vfs = rail.vfs.iter().map(|vf| &vf.function);
+            for function in rail.function.iter().chain(vfs) {
+                if !self.is_held(function) && rebuild::is_away(function)? {
+                    away.insert(function.id.clone());
+                }
+            }
+        }
+        Ok(away)
+    }
+
+    /// The device, if it is in a namespace without a record.
+    pub fn lost(&self, device: &Function) -> Option<&Lost> {
+        self.lost.iter().find(|lost| lost.id == device.id)
+    }
+
+    /// Whether the device is on record, or a resource claim holds it.
+    pub fn is_held(&self, device: &Function) -> bool {
+        self.holder(device).is_some() || self.claimed.contains(&device.id)
+    }
+
+    /// The attachment that has the device, or had it last.
+    pub fn holder(&self, device: &Function) -> Option<&Attached> {
+        self.attachments.iter().find(|attached| attached.record.owner.device.is_of(&device.id))
+    }
+}
+
+impl Attached {
+    fn look(record: Record, records: &Records, node: &Node, host: &mut Socket) -> Result<Attached> {
+        let state = state::of(&record, node, host)?;
+        let addresses = record.facts().addresses.iter().map(ToString::to_string).collect();
+        let mut attached =
+            Attached { addresses, record, state, is_busy: false, rdma: Vec::new(), is_home: false };
+        if attached.is_live() {
+            if let Err(error) = attached.look_into_pod(node) {
+                attached.state = State::Unknown(format!("{error:#}"));
+            }
+        }
+        let owner = &attached.record.owner;
+        // What looks stale may belong to a running call.
+        attached.is_busy = !attached.is_live() && records.locks.is_busy(&owner.key())?;
+        if matches!(attached.state, State::Dead | State::Missing | State::Unknown(_)) {
+            let place = match owner.is_of_this_boot()? {
+                true => locate::locate(owner, owner.device.function(node)?.as_ref(), node, None, host)?,
+                false => Place::Gone,
+            };
+            match attached.state {
+                State::Unknown(_) => attached.is_home = matches!(place, Place::Host(_)),
+                _ if place == Place::Missing => attached.state = State::Missing,
+                _ => attached.state = State::Dead,
+            }
+        }
+        Ok(attached)
+    }
+
+    /// What the pod has: addresses and RDMA devices.
+    fn look_into_pod(&mut self, node: &Node) -> Result<()> {
+        let owner = &self.record.owner;
+        let netns = Netns::open(&owner.netns.path)?;
+        self.rdma = names_in_pod(&self.record.facts().rdma, &netns)?;
+        let Some(link) = self.link() else {
+            let attachment = owner.attachment();
+            let mut leased = Vec::new();
+            lease::for_each_folder(node, |folder| {
+                let held = folder.held_by(&owner.network, &attachment)?;
+                leased.extend(held.map(|lease| lease.address.to_string()));
+                Ok(())
+            })?;
+            self.addresses.extend(leased);
+            return Ok(());
+        };
+        let all = address::all(&mut netns.run(Socket::open)?, link.index)?;
+        let ours = all.into_iter().filter(|one| !one.is_link_local());
+        self.addresses = ours.map(|one| one.net.to_string()).collect();
+        Ok(())
+    }
+}
+
+fn rails(node: &Node, attachments: &[Attached], links: &[Link]) -> Result<Vec<Rail>> {
+    let sysfs = &node.sysfs_root;
+    let by_name = |name: &str| links.iter().find(|link| link.name == name).cloned();
+    let mut listed: Vec<(Option<u8>, String)> =
+        node.rails.iter().map(|one| (Some(one.rail), one.pf.clone())).collect();
+    if listed.is_empty() {
+        let is_nic = |function: &Function| {
+            function.netdev().is_ok_and(|netdev| netdev.is_some())
+                || attachments.iter().any(|one| one.record.owner.device.pf.as_ref() == Some(&function.id))
+        };
+        let nics = sysfs::functions_with_sriov(sysfs)?.into_iter().filter(is_nic);
+        listed = nics.map(|function| (None, function.id)).collect();
+    }
+    let mut rails = Vec::new();
+    for (rail, named) in listed {
+        let function = match DeviceId::parse(&named) {
+            Some(id) => Function::find(sysfs, &id)?,
+            None => Function::of_netdev(sysfs, &named)?,
+        };
+        // A netdev that is in a pod is known only from its record.
+        let in_pod = || {
+            let had = |one: &&Attached| {
+                let link = one.record.owner.device.link.as_ref();
+                link.is_some_and(|link| link.name == named) && (one.is_busy || !one.state.is_left_over())
+            };
+            attachments.iter().find(had)?.record.owner.device.pci_id.as_deref().and_then(DeviceId::parse)
+        };
+        let function = match function {
+            None => in_pod().map(|id| Function::find(sysfs, &id)).transpose()?.flatten(),
+            found => found,
+        };
+        let netdev = function.as_ref().map(Function::netdev).transpose()?.flatten();
+        let mut one = Rail {
+            rail,
+            link: netdev.as_deref().or(Some(&named)).and_then(by_name),
+            rdma: function.as_ref().map(Function::rdma_devices).unwrap_or_default(),
+            vfs: Vec::new(),
+            named,
+            function,
+        };
+        for address in one.function.as_ref().map(Function::vfs).transpose()?.unwrap_or_default() {
+            let found = DeviceId::parse(&address).map(|id| Function::find(sysfs, &id)).transpose()?.flatten();
+            let Some(function) = found else { continue };
+            let link = function.netdev()?.as_deref().and_then(by_name);
+            one.vfs.push(Vf { function, link });
+        }
+        if one.rail.is_none() {
+            let on_it = attachments.iter().find(|attached| one.has(attached));
+            one.rail = on_it.and_then(|attached| attached.record.owner.rail);
+        }
+        rails.push(one);
+    }
+    Ok(rails)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_device_that_a_claim_holds_is_not_astray() {
+        let root = tempfile::tempdir().unwrap();
+        let function = |id: &str| {
+            let path = root.path().join("bus/pci/devices").join(id);
+            fs::create_dir_all(&path).unwrap();
+            symlink("mlx5_core", path.join("driver")).unwrap();
+            Function::find(root.path(), &DeviceId::parse(id).unwrap()).unwrap().unwrap()
+        };
+        let rail = Rail {
+            rail: Some(0),
+            named: String::new(),
+            function: Some(function("0000:1a:00.0")),
+            link: None,
+            rdma: Vec::new(),
+            vfs: vec![Vf { function: function("0000:1a:00.2"), link: None }],
+        };
+        let away = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<HashSet<_>>();
+        let mut inventory = Inventory {
+            rdma: RdmaMode::Absent,
+            rails: vec![rail],
+            attachments: Vec::new(),
+            pending: Vec::new(),
+            unreadable: Vec::new(),
+            lost: Vec::new(),
+            claimed: away(&["0000:1a:00.2"]),
+            is_emptied: false,
+        };
+        assert_eq!(inventory.astray().unwrap(), away(&["0000:1a:00.0"]));
+        inventory.claimed.clear();
+        assert_eq!(inventory.astray().unwrap(), away(&["0000:1a:00.0", "0000:1a:00.2"]));
+    }
+}

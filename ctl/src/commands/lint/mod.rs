@@ -1,0 +1,779 @@
+//! `railctl lint`: finds mistakes in networks before a pod does, and prints what networks of other plugins and
+//! operators become. It reads NetworkAttachmentDefinitions, CNI configurations, objects of operators, pods, and the
+//! routes of CIDRPools, and needs neither node.json nor root. ADD's own parser finds what ADD would refuse.
+
+mod across;
+mod chain;
+mod fix;
+mod ignore;
+mod operators;
+mod plugin;
+mod pods;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use ipnet::IpNet;
+use serde_json::{Map, Value, json};
+
+use self::chain::Chain;
+use self::fix::Fixed;
+use self::ignore::Ignore;
+use crate::document::{self, Document, Format, Part};
+use crate::output::{self, Output};
+use rail_cni::attach::config;
+use rail_cni::cni::{VERSIONS, Version};
+use rail_cni::fault::{Fault, Place};
+use rail_cni::ipam;
+use rail_cni::nearest::nearest;
+use rail_cni::node::Node;
+use rail_cni::pool;
+
+const OURS: &str = "rail-cni";
+const OUR_IPAM: &str = "rail-ipam";
+/// Plugins whose configurations work with rail-cni once `type` is changed.
+const LIKE_OURS: [&str; 4] = ["sriov", "ib-sriov", "host-device", "amd-host-device"];
+/// The keys of a list.
+const LIST_KEYS: [&str; 7] =
+    ["cniVersion", "cniVersions", "name", "plugins", "disableCheck", "disableGC", "loadOnlyInlinedPlugins"];
+const RESOURCE: &str = "k8s.v1.cni.cncf.io/resourceName";
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Severity {
+    /// ADD refuses it, or nobody can intend it.
+    Error,
+    /// It works, perhaps not as it was intended.
+    Warning,
+    /// Nothing is to be done.
+    Note,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+            Severity::Note => "note",
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Finding {
+    severity: Severity,
+    /// The name of the network; empty where the finding is about none.
+    network: String,
+    /// The number of the network in the order of reading, from 1; 0 where the finding is about none.
+    of: usize,
+    fault: Fault,
+}
+
+/// The values of a network that no other network may have.
+#[derive(Debug)]
+struct Rail {
+    /// The position of `rail`, or of the object that would have it.
+    place: Place,
+    network: String,
+    /// As in a [`Finding`].
+    of: usize,
+    /// The name of the NAD, or else that of the network.
+    name: String,
+    cluster: String,
+    namespace: String,
+    rail: Option<u64>,
+    pools: Vec<String>,
+    resource: Option<String>,
+}
+
+/// The destinations and addresses of a network or a pool.
+#[derive(Debug)]
+struct Routes {
+    name: String,
+    to: Vec<(IpNet, Place)>,
+}
+
+/// Addresses that an IPAM plugin hands out for a network.
+#[derive(Debug)]
+struct Range {
+    network: String,
+    /// Cluster and namespace: a pod has no networks of two.
+    scope: [String; 2],
+    /// On every node, and not on one.
+    is_of_all_nodes: bool,
+    of: usize,
+    ipam: String,
+    range: IpNet,
+    place: Place,
+}
+
+/// The difference between the number in a name and the rail; the index of the rail, and the name.
+type Shift<'a> = (i64, usize, &'a str);
+
+/// All that was read, and what was found.
+#[derive(Debug, Default)]
+pub struct Lint {
+    /// The files in the order of the arguments.
+    files: Vec<String>,
+    findings: Vec<Finding>,
+    /// The warnings that files silence, and the findings that were silenced, with the reason.
+    ignores: Vec<Ignore>,
+    silenced: Vec<(Finding, String)>,
+    /// The number of the current network, as in a [`Finding`], and of all so far.
+    of: usize,
+    seen: usize,
+    rails: Vec<Rail>,
+    routes: Vec<Routes>,
+    ranges: Vec<Range>,
+    /// The resource of each NAD, by namespace and name.
+    nads: BTreeMap<(String, String), Option<String>>,
+    pods: Vec<pods::Pod>,
+    fixed: Vec<fix::Fixed>,
+    /// The kind of the object of which an operator makes the current network, and what else it makes of it.
+    made_by: Option<(String, &'static str)>,
+    /// The MTU of VFs, by resource.
+    mtus: BTreeMap<String, u64>,
+    /// Resources of the shared RDMA device plugin.
+    shared: BTreeSet<String>,
+    /// The number of objects beside networks that were read.
+    noted: usize,
+    /// The cluster's own networks, of node.json.
+    cluster_networks: Vec<IpNet>,
+    /// The number of CIDRPools.
+    pools: usize,
+    /// The first position of each network, by cluster, namespace and name.
+    names: BTreeMap<[String; 3], Place>,
+    networks: usize,
+    others: usize,
+}
+
+/// Checks all files, and all files in directories, and prints the findings; with `fix`, the networks, and the findings
+/// on stderr.
+pub fn lint(files: &[String], fix: bool, output: Output) -> Result<ExitCode> {
+    let mut lint = Lint::of(files, Node::load()?.cluster_networks);
+    if fix {
+        let networks = lint.fixed();
+        output::print(&networks)?;
+        lint.text(output).lines().for_each(output::say);
+    } else {
+        output::print(&lint.text(output))?;
+    }
+    Ok(if lint.count(Severity::Error) == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Finding { severity, network, fault, .. } = self;
+        write!(f, "{}: {severity}: ", fault.place)?;
+        if !network.is_empty() {
+            write!(f, "{network}: ")?;
+        }
+        f.write_str(&fault.message())
+    }
+}
+
+impl Finding {
+    fn json(&self) -> Value {
+        let Finding { severity, network, fault, .. } = self;
+        let Place { file, line, column } = &fault.place;
+        let known = |number: u32| (number != 0).then_some(number);
+        let network = (!network.is_empty()).then_some(network);
+        json!({"file": file, "line": known(*line), "column": known(*column), "severity": severity.to_string(),
+            "network": network, "message": fault.message()})
+    }
+}
+
+/// What a file may have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Content {
+    /// Networks: a file with none is a mistake.
+    Networks,
+    /// Any manifests, of which some may be networks.
+    Anything,
+}
+
+/// One network of a file.
+struct Context<'a> {
+    name: String,
+    /// The scope in which the name is unique: nothing for a NAD, which has a namespace; for a file of a runtime, its
+    /// directory.
+    cluster: String,
+    namespace: String,
+    /// The NAD, where it is one.
+    nad: Option<Part<'a>>,
+    /// The device plugin's resource, by which Multus chooses a device.
+    resource: Option<&'a str>,
+    /// One of the plugins in a list.
+    in_list: bool,
+}
+
+impl Rail {
+    /// Names that may have the rail's number in them.
+    fn names(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let pools = self.pools.iter().map(|pool| ("pool", pool.as_str()));
+        let resource = self.resource.iter().map(|resource| ("resource", resource.as_str()));
+        [("network", self.name.as_str())].into_iter().chain(pools).chain(resource)
+    }
+}
+
+impl Context<'_> {
+    /// The name that pods ask for.
+    fn unique(&self) -> &str {
+        self.nad.and_then(|nad| nad.text("metadata.name")).unwrap_or(&self.name)
+    }
+}
+
+impl Lint {
+    /// Checks all files, and all files in directories, of a cluster with these networks of its own.
+    pub fn of(files: &[String], cluster_networks: Vec<IpNet>) -> Lint {
+        let mut lint = Lint { cluster_networks, ..Lint::default() };
+        for file in files {
+            lint.path(file);
+        }
+        lint.finish();
+        lint
+    }
+
+    fn count(&self, severity: Severity) -> usize {
+        self.findings.iter().filter(|finding| finding.severity == severity).count()
+    }
+
+    /// The findings, and the number of networks.
+    pub fn text(&self, output: Output) -> String {
+        let Lint { findings, silenced, networks, others, .. } = self;
+        let (errors, warnings) = (self.count(Severity::Error), self.count(Severity::Warning));
+        match output {
+            Output::Json => {
+                let findings: Vec<_> = findings.iter().map(Finding::json).collect();
+                let with_reason = |(finding, reason): &(Finding, String)| {
+                    let mut json = finding.json();
+                    json["reason"] = reason.as_str().into();
+                    json
+                };
+                let silenced: Vec<_> = silenced.iter().map(with_reason).collect();
+                output::pretty(&json!({"networks": networks, "otherNetworks": others, "errors": errors,
+                    "warnings": warnings, "findings": findings, "silenced": silenced}))
+            }
+            Output::Table => {
+                let lines = findings.iter().map(|finding| output::printable(&finding.to_string()) + "\n");
+                let some = |count, what| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+                let (networks, others) = (some(*networks, "network"), *others);
+                let beside =
+                    if others == 0 { String::new() } else { format!(" ({others} of other plugins)") };
+                let (errors, warnings) = (some(errors, "error"), some(warnings, "warning"));
+                let silenced = if silenced.is_empty() {
+                    String::new()
+                } else {
+                    format!(", {} silenced", silenced.len())
+                };
+                lines.collect::<String>() + &format!("{networks}{beside}: {errors}, {warnings}{silenced}\n")
+            }
+        }
+    }
+
+    fn say(&mut self, severity: Severity, network: &str, fault: Fault) {
+        self.findings.push(Finding { severity, network: network.to_owned(), of: self.of, fault });
+    }
+
+    /// An error at the path `path` below `part`.
+    fn error(&mut self, part: Part, network: &str, path: &str, problem: impl Into<String>) {
+        self.say(Severity::Error, network, part.fault(path, problem));
+    }
+
+    /// A warning at the path `path` below `part`.
+    fn warning(&mut self, part: Part, network: &str, path: &str, problem: impl Into<String>) {
+        self.say(Severity::Warning, network, part.fault(path, problem));
+    }
+
+    fn fault(&mut self, network: &str, fault: Fault) {
+        self.say(Severity::Error, network, fault);
+    }
+
+    /// Reads a file, or a directory: of manifests, or one that a runtime reads, such as /etc/cni/net.d.
+    fn path(&mut self, path: &str) {
+        if !Path::new(path).is_dir() {
+            return self.file(path, Content::Networks);
+        }
+        let fault = |problem: &str| Fault::whole(problem).at(Place::file(path));
+        let names = std::fs::read_dir(path)
+            .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>());
+        let mut names = match names {
+            Ok(names) => names,
+            Err(error) => return self.fault("", fault(&error.to_string())),
+        };
+        let ends = |name: &Path, ends: &[&str]| {
+            name.extension().and_then(|end| end.to_str()).is_some_and(|end| ends.contains(&end))
+        };
+        names.retain(|name| ends(name, &["conf", "conflist", "json", "yaml", "yml"]));
+        names.sort();
+        let before = self.found();
+        for name in &names {
+            // Beside NADs are pods, values, kustomizations. The other endings are those of a runtime's files.
+            let content = if ends(name, &["yaml", "yml"]) { Content::Anything } else { Content::Networks };
+            self.file(&name.display().to_string(), content);
+        }
+        if self.found() == before {
+            let problem = if names.is_empty() {
+                "no .conf, .conflist, .json, .yaml or .yml in this directory"
+            } else {
+                "no NetworkAttachmentDefinition and no CNI configuration in this directory"
+            };
+            self.fault("", fault(problem));
+        }
+    }
+
+    /// The number of findings, and of all objects that were read.
+    fn found(&self) -> usize {
+        self.findings.len() + self.networks + self.others + self.pools + self.noted + self.pods.len()
+    }
+
+    /// Reads one file.
+    fn file(&mut self, file: &str, content: Content) {
+        self.files.push(file.to_owned());
+        let documents = match document::read(file) {
+            Ok(documents) => documents,
+            Err(fault) => return self.fault("", fault),
+        };
+        let before = self.found();
+        let is_manifest = |document: &&Document| {
+            let root = document.root();
+            root.get("kind").is_some() || root.items().next().is_some_and(|item| item.get("kind").is_some())
+        };
+        for document in
+            documents.iter().filter(|document| content == Content::Networks || is_manifest(document))
+        {
+            self.value(document.root(), document);
+        }
+        if self.found() == before && content == Content::Networks {
+            let problem = "no NetworkAttachmentDefinition and no CNI configuration in it";
+            self.fault("", Fault::whole(problem).at(Place::file(file)));
+        }
+    }
+
+    /// Begins another network.
+    fn begin(&mut self) {
+        self.seen += 1;
+        self.of = self.seen;
+    }
+
+    /// Checks a network, or a list of them as kubectl prints it. Pods and other objects are ignored.
+    fn value(&mut self, part: Part, document: &Document) {
+        let has = |key| part.get(key).is_some();
+        match (part.value, part.text("kind")) {
+            (Value::Array(list), _) if list.iter().all(Value::is_object) => {
+                part.items().for_each(|item| self.value(item, document))
+            }
+            (_, Some("List" | "NetworkAttachmentDefinitionList")) => {
+                part.get("items").into_iter().for_each(|items| self.value(items, document));
+            }
+            (_, Some("NetworkAttachmentDefinition")) => {
+                self.begin();
+                self.nad(part);
+                self.of = 0;
+            }
+            (_, Some("CIDRPool")) => {
+                self.pools += 1;
+                let name = part.text("metadata.name").unwrap_or_default();
+                self.leads_to(part, name, &["spec.routes"], &["spec.cidr"]);
+            }
+            (_, Some(kind)) => {
+                if !self.of_operator(part, kind) {
+                    self.pods(part, part.text("metadata.name").unwrap_or_default());
+                }
+            }
+            (_, None) if has("type") || has("plugins") || has("cniVersion") => {
+                self.begin();
+                if document.format == Format::Yaml {
+                    self.error(part, "", "", "this is YAML: a container runtime reads JSON only");
+                }
+                self.network(part, None);
+                self.of = 0;
+            }
+            (_, None) => {
+                let problem =
+                    "neither a NetworkAttachmentDefinition (kind) nor a CNI configuration (type, plugins)";
+                self.error(part, "", "", problem);
+            }
+        }
+    }
+
+    fn nad(&mut self, nad: Part) {
+        let name = nad.text("metadata.name").unwrap_or_default();
+        self.annotated(nad, name);
+        if name.is_empty() {
+            self.error(nad, "", "metadata.name", "is missing");
+        }
+        if nad.text("apiVersion") != Some("k8s.cni.cncf.io/v1") {
+            self.error(nad, name, "apiVersion", "is not k8s.cni.cncf.io/v1");
+        }
+        let spec = nad.get("spec");
+        if let Some(spec) = spec {
+            self.keys(spec, name, "spec.", |key| key == "config", &["config"]);
+        }
+        match nad.get("spec.config") {
+            Some(config) if config.value.is_string() => match config.json() {
+                Ok(document) => self.network(document.root(), Some(nad)),
+                Err(fault) => self.fault(name, Fault { path: "spec.config".to_owned(), ..fault }),
+            },
+            Some(_) => {
+                let problem = "is not a text: write the JSON as a block, below `config: |`";
+                self.error(nad, name, "spec.config", problem);
+            }
+            None if spec.is_some_and(|spec| is_misspelt(spec, "config", &["config"])) => (),
+            None => {
+                let problem =
+                    "has no config, so Multus takes the file of this name in /etc/cni/net.d of each node";
+                self.warning(nad, name, "spec", problem);
+            }
+        }
+    }
+
+    /// A CNI configuration: one plugin, or a list.
+    fn network(&mut self, part: Part, nad: Option<Part>) {
+        let metadata = |key| nad.and_then(|nad| nad.text(key)).unwrap_or_default();
+        // Multus gives a configuration without a name the NAD's.
+        let name = part.text("name").filter(|name| !name.is_empty()).unwrap_or(metadata("metadata.name"));
+        let plugins: Vec<Part> = match part.get("plugins") {
+            Some(plugins) => plugins.items().collect(),
+            None => vec![part],
+        };
+        self.ignores_in(part, name);
+        plugins
+            .iter()
+            .filter(|_| part.get("plugins").is_some())
+            .for_each(|plugin| self.ignores_in(*plugin, name));
+        let is_ours = |plugin: &Part| {
+            let main = plugin.text("type").unwrap_or_default();
+            let ipam = plugin.text("ipam.type").unwrap_or_default();
+            let near = |word: &str| nearest(word, [OURS, OUR_IPAM]).is_some();
+            near(main) || near(ipam) || is_like_ours(main) || main.is_empty()
+        };
+        let resource = nad.and_then(|nad| nad.get("metadata.annotations")).and_then(|all| all.text(RESOURCE));
+        let in_list = part.get("plugins").is_some();
+        let namespace = metadata("metadata.namespace").to_owned();
+        let directory = |file: &str| Path::new(file).parent().map(|path| path.display().to_string());
+        let cluster = if nad.is_some() { None } else { directory(&part.place("").file) }.unwrap_or_default();
+        let context = Context { name: name.to_owned(), cluster, namespace, nad, resource, in_list };
+        if nad.is_some() {
+            let key = (context.namespace.clone(), context.unique().to_owned());
+            self.nads.insert(key, resource.map(str::to_owned));
+        }
+        if !plugins.is_empty() && !plugins.iter().any(is_ours) && self.made_by.is_none() {
+            self.others += 1;
+            return;
+        }
+        if let Some((kind, also)) = self.made_by.clone() {
+            return self.made(part, &plugins, &context, &kind, also);
+        }
+        self.networks += 1;
+        self.names(part, &context);
+        let version = self.versions(part, &context);
+        if in_list {
+            if plugins.is_empty() {
+                self.error(part, name, "plugins", "has no plugin");
+            }
+            let known = |key: &str| {
+                LIST_KEYS.contains(&key) || key.starts_with("cni.dev/") || key == config::LINT_IGNORE
+            };
+            for (key, inner) in part.entries().filter(|(key, _)| !known(key)) {
+                if config::is_known(key) {
+                    self.error(part, name, key, "belongs to a plugin, inside of plugins[0]");
+                } else {
+                    self.unknown(inner, name, key, &LIST_KEYS);
+                }
+            }
+        }
+        let is_chained = |plugin: &Part| plugin.text("mode") == Some("rdma");
+        let is_whole = |plugin: &Part| plugin.text("type") == Some(OURS) && !is_chained(plugin);
+        self.become_ours(part, &plugins, &context);
+        for (at, plugin) in plugins.iter().copied().enumerate() {
+            let kind = plugin.text("type").unwrap_or_default();
+            if kind == OURS && is_chained(&plugin) {
+                let problem = match &plugins[..at] {
+                    [] => Some("needs a plugin before it in the list, one that attaches the interface"),
+                    before if before.iter().any(is_whole) => Some(
+                        "a rail of rail-cni has it all in one: write the keys there, and remove this plugin",
+                    ),
+                    _ => None,
+                };
+                if let Some(problem) = problem {
+                    self.error(plugin, name, "mode", problem);
+                }
+                self.chained(plugin, &context, version);
+            } else if kind == OURS {
+                self.plugin(plugin, &context, version);
+            } else if is_like_ours(kind) {
+                self.like_ours(plugin, &context, version);
+            } else {
+                self.other(plugin, &context, version);
+            }
+        }
+    }
+
+    /// The network's name, here and elsewhere.
+    fn names(&mut self, part: Part, context: &Context) {
+        let Context { name, cluster, namespace, nad, .. } = context;
+        let as_map = json!({"name": name});
+        if let Err(error) = as_map.as_object().map_or(Ok(()), |map| plugin::parse(map).map(drop)) {
+            self.error(part, name, "name", format!("{error:#}"));
+        }
+        let unique = context.unique();
+        if unique != name {
+            let problem = format!(
+                "{name:?} in the NAD {unique:?}: leases and records have the first name, messages of Multus the second"
+            );
+            self.warning(part, name, "name", problem);
+        }
+        let place = nad.map_or_else(|| part.place("name"), |nad| nad.place("metadata.name"));
+        let key = [cluster.clone(), namespace.clone(), unique.to_owned()];
+        if let Some(first) = self.names.get(&key) {
+            let problem = format!("{unique} is also in {first}: one would replace the other");
+            return self.fault(name, Fault::whole(problem).at(place));
+        }
+        self.names.insert(key, place);
+    }
+
+    /// Checks the versions with the rules of runtimes, and returns the newest known one.
+    fn versions(&mut self, part: Part, context: &Context) -> Version {
+        let name = &context.name;
+        let listed = part.get("cniVersions").map(|list| list.items().enumerate().collect::<Vec<_>>());
+        let listed = listed.into_iter().flatten().map(|(at, item)| (format!("cniVersions[{at}]"), item));
+        let given =
+            part.get("cniVersion").map(|one| ("cniVersion".to_owned(), one)).into_iter().chain(listed);
+        let mut known = Vec::new();
+        let mut any = false;
+        for (path, item) in given.filter(|(_, item)| !item.value.is_null() && *item.value != "") {
+            any = true;
+            match item.value.as_str().and_then(Version::parse) {
+                Some(version) => known.push(version),
+                None => {
+                    let all = VERSIONS.map(Version::as_str).join(", ");
+                    self.error(part, name, &path, format!("{} is not one of {all}", item.value));
+                }
+            }
+        }
+        if !any && !is_misspelt(part, "cniVersion", &["cniVersion", "cniVersions"]) {
+            let problem = "is missing: runtimes take 0.1.0, which has no CHECK, STATUS and GC";
+            self.warning(part, name, "cniVersion", problem);
+        }
+        let (Some(oldest), Some(newest)) = (known.iter().min().copied(), known.iter().max().copied()) else {
+            return Version::V110;
+        };
+        let both = "\"cniVersion\": \"1.0.0\", \"cniVersions\": [\"1.0.0\", \"1.1.0\"] in a list works with old and new \
+                    runtimes";
+        let mut warn = |problem: String| self.warning(part, name, "cniVersion", problem);
+        if newest < Version::V040 {
+            warn(format!("{} has no CHECK, STATUS and GC: {both}", newest.as_str()));
+        } else if newest < Version::V110 && context.nad.is_none() {
+            // Multus never sends them to its networks.
+            warn(format!("{} has no STATUS and GC: {both}", newest.as_str()));
+        }
+        let first = part.text("cniVersion").and_then(Version::parse);
+        if first == Some(Version::V110)
+            && oldest == Version::V110
+            && (context.in_list || context.nad.is_some())
+        {
+            let refusers = "libcni before 1.2 (containerd before 2.0, Multus before 4.2)";
+            warn(format!("1.1.0 alone is refused by {refusers}: {both}"));
+        }
+        newest
+    }
+
+    /// A plugin that is not ours, in a list with ours or beside our IPAM.
+    fn other(&mut self, plugin: Part, context: &Context, version: Version) {
+        let name = &context.name;
+        let kind = plugin.text("type").unwrap_or_default();
+        if kind.is_empty() {
+            return self.error(plugin, name, "type", "is missing: runtimes refuse a plugin without it");
+        }
+        if kind == OUR_IPAM {
+            let problem = format!("{OUR_IPAM} is an IPAM plugin: it belongs in ipam.type of {OURS}");
+            return self.error(plugin, name, "type", problem);
+        }
+        if let Some(meant) = nearest(kind, [OURS]) {
+            return self.error(plugin, name, "type", format!("{kind:?}: did you mean {meant}?"));
+        }
+        if plugin.text("ipam.type") == Some(OUR_IPAM) {
+            let spelt = self.spelt(plugin, name, &ipam::config::NETWORK);
+            self.ipam(spelt.root(), context, version);
+        } else if plugin.get("ipam").is_some() {
+            self.ipam(plugin, context, version);
+        }
+    }
+
+    /// sriov and host-device: would it work as ours?
+    fn like_ours(&mut self, plugin: Part, context: &Context, version: Version) {
+        let (findings, rails) = (std::mem::take(&mut self.findings), self.rails.len());
+        self.plugin(plugin, context, version);
+        self.rails.truncate(rails);
+        let found = std::mem::replace(&mut self.findings, findings);
+        let errors = found.iter().filter(|finding| finding.severity == Severity::Error);
+        let errors: Vec<_> = errors.map(|finding| finding.fault.message()).collect();
+        let kind = plugin.text("type").unwrap_or_default();
+        let but =
+            if errors.is_empty() { String::new() } else { format!(", apart from: {}", errors.join("; ")) };
+        let behind = self.fixed.last().map_or(0, |fixed| fixed.notes.len());
+        let and = if behind == 0 { "" } else { ", with the other changes that are listed here" };
+        let problem = format!(
+            "{kind}: {OURS} takes this configuration when type is changed{but}{and}: `{OURS} lint --fix` prints it"
+        );
+        self.warning(plugin, &context.name, "type", problem);
+    }
+
+    /// What is to be changed behind a plugin of ours, or one like ours; and the network as it is then.
+    fn become_ours(&mut self, part: Part, plugins: &[Part], context: &Context) -> bool {
+        let Chain { plugins: mut becomes, whole, notes } = chain::chain(plugins, context);
+        // Keys of the network, where it is one plugin.
+        becomes.iter_mut().for_each(|plugin| plugin.retain(|key, _| !LIST_KEYS[..3].contains(&key.as_str())));
+        let is_ours = |plugin: &Map<String, Value>| {
+            plugin.get("type") == Some(&json!(OURS)) || operators::has_our_ipam(plugin)
+        };
+        if whole.is_none() && !becomes.iter().any(is_ours) {
+            return false;
+        }
+        let told = notes.iter().map(Fault::message).collect();
+        for note in notes {
+            self.say(Severity::Warning, &context.name, note);
+        }
+        let mut list = part.value.as_object().filter(|_| context.in_list).cloned().unwrap_or_default();
+        list.retain(|key, _| LIST_KEYS[4..].contains(&key.as_str()) || key == config::LINT_IGNORE);
+        let metadata = context.nad.map(|nad| {
+            let mut metadata =
+                nad.get("metadata").and_then(|of| of.value.as_object()).cloned().unwrap_or_default();
+            metadata.retain(|key, value| {
+                matches!(key.as_str(), "name" | "namespace" | "annotations" | "labels") && !value.is_null()
+            });
+            if let Some(Value::Object(annotations)) = metadata.get_mut("annotations") {
+                annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
+            }
+            metadata
+        });
+        // dra-driver-sriov gives the device, and reads no list.
+        let is_single =
+            !context.in_list && (context.nad.is_none() || context.resource.is_none()) && becomes.len() == 1;
+        self.fixed.push(Fixed {
+            name: context.name.clone(),
+            namespace: context.nad.map(|_| context.namespace.clone()),
+            metadata,
+            resource: context.resource.map(str::to_owned),
+            is_single,
+            list,
+            plugins: becomes,
+            notes: told,
+        });
+        true
+    }
+
+    /// Reports an object of which an operator makes a network, with the network that takes its place.
+    fn made(&mut self, part: Part, plugins: &[Part], context: &Context, kind: &str, also: &str) {
+        let name = context.name.as_str();
+        let before = plugins.first().and_then(|plugin| plugin.text("type")).unwrap_or_default();
+        if !self.become_ours(part, plugins, context) {
+            let problem = format!("{kind}: {before} stays: nothing in it is for {OURS}");
+            return self.say(Severity::Note, name, part.fault("kind", problem));
+        }
+        for plugin in plugins.iter().copied() {
+            self.hands_out(plugin, context);
+        }
+        let becomes = self
+            .fixed
+            .last()
+            .map(|fixed| fixed.plugins.iter().map(|plugin| fix::spaced(&json!(plugin))).collect::<Vec<_>>());
+        let namespace = if context.namespace.is_empty() {
+            String::new()
+        } else {
+            format!(" in namespace {}", context.namespace)
+        };
+        let resource = context
+            .resource
+            .map_or(String::new(), |resource| format!(" with the annotation {RESOURCE}: {resource} and"));
+        let also = if also.is_empty() { String::new() } else { format!("; {also}") };
+        let problem = format!(
+            "{kind}: its operator makes a network of it, and would undo an edit of that network: delete it, and \
+             apply the NetworkAttachmentDefinition {name}{namespace}{resource} {} that `{OURS} lint --fix` prints{also}",
+            becomes.unwrap_or_default().join(", ")
+        );
+        self.noted += 1;
+        self.warning(part, name, "kind", problem);
+    }
+
+    /// Unknown keys of the object `part`, whose path ends in a dot.
+    fn keys(&mut self, part: Part, network: &str, path: &str, known: impl Fn(&str) -> bool, all: &[&str]) {
+        for (key, inner) in part.entries().filter(|(key, _)| !known(key)) {
+            self.unknown(inner, network, &format!("{path}{key}"), all);
+        }
+    }
+
+    fn keys_at(&mut self, plugin: Part, network: &str, path: &str, known: &[&str]) {
+        if let Some(part) = plugin.get(path) {
+            self.keys(part, network, &format!("{path}."), |key| known.contains(&key), known);
+        }
+    }
+
+    fn unknown(&mut self, part: Part, network: &str, path: &str, known: &[&str]) {
+        let key = path.rsplit_once('.').map_or(path, |(_, key)| key);
+        let problem = match nearest(key, known.iter().copied()) {
+            Some(meant) => format!("unknown key: did you mean {meant}?"),
+            None => "unknown key".to_owned(),
+        };
+        self.fault(network, Fault::new(path, problem).at(part.place("")));
+    }
+
+    /// Compares all networks, when all files are read.
+    fn finish(&mut self) {
+        self.across();
+        self.compare_routes();
+        self.compare_ranges();
+        self.compare_pods();
+        self.silence();
+        let order = |file: &String| self.files.iter().position(|other| other == file);
+        self.findings
+            .sort_by_cached_key(|Finding { fault, .. }| (order(&fault.place.file), fault.place.line));
+    }
+}
+
+/// Whether an unknown key of `part` probably means `key`. Then `key` is not reported as missing.
+fn is_misspelt(part: Part, key: &str, known: &[&str]) -> bool {
+    let means = |(given, _): (&str, Part)| {
+        !known.contains(&given) && nearest(given, known.iter().copied()) == Some(key)
+    };
+    part.entries().any(means)
+}
+
+/// 3 of `rail-3-v6`, `Rail3` and `cluster.rail_3`, 11 of `rail-3-plane-1` and `rail3p1`, and the name without the
+/// numbers.
+fn number_in(name: &str) -> Option<(i64, String)> {
+    let lower = name.to_ascii_lowercase();
+    let (before, after) = lower.split_once("rail")?;
+    let (rail, after) = number_before(after)?;
+    let plane =
+        ["plane", "p"].into_iter().find_map(|word| number_before(separated(after).strip_prefix(word)?));
+    match plane {
+        Some((plane, after)) => {
+            Some((i64::from(pool::number(rail, Some(plane))), format!("{before}rail{after}")))
+        }
+        None => Some((i64::from(rail), format!("{before}rail{after}"))),
+    }
+}
+
+/// The number that a text begins with, and the text behind it.
+fn number_before(text: &str) -> Option<(u8, &str)> {
+    let text = separated(text);
+    let (digits, after) =
+        text.split_at(text.find(|digit: char| !digit.is_ascii_digit()).unwrap_or(text.len()));
+    Some((digits.parse().ok()?, after))
+}
+
+fn separated(text: &str) -> &str {
+    text.trim_start_matches(['-', '_', '.'])
+}
+
+fn is_like_ours(kind: &str) -> bool {
+    LIKE_OURS.contains(&kind)
+}
+
+#[cfg(test)]
+mod tests;

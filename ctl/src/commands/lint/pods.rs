@@ -1,0 +1,179 @@
+//! Pods and what makes pods: whether they ask for a device for each network, and for a network for each device.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::{Lint, number_in};
+use crate::document::Part;
+
+const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+
+/// A pod, or the template of one.
+#[derive(Debug)]
+pub(super) struct Pod {
+    place: rail_cni::fault::Place,
+    name: String,
+    /// Namespace, or nothing, and name of each network, in order.
+    networks: Vec<(String, String)>,
+    /// The extended resources of all containers.
+    resources: BTreeMap<String, u64>,
+    has_claims: bool,
+    may_lock: bool,
+}
+
+impl Lint {
+    /// Notes the pods in an object: itself, or templates anywhere below `spec`.
+    pub(super) fn pods(&mut self, part: Part, name: &str) {
+        if part.get("spec.containers").is_some_and(|all| all.value.is_array()) {
+            self.pod(part, name);
+            return;
+        }
+        let below = part.entries().map(|(_, inner)| inner).chain(part.items());
+        for inner in below.filter(|inner| inner.value.is_object() || inner.value.is_array()) {
+            self.pods(inner, name);
+        }
+    }
+
+    fn pod(&mut self, part: Part, name: &str) {
+        let annotation = part.get("metadata.annotations").and_then(|all| all.get(NETWORKS));
+        let namespace = part.text("metadata.namespace").unwrap_or_default();
+        let networks = match annotation {
+            Some(annotation) => match networks(annotation, namespace) {
+                Some(networks) => networks,
+                None => {
+                    let problem = "is neither names with commas nor a list of objects with a name";
+                    return self.error(part, name, &format!("metadata.annotations.{NETWORKS}"), problem);
+                }
+            },
+            None => Vec::new(),
+        };
+        let mut resources = BTreeMap::new();
+        let mut may_lock = false;
+        for container in part.get("spec.containers").into_iter().flat_map(Part::items) {
+            let security = container.get("securityContext");
+            let is_on = |path: &str| security.and_then(|of| of.get(path)).is_some_and(|on| *on.value == true);
+            let adds = security.and_then(|of| of.get("capabilities.add")).into_iter().flat_map(Part::items);
+            let locks = |one: Part| matches!(one.value.as_str(), Some("IPC_LOCK" | "CAP_IPC_LOCK" | "ALL"));
+            may_lock |= is_on("privileged") || adds.into_iter().any(locks);
+            // Of an extended resource the request is the limit.
+            let all = container.get("resources.limits").or(container.get("resources.requests"));
+            for (resource, count) in
+                all.into_iter().flat_map(Part::entries).filter(|(key, _)| key.contains('/'))
+            {
+                let count = count.value.as_u64().or(count.value.as_str().and_then(|text| text.parse().ok()));
+                *resources.entry(resource.to_owned()).or_insert(0) += count.unwrap_or(0);
+            }
+        }
+        let place = match annotation {
+            Some(annotation) => annotation.place(""),
+            None => part.place("spec.containers"),
+        };
+        let has_claims = part.get("spec.resourceClaims").is_some();
+        self.pods.push(Pod { place, name: name.to_owned(), networks, resources, has_claims, may_lock });
+    }
+
+    /// Compares pods with the networks, when all files are read.
+    pub(super) fn compare_pods(&mut self) {
+        for pod in std::mem::take(&mut self.pods) {
+            for problem in self.of_pod(&pod) {
+                let fault = rail_cni::fault::Fault::new("", problem).at(pod.place.clone());
+                self.say(super::Severity::Warning, &pod.name, fault);
+            }
+        }
+    }
+
+    /// The resource of a network, if the network is known and has one. A manifest without a namespace may be of any.
+    fn resource_of(&self, namespace: &str, name: &str) -> Option<Option<&str>> {
+        let is_meant = |(of, one): &(String, String)| {
+            one == name && (namespace.is_empty() || of.is_empty() || of == namespace)
+        };
+        let (_, resource) = self.nads.iter().find(|(key, _)| is_meant(key))?;
+        Some(resource.as_deref())
+    }
+
+    fn of_pod(&self, pod: &Pod) -> Vec<String> {
+        let mut problems = Vec::new();
+        // Devices that the networks of the pod take, by resource; of unknown networks the number alone is known.
+        let (mut wanted, mut unknown): (BTreeMap<&str, u64>, u64) = (BTreeMap::new(), 0);
+        for (namespace, name) in &pod.networks {
+            match self.resource_of(namespace, name) {
+                Some(Some(resource)) => *wanted.entry(resource).or_insert(0) += 1,
+                Some(None) => (),
+                None => unknown += 1,
+            }
+        }
+        for (resource, count) in wanted.iter().filter(|_| !pod.has_claims) {
+            let has = pod.resources.get(*resource).copied().unwrap_or(0);
+            if has != *count {
+                let what = if has < *count {
+                    "ADD finds no device for the others"
+                } else {
+                    "the others stay unused"
+                };
+                problems.push(format!("{count} networks of {resource}, and {has} of that resource: {what}"));
+            }
+        }
+        let is_of_networks = |resource: &str| {
+            self.nads.values().flatten().any(|known| known == resource) || number_in(resource).is_some()
+        };
+        let devices: u64 = pod
+            .resources
+            .iter()
+            .filter(|(resource, _)| {
+                !wanted.contains_key(resource.as_str()) && !resource.to_ascii_lowercase().contains("gpu")
+            })
+            .map(|(_, count)| count)
+            .sum();
+        if unknown > devices && !pod.has_claims {
+            problems.push(format!(
+                "{unknown} networks that are not in these files, and {devices} devices of other resources: each network with \
+                 a resource needs one of it"
+            ));
+        }
+        let idle: Vec<_> = pod
+            .resources
+            .keys()
+            .filter(|resource| {
+                unknown == 0 && !wanted.contains_key(resource.as_str()) && is_of_networks(resource)
+            })
+            .map(String::as_str)
+            .collect();
+        if !idle.is_empty() {
+            problems.push(format!(
+                "asks for {}, and for no network of it: the device stays on the host",
+                idle.join(", ")
+            ));
+        }
+        let is_rdma = !pod.networks.is_empty()
+            && (!wanted.is_empty() || pod.resources.keys().any(|one| is_of_networks(one)));
+        if is_rdma && !pod.may_lock {
+            problems.push(
+                "no container may lock memory: RDMA needs capabilities.add: [IPC_LOCK], or a runtime without a limit of \
+                 locked memory (memlock)"
+                    .to_owned(),
+            );
+        }
+        problems
+    }
+}
+
+/// The networks of the annotation: `ns/name@net1, other`, or a JSON list of objects.
+fn networks(annotation: Part, namespace: &str) -> Option<Vec<(String, String)>> {
+    let text = annotation.value.as_str()?.trim();
+    if text.starts_with('[') {
+        let list: Vec<Value> = serde_json::from_str(text).ok()?;
+        let one = |one: Value| {
+            let namespace = one["namespace"].as_str().unwrap_or(namespace).to_owned();
+            Some((namespace, one["name"].as_str()?.to_owned()))
+        };
+        return list.into_iter().map(one).collect();
+    }
+    let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let one = |name: &str| {
+        let name = name.split('@').next().unwrap_or_default();
+        let (namespace, name) = name.split_once('/').unwrap_or((namespace, name));
+        (namespace.to_owned(), name.to_owned())
+    };
+    Some(names.map(one).collect())
+}

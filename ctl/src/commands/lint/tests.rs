@@ -1,0 +1,880 @@
+use super::*;
+use proptest::prelude::*;
+use rail_cni::attach::config::NetConf;
+use rail_cni::cni::{Args, Attachment, Network, Strictness};
+use rail_cni::node::Node;
+use std::fs;
+
+/// What is said of files with these texts, without the folder.
+fn lint_of(files: &[(&str, &str)]) -> (Lint, Vec<String>) {
+    let temp = tempfile::tempdir().unwrap();
+    let names = files.iter().map(|(name, text)| {
+        let path = temp.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+        path.display().to_string()
+    });
+    let mut lint = Lint::default();
+    names.collect::<Vec<_>>().iter().for_each(|file| lint.path(file));
+    lint.finish();
+    let folder = format!("{}/", temp.path().display());
+    let told = lint.findings.iter().map(|finding| finding.to_string().replace(&folder, "")).collect();
+    (lint, told)
+}
+
+/// Routes of a network, and of CIDRPools.
+#[test]
+fn routes_that_take_networks_of_the_cluster_away_are_told_with_all_who_have_them() {
+    let pools: String = (0..3)
+        .map(|rail| {
+            format!(
+                "---\nkind: CIDRPool\nmetadata: {{name: rail-{rail}}}\nspec:\n  cidr: 10.{}.0.0/11\n  routes:\n  \
+                 - dst: 10.{}.0.0/11\n  - dst: 10.0.0.0/8\n",
+                32 * rail,
+                32 * rail
+            )
+        })
+        .collect();
+    let (_, told) = lint_of(&[("pools.yaml", &pools)]);
+    assert_eq!(told.len(), 1, "{told:#?}");
+    let start = "pools.yaml:8: warning: 10.0.0.0/8, a prefix of rail-0 and 2 more, overlaps networks that clusters usually \
+                 have, and pods would lose them: 10.96.0.0/12 (kubeadm's Services), 10.244.0.0/16 (flannel's pods)";
+    assert!(told[0].starts_with(start), "{told:#?}");
+    let route = good().replace("\"mtu\"", "\"routes\": [{\"dst\": \"10.96.0.0/16\"}], \"mtu\"");
+    for (known, expected) in [
+        (
+            vec![],
+            Some("warning: 10.96.0.0/16, a prefix of rail-3, overlaps networks that clusters usually have"),
+        ),
+        (
+            vec!["10.96.0.0/12"],
+            Some("error: 10.96.0.0/12 overlaps 10.96.0.0/16, a prefix of rail-3: pods would not"),
+        ),
+        (vec!["10.97.0.0/16"], None),
+    ] {
+        let temp = tempfile::tempdir().unwrap();
+        let file = temp.path().join("f");
+        fs::write(&file, &route).unwrap();
+        let cluster_networks = known.iter().map(|net: &&str| net.parse().unwrap()).collect();
+        let mut lint = Lint { cluster_networks, ..Lint::default() };
+        lint.path(&file.display().to_string());
+        lint.finish();
+        let told: Vec<_> = lint.findings.iter().map(Finding::to_string).collect();
+        assert_eq!(told.len(), usize::from(expected.is_some()), "{told:#?}");
+        assert!(expected.is_none_or(|expected| told[0].contains(&format!("f:16: {expected}"))), "{told:#?}");
+    }
+}
+
+const CONFIG: &str = r#"{
+      "cniVersion": "1.0.0",
+      "cniVersions": ["1.0.0", "1.1.0"],
+      "name": "rail-3",
+      "plugins": [{
+        "type": "rail-cni",
+        "rail": 3,
+        "mtu": 9000,
+        "capabilities": {"deviceID": true, "mac": true, "ips": true, "CNIDeviceInfoFile": true},
+        "ipam": {"type": "rail-ipam", "pool": "rail-3"}
+      }]
+    }"#;
+
+fn nad(name: &str, config: &str) -> String {
+    format!(
+        "---\napiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata:\n  name: {name}\n  \
+         annotations: {{k8s.v1.cni.cncf.io/resourceName: nvidia.com/{name}}}\nspec:\n  config: |\n    {config}\n"
+    )
+}
+
+fn good() -> String {
+    nad("rail-3", CONFIG)
+}
+
+#[test]
+fn a_good_network_is_clean_in_every_form() {
+    let yaml = good();
+    let object = document::parse("x", yaml.as_bytes()).unwrap().remove(0).value;
+    let single = r#"{"cniVersion": "1.1.0", "name": "a", "type": "rail-cni", "rail": 0, "mtu": 9000,
+            "device": "eth9", "ipam": {"type": "static", "addresses": [{"address": "198.18.0.0/31"}]}}"#;
+    for (name, text) in [
+        ("a.yaml", format!("{yaml}---\nkind: Pod\n")),
+        ("a.yaml", yaml.replace("config: |", "config: >-")),
+        ("a.json", object.to_string()),
+        ("a.json", json!({"kind": "List", "apiVersion": "v1", "items": [object]}).to_string()),
+        ("a.json", json!([object]).to_string()),
+        ("a.conflist", CONFIG.replace(r#""rail": 3,"#, r#""rail": 3, "pciBusID": "0000:3b:00.2","#)),
+        ("a.conf", single.to_owned()),
+        ("net.d/a.conf", single.to_owned()),
+        (
+            "a.conf",
+            single
+                .replace("rail-cni", "macvlan")
+                .replace("static", "rail-ipam")
+                .replace("addresses", "pool")
+                .replace(r#"[{"address": "198.18.0.0/31"}]"#, "\"p\""),
+        ),
+    ] {
+        let (lint, told) = lint_of(&[(name, &text)]);
+        assert_eq!((told, lint.networks, lint.others), (vec![], 1, 0), "{text}");
+    }
+    let (lint, told) = lint_of(&[("a.conf", r#"{"cniVersion": "0.3.1", "name": "a", "type": "macvlan"}"#)]);
+    assert_eq!((told, lint.networks, lint.others), (vec![], 0, 1));
+}
+
+/// What is replaced in the good one, by what, and what is found then: the least that brings it about.
+const FINDINGS: &str = r#"
+# keys
+"mtu": 9000, => "mtu": 9000, "maxTxRate": 1, => 16: error: rail-3: maxTxRate: unknown key: did you mean max_tx_rate?
+"mtu": 9000, => "mtu": 9000, "colour": 1, => 16: error: rail-3: colour: unknown key
+"mtu": 9000, => "MTU": 9000, => 16: warning: rail-3: MTU: is written mtu
+"mtu": 9000, => "MTU": 9000, "mtu": 9000, => 16: error: rail-3: mtu: the key appears twice
+"mtu": 9000, => "mtu": 9000, "Routes": [{"dst": "10.0.0.0/8"},\n      {"Dst": "10.1.0.0/33"}], => 17: warning: rail-3: routes[1].Dst: is written dst
+"mtu": 9000, => "mtu": 9000, "Routes": [{"dst": "10.0.0.0/8"},\n      {"Dst": "10.1.0.0/33"}], => 17: error: rail-3: routes[1].dst: invalid IP
+"mtu": 9000, => "mtu": 9000, "Args": {"CNI": {"Mac": "x"}}, => 16: warning: rail-3: args.cni.Mac: is written mac
+"mtu": 9000, => "mtu": 9000, "args": {"cni": {"mac": "", "MAC": ""}}, => 16: error: rail-3: args.cni.mac: the key appears twice
+"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.IFNAME.X": "1"}, => 16: error: rail-3: sysctl.net.ipv4.conf.IFNAME.X: is no key
+"pool": "rail-3" => "Pool": "rail-3" => 18: warning: rail-3: ipam.Pool: is written pool
+"type": "rail-ipam", "pool" => "Type": "rail-ipam", "Pool" => 18: warning: rail-3: ipam.Type: is written type
+"pool": "rail-3" => "pool": "rail-3", "Pool": "rail-3" => 18: error: rail-3: ipam.pool: the key appears twice
+"mtu": 9000, => "mtu": 9000, "routes": [{"dst": "10.0.0.0/8", "via": "10.0.0.1"}], => 16: error: rail-3: routes[0].via: unknown key
+"mtu": 9000, => "mtu": 9000, "dns": {"server": []}, => 16: error: rail-3: dns.server: unknown key
+"mtu": 9000, => "mtu": 9000, "args": {"cni": {"macs": ""}}, => 16: error: rail-3: args.cni.macs: unknown key: did you mean mac?
+"pool": "rail-3" => "pol": "x", "pool": "rail-3" => 18: error: rail-3: ipam.pol: unknown key: did you mean pool?
+"mac": true => "mac": true, "macs": true => 17: error: rail-3: capabilities.macs: unknown key: did you mean mac?
+"mac": true => "mac": true, "bandwidth": true => 17: warning: rail-3: capabilities.bandwidth: has no effect
+"mac": true => "mac": true, "x": 1 => 17: error: rail-3: capabilities.x: 1 is neither true nor false
+"name": "rail-3", => "name": "rail-3", "mtu": 9000, => 12: error: rail-3: mtu: belongs to a plugin, inside of plugins[0]
+"name": "rail-3", => "name": "rail-3", "plugin": [], => 12: error: rail-3: plugin: unknown key: did you mean plugins?
+  config: | =>   confg: x\n  config: | => 8: error: rail-3: spec.confg: unknown key: did you mean config?
+# what ADD refuses
+"mtu": 9000, => "mtu": "9000", => 16: error: rail-3: mtu: invalid type: string "9000", expected u32
+"mtu": 9000, => "mtu": 9000, "trust": "yes", => 16: error: rail-3: trust: "yes" is not one of on, off
+"mtu": 9000, => "mtu": 9000, "vlanQoS": 1, => 16: error: rail-3: vlanQoS: needs a vlan other than 0
+"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.IFNAME.arp_ignore": "1",\n      "net.ipv4.ip_forward": "1"}, => 17: error: rail-3: sysctl.net.ipv4.ip_forward: is no key of this interface
+"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.all.rp_filter": "2"}, => 16: error: rail-3: sysctl.net.ipv4.conf.all.rp_filter: is no key
+"mtu": 9000, => "mtu": 9000, "routes": [{"dst": "10.0.0.0/8"},\n      {"dst": "10.1.0.0/33"}], => 17: error: rail-3: routes[1].dst: invalid IP
+"rail": 3, => "rail": 300, => 15: error: rail-3: rail: invalid value
+"pool": "rail-3" => "pool": "../x" => 18: error: rail-3: ipam.pool: "../x" is not a valid name of a pool
+"pool": "rail-3" => "poolType": "ippool" => 18: error: rail-3: ipam.poolType: "ippool" is not cidrpool
+"pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 9 => 18: error: rail-3: ipam.gatewayIndex: 9 is outside
+"pool": "rail-3" => "cidr": "172.16.0.0/15" => 18: error: rail-3: ipam: missing field `perNodeNetworkPrefix`
+"rail-ipam" => "rail-cni" => 18: error: rail-3: ipam.type: rail-cni is no IPAM plugin
+"rail-ipam" => "macvlan" => 18: error: rail-3: ipam.type: macvlan is no IPAM plugin
+"mtu": 9000, => "mtu": 9000, "resetOnDel": "vfr", => 16: error: rail-3: resetOnDel: "vfr" is not one of off, flr
+"rail-ipam" => "dhcp" => 18: error: rail-3: ipam.type: dhcp
+"name": "rail-3" => "name": "rail 3" => 12: error: rail 3: name: invalid characters
+"mtu": 9000, => "mtu": 9000, "deviceID": "x", => 16: error: rail-3: deviceID: "x" is neither a PCI address
+# default routes
+"mtu": 9000, => "mtu": 9000, "routes": [{"dst": "10.0.0.0/8"},\n      {"dst": "::/0"}], => 17: warning: rail-3: routes[1].dst: ::/0 never goes into the main table
+"pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 1, "routes": [{"dst": "0.0.0.0/0"}] => 18: warning: rail-3: ipam.routes[0].dst: 0.0.0.0/0 is left out
+"pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 1, "defaultGateway": true => 18: warning: rail-3: ipam.defaultGateway: is left out
+"rail-ipam" => "static", "routes": [{"dst": "0.0.0.0/0"}] => 18: warning: rail-3: ipam.routes[0].dst: 0.0.0.0/0 never goes into
+# versions
+"cniVersion": "1.0.0",\n      "cniVersions": ["1.0.0", "1.1.0"], =>  => 9: warning: rail-3: cniVersion: is missing
+"cniVersion": "1.0.0",\n      "cniVersions": ["1.0.0", "1.1.0"], => "cniVersion": "0.3.1", => 10: warning: rail-3: cniVersion: 0.3.1 has no CHECK, STATUS and GC
+"cniVersion": "1.0.0",\n      "cniVersions": ["1.0.0", "1.1.0"], => "cniVersion": "1.1.0", => 10: warning: rail-3: cniVersion: 1.1.0 alone is refused by libcni before 1.2
+["1.0.0", "1.1.0"] => ["1.0.0", "1.2.0"] => 11: error: rail-3: cniVersions[1]: "1.2.0" is not one of 0.1.0
+# plugins
+"type": "rail-cni" => "type": "rail_cni" => 14: error: rail-3: type: "rail_cni": did you mean rail-cni?
+"type": "rail-cni" => "type": "rail-ipam" => 14: error: rail-3: type: rail-ipam is an IPAM plugin
+"type": "rail-cni", =>  => 13: error: rail-3: type: is missing
+"type": "rail-ipam" => "type": "railipam" => 18: error: rail-3: ipam.type: "railipam": did you mean rail-ipam?
+}]\n => }, {"type": "sbr"}]\n => 19: warning: rail-3: type: sbr: rail-cni makes rules and tables itself
+"type": "rail-cni" => "type": "sriov" => 14: warning: rail-3: type: sriov: rail-cni takes this configuration when type is changed
+"type": "rail-cni" => "type": "host-device", "device": "a b" => 14: warning: rail-3: type: host-device: rail-cni takes this configuration when type is changed, apart from: device: 
+# devices
+{"deviceID": true, "mac": true, "ips": true, "CNIDeviceInfoFile": true} => {"mac": true, "ips": true} => 17: warning: rail-3: capabilities: without "deviceID": true, "CNIDeviceInfoFile": true these never arrive: runtimeConfig.deviceID, the request
+resourceName: nvidia.com/rail-3 => other: x => 6: error: rail-3: metadata.annotations: no k8s.v1.cni.cncf.io/resourceName
+# what nobody means
+name: rail-3 => name: rail-03 => 12: warning: rail-3: name: "rail-3" in the NAD "rail-03"
+name: rail-3 => x: rail-3 => 4: error: metadata.name: is missing
+v1\nkind => v2\nkind => 2: error: rail-3: apiVersion: is not k8s.cni.cncf.io/v1
+"rail": 3, =>  => 13: warning: rail-3: rail: is missing
+"rail": 3, => "rail": 4, => 15: warning: rail-3: rail: is 4 in the network rail-3
+"mtu": 9000, =>  => 13: warning: rail-3: mtu: is missing
+"mtu": 9000, => "mtu": 900, => 16: warning: rail-3: mtu: 900 is less than any Ethernet has
+"mtu": 9000, => "mtu": 90000, => 16: warning: rail-3: mtu: 90000 is more than most switches carry
+"mtu": 9000, => "mtu": 9000, "logFile": "/tmp/x", => 16: warning: rail-3: logFile: has an effect only where node.json has it
+"mtu": 9000, => "mtu": 9000, "runtimeConfig": {}, => 16: warning: rail-3: runtimeConfig: is written by the runtime
+"mtu": 9000, => "mtu": 9000, "name": "x", => 16: warning: rail-3: name: has no effect in a plugin
+"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.net3.arp_ignore": "1"}, => 16: warning: rail-3: sysctl: names net3: IFNAME works in any pod
+"ipam": {"type": "rail-ipam", "pool": "rail-3"} => "ipam": {} => 18: warning: rail-3: ipam: is missing: the rail has no address
+# texts
+"mtu": 9000, => "mtu": 9000, "mtu": 9000, => 16: error: rail-3: spec.config: JSON: the key "mtu" is given twice
+"mtu": 9000, => "mtu": , => 16: error: rail-3: spec.config: JSON: expected value
+config: | => config: => 8: error: rail-3: spec.config: is not a text
+"#;
+
+#[test]
+fn each_finding_is_shown_with_its_line() {
+    let good = good();
+    for row in FINDINGS.lines().filter(|row| row.contains(" => ")) {
+        let [from, to, told] =
+            &row.split(" => ").map(|text| text.replace("\\n", "\n")).collect::<Vec<_>>()[..]
+        else {
+            panic!("{row}");
+        };
+        let text = good.replacen(from, to, 1);
+        assert_ne!(text, good, "{row}");
+        let (_, findings) = lint_of(&[("f", &text)]);
+        let count = findings.iter().filter(|one| one.starts_with(&format!("f:{told}"))).count();
+        assert_eq!(count, 1, "{row}\n{findings:#?}\n{text}");
+    }
+}
+
+/// What ADD would tell one after the other is told at once, and no fault makes another.
+#[test]
+fn all_that_add_refuses_is_told_at_once() {
+    let many =
+        r#""mtu": "9000", "trust": "x", "vlan": 5000, "vlanQoS": 9, "rdma": "y", "sysctl": {"a": "b"},"#;
+    let (_, told) = lint_of(&[("f", &good().replace(r#""mtu": 9000,"#, many))]);
+    let keys: Vec<_> = told.iter().map(|one| one.split(": ").nth(3).unwrap()).collect();
+    assert_eq!(keys, ["mtu", "vlan", "trust", "sysctl.a", "rdma"], "{told:#?}");
+    let given = r#""mtu": "9000", "runtimeConfig": {"deviceID": "0000:3b:00.2"},"#;
+    let (_, told) = lint_of(&[("f", &good().replace(r#""mtu": 9000,"#, given))]);
+    assert_eq!(told.len(), 2, "{told:#?}");
+    let none = r#"{"cniVersion": "1.1.0", "name": "a", "type": "rail-cni", "rail": 0, "mtu": 9000, "rdma": "x",
+        "ipam": {"type": "host-local"}}"#;
+    let (_, told) = lint_of(&[("f", none)]);
+    assert_eq!(told.len(), 2, "{told:#?}");
+    assert!(told[0].contains("names no device"), "{told:#?}");
+}
+
+#[test]
+fn networks_are_compared_with_each_other() {
+    let other = |name: &str, change: &dyn Fn(String) -> String| {
+        format!("{}{}", good(), change(nad(name, &CONFIG.replace("rail-3", name).replace("3,", "4,"))))
+    };
+    let unchanged = other("rail-4", &|text| text);
+    assert_eq!(lint_of(&[("f", &unchanged)]).1, [] as [&str; 0]);
+    for (text, told) in [
+        (
+            other("rail-4", &|text| text.replace("\"pool\": \"rail-4\"", "\"pool\": \"rail-3\"")),
+            "f:35: error: rail-4: ipam: pool rail-3 is also the pool of rail 3, rail-3 (f:15)",
+        ),
+        (
+            other("rail-4", &|text| text.replace("\"rail\": 4", "\"rail\": 3")),
+            "f:35: warning: rail-4: rail: 3 is also the rail of rail-3 (f:15)",
+        ),
+        (
+            other("rail-4", &|text| text.replace("com/rail-4", "com/rail-3")),
+            "f:35: warning: rail-4: metadata.annotations: the resource nvidia.com/rail-3 is also the resource of rail 3, rail-3 (f:15)",
+        ),
+        (
+            other("rail-5", &|text| text),
+            "f:35: warning: rail-5: rail: is 4 in the network rail-5, the pool rail-5, the resource nvidia.com/rail-5",
+        ),
+        (
+            other("rail-3", &|text| text),
+            "f:25: error: rail-3: rail-3 is also in f:5: one would replace the other",
+        ),
+    ] {
+        let (_, findings) = lint_of(&[("f", &text)]);
+        assert!(
+            findings.iter().any(|one| one == told || one.starts_with(&format!("{told}:"))),
+            "{told}\n{findings:#?}"
+        );
+    }
+    // Counted from 1, planes, another namespace, another folder: nothing to be said.
+    let planes = |rail: u8| {
+        good().replace("rail-3", &format!("rail-{rail}-plane-1")).replace("3,", &format!("{},", rail + 8))
+    };
+    assert_eq!(lint_of(&[("f", &(good() + &planes(3) + &planes(4)))]).1, [] as [&str; 0]);
+    let from_one = |rail: u8| {
+        nad(
+            &format!("rail-{rail}"),
+            &CONFIG.replace("rail-3", &format!("rail-{rail}")).replace("3,", &format!("{},", rail - 1)),
+        )
+    };
+    assert_eq!(lint_of(&[("f", &(from_one(1) + &from_one(2)))]).1, [] as [&str; 0]);
+    let elsewhere = good() + &good().replace("metadata:", "metadata:\n  namespace: x");
+    assert_eq!(lint_of(&[("f", &elsewhere)]).1, [] as [&str; 0]);
+    let conf = CONFIG.replace(r#""rail": 3,"#, r#""rail": 3, "device": "eth9","#);
+    assert_eq!(lint_of(&[("a/f", &conf), ("b/f", &conf)]).1, [] as [&str; 0]);
+    assert_eq!(lint_of(&[("a/f", &conf), ("a/g", &conf)]).1.len(), 2);
+}
+
+#[test]
+fn files_that_are_no_networks_end_in_an_error() {
+    for (text, told) in [
+        (&b""[..], "f: error: no NetworkAttachmentDefinition and no CNI configuration in it"),
+        (b"kind: Pod\n", "f: error: no NetworkAttachmentDefinition and no CNI configuration in it"),
+        (b"x", "f:1: error: neither a NetworkAttachmentDefinition"),
+        (b"- x\n- x\n", "f:1: error: neither a NetworkAttachmentDefinition"),
+        (b"{\"a\": 1}", "f:1: error: neither a NetworkAttachmentDefinition"),
+        (b"type: rail-cni\nname: a\n", "f:1: error: this is YAML"),
+        (b"{\"plugins\": [", "f:1:13: error: JSON: EOF"),
+        (b"\x7fELF\0", "f:1:5: error: neither YAML nor JSON: a NUL byte"),
+        (b"\xff\xfe\0", "f:1:1: error: this is UTF-16"),
+    ] {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("f");
+        fs::write(&path, text).unwrap();
+        let mut lint = Lint::default();
+        lint.path(&path.display().to_string());
+        let findings: Vec<_> = lint.findings.iter().map(ToString::to_string).collect();
+        let folder = format!("{}/", temp.path().display());
+        assert!(findings.iter().any(|one| one.replace(&folder, "").starts_with(told)), "{told} {findings:?}");
+    }
+    let mut lint = Lint::default();
+    let temp = tempfile::tempdir().unwrap();
+    lint.path(&temp.path().display().to_string());
+    lint.path("/nonexistent");
+    fs::write(temp.path().join("pod.yaml"), "kind: Pod\n").unwrap();
+    lint.path(&temp.path().display().to_string());
+    assert_eq!(lint.findings.len(), 3, "{:?}", lint.findings);
+}
+
+/// What is said of a folder with these files.
+fn lint_of_folder(files: &[(&str, &str)]) -> (Lint, Vec<String>) {
+    let temp = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        fs::write(temp.path().join(name), text).unwrap();
+    }
+    let mut lint = Lint::default();
+    lint.path(&temp.path().display().to_string());
+    lint.finish();
+    let folder = format!("{}/", temp.path().display());
+    let told = lint.findings.iter().map(|finding| finding.to_string().replace(&folder, "")).collect();
+    (lint, told)
+}
+
+#[test]
+fn a_folder_of_manifests_is_read_with_what_is_beside_them() {
+    let wrong = good().replace("rail-3", "rail-4").replace("\"rail\": 3", "\"rail\": 4, \"trsut\": \"on\"");
+    let conf = CONFIG.replace(r#""rail": 3,"#, r#""rail": 3, "device": "eth9","#);
+    let (lint, told) = lint_of_folder(&[
+        ("a.yaml", &(good() + "---\nkind: Pod\n" + &wrong)),
+        ("b.yml", &good().replace("rail-3", "rail-5").replace("\"rail\": 3", "\"rail\": 5")),
+        ("kustomization.yaml", "resources: [a.yaml]\n"),
+        ("values.yaml", "type: ClusterIP\n"),
+        ("list.yaml", "- a\n- b\n"),
+        ("pod.yaml", "kind: Pod\n"),
+        ("20-rail-3.conflist", &conf),
+        ("notes.txt", "x"),
+    ]);
+    assert_eq!(told, ["a.yaml:37: error: rail-4: trsut: unknown key: did you mean trust?"]);
+    assert_eq!((lint.networks, lint.others), (4, 0));
+    // What ends in .json is for a runtime.
+    let (_, told) = lint_of_folder(&[("a.yaml", &good()), ("b.json", "{\"a\": 1}")]);
+    assert!(told[0].starts_with("b.json:1: error: neither a NetworkAttachmentDefinition"), "{told:?}");
+    // A template is none yet.
+    let (_, told) = lint_of_folder(&[("a.yaml", "{{ if .Values.x }}\nkind: Pod\n")]);
+    assert_eq!(told.len(), 1, "{told:?}");
+}
+
+#[test]
+fn a_warning_is_silenced_in_the_file_with_its_reason() {
+    let annotated = |lines: &str| {
+        let rest = good()
+            .replace("9000", "8000000")
+            .replace("annotations: {", &format!("annotations: {{rail-cni/lint-ignore: \"{lines}\", "));
+        lint_of(&[("f", &rest)])
+    };
+    let (lint, told) = annotated("mtu: a wire of our own");
+    assert_eq!(told, [] as [&str; 0]);
+    assert_eq!(lint.silenced[0].1, "a wire of our own");
+    assert!(lint.silenced[0].0.fault.message().starts_with("mtu: 8000000 is more"));
+    for (lines, expected) in [
+        (
+            "mtu",
+            &[
+                "f:6: warning: rail-3: rail-cni/lint-ignore: mtu has no reason",
+                "f:16: warning: rail-3: mtu: 8000000",
+            ][..],
+        ),
+        (
+            "mtu: ",
+            &[
+                "f:6: warning: rail-3: rail-cni/lint-ignore: mtu has no reason",
+                "f:16: warning: rail-3: mtu: 8000000",
+            ],
+        ),
+        ("mtu: ours\\nrail: ours", &["f:6: warning: rail-3: rail-cni/lint-ignore: rail has no warning"]),
+        (
+            "mtus: ours",
+            &[
+                "f:6: warning: rail-3: rail-cni/lint-ignore: mtus has no warning",
+                "f:16: warning: rail-3: mtu: 8000000",
+            ],
+        ),
+    ] {
+        let told = annotated(lines).1;
+        assert_eq!(told.len(), expected.len(), "{told:#?}");
+        assert!(told.iter().zip(expected).all(|(one, start)| one.starts_with(start)), "{told:#?}");
+    }
+    // Neither an error, nor another network's warning.
+    let errors = good()
+        .replace("9000", "\"x\"")
+        .replace("annotations: {", "annotations: {rail-cni/lint-ignore: 'mtu: no', ");
+    let (_, told) = lint_of(&[("f", &errors)]);
+    assert_eq!(told.len(), 2, "{told:#?}");
+    let other =
+        good().replace("9000", "90000").replace("rail-3", "rail-4").replace("\"rail\": 3", "\"rail\": 4");
+    let silent = good()
+        .replace("9000", "90000")
+        .replace("annotations: {", "annotations: {rail-cni/lint-ignore: 'mtu: no', ");
+    let (_, told) = lint_of(&[("f", &(silent + &other))]);
+    assert_eq!(told, ["f:36: warning: rail-4: mtu: 90000 is more than most switches carry; rails have 9000"]);
+}
+
+#[test]
+fn a_cni_configuration_silences_with_a_key_that_add_takes() {
+    let conf = |more: &str| {
+        format!(
+            "{{\"cniVersion\": \"1.1.0\", \"name\": \"a\", \"type\": \"rail-cni\", \"rail\": 0, \"mtu\": 90000,\n\
+             \"device\": \"eth9\", \"ipam\": {{\"type\": \"static\"}}{more}}}"
+        )
+    };
+    let (lint, told) =
+        lint_of(&[("a.conf", &conf(",\n\"rail-cni/lint-ignore\": {\"mtu\": \"a wire of our own\"}"))]);
+    assert_eq!((told, lint.silenced.len()), (vec![], 1));
+    let (_, told) = lint_of(&[("a.conf", &conf(",\n\"rail-cni/lint-ignore\": {\"mtu\": 1}"))]);
+    assert_eq!(told.len(), 2, "{told:#?}");
+    let (_, told) = lint_of(&[("a.conf", &conf(",\n\"rail-cni/lint-ignore\": \"mtu: ours\""))]);
+    assert_eq!(told.len(), 2, "{told:#?}");
+    let list = CONFIG.replace("9000", "90000").replace(r#""rail": 3,"#, r#""rail": 3, "device": "eth9","#);
+    let in_plugin = list.replace("\"mtu\"", "\"rail-cni/lint-ignore\": {\"mtu\": \"ours\"}, \"mtu\"");
+    assert_eq!(lint_of(&[("a.conflist", &in_plugin)]).1, [] as [&str; 0]);
+    let (lint, told) = lint_of(&[(
+        "a.conflist",
+        &list.replacen('{', r#"{"rail-cni/lint-ignore": {"mtu": "a wire of our own"},"#, 1),
+    )]);
+    assert_eq!((told, lint.silenced.len()), (vec![], 1));
+}
+
+#[test]
+fn rails_are_found_in_names() {
+    for (name, number) in
+        [("rail-3", Some(3)), ("Rail12-v6", Some(12)), ("a.rail_0", Some(0)), ("rail", None), ("net3", None)]
+    {
+        assert_eq!(number_in(name).map(|(number, _)| number), number, "{name}");
+    }
+}
+
+const VALUES: [&str; 20] = [
+    "true",
+    "1",
+    "-1",
+    "70000",
+    "\"\"",
+    "\"on\"",
+    "\"x\"",
+    "\"0000:3b:00.2\"",
+    "\"0000:3b:00.3\"",
+    "null",
+    "[]",
+    "{}",
+    r#"[{"dst": "10.0.0.0/8"}]"#,
+    r#"[{"dst": "x"}]"#,
+    r#"[{"dst": "::/1", "gw": "10.0.0.1"}]"#,
+    r#"{"type": "dhcp"}"#,
+    r#"{"type": "a/b"}"#,
+    r#"{"type": ""}"#,
+    r#"{"deviceID": "x"}"#,
+    r#"{"CNIDeviceInfoFile": "/etc/passwd"}"#,
+];
+
+/// The operator of the node allows it, which a manifest cannot show.
+#[test]
+fn the_addresses_of_the_host_need_no_pool() {
+    let of = |ipam: &str| {
+        let config = format!(
+            r#"{{"cniVersion": "1.1.0", "name": "a", "type": "rail-cni", "rail": 0, "mtu": 9000, "device": "eth9", "ipam": {ipam}}}"#
+        );
+        lint_of(&[("f", &config)]).1
+    };
+    assert_eq!(of(r#"{"type": "rail-ipam", "source": "host"}"#), Vec::<String>::new());
+    for (ipam, problem) in [
+        (r#"{"type": "rail-ipam", "source": "hosts"}"#, "ipam.source"),
+        (r#"{"type": "rail-ipam", "source": "host", "pool": "rail-0"}"#, "ipam.pool"),
+    ] {
+        let told = of(ipam);
+        assert!(told.len() == 1 && told[0].contains(problem), "{told:?}");
+    }
+}
+
+proptest! {
+    /// Whatever ADD refuses is an error here: who lints his networks is not surprised by a pod.
+    #[test]
+    fn lint_and_add_agree(
+        key in prop::sample::select(config::known()),
+        value in prop::sample::select(VALUES.to_vec()),
+    ) {
+        let mut config = json!({"cniVersion": "1.1.0", "name": "a", "type": "rail-cni", "deviceID": "0000:3b:00.2"});
+        config[key] = serde_json::from_str(value).unwrap();
+        let is_refused = Network::parse(config.to_string().into(), Args::default(), vec![], &config::NETWORK, Strictness::Strict)
+            .and_then(|network| {
+                let attachment = Attachment { container_id: "c".into(), ifname: "net1".into() };
+                NetConf::parse(&network, &attachment, &Node::default())
+            })
+            .is_err();
+        let (lint, told) = lint_of(&[("f", &config.to_string())]);
+        let errors = lint.findings.iter().filter(|one| one.severity == Severity::Error).count();
+        prop_assert!(!is_refused || errors > 0, "{}: {:?}", config, told);
+    }
+
+    #[test]
+    fn no_text_makes_it_panic(from in 0usize..2000, to in "[-\\[\\]{}:,\"'|>a-z0-9. \n]{0,12}") {
+        let mut text = good();
+        let at = from.min(text.len());
+        text.replace_range(at..(at + to.len()).min(text.len()), &to);
+        let _ = lint_of(&[("f", &text)]);
+    }
+}
+
+/// Mode `rdma`: the keys of the netdev belong to the plugin before.
+#[test]
+fn a_plugin_for_the_rdma_device_alone_stands_behind_another_and_sets_nothing_else() {
+    let list = |plugins: &str| {
+        format!(
+            r#"{{"cniVersion": "1.0.0", "cniVersions": ["1.0.0", "1.1.0"], "name": "x", "plugins": [{plugins}]}}"#
+        )
+    };
+    let (ovs, rdma) =
+        (r#"{"type": "ovs"}"#, r#"{"type": "rail-cni", "mode": "rdma", "rdmaQoS": {"tos": 96}}"#);
+    let whole = r#"{"type": "rail-cni", "rail": 0, "mtu": 9000, "deviceID": "0000:01:10.0",
+        "capabilities": {"mac": true, "ips": true}, "ipam": {"type": "rail-ipam", "pool": "rail-0"}}"#;
+    for (plugins, expected) in [
+        (format!("{ovs}, {rdma}"), vec![]),
+        (rdma.to_owned(), vec!["mode: needs a plugin before it"]),
+        (format!("{whole}, {rdma}"), vec!["mode: a rail of rail-cni has it all in one"]),
+        (
+            format!(
+                r#"{ovs}, {{"type": "rail-cni", "mode": "rdma", "mtu": 9000, "rdmaQoS": {{"tos": 300, "tcs": 1}}}}"#
+            ),
+            vec![
+                "rdmaQoS.tcs: unknown key",
+                "mtu: is not for mode rdma",
+                "rdmaQoS.tos: 300 is not within 0 to 255",
+            ],
+        ),
+        (
+            format!(r#"{ovs}, {{"type": "rail-cni", "mode": "rdmaa"}}"#),
+            vec!["mode: \"rdmaa\" is not one of rdma"],
+        ),
+    ] {
+        let (_, told) = lint_of(&[("f.conflist", &list(&plugins))]);
+        let errors: Vec<_> = told.iter().filter(|one| one.contains("error: ")).collect();
+        for part in &expected {
+            assert!(errors.iter().any(|one| one.contains(part)), "{plugins}: no {part:?} in {told:#?}");
+        }
+        if expected.is_empty() {
+            assert!(told.is_empty(), "{told:#?}");
+        }
+    }
+}
+
+/// What `lint --fix` prints of files, and what is said of them.
+fn fixed(files: &[(&str, &str)]) -> (String, Vec<String>) {
+    let (mut lint, told) = lint_of(files);
+    (lint.fixed(), told)
+}
+
+/// A network whose fix is said to have an error would be no fix.
+#[track_caller]
+fn is_good(text: &str, networks: usize) {
+    let (lint, told) = lint_of(&[("f.yaml", text)]);
+    assert_eq!((lint.count(Severity::Error), lint.networks), (0, networks), "{told:#?}\n{text}");
+}
+
+const CHAIN: &str = r#"{"cniVersion": "0.3.1", "name": "rail-0", "disableCheck": true, "plugins": [
+      {"type": "host-device", "ipam": {"type": "nv-ipam", "poolName": "rail-0", "poolType": "cidrpool"}},
+      {"type": "sbr", "table": 200},
+      {"type": "tuning", "mtu": 4220, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1", "net.ipv4.conf.all.arp_announce": "2"}},
+      {"type": "rdma", "rdmaQoS": {"tos": 96}}
+    ]}"#;
+
+#[test]
+fn a_chain_says_what_goes_what_stays_and_what_moves() {
+    let (text, told) = fixed(&[("f", &nad("rail-0", CHAIN))]);
+    for (line, part) in [
+        (10, "type: host-device: rail-cni takes this configuration when type is changed, with the other"),
+        (10, "ipam: rail-0: the CIDRPool is imported"),
+        (11, "type: sbr: rail-cni makes rules"),
+        (
+            12,
+            "type: tuning: move mtu, net.ipv4.conf.IFNAME.arp_filter to rail-cni, and keep tuning behind it for net.ipv4.conf.all",
+        ),
+        (
+            13,
+            "type: rdma: rail-cni moves RDMA devices itself (rdma), and rdma-cni would refuse one that is already there: remove it, and move rdmaQoS",
+        ),
+    ] {
+        let start = format!("f:{line}: warning: rail-0: {part}");
+        assert!(told.iter().any(|one| one.starts_with(&start)), "{start}: {told:#?}");
+    }
+    is_good(&text, 1);
+    let object = document::parse("f", text.as_bytes()).unwrap().remove(0).value;
+    let config: Value = serde_json::from_str(object["spec"]["config"].as_str().unwrap()).unwrap();
+    assert_eq!(config["disableCheck"], true);
+    let [ours, tuning] = &config["plugins"].as_array().unwrap()[..] else { panic!("{config}") };
+    assert_eq!(
+        *ours,
+        json!({"type": "rail-cni", "rail": 0, "mtu": 4220, "rdmaQoS": {"tos": 96},
+            "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "ipam": {"type": "rail-ipam", "pool": "rail-0"},
+            "capabilities": {"deviceID": true, "mac": true, "ips": true, "CNIDeviceInfoFile": true}})
+    );
+    assert_eq!(*tuning, json!({"type": "tuning", "sysctl": {"net.ipv4.conf.all.arp_announce": "2"}}));
+    // What has to stay is not complained of.
+    let stays =
+        CHAIN.replace(r#""mtu": 4220, "#, "").replace(r#""net.ipv4.conf.IFNAME.arp_filter": "1", "#, "");
+    let (_, told) = fixed(&[("f", &nad("rail-0", &stays))]);
+    assert!(!told.iter().any(|one| one.contains("tuning")), "{told:#?}");
+    let refused = good().replace("\"mtu\"", "\"sysctl\": {\"net.ipv4.conf.all.rp_filter\": \"0\"}, \"mtu\"");
+    assert!(lint_of(&[("f", &refused)]).1[0].contains("in a tuning plugin behind rail-cni"));
+}
+
+#[test]
+fn the_keys_of_an_operators_object_are_all_in_the_network() {
+    let text = "apiVersion: sriovnetwork.openshift.io/v1\nkind: SriovNetwork\nmetadata: {name: rail-0, namespace: nvidia-x}\n\
+        spec:\n  resourceName: eth_rail0\n  networkNamespace: ai\n  vlan: 100\n  vlanQoS: 3\n  spoofChk: \"off\"\n  trust: 'on'\n  \
+        linkState: auto\n  minTxRate: 5\n  maxTxRate: 10\n  capabilities: '{\"ips\": true}'\n  \
+        ipam: '{\"type\": \"whereabouts\", \"range\": \"198.18.0.0/24\"}'\n  \
+        metaPlugins: '{\"type\": \"tuning\", \"mtu\": 4220}, {\"type\": \"rdma\"}, {\"type\": \"x\"}'\n";
+    let (fixed_text, told) = fixed(&[("f", text)]);
+    assert!(told.iter().all(|one| one.starts_with("f:2: warning: rail-0: ")), "{told:#?}");
+    assert!(told.iter().any(|one| {
+        one.contains("delete it, and apply the NetworkAttachmentDefinition rail-0 in namespace ai")
+    }));
+    assert!(told.iter().any(|one| one.contains("vlan, vlanQoS")), "{told:#?}");
+    is_good(&fixed_text, 1);
+    let nad = document::parse("f", fixed_text.as_bytes()).unwrap().remove(0).value;
+    assert_eq!(
+        nad["metadata"],
+        json!({"name": "rail-0", "namespace": "ai", "annotations": {"k8s.v1.cni.cncf.io/resourceName": "nvidia.com/eth_rail0"}})
+    );
+    let config: Value = serde_json::from_str(nad["spec"]["config"].as_str().unwrap()).unwrap();
+    let ours = &config["plugins"][0];
+    for (key, value) in [
+        ("vlan", json!(100)),
+        ("vlanQoS", json!(3)),
+        ("spoofchk", json!("off")),
+        ("trust", json!("on")),
+        ("link_state", json!("auto")),
+        ("min_tx_rate", json!(5)),
+        ("max_tx_rate", json!(10)),
+        ("mtu", json!(4220)),
+        ("ipam", json!({"type": "whereabouts", "range": "198.18.0.0/24"})),
+    ] {
+        assert_eq!(ours[key], value, "{key}: {ours}");
+    }
+    assert_eq!(config["plugins"][1], json!({"type": "x"}));
+    // Another prefix, none in the object, and texts that are no JSON.
+    let (_, told) = fixed(&[("f", &text.replace("nvidia-x", "o"))]);
+    assert!(told.iter().any(|one| one.contains("openshift.io/eth_rail0")), "{told:#?}");
+    for (from, to, part) in [
+        ("'{\"type\": \"whereabouts\"", "'{\"type\": ", "f:15: error: rail-0: spec.ipam: JSON"),
+        ("metaPlugins: '{", "metaPlugins: '", "f:16: error: rail-0: spec.metaPlugins: JSON"),
+    ] {
+        let (_, told) = fixed(&[("f", &text.replace(from, to))]);
+        assert!(told.iter().any(|one| one.starts_with(part)), "{part}: {told:#?}");
+    }
+    // The MTU of a policy with this resource.
+    let policy = "---\nkind: SriovNetworkNodePolicy\nmetadata: {name: p, namespace: nvidia-x}\nspec: {resourceName: eth_rail0, mtu: 9216}\n";
+    let (fixed_text, _) = fixed(&[("f", &(text.replace(", \"mtu\": 4220", "") + policy))]);
+    assert!(fixed_text.contains("\"mtu\": 9216"), "{fixed_text}");
+}
+
+#[test]
+fn each_kind_of_an_operator_has_a_network_or_a_reason() {
+    for (spec, fix, part) in [
+        (
+            "kind: HostDeviceNetwork\nmetadata: {name: rail-1}\nspec: {networkNamespace: ai, resourceName: rail-1, ipam: '{\"type\": \"nv-ipam\", \"poolName\": \"p\", \"poolType\": \"cidrpool\"}'}\n",
+            "nvidia.com/rail-1",
+            "HostDeviceNetwork: its operator makes a network of it",
+        ),
+        (
+            "kind: SriovIBNetwork\nmetadata: {name: a}\nspec: {resourceName: ib0, linkState: enable}\n",
+            "openshift.io/ib0",
+            "makes a network of it",
+        ),
+        (
+            "kind: SriovIBNetwork\nmetadata: {name: a}\nspec: {resourceName: ib0, capabilities: '{\"infinibandGUID\": true}'}\n",
+            "\"type\": \"ib-sriov\"",
+            "ib-kubernetes knows no other type",
+        ),
+        (
+            "kind: OVSNetwork\nmetadata: {name: a}\nspec: {resourceName: x, bridge: br, metaPlugins: '{\"type\": \"rdma\"}'}\n",
+            "\"mode\": \"rdma\"",
+            "makes a network of it",
+        ),
+        (
+            "kind: OVSNetwork\nmetadata: {name: a}\nspec: {resourceName: x, bridge: br}\n",
+            "",
+            "note: a: kind: OVSNetwork: ovs stays",
+        ),
+        (
+            "kind: MacvlanNetwork\nmetadata: {name: a}\nspec: {master: eth0}\n",
+            "",
+            "warning: a: kind: MacvlanNetwork: macvlan shares the PF",
+        ),
+        (
+            "kind: IPoIBNetwork\nmetadata: {name: a}\nspec: {master: ib0}\n",
+            "",
+            "warning: a: kind: IPoIBNetwork",
+        ),
+        (
+            "apiVersion: nv-ipam.nvidia.com/v1alpha1\nkind: IPPool\nmetadata: {name: a}\nspec: {subnet: 198.18.0.0/24, perNodeBlockSize: 50}\n",
+            "",
+            "cidr: 198.18.0.0/24 and perNodeNetworkPrefix: 26",
+        ),
+        (
+            "kind: SriovNetworkNodePolicy\nmetadata: {name: a}\nspec: {resourceName: x}\n",
+            "",
+            "note: a: kind: SriovNetworkNodePolicy: stays",
+        ),
+        (
+            "kind: NicClusterPolicy\nmetadata: {name: a}\nspec: {nvIpam: {}, rdmaSharedDevicePlugin: {config: '{}'}}\n",
+            "",
+            "a: spec.rdmaSharedDevicePlugin: the shared RDMA device plugin",
+        ),
+        (
+            "kind: SpectrumXRailPoolConfig\nmetadata: {name: a}\nspec: {networkNamespace: d, railTopology: [{name: rail0p1, nicSelector: {pfNames: [n]}, cidrPoolRef: rail-0-plane-1, mtu: 9216}, {name: rail0p0, nicSelector: {pfNames: [m]}, cidrPoolRef: x}]}\n",
+            "\"rail\": 8,\n          \"mtu\": 9216",
+            "eSwitchMode legacy",
+        ),
+        (
+            "kind: SpectrumXRailPoolConfig\nmetadata: {name: a}\nspec: {railTopology: [{name: rail0, nicSelector: {pfNames: [n, m]}}]}\n",
+            "",
+            "rail0 has 2 PFs",
+        ),
+        (
+            "kind: SpiderMultusConfig\nmetadata: {name: a, namespace: s}\nspec: {cniType: sriov, sriov: {resourceName: s/x, vlanID: 7, enableRdma: true, ippools: {ipv4: [p]}}}\n",
+            "\"default_ipv4_ippool\": [\"p\"]",
+            "coordinator: rail-cni makes rules",
+        ),
+        (
+            "kind: SpiderMultusConfig\nmetadata: {name: a}\nspec: {cniType: macvlan, macvlan: {master: [eth0]}}\n",
+            "",
+            "a: spec.cniType: SpiderMultusConfig: macvlan shares",
+        ),
+        (
+            "apiVersion: operator.openshift.io/v1\nkind: Network\nmetadata: {name: cluster}\nspec: {additionalNetworks: [{name: b, namespace: c, type: Raw, rawCNIConfig: '{\"cniVersion\": \"0.3.1\", \"type\": \"host-device\", \"device\": \"ens4\"}'}]}\n",
+            "\"device\": \"ens4\"",
+            "remove it from spec.additionalNetworks",
+        ),
+    ] {
+        let (text, told) = fixed(&[("f", spec)]);
+        assert!(told.iter().any(|one| one.contains(part)), "{part}: {told:#?}");
+        assert!(!told.iter().any(|one| one.contains(": error: ")), "{told:#?}");
+        assert_eq!(text.is_empty(), fix.is_empty(), "{spec}{text}");
+        assert!(text.contains(fix), "{fix}: {text}");
+        if text.contains("\"rail-cni\"") {
+            is_good(&text, text.matches("---\n").count());
+        }
+    }
+    // Others of the same names.
+    let (lint, told) = lint_of(&[(
+        "f",
+        "apiVersion: whereabouts.cni.cncf.io/v1alpha1\nkind: IPPool\nmetadata: {name: a}\n",
+    )]);
+    assert_eq!((told.len(), lint.noted), (1, 0), "{told:#?}");
+}
+
+#[test]
+fn addresses_of_every_ipam_are_compared_with_the_clusters_networks_and_with_each_other() {
+    let of = |ipam: &str| {
+        let text = good().replace(r#"{"type": "rail-ipam", "pool": "rail-3"}"#, ipam);
+        let temp = tempfile::tempdir().unwrap();
+        fs::write(temp.path().join("f"), text).unwrap();
+        let lint =
+            Lint::of(&[temp.path().join("f").display().to_string()], vec!["10.96.0.0/12".parse().unwrap()]);
+        lint.count(Severity::Error)
+    };
+    for (ipam, errors) in [
+        (
+            r#"{"type": "host-local", "ranges": [[{"subnet": "198.18.0.0/24"}, {"subnet": "10.96.0.0/16"}]]}"#,
+            1,
+        ),
+        (r#"{"type": "host-local", "subnet": "10.100.0.0/24"}"#, 1),
+        (r#"{"type": "whereabouts", "range": "10.96.0.5-10.96.0.9/16"}"#, 1),
+        (r#"{"type": "whereabouts", "ipRanges": [{"range": "10.0.0.0/8"}]}"#, 1),
+        (r#"{"type": "static", "addresses": [{"address": "10.96.0.2/16"}]}"#, 1),
+        (r#"{"type": "static", "addresses": [{"address": "10.95.0.2/16"}]}"#, 0),
+    ] {
+        assert_eq!(of(ipam), errors, "{ipam}");
+    }
+    let two = |first: &str, second: &str| {
+        let config = |rail: &str, ipam: &str| {
+            nad(
+                rail,
+                &CONFIG
+                    .replace("rail-3\"", &format!("{rail}\""))
+                    .replace("\"rail\": 3,", &format!("\"rail\": {},", &rail[5..]))
+                    .replace(&format!(r#"{{"type": "rail-ipam", "pool": "{rail}"}}"#), ipam),
+            )
+        };
+        lint_of(&[("f", &(config("rail-3", first) + &config("rail-4", second)))]).1
+    };
+    let told = two(
+        r#"{"type": "whereabouts", "range": "198.18.0.0/24"}"#,
+        r#"{"type": "whereabouts", "range": "198.18.0.64/26"}"#,
+    );
+    assert!(told.len() == 1 && told[0].contains("overlaps 198.18.0.0/24 of rail-3 (f:18)"), "{told:#?}");
+    let told = two(
+        r#"{"type": "host-local", "subnet": "198.18.0.0/24"}"#,
+        r#"{"type": "whereabouts", "range": "198.18.1.0/24"}"#,
+    );
+    assert!(told.len() == 1 && told[0].contains("every node hands out the same addresses"), "{told:#?}");
+    let shared = good().replace("nvidia.com/rail-3", "rdma/hca_shared_devices_a");
+    assert!(
+        lint_of(&[("f", &shared)])
+            .1
+            .iter()
+            .any(|one| one.contains("error: rail-3: metadata.annotations: rdma/hca_shared"))
+    );
+}
+
+#[test]
+fn pods_are_compared_with_their_networks() {
+    let pod = |networks: &str, limits: &str, rest: &str| {
+        format!(
+            "---\nkind: Job\nmetadata: {{name: j}}\nspec:\n  template:\n    metadata:\n      annotations:\n        \
+             k8s.v1.cni.cncf.io/networks: {networks}\n    spec:\n      containers:\n      - resources: {{limits: {{{limits}}}}}\n        {rest}\n"
+        )
+    };
+    const LOCK: &str = "securityContext: {capabilities: {add: [IPC_LOCK]}}";
+    for (networks, limits, rest, expected) in [
+        ("rail-3", "nvidia.com/rail-3: 1", LOCK, &[][..]),
+        ("default/rail-3@net1", "nvidia.com/rail-3: '1', nvidia.com/gpu: 8", LOCK, &[]),
+        ("'[{\"name\": \"rail-3\", \"namespace\": \"x\"}]'", "nvidia.com/rail-3: 1", LOCK, &[]),
+        ("rail-3", "nvidia.com/rail-3: 1", "", &["no container may lock memory"]),
+        (
+            "'rail-3, rail-3'",
+            "nvidia.com/rail-3: 1",
+            LOCK,
+            &["2 networks of nvidia.com/rail-3, and 1 of that"],
+        ),
+        ("rail-3", "nvidia.com/gpu: 8", LOCK, &["1 networks of nvidia.com/rail-3, and 0 of that"]),
+        ("'a,b,c'", "nvidia.com/gpu: 8", "", &["3 networks that are not in these files, and 0 devices"]),
+        (
+            "rail-3",
+            "nvidia.com/rail-3: 1, nvidia.com/rail-4: 1",
+            LOCK,
+            &["asks for nvidia.com/rail-4, and for no network"],
+        ),
+        ("'[1]'", "a/b: 1", LOCK, &["is neither names with commas"]),
+    ] {
+        let (_, told) = lint_of(&[("f", &(good() + &pod(networks, limits, rest)))]);
+        assert_eq!(told.len(), expected.len(), "{networks} {limits}: {told:#?}");
+        assert!(
+            told.iter().zip(expected).all(|(one, part)| one.contains(part) && one.contains(": j: ")),
+            "{told:#?}"
+        );
+    }
+}
+
+#[test]
+fn a_file_of_a_runtime_is_fixed_as_json() {
+    let conf = r#"{"cniVersion": "0.3.1", "name": "a", "type": "sriov", "deviceID": "0000:3b:00.2", "ipam": {"type": "static"}}"#;
+    let (text, _) = fixed(&[("a.conf", conf)]);
+    let config: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(config["type"], "rail-cni");
+    assert_eq!((text.matches("\"name\"").count(), text.matches("\"cniVersion\"").count()), (1, 1), "{text}");
+    let (text, _) = fixed(&[(
+        "a.conflist",
+        &format!(r#"{{"cniVersion": "0.3.1", "name": "a", "plugins": [{conf}, {{"type": "sbr"}}]}}"#),
+    )]);
+    let config: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(config["plugins"].as_array().unwrap().len(), 1);
+}

@@ -1,0 +1,39 @@
+//! The verbs. Each has one function that runs it, and all of their arguments are in `cli`.
+
+mod change;
+mod check;
+mod cli;
+mod doctor;
+mod import;
+mod inventory;
+mod lease;
+mod leases;
+pub mod lint;
+mod out;
+mod plan;
+mod reap;
+mod release;
+mod report;
+mod status;
+
+use anyhow::Result;
+use rail_cni::node::Node;
+use rail_cni::watchdog;
+
+pub use cli::{command, run};
+
+use crate::output::PROGRAM;
+
+/// Starts the log of a command, and reads node.json. The waits within it are as long as those of a runtime's call; the
+/// command as a whole has no limit, because it may have a whole node to clean up.
+fn start(command: &str) -> Result<Node> {
+    rail_cni::log::describe_command(PROGRAM, command);
+    let node = Node::load()?;
+    watchdog::allow(node.call_timeout());
+    Ok(node)
+}
+
+/// A number with a noun: `1 VF`, `2 VFs`.
+fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}

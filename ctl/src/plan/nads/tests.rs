@@ -1,0 +1,150 @@
+use super::*;
+use crate::document;
+use crate::plan::Cable;
+use crate::plan::scheme::{Family, HostLink, Mode};
+use crate::plan::tests::{cabled, plan};
+
+fn configs(plan: &mut Plan) -> Vec<(String, serde_json::Value)> {
+    let text = write(plan, Form::List, None).unwrap().remove(0).text;
+    let documents = document::parse("nads.yaml", text.as_bytes()).unwrap();
+    let config = |document: &document::Document| {
+        let root = document.root();
+        let name = root.text("metadata.name").unwrap();
+        let config = root.get("spec.config").unwrap().json().unwrap().root().value.clone();
+        assert_eq!(config["name"], name);
+        assert_eq!(
+            root.text("metadata.annotations.k8s.v1.cni.cncf.io/resourceName").unwrap(),
+            format!("nvidia.com/{name}")
+        );
+        (name.to_owned(), config["plugins"][0].clone())
+    };
+    documents.iter().map(config).collect()
+}
+
+fn shown(plan: &mut Plan) -> Vec<String> {
+    let shown = |(name, plugin): (String, serde_json::Value)| {
+        format!("{name} {} {} {}", plugin["rail"], plugin["mtu"], plugin["ipam"]["pool"])
+    };
+    configs(plan).into_iter().map(shown).collect()
+}
+
+/// The networks of conf/nads.yaml and of conf/nads-single.yaml are those of a plan of eight rails.
+#[test]
+fn the_examples_are_what_is_written() {
+    let links: Vec<_> =
+        (0..8).map(|rail| HostLink { rail, cable: Cable::default(), ..cabled().remove(0) }).collect();
+    let mut plan = plan(Mode::None, Family::Ipv4, &links);
+    let mut written = |form| write(&mut plan, form, None).unwrap().remove(0).text;
+    let from_the_first = |text: &str| text[text.find("---\n").unwrap()..].to_owned();
+    assert_eq!(
+        from_the_first(&written(Form::List)),
+        from_the_first(include_str!("../../../../conf/nads.yaml"))
+    );
+    assert_eq!(written(Form::Single), include_str!("../../../../conf/nads-single.yaml"));
+}
+
+#[test]
+fn a_namespace_is_that_of_every_network() {
+    for form in [Form::List, Form::Single] {
+        let text =
+            write(&mut plan(Mode::None, Family::Ipv4, &cabled()), form, Some("1")).unwrap().remove(0).text;
+        let documents = document::parse("nads.yaml", text.as_bytes()).unwrap();
+        assert_eq!(documents.len(), 2);
+        assert!(documents.iter().all(|nad| nad.root().text("metadata.namespace") == Some("1")), "{text}");
+    }
+}
+
+#[test]
+fn both_families_of_a_rail_are_one_network() {
+    let mut plan = plan(Mode::None, Family::Dual, &cabled());
+    assert_eq!(
+        shown(&mut plan),
+        ["rail-0 0 9000 \"rail-0,rail-0-v6\"", "rail-1 1 9000 \"rail-1,rail-1-v6\""]
+    );
+}
+
+/// A pod with both has two routing tables: the tables are counted by `rail`.
+#[test]
+fn planes_of_a_rail_are_networks_with_numbers_of_their_own() {
+    let mut links = cabled();
+    links.push(HostLink { plane: 1, cable: Cable::default(), ..links[0].clone() });
+    links[0].cable.mtu = Some(4000);
+    let mut plan = plan(Mode::Swplb, Family::Ipv4, &links);
+    // ADD compares the two numbers.
+    assert_eq!(plan.check().unwrap()["rail-0-plane-1"]["worker-gpu-0"].rail, Some(8));
+    assert_eq!(
+        shown(&mut plan),
+        [
+            "rail-0-plane-0 0 4000 \"rail-0-plane-0\"",
+            "rail-0-plane-1 8 9000 \"rail-0-plane-1\"",
+            "rail-1-plane-0 1 9000 \"rail-1-plane-0\""
+        ]
+    );
+}
+
+#[test]
+fn pools_without_a_rail_get_the_one_of_their_addresses_or_names() {
+    let unnamed = |names: [&str; 4]| {
+        let mut plan = plan(Mode::None, Family::Dual, &cabled());
+        for (pool, name) in plan.pools.iter_mut().zip(names) {
+            (pool.rail, pool.name, pool.cables) = (None, name.into(), Vec::new());
+        }
+        plan
+    };
+    let mut plan = unnamed(["gpu-a", "7", "gpu-b", "true"]);
+    assert_eq!(shown(&mut plan), ["gpu-a 0 9000 \"gpu-a,7\"", "gpu-b 1 9000 \"gpu-b,true\""]);
+    assert!(
+        plan.warnings[0].ends_with(
+            "the addresses of the pools: gpu-a is rail 0, 7 is rail 0, gpu-b is rail 1, true is rail 1"
+        ),
+        "{:?}",
+        plan.warnings
+    );
+    // Addresses take precedence over names: this deployment counts from 1.
+    let mut plan = unnamed(["rail-1", "rail-1-v6", "rail-2", "rail-2-v6"]);
+    assert_eq!(
+        shown(&mut plan),
+        ["rail-1 0 9000 \"rail-1,rail-1-v6\"", "rail-2 1 9000 \"rail-2,rail-2-v6\""]
+    );
+
+    // Addresses that no formula makes.
+    let other = |names: [&str; 4]| {
+        let mut plan = unnamed(names);
+        plan.pools.iter_mut().for_each(|pool| pool.spec.routes.clear());
+        plan
+    };
+    let mut plan = other(["rail-1", "rail1-v6", "rail-0", "rail0-v6"]);
+    assert_eq!(shown(&mut plan), ["rail-0 0 9000 \"rail-0,rail0-v6\"", "rail-1 1 9000 \"rail-1,rail1-v6\""]);
+    assert!(plan.warnings[0].contains("the names of the pools: rail-1 is rail 1"), "{:?}", plan.warnings);
+    for names in [
+        ["rail-1", "rail-1-v6", "rail-2", "rail-2-v6"],
+        ["a", "b", "c", "d"],
+        ["rail-0", "rail-0-v6", "rail-0-b", "x"],
+    ] {
+        let mut plan = other(names);
+        assert!(shown(&mut plan).iter().all(|network| network.contains(" null 9000 ")), "{names:?}");
+        let told = &plan.warnings[0];
+        assert!(told.contains(&format!("which rail {} is", names.join(", "))), "{told}");
+        assert!(told.contains(&format!("kubectl annotate cidrpool {} rail-cni/rail=0", names[0])), "{told}");
+    }
+    // One of several.
+    let mut plan = other(["rail-0", "rail-0-v6", "rail-1", "rail-1-v6"]);
+    plan.pools[0].rail = Some(0);
+    assert_eq!(shown(&mut plan).iter().filter(|network| network.contains(" null ")).count(), 3);
+    assert!(plan.warnings[0].contains("which rail rail-0-v6, rail-1, rail-1-v6 is"), "{:?}", plan.warnings);
+}
+
+#[test]
+fn names_that_kubernetes_refuses_are_refused() {
+    for name in ["Rail-0", "rail_0", "rail.", "-rail", "a..b", ""] {
+        let mut plan = plan(Mode::None, Family::Ipv4, &cabled());
+        plan.pools[0].name = name.into();
+        assert!(
+            write(&mut plan, Form::List, None).unwrap_err().to_string().contains("rename the pool"),
+            "{name}"
+        );
+    }
+    let mut plan = plan(Mode::None, Family::Ipv4, &cabled());
+    plan.pools[0].rail = Some(255);
+    assert!(write(&mut plan, Form::List, None).unwrap_err().to_string().contains("the last is 127"));
+}
