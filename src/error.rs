@@ -152,14 +152,6 @@ fn replace_ignoring_case(text: &str, from: &str, to: &str) -> String {
     out
 }
 
-/// The first error with its code, and the other errors as its context.
-pub fn all_of(steps: impl IntoIterator<Item = anyhow::Result<()>>) -> anyhow::Result<()> {
-    let mut errors = steps.into_iter().filter_map(Result::err);
-    let Some(first) = errors.next() else { return Ok(()) };
-    let others: Vec<_> = errors.map(|error| format!("{error:#}")).collect();
-    if others.is_empty() { Err(first) } else { Err(first.context(format!("{}; first", others.join("; ")))) }
-}
-
 /// Returns early with a [`Failure`]: `fail!(InvalidConfig, "mtu {mtu}: …")`.
 #[macro_export]
 macro_rules! fail {

@@ -13,8 +13,8 @@ use anyhow::{Context as _, Result};
 use nix::sched::{CloneFlags, setns};
 
 use crate::fail;
-use crate::netlink::Socket;
 use crate::netns::Netns;
+use rail_netlink::Socket;
 
 /// Which namespaces are visited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

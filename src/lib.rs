@@ -16,7 +16,6 @@
 //! | [`node`] | node.json, the only source of paths, and whether the run directory is the host's |
 //! | [`cni`] | the protocol: [`cni::main`] is the whole life of a plugin's process, [`cni::Plugin`] its verbs; environment, keys, results, calls of other plugins |
 //! | `every_netns` | all network namespaces of the node, one after the other |
-//! | [`netlink`] | a synchronous socket that always ends in an answer or an error, and the messages: links, addresses, routes, rules, neighbours, VFs, RDMA devices, ethtool, DCB, devlink |
 //! | [`netns`] | one network namespace: opening it, entering it, telling one from another, and whether it lives |
 //! | [`sysfs`] | PCI functions, PFs and VFs, auxiliary devices |
 //! | [`document`] | files that people write, YAML or JSON, with the line of everything |
@@ -44,7 +43,6 @@ pub mod files;
 pub mod ipam;
 pub mod log;
 pub mod nearest;
-pub mod netlink;
 pub mod netns;
 pub mod node;
 pub mod pool;

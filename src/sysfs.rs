@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
-use crate::error::all_of;
 use crate::{fail, failure};
+use rail_netlink::all_of;
 
 /// Drivers that give the function to a program in user space: it then has no netdev.
 const USERSPACE_DRIVERS: [&str; 4] = ["vfio-pci", "uio_pci_generic", "igb_uio", "uio"];

@@ -720,7 +720,7 @@ fn the_waits_are_those_of_the_code() {
         ("on stdin", time("src/watchdog.rs", "STDIN_LIMIT")),
         ("stderr", format!("{} in all", time("src/log.rs", "PATIENCE"))),
         ("the IPAM plugin", time("src/cni/delegate.rs", "PATIENCE")),
-        ("the kernel", time("src/netlink/mod.rs", "PATIENCE_SECONDS")),
+        ("the kernel", time("netlink/src/lib.rs", "PATIENCE_SECONDS")),
         ("the carrier", time(probe, "PATIENCE_WITH_CARRIER")),
         ("the GIDs", by_key("gidTimeout")),
         ("the P_Key", by_key("gidTimeout")),
@@ -780,7 +780,8 @@ fn test_files() -> impl Iterator<Item = String> {
 /// The summary of scripts/test has what was skipped, by name and reason. Of an ignored test it would say nothing.
 #[test]
 fn no_test_is_ignored() {
-    let folders = ["src", "ctl", "tests", "agent", "bench", "conformance", "fuzz/src", "fuzz/tests"];
+    let folders =
+        ["src", "ctl", "netlink", "tests", "agent", "bench", "conformance", "fuzz/src", "fuzz/tests"];
     let attribute = concat!("#[", "ignore");
     let mut sources = folders.into_iter().flat_map(files_below).filter(|file| file.ends_with(".rs"));
     assert_eq!(sources.find(|file| read(file).contains(attribute)), None);

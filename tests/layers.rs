@@ -41,7 +41,6 @@ const CRATES: [Layers; 2] = [
             &["pool"],
             &["node"],
             &["cni", "every_netns"],
-            &["netlink"],
             &["netns", "sysfs"],
             &["confine", "files", "cluster_networks", "calls"],
             &["log"],

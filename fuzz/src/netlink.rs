@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use netlink_sys::{Socket as Raw, SocketAddr};
-use rail_cni::netlink::devlink::Devlink;
-use rail_cni::netlink::ethtool::Ethtool;
-use rail_cni::netlink::link::Link;
-use rail_cni::netlink::route::Route;
-use rail_cni::netlink::rule::Rule;
-use rail_cni::netlink::{
+use rail_netlink::devlink::Devlink;
+use rail_netlink::ethtool::Ethtool;
+use rail_netlink::link::Link;
+use rail_netlink::route::Route;
+use rail_netlink::rule::Rule;
+use rail_netlink::{
     Socket, address, dcb, filter, link, neighbour, rdma, route, rule, saved, stacked, tunables, vf,
 };
 use serde_json::json;

@@ -13,14 +13,15 @@ use rail_cni::cni::Plugin as _;
 use rail_cni::cni::{Args, Attachment, Network, Strictness};
 use rail_cni::ipam::lease::{self, Ask, Folder, Holder};
 use rail_cni::ipam::{Ipam, living};
-use rail_cni::netlink::saved::Saved;
 use rail_cni::node::Node;
 use rail_cni::pool::Allocation;
+use rail_netlink::saved::Saved;
 use serde_json::{Value, json};
 
 use crate::directory::Directory;
 use crate::input::parts;
-use crate::{judge, netlink};
+use crate::judge;
+use crate::netlink;
 
 const NODE: &str = "node-0";
 const POOL: &str = "rail-0";

@@ -28,11 +28,11 @@ use super::steps::{Change, device_info, driver, gateway, guid, moved, pkey, rail
 use super::undo;
 use super::{pending, planes};
 use crate::cni::{self, AddResult, Attachment, Delegate, Network, Version, find_plugin};
-use crate::netlink::Socket;
-use crate::netlink::link;
 use crate::netns::{Netns, NetnsId};
 use crate::node::Node;
 use crate::{calls, fail, watchdog};
+use rail_netlink::Socket;
+use rail_netlink::link;
 
 /// ADD.
 pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<AddResult> {

@@ -18,12 +18,12 @@ use super::steps::rail::Rail;
 use super::steps::{Change, device_info, rdma};
 use super::{claim, device, pending};
 use crate::cni::{AddResult, Attachment, Network};
-use crate::netlink::Socket;
-use crate::netlink::vf::VfState;
 use crate::netns::Netns;
 use crate::node::Node;
 use crate::sysfs::{self, Function, Mounted};
 use crate::{calls, fail, failure, watchdog};
+use rail_netlink::Socket;
+use rail_netlink::vf::VfState;
 
 /// The key of the record that a call for `network` is about.
 pub fn key(network: &Network, attachment: &Attachment) -> Key {

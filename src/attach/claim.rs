@@ -18,11 +18,11 @@ use super::steps::vf;
 use super::undo::{self, Lease};
 use super::{pending, rebuild};
 use crate::error::{self, Code};
-use crate::netlink::Socket;
 use crate::netns::Life;
 use crate::node::Node;
 use crate::sysfs::DeviceId;
 use crate::{calls, fail, failure};
+use rail_netlink::Socket;
 
 /// How often ADD looks for its device again after it has restored something.
 const MAX_TRIES: u32 = 4;

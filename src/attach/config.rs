@@ -13,10 +13,10 @@ use crate::cni::{self, Attachment, Dns, GC_KEYS, Keys, Network, Route};
 use crate::error::{Code, Failure};
 use crate::fail;
 use crate::fault::Fault;
-use crate::netlink::link::parse_mac;
-use crate::netlink::vf::{LinkState, VfState, Vlan};
 use crate::node::{MAX_RAIL, Node};
 use crate::sysfs::DeviceId;
+use rail_netlink::link::parse_mac;
+use rail_netlink::vf::{LinkState, VfState, Vlan};
 
 /// A configuration that can be acted on.
 #[derive(Clone, Debug)]

@@ -8,11 +8,11 @@ use super::locate::{self, Place};
 use super::locks::Locks;
 use super::owner::Owner;
 use crate::fail;
-use crate::netlink::link::Link;
-use crate::netlink::{Socket, rdma};
 use crate::netns::Netns;
 use crate::node::Node;
 use crate::sysfs::Function;
+use rail_netlink::link::Link;
+use rail_netlink::{Socket, rdma};
 
 /// The context of a call's steps.
 #[derive(Debug)]

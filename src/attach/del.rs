@@ -14,9 +14,9 @@ use super::undo::Ended;
 use super::{chained, claim, config, pending, rebuild};
 use crate::calls;
 use crate::cni::{Attachment, Delegate, Network};
-use crate::error::all_of;
 use crate::netns::Netns;
 use crate::node::Node;
+use rail_netlink::all_of;
 
 /// DEL needs only the key of the attachment: everything else is in its record, or gone.
 pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> Result<()> {

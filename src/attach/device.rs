@@ -8,12 +8,12 @@ use ipnet::IpNet;
 use super::config::{NetConf, Selector};
 use super::owner::Original;
 use super::{stacked, userspace};
-use crate::netlink::link::{self, Link};
-use crate::netlink::route::Route;
-use crate::netlink::{Socket, address, filter, route};
 use crate::node::{self, Node};
 use crate::sysfs::{self, DeviceId, Function, Pf};
 use crate::{fail, failure};
+use rail_netlink::link::{self, Link};
+use rail_netlink::route::Route;
+use rail_netlink::{Socket, address, filter, route};
 
 /// A device of the host that can be attached.
 #[derive(Clone, Debug)]
@@ -444,7 +444,7 @@ pub fn refuse_parts(what: &str, link: &Link, node: &Node, host: &mut Socket) -> 
         return Err(needed("it is the loopback device".to_owned()));
     }
     if let Some(master) = link.master {
-        let name = link::by_index(host, crate::netlink::link::Index::new(master).unwrap_or(link.index))?;
+        let name = link::by_index(host, rail_netlink::link::Index::new(master).unwrap_or(link.index))?;
         let name = name.map_or_else(|| format!("index {master}"), |master| master.name);
         return Err(needed(format!("it is part of {name}")));
     }

@@ -7,11 +7,11 @@ use anyhow::{Context as _, Result};
 
 use super::owner::Owner;
 use crate::fail;
-use crate::netlink::Socket;
-use crate::netlink::link::{self, Link};
 use crate::netns::{Keeper, Life, Netns, NetnsId};
 use crate::node::Node;
 use crate::sysfs::{self, Function};
+use rail_netlink::Socket;
+use rail_netlink::link::{self, Link};
 
 /// The kernel takes a namespace apart after its last user is gone, so its NICs come back some moments later. A driver
 /// that makes its netdev anew takes as long.

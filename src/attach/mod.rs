@@ -30,10 +30,10 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 
 use crate::cni::{AddResult, Attachment, Delegate, Keys, Network, Plugin};
-use crate::error::all_of;
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
 use crate::{fail, failure};
+use rail_netlink::all_of;
 use records::Records;
 use started::started;
 

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::cni::Attachment;
 use crate::files;
-use crate::netlink::link::Link;
 use crate::netns::{Life, NetnsId};
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
+use rail_netlink::link::Link;
 
 /// An attachment's pod and device.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -17,12 +17,12 @@ use super::records::{Pending, Records};
 use super::steps::host_addresses::HostAddresses;
 use super::steps::{Change, lease, rdma};
 use super::undo::{self, give_lease_back, log_left};
-use crate::error::all_of;
-use crate::netlink::Socket;
-use crate::netlink::link::{self, Link};
-use crate::netlink::vf::VfState;
 use crate::node::Node;
 use crate::{fail, failure};
+use rail_netlink::Socket;
+use rail_netlink::all_of;
+use rail_netlink::link::{self, Link};
+use rail_netlink::vf::VfState;
 
 /// How long all that is pending may take in a call that is about another attachment.
 pub const ASIDE: Duration = Duration::from_secs(2);

@@ -7,11 +7,11 @@ use super::config::NetConf;
 use super::locate;
 use super::records::Records;
 use crate::fail;
-use crate::netlink::Socket;
-use crate::netlink::link;
 use crate::netns::Netns;
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
+use rail_netlink::Socket;
+use rail_netlink::link;
 
 /// A plane's network has the number rail + 8 * plane.
 const RAILS: u8 = 8;

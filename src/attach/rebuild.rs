@@ -20,14 +20,14 @@ use super::steps::rail::Rail;
 use super::steps::vf::Vf;
 use crate::cni::Attachment;
 use crate::every_netns::{self, Seen, Which};
-use crate::netlink::link::{self, Link, Move};
-use crate::netlink::vf::VfState;
-use crate::netlink::{Socket, address};
 use crate::netns::{Netns, NetnsId};
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
 use crate::watchdog::{self, SearchTime};
 use crate::{calls, fail};
+use rail_netlink::link::{self, Link, Move};
+use rail_netlink::vf::VfState;
+use rail_netlink::{Socket, address};
 
 /// The key of a rebuilt record: the runtime's own is not known.
 fn key_in(netns: &NetnsId, ifname: &str) -> Key {

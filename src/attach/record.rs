@@ -18,7 +18,7 @@ use super::steps::rdma::Rdma;
 use super::steps::vf::Vf;
 use super::steps::{Change, Place};
 use crate::files;
-use crate::netlink::link::Link;
+use rail_netlink::link::Link;
 
 /// The version of the records' format.
 pub const VERSION: u32 = 2;

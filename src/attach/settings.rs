@@ -13,9 +13,9 @@ use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::failure;
-use crate::netlink::ethtool::{self, Ethtool, GROUPS, Group};
-use crate::netlink::link::{self, Link};
-use crate::netlink::{Socket, tunables};
+use rail_netlink::ethtool::{self, Ethtool, GROUPS, Group};
+use rail_netlink::link::{self, Link};
+use rail_netlink::{Socket, tunables};
 
 /// How often ethtool's settings are compared: restoring one may change another.
 const ROUNDS: u32 = 2;

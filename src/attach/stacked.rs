@@ -15,11 +15,11 @@ use anyhow::Result;
 
 use crate::every_netns::{self, Seen, Which};
 use crate::fail;
-use crate::netlink::Socket;
-use crate::netlink::link::Link;
-use crate::netlink::stacked::{self, Stacked};
 use crate::netns::Netns;
 use crate::watchdog::{self, SearchTime};
+use rail_netlink::Socket;
+use rail_netlink::link::Link;
+use rail_netlink::stacked::{self, Stacked};
 
 /// A link that is stacked on our device.
 #[derive(Debug)]

@@ -4,11 +4,11 @@ use anyhow::Result;
 
 use super::locate;
 use super::record::Record;
-use crate::netlink::Socket;
-use crate::netlink::link::Link;
 use crate::netns::{Life, Netns};
 use crate::node::Node;
 use crate::sysfs::Function;
+use rail_netlink::Socket;
+use rail_netlink::link::Link;
 
 /// The state of an attachment.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -18,9 +18,9 @@ use serde::{Deserialize, Serialize};
 use super::lease::FOLDER;
 use crate::every_netns::{self, Seen, Which};
 use crate::files::{self, Dir};
-use crate::netlink::{address, link};
 use crate::node::Node;
 use crate::{confine, fail};
+use rail_netlink::{address, link};
 
 /// A directory in that of leases, which 0.1.0 takes for a node without pools. No name of a node begins with `_`, and
 /// the `*` of a shell matches it.

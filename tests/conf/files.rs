@@ -27,7 +27,7 @@ pub fn files_below(folder: &str) -> Vec<String> {
 }
 
 pub fn source_files() -> Vec<String> {
-    let mut files = [files_below("src"), files_below("ctl/src")].concat();
+    let mut files = ["src", "ctl/src", "netlink/src"].map(files_below).concat();
     files.retain(|file| file.ends_with(".rs"));
     files
 }

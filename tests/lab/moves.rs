@@ -8,9 +8,9 @@
 use std::fs::File;
 use std::time::Instant;
 
-use rail_cni::netlink::Socket;
-use rail_cni::netlink::link::{self, Link, Move};
 use rail_cni::netns;
+use rail_netlink::Socket;
+use rail_netlink::link::{self, Link, Move};
 
 const POD: &str = "net1";
 const JUMBO: u32 = 9000;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use rail_cni::netlink::{Socket, link, rule};
+use rail_netlink::{Socket, link, rule};
 use serde_json::Value;
 
 use crate::harness::{self, Host, rail, skip};

@@ -14,11 +14,11 @@ use rail_cni::attach::records::Records;
 use rail_cni::attach::state::{self, State};
 use rail_cni::attach::steps::rdma::names_in_pod;
 use rail_cni::ipam::{claim, lease, living};
-use rail_cni::netlink::link::{self, Link};
-use rail_cni::netlink::{Socket, address, rdma};
 use rail_cni::netns::Netns;
 use rail_cni::node::Node;
 use rail_cni::sysfs::{self, DeviceId, Function};
+use rail_netlink::link::{self, Link};
+use rail_netlink::{Socket, address, rdma};
 
 /// The node's rails and attachments at one time.
 #[derive(Debug)]

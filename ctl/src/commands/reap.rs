@@ -17,8 +17,8 @@ use rail_cni::attach::record::Record;
 use rail_cni::attach::records::{Pending, Records};
 use rail_cni::attach::state::{self, State};
 use rail_cni::attach::steps::lease;
-use rail_cni::netlink::Socket;
 use rail_cni::node::Node;
+use rail_netlink::Socket;
 
 /// Arguments of `railctl reap`.
 #[derive(Debug, Args)]

@@ -19,12 +19,12 @@ use crate::attach::config::NetConf;
 use crate::attach::context::{Cx, Pod};
 use crate::attach::device::Device;
 use crate::cni::AddResult;
-use crate::netlink::Socket;
-use crate::netlink::link::{self, Link};
-use crate::netlink::neighbour::{self, State};
 use crate::node::Node;
 use crate::pool::store;
 use crate::{fail, failure};
+use rail_netlink::Socket;
+use rail_netlink::link::{self, Link};
+use rail_netlink::neighbour::{self, State};
 
 /// The pauses before a gateway is asked again: first a short one, for a carrier that is just coming, then twice as long
 /// each time. The kernel by itself would wait a second.

@@ -9,8 +9,8 @@ use crate::attach::context::{Bound, Cx};
 use crate::attach::device::Device;
 use crate::cni::Network;
 use crate::fail;
-use crate::netlink::link::{self, Link, format_mac};
 use crate::sysfs::Function;
+use rail_netlink::link::{self, Link, format_mac};
 
 /// What a port reports to which nobody gave a GUID; the second is what the PF's driver takes for it.
 pub const NO_GUIDS: [u64; 2] = [0, u64::MAX];

@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 use super::{links, rail};
 use crate::attach::context::Cx;
 use crate::cni::{self, AddResult, Ip};
-use crate::error::all_of;
-use crate::netlink::address::Address;
-use crate::netlink::link::Link;
-use crate::netlink::route::{MAIN, Route};
-use crate::netlink::saved::{self, Saved};
-use crate::netlink::{Socket, rule};
 use crate::{fail, failure, files};
+use rail_netlink::address::Address;
+use rail_netlink::all_of;
+use rail_netlink::link::Link;
+use rail_netlink::route::{MAIN, Route};
+use rail_netlink::saved::{self, Saved};
+use rail_netlink::{Socket, rule};
 
 /// The kernel's own tables besides `main`: `default` and `local`.
 const OF_THE_KERNEL: [u32; 2] = [253, 255];

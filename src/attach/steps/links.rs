@@ -5,8 +5,8 @@ use anyhow::Result;
 
 use crate::attach::context::Cx;
 use crate::attach::stacked;
-use crate::netlink::link::{self, Link};
-use crate::netlink::{Socket, address};
+use rail_netlink::link::{self, Link};
+use rail_netlink::{Socket, address};
 
 /// Ends the use of the device, which is on the host.
 pub fn undo(cx: &mut Cx<'_>) -> Result<()> {
@@ -19,7 +19,7 @@ pub fn undo(cx: &mut Cx<'_>) -> Result<()> {
         return Ok(());
     }
     let down = if link.up { link::set_down(&mut cx.host, &link) } else { Ok(()) };
-    crate::error::all_of([down, stacked::remove_elsewhere(&link)])
+    rail_netlink::all_of([down, stacked::remove_elsewhere(&link)])
 }
 
 /// Whether a link of the host has MTU, MAC and state as they were, and the name, or another netdev has that.

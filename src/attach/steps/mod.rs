@@ -25,8 +25,6 @@ use serde::{Deserialize, Serialize};
 
 use super::context::{Bound, Cx};
 use crate::cni::AddResult;
-use crate::netlink::Socket;
-use crate::netlink::vf::VfState;
 use crate::node::Node;
 use gateway::Gateways;
 use gids::Gids;
@@ -34,6 +32,8 @@ use host_addresses::HostAddresses;
 use lease::Lease;
 use netdev::Netdev;
 use rail::Rail;
+use rail_netlink::Socket;
+use rail_netlink::vf::VfState;
 use rdma::Rdma;
 use vf::Vf;
 

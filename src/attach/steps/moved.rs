@@ -6,10 +6,10 @@ use super::rdma;
 use crate::attach::config::NetConf;
 use crate::attach::context::Cx;
 use crate::attach::locate::{self, Place};
-use crate::netlink::Socket;
-use crate::netlink::link::{self, Link, Move, parse_mac};
 use crate::netns::Netns;
 use crate::watchdog;
+use rail_netlink::Socket;
+use rail_netlink::link::{self, Link, Move, parse_mac};
 
 /// Names the step that may take long, for the log.
 fn watch(cx: &Cx<'_>, what: &str) {
@@ -96,7 +96,7 @@ fn remove_stacked(pod: &mut Socket, link: &Link) {
         for upper in link::seen(pod)?.iter().filter(|upper| is_stacked(upper)) {
             done.push(link::remove(pod, upper));
         }
-        crate::error::all_of(done)
+        rail_netlink::all_of(done)
     };
     remove().unwrap_or_else(|error| log::warn!("{error:#}"));
 }

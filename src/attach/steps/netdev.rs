@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 use crate::attach::context::Cx;
 use crate::attach::locate::{self, Place};
 use crate::attach::settings::Settings;
-use crate::error::all_of;
 use crate::fail;
-use crate::netlink::Socket;
-use crate::netlink::devconf::{self, Sysctls};
-use crate::netlink::link::{self, Link, parse_mac};
+use rail_netlink::Socket;
+use rail_netlink::all_of;
+use rail_netlink::devconf::{self, Sysctls};
+use rail_netlink::link::{self, Link, parse_mac};
 
 use super::links;
 

@@ -15,13 +15,13 @@ use crate::attach::context::Cx;
 use crate::attach::locate::Place;
 use crate::cluster_networks::overlap;
 use crate::cni::{self, AddResult};
-use crate::error::all_of;
-use crate::netlink::link::{self, Link};
-use crate::netlink::route::{MAIN, Route};
-use crate::netlink::rule::Rule;
-use crate::netlink::{Error, Socket, address, route, rule};
 use crate::node;
 use crate::{fail, failure};
+use rail_netlink::all_of;
+use rail_netlink::link::{self, Link};
+use rail_netlink::route::{MAIN, Route};
+use rail_netlink::rule::Rule;
+use rail_netlink::{Error, Socket, address, route, rule};
 
 /// The table of rail 0; rules and metrics count likewise.
 const FIRST_TABLE: u32 = 100;

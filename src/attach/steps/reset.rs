@@ -5,8 +5,8 @@ use anyhow::Result;
 use super::driver;
 use crate::attach::context::Cx;
 use crate::fail;
-use crate::netlink::link;
 use crate::sysfs::Function;
+use rail_netlink::link;
 
 /// Resets the function. Its driver is away meanwhile, unless a program in user space has it.
 pub fn undo(cx: &mut Cx<'_>) -> Result<()> {

@@ -13,13 +13,13 @@ use super::guid;
 use crate::attach::config::NetConf;
 use crate::attach::context::Cx;
 use crate::attach::device::Device;
-use crate::error::all_of;
-use crate::netlink::link::{self, Link, format_mac};
-use crate::netlink::vf::{self, Report, VfState};
-use crate::netlink::{Error, Socket};
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
 use crate::{fail, failure};
+use rail_netlink::all_of;
+use rail_netlink::link::{self, Link, format_mac};
+use rail_netlink::vf::{self, Report, VfState};
+use rail_netlink::{Error, Socket};
 
 /// How long a VF may be in a reset, in which its PF does not report it.
 const IN_RESET: Duration = Duration::from_secs(1);

@@ -10,9 +10,9 @@ use nix::time::{ClockId, clock_getres};
 
 use super::{Check, Findings};
 use rail_cni::fail;
-use rail_cni::netlink::Socket;
-use rail_cni::netlink::link::{self, Move};
 use rail_cni::netns;
+use rail_netlink::Socket;
+use rail_netlink::link::{self, Move};
 
 const NAME: &str = "move";
 /// Ways into the pod and back.

@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 
 use crate::netplan;
 use rail_cni::files;
-use rail_cni::netlink::link;
-use rail_cni::netlink::{Socket, address};
 use rail_cni::node::Node;
 use rail_cni::pool::{rail_in, store};
 use rail_cni::sysfs::{DeviceId, Function};
+use rail_netlink::link;
+use rail_netlink::{Socket, address};
 
 /// The directory of this host's netplan files.
 const NETPLAN: &str = "/etc/netplan";

@@ -12,12 +12,12 @@ use rail_cni::attach::planes::is_same_rail;
 use rail_cni::attach::state::State;
 use rail_cni::attach::steps::host_addresses::HostAddresses;
 use rail_cni::attach::{locate, pending as left, rebuild, userspace};
-use rail_cni::netlink::Socket;
-use rail_cni::netlink::link::Link;
-use rail_cni::netlink::vf::VfState;
 use rail_cni::node::Node;
 use rail_cni::pool::{Allocation, rail_in, store};
 use rail_cni::sysfs::Function;
+use rail_netlink::Socket;
+use rail_netlink::link::Link;
+use rail_netlink::vf::VfState;
 
 /// The MTU that the remedy sets on a PF, in bytes: enough for every network.
 const LARGE: u32 = 9216;

@@ -10,10 +10,10 @@ use super::{Check, Findings, count};
 use crate::commands::inventory::{Inventory, Rail, RdmaMode};
 use rail_cni::attach::steps::{Change, rdma};
 use rail_cni::every_netns::Which;
-use rail_cni::netlink::link::Link;
 use rail_cni::node::Node;
 use rail_cni::sysfs::{ETHERNET, Function, RdmaPort};
 use rail_cni::watchdog::SearchTime;
+use rail_netlink::link::Link;
 
 const DEVICES: &str = "rdma";
 const PORT: &str = "rdma-port";

@@ -8,10 +8,10 @@ use anyhow::Result;
 
 use super::{Check, Findings, Verdict, count};
 use crate::commands::inventory::{Inventory, Rail};
-use rail_cni::netlink::Socket;
-use rail_cni::netlink::dcb::{self, Dcb};
-use rail_cni::netlink::devlink::{Devlink, Modes};
 use rail_cni::node::{Node, Roce, Trust};
+use rail_netlink::Socket;
+use rail_netlink::dcb::{self, Dcb};
+use rail_netlink::devlink::{Devlink, Modes};
 
 const TRUST: &str = "roce-trust";
 const PFC: &str = "roce-pfc";

@@ -17,10 +17,10 @@ use crate::document;
 use rail_cni::attach::steps::rail::is_of_links;
 use rail_cni::cluster_networks::overlap;
 use rail_cni::files;
-use rail_cni::netlink::route::{self, MAIN};
-use rail_cni::netlink::{Socket, link};
 use rail_cni::node::Node;
 use rail_cni::pool::Allocation;
+use rail_netlink::route::{self, MAIN};
+use rail_netlink::{Socket, link};
 
 /// Has the address of the cluster's DNS, which is in the network of Services.
 const KUBELET: &str = "/var/lib/kubelet/config.yaml";

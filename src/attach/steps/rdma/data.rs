@@ -4,8 +4,8 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use crate::attach::context::Cx;
-use crate::netlink::rdma;
 use crate::sysfs::{DeviceId, Function, Mounted};
+use rail_netlink::rdma;
 
 /// What ADD does with the RDMA devices of a rail.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -18,14 +18,14 @@ use nix::errno::Errno;
 use crate::attach::config::{self, NetConf};
 use crate::attach::context::Cx;
 use crate::attach::device::Device;
-use crate::error::all_of;
 use crate::every_netns::{self, Seen, Which};
 use crate::fail;
-use crate::netlink::{Error, Socket, rdma};
 use crate::netns::Netns;
 use crate::node::Node;
 use crate::sysfs::{Function, Mounted};
 use crate::watchdog::{self, SearchTime};
+use rail_netlink::all_of;
+use rail_netlink::{Error, Socket, rdma};
 
 use data::Renamed;
 pub use data::{Rdma, function_in_pod};

@@ -6,11 +6,11 @@ use anyhow::{Context as _, Result};
 use super::data::{Rdma, Renamed};
 use crate::attach::config::NetConf;
 use crate::attach::context::{Bound, Cx};
-use crate::error::all_of;
 use crate::fail;
-use crate::netlink::{Socket, rdma};
 use crate::netns::Netns;
 use crate::sysfs::Function;
+use rail_netlink::all_of;
+use rail_netlink::{Socket, rdma};
 
 /// Adds the new name to `changes`.
 pub fn plan(conf: &NetConf, what: &str, socket: Option<&mut Socket>, changes: &mut Rdma) -> Result<()> {

@@ -14,10 +14,10 @@ use super::name::is_listed;
 
 use crate::attach::config::{NetConf, RdmaQos};
 use crate::attach::context::Cx;
-use crate::error::all_of;
 use crate::fail;
 use crate::node::Node;
 use crate::sysfs::{Function, Mounted};
+use rail_netlink::all_of;
 
 impl Qos {
     /// Takes over from an earlier attachment what it could not restore.

@@ -1,5 +1,18 @@
 //! Addresses, routes and permanent neighbours of a link, saved as the kernel reports them. What is set again has all of
 //! its attributes, also those that this program does not know.
+//!
+//! ```
+//! use rail_netlink::{Socket, link, saved};
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let mut socket = Socket::open()?;
+//! let lo = link::by_name(&mut socket, "lo")?.expect("every namespace has it");
+//! for address in saved::addresses(&mut socket, lo.index)? {
+//!     println!("{:?}", address.address());
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Range;

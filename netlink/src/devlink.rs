@@ -1,5 +1,17 @@
 //! What the driver of a function reports over devlink (include/uapi/linux/devlink.h): whether it does RoCE, and the
 //! mode of its switch. It is only read here.
+//!
+//! ```
+//! use rail_netlink::devlink::Devlink;
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! if let Some(mut devlink) = Devlink::open()? {
+//!     let modes = devlink.modes("0000:00:00.0")?;
+//!     println!("RoCE: {:?}, switchdev: {:?}", modes.roce, modes.is_switchdev);
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 use anyhow::Result;
 use netlink_packet_core::DefaultNla;

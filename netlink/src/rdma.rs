@@ -2,6 +2,18 @@
 //!
 //! In the shared mode, the default, every namespace sees every RDMA device. In the exclusive mode a device is
 //! in one namespace, and does not follow its netdev there.
+//!
+//! ```
+//! use rail_netlink::rdma;
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! // None: this kernel has no RDMA.
+//! if let Some(mut socket) = rdma::open()? {
+//!     println!("a namespace has its own devices: {}", rdma::is_exclusive(&mut socket)?);
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 use std::os::fd::{AsFd, AsRawFd as _};
 
@@ -94,7 +106,7 @@ fn parse(reply: &Message) -> Option<Device> {
 
 /// Moves a device that the socket's namespace has to the namespace `to`. The kernel compares with the namespace of
 /// the calling thread, not with the socket's (ib_device_set_netns_put): out of a pod it moves only inside of
-/// [`crate::netns::Netns::run`].
+/// a thread that has entered the namespace.
 pub fn move_to(socket: &mut Socket, device: &Device, to: &impl AsFd) -> Result<()> {
     socket.change(move_message(device, to), 0, || {
         format!("cannot move the RDMA device {} to the other namespace", device.name)

@@ -1,4 +1,14 @@
 //! Policy rules of a namespace: `from ADDRESS lookup TABLE`.
+//!
+//! ```
+//! use rail_netlink::{Socket, rule};
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let (rules, _) = rule::all(&mut Socket::open()?)?;
+//! println!("{} rules of the kind that this module makes", rules.len());
+//! # Ok(())
+//! # }
+//! ```
 
 use std::net::IpAddr;
 

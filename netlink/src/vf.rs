@@ -1,4 +1,15 @@
 //! The settings of a PF's VFs, as the PF's driver keeps them: the `vf N` lines of `ip link show`.
+//!
+//! ```
+//! use rail_netlink::{Socket, link, vf};
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let mut socket = Socket::open()?;
+//! let lo = link::by_name(&mut socket, "lo")?.expect("every namespace has it");
+//! assert_eq!(vf::state(&mut socket, lo.index, 0)?, vf::Report::NoSuchVf);
+//! # Ok(())
+//! # }
+//! ```
 
 use anyhow::Result;
 use netlink_packet_core::NlaBuffer;

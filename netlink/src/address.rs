@@ -1,4 +1,17 @@
 //! Addresses of a link.
+//!
+//! ```
+//! use rail_netlink::{Socket, address, link};
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let mut socket = Socket::open()?;
+//! let lo = link::by_name(&mut socket, "lo")?.expect("every namespace has it");
+//! for address in address::all(&mut socket, lo.index)? {
+//!     println!("{}, duplicate: {}", address.net, address.duplicate);
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;

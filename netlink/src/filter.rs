@@ -1,4 +1,15 @@
 //! Filters of tc that see every frame of a link: the data path of some CNI plugins, such as Cilium.
+//!
+//! ```
+//! use rail_netlink::{Socket, filter, link};
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let mut socket = Socket::open()?;
+//! let lo = link::by_name(&mut socket, "lo")?.expect("every namespace has it");
+//! assert_eq!(filter::on(&mut socket, lo.index)?, None);
+//! # Ok(())
+//! # }
+//! ```
 
 use anyhow::Result;
 use netlink_packet_core::parse_string;

@@ -1,4 +1,17 @@
 //! Routes of a namespace.
+//!
+//! ```
+//! use rail_netlink::{Socket, link, route};
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let mut socket = Socket::open()?;
+//! let lo = link::by_name(&mut socket, "lo")?.expect("every namespace has it");
+//! for route in route::through(&mut socket, lo.index)? {
+//!     println!("{} of table {}", route.dst, route.table);
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -1,5 +1,15 @@
 //! Data center bridging (include/uapi/linux/dcbnl.h, IEEE 802.1Q): which traffic a port keeps free of loss. It is only
 //! read here. No crate has it.
+//!
+//! ```
+//! use rail_netlink::{Socket, dcb};
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! // None: the driver of lo has no DCB.
+//! assert!(dcb::read(&mut Socket::open()?, "lo")?.is_none());
+//! # Ok(())
+//! # }
+//! ```
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,15 @@
 //! Links: reading what the kernel says about a netdev, changing it, and moving it to another namespace.
+//!
+//! ```
+//! use rail_netlink::{Socket, link};
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! for link in link::all(&mut Socket::open()?)? {
+//!     println!("{}: {}, MTU {}", link.index.get(), link.name, link.mtu);
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, AsRawFd as _};
@@ -16,7 +27,7 @@ use rtnetlink::LinkUnspec;
 use serde::{Deserialize, Serialize};
 
 use super::{Error, Message, Socket, attributes, nest};
-use crate::error::all_of;
+use crate::all_of;
 
 /// Index of a link in its namespace. It is never 0: a request with index 0 and a name acts on the link of that
 /// name, so a move "to net1" would move the host's own net1.

@@ -1,5 +1,17 @@
 //! The neighbour table: which addresses have answered on a link. The kernel itself sends the requests, with ARP
 //! or neighbour discovery.
+//!
+//! ```
+//! use rail_netlink::{Socket, link, neighbour};
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let mut socket = Socket::open()?;
+//! let lo = link::by_name(&mut socket, "lo")?.expect("every namespace has it");
+//! let state = neighbour::state(&mut socket, lo.index, "192.0.2.1".parse()?)?;
+//! assert_eq!(state, neighbour::State::None);
+//! # Ok(())
+//! # }
+//! ```
 
 use std::net::IpAddr;
 

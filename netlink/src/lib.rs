@@ -1,8 +1,23 @@
-//! Requests to the kernel about links, addresses, routes and rules, over a synchronous socket: every request
-//! ends with an answer or an error.
+//! Requests to the kernel over a synchronous netlink socket: links and VFs, addresses, routes, rules, neighbours, traffic
+//! filters, RDMA devices, ethtool, DCB and devlink.
 //!
-//! A socket stays in the namespace in which it was opened. A caller that opens one on the host and one in the
-//! pod needs no further setns.
+//! Every request ends with an answer or an error: errors that end a dump, interrupted dumps, acknowledgements that were
+//! lost, and a kernel that does not answer are all told. A change that a busy driver refuses is made again for a while.
+//! Attributes that this crate does not know are kept where something is saved and set again.
+//!
+//! A socket stays in the namespace in which it was opened. Whoever opens one on the host and one in the pod needs no
+//! further setns.
+//!
+//! ```
+//! use rail_netlink::{Socket, link};
+//!
+//! fn main() -> anyhow::Result<()> {
+//!     let mut socket = Socket::open()?;
+//!     let lo = link::by_name(&mut socket, "lo")?.expect("every namespace has it");
+//!     assert_eq!((lo.index.get(), lo.kind), (1, None));
+//!     Ok(())
+//! }
+//! ```
 
 pub mod address;
 pub mod dcb;
@@ -497,4 +512,11 @@ fn nest(kind: u16, attributes: &[DefaultNla]) -> DefaultNla {
     let mut value = vec![0; attributes.buffer_len()];
     attributes.emit(&mut value);
     DefaultNla::new(kind | NLA_F_NESTED, value)
+}
+/// The first error, with the others as its context: what is done although something before it failed.
+pub fn all_of(steps: impl IntoIterator<Item = anyhow::Result<()>>) -> anyhow::Result<()> {
+    let mut errors = steps.into_iter().filter_map(Result::err);
+    let Some(first) = errors.next() else { return Ok(()) };
+    let others: Vec<_> = errors.map(|error| format!("{error:#}")).collect();
+    if others.is_empty() { Err(first) } else { Err(first.context(format!("{}; first", others.join("; ")))) }
 }

@@ -1,6 +1,19 @@
 //! The settings of a netdev besides name, MTU and MAC that `ip -details link` shows. CAP_NET_ADMIN in the
 //! netdev's namespace is enough to change them, so a pod can, and a move to another namespace resets none of
 //! them.
+//!
+//! ```
+//! use rail_netlink::{Socket, link, tunables};
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let mut socket = Socket::open()?;
+//! let lo = link::by_name(&mut socket, "lo")?.expect("every namespace has it");
+//! for (name, value) in tunables::read(&mut socket, lo.index)? {
+//!     println!("{name} {value}");
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 use anyhow::Result;
 use netlink_packet_core::DefaultNla;

@@ -1,5 +1,18 @@
 //! The settings of a netdev that `ethtool` shows, over generic netlink (include/uapi/linux/ethtool_netlink.h,
 //! Linux 5.6). The crates for this exist only with asynchronous code.
+//!
+//! ```
+//! use rail_netlink::{Socket, ethtool::Ethtool, link};
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let mut socket = Socket::open()?;
+//! let lo = link::by_name(&mut socket, "lo")?.expect("every namespace has it");
+//! if let Some(mut ethtool) = Ethtool::open()? {
+//!     println!("{} settings", ethtool.read(lo.index)?.len());
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 use anyhow::Result;
 use netlink_packet_core::DefaultNla;

@@ -1,18 +1,29 @@
 //! The sysctls of an interface, `net.ipv4.conf.NAME` and `net.ipv6.conf.NAME`, which the kernel tells all at once
 //! (IFLA_AF_SPEC). They are written through /proc/sys.
+//!
+//! ```
+//! use rail_netlink::{Socket, devconf, link};
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let mut socket = Socket::open()?;
+//! let lo = link::by_name(&mut socket, "lo")?.expect("every namespace has it");
+//! let sysctls = devconf::read(&mut socket, lo.index)?;
+//! assert!(sysctls.contains_key("ipv4/rp_filter"));
+//! # Ok(())
+//! # }
+//! ```
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, bail};
 use netlink_packet_core::DefaultNla;
 use nix::errno::Errno;
 use nix::libc::{AF_INET, AF_INET6, IFLA_AF_SPEC, IFLA_EXT_MASK, RTM_GETLINK};
 
 use super::link::{HEADER_LEN, Index, Link};
 use super::{Message, Socket, attributes};
-use crate::{fail, failure};
 
 /// include/uapi/linux/ip.h and if_link.h: the attribute that has them, and their places in it.
 const INET_CONF: u16 = 1;
@@ -128,18 +139,18 @@ pub fn restore(socket: &mut Socket, link: &Link, was: &Sysctls) -> Result<()> {
     }
     // A pod may give its interface these names while it has no sysctls of IPv6 (dev_valid_name, addrconf_sysctl_register).
     if ["all", "default"].contains(&link.name.as_str()) {
-        fail!(Internal, "{} is a name that sysctl has for all interfaces: rename the device", link.name);
+        bail!("{} is a name that sysctl has for all interfaces: rename the device", link.name);
     }
     let set = |key: &str, value: i32| {
         let path = path(key, &link.name);
         fs::write(&path, value.to_string())
-            .map_err(|error| failure!(Io, "cannot set {} to {value}: {error}", path.display()))
+            .with_context(|| format!("cannot set {} to {value}", path.display()))
     };
     let mut done = Vec::new();
     for (key, was) in changed {
         done.push(set(key, *was));
     }
-    crate::error::all_of(done)
+    crate::all_of(done)
 }
 
 fn path(key: &str, ifname: &str) -> PathBuf {
