@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use super::config::{NetConf, Selector};
 use super::owner::Original;
 use super::{stacked, userspace};
-use crate::node::{self, Node};
+use crate::node::{self, Judged, Node};
 use crate::sysfs::{self, DeviceId, Function, Pf};
 use crate::{fail, failure};
 use rail_netlink::link::{self, Link};
@@ -51,12 +51,7 @@ impl Device {
 
     /// Whether it is a PF with VFs.
     pub fn has_vfs(&self) -> bool {
-        self.vf_count() > 0
-    }
-
-    fn vf_count(&self) -> u32 {
-        let function = self.function.as_ref().filter(|_| self.kind.is_none());
-        function.map_or(0, Function::vf_count)
+        self.kind.is_none() && self.function.as_ref().is_some_and(|function| function.vf_count() > 0)
     }
 
     /// Has its PF RDMA devices? Then it should have one as well.
@@ -220,16 +215,14 @@ fn original(
 /// Refuses a device that is not this rail's, or that the node's policy excludes.
 pub fn check_allowed(device: &Device, conf: &NetConf, node: &Node, network: &str) -> Result<()> {
     check_rail(device, conf, node, network)?;
-    check_policy(device, node)?;
-    if device.has_vfs() && !node.policy.pfs_with_vfs {
-        let (what, count) = (device.describe(), device.vf_count());
-        fail!(
-            InvalidConfig,
-            "{what} is in use by the host: it has VFs ({count}): take one of them, or allow this with \
-             policy.pfsWithVfs of node.json"
-        );
-    }
-    Ok(())
+    let Device { function, pf, kind, .. } = device;
+    let kind = kind.as_deref();
+    node.policy.check_device(&Judged {
+        what: device.describe(),
+        function: function.as_ref(),
+        pf: pf.as_ref(),
+        kind,
+    })
 }
 
 /// Refuses a device that is not this rail's, that the node's policy excludes, that cannot do what is asked,
@@ -306,10 +299,7 @@ fn check_own_rail(device: &Device, node: &Node) -> Result<()> {
         }
         fail!(InvalidConfig, "{what} is on the rails {rails:?} of node.json ({pf}): say which as `rail`");
     };
-    if let Some(allowed) = node.policy.rails.as_ref().filter(|allowed| !allowed.contains(&rail)) {
-        fail!(InvalidConfig, "{what} is on rail {rail}, and this node's policy allows the rails {allowed:?}");
-    }
-    Ok(())
+    node.policy.check_rail(&what, Some(rail))
 }
 
 /// The rail's PF according to node.json.
@@ -351,34 +341,6 @@ fn check_rail(device: &Device, conf: &NetConf, node: &Node, network: &str) -> Re
         expected.join(" and "),
         node::path().display()
     )
-}
-
-fn check_policy(device: &Device, node: &Node) -> Result<()> {
-    let policy = &node.policy;
-    let what = device.describe();
-    if let Some(kind) = device.kind.as_ref().filter(|kind| !policy.kinds.contains(kind)) {
-        fail!(
-            InvalidConfig,
-            "{what} is no function of a bus but of kind {kind}: this node hands it out only if policy.kinds of \
-             node.json names \"{kind}\""
-        );
-    }
-    if policy.vfs_only && !device.function.as_ref().is_some_and(Function::is_vf) {
-        fail!(InvalidConfig, "{what} is no VF: this node's policy allows VFs only");
-    }
-    if let Some(allowed) = &policy.pfs {
-        if !device.pf.as_ref().is_some_and(|pf| allowed.iter().any(|text| pf.is(text))) {
-            fail!(InvalidConfig, "{what} is not on one of the PFs {allowed:?} of this node's policy");
-        }
-    }
-    if let Some(allowed) = &policy.drivers {
-        let driver = device.function.as_ref().and_then(Function::driver);
-        if !driver.as_ref().is_some_and(|driver| allowed.contains(driver)) {
-            let driver = driver.as_deref().unwrap_or("no driver");
-            fail!(InvalidConfig, "{what} has {driver}: this node's policy allows the drivers {allowed:?}");
-        }
-    }
-    Ok(())
 }
 
 /// An InfiniBand packet of 4096 bytes without the header of IPoIB.

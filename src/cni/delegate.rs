@@ -70,12 +70,6 @@ impl<'a> Delegate<'a> {
         self
     }
 
-    /// Passes this configuration to the plugin instead.
-    #[must_use]
-    pub fn with_stdin(self, stdin: &'a [u8]) -> Delegate<'a> {
-        Delegate { stdin, ..self }
-    }
-
     /// Calls the plugin for another attachment than the one of this process, to clean up after a lost DEL.
     #[must_use]
     pub fn on_behalf_of(

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::lease::{self, Ask, Folder, Holder};
 use crate::cni::Attachment;
-use crate::node::Node;
+use crate::node::{Judged, Node};
 use crate::pool::{Allocation, node_name, rail_in, store::Store};
 use crate::sysfs::{DeviceId, Function};
 use crate::{fail, failure};
@@ -164,29 +164,10 @@ fn rail_of(node: &Node, function: &Function) -> Result<Option<u8>> {
 
 /// What node.json forbids to networks, it forbids to claims.
 fn check_policy(node: &Node, function: &Function, rail: Option<u8>) -> Result<()> {
-    let (policy, what) = (&node.policy, &function.id);
-    if let Some(allowed) = &policy.rails {
-        if !rail.is_some_and(|rail| allowed.contains(&rail)) {
-            let rail = rail.map_or_else(|| "no known rail".to_owned(), |rail| format!("rail {rail}"));
-            fail!(InvalidConfig, "{what} is on {rail}, and this node's policy allows the rails {allowed:?}");
-        }
-    }
-    if policy.vfs_only && !function.is_vf() {
-        fail!(InvalidConfig, "{what} is no VF: this node's policy allows VFs only");
-    }
-    if let Some(allowed) = &policy.pfs {
-        let pf = function.pf(&node.sysfs_root)?;
-        if !pf.is_some_and(|pf| allowed.iter().any(|text| pf.is(text))) {
-            fail!(InvalidConfig, "{what} is not on one of the PFs {allowed:?} of this node's policy");
-        }
-    }
-    if let Some(allowed) = &policy.drivers {
-        let driver = function.driver().unwrap_or_else(|| "no driver".to_owned());
-        if !allowed.contains(&driver) {
-            fail!(InvalidConfig, "{what} has {driver}: this node's policy allows the drivers {allowed:?}");
-        }
-    }
-    Ok(())
+    let pf = function.pf(&node.sysfs_root)?;
+    node.policy.check_rail(&function.id, rail)?;
+    let what = function.id.clone();
+    node.policy.check_device(&Judged { what, function: Some(function), pf: pf.as_ref(), kind: None })
 }
 
 /// The pools that are meant: those that are named, or those of the rail, at most one of each family.

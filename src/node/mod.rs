@@ -2,6 +2,7 @@
 //! programs use: a network configuration, which a tenant may have written, cannot set them.
 
 mod place;
+mod policy;
 mod roce;
 
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ use crate::files::{self, Dir};
 use crate::nearest::nearest;
 use crate::{calls, cluster_networks, cni, fail, failure, watchdog};
 
+pub use policy::{Judged, Policy};
 pub use roce::{Roce, Trust};
 
 /// Environment variable with the path of another node.json, for tests and unusual hosts.
@@ -113,47 +115,6 @@ pub const VF_KEYS: [&str; 13] = [
     "rdmaDeviceName",
     "rdmaQoS",
 ];
-
-/// Limits for networks. An absent list allows everything; `kinds`, `pfs_with_vfs` and `host_addresses` allow what
-/// is refused without them.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct Policy {
-    /// PCI addresses or netdev names of the PFs that may be attached, themselves or as VFs.
-    pub pfs: Option<Vec<String>>,
-    /// Values of `rail` that networks may use.
-    pub rails: Option<Vec<u8>>,
-    /// Drivers of the devices that may be attached.
-    pub drivers: Option<Vec<String>>,
-    /// Whether only VFs may be attached: no PF, no SF, no other device.
-    pub vfs_only: bool,
-    /// Those of [`VF_KEYS`] that networks may use.
-    pub vf_keys: Option<Vec<String>>,
-    /// Kinds of netdevs that may be attached besides functions of a bus: `veth`, `netdevsim`, `representor`.
-    pub kinds: Vec<String>,
-    /// Whether a PF that has VFs may be attached itself.
-    pub pfs_with_vfs: bool,
-    /// Whether a network may define its pool inline; true by default.
-    pub inline_pools: bool,
-    /// Whether a network may take a device with the host's addresses, and these with it.
-    pub host_addresses: bool,
-}
-
-impl Default for Policy {
-    fn default() -> Policy {
-        Policy {
-            pfs: None,
-            rails: None,
-            drivers: None,
-            vfs_only: false,
-            vf_keys: None,
-            kinds: Vec::new(),
-            pfs_with_vfs: false,
-            inline_pools: true,
-            host_addresses: false,
-        }
-    }
-}
 
 fn level<'de, D: Deserializer<'de>>(from: D) -> Result<Option<LevelFilter>, D::Error> {
     let text = String::deserialize(from)?;

@@ -201,6 +201,20 @@ fn the_policy_of_the_node_holds_for_claims() {
     assert!(bench.take("c1", &[], &[]).is_ok());
 }
 
+/// As ADD refuses it.
+#[test]
+fn a_pf_that_has_vfs_is_leased_nothing_unless_the_policy_allows_it() {
+    for (policy, is_allowed) in [(serde_json::json!({}), false), (serde_json::json!({"pfsWithVfs": true}), true)] {
+        let bench = bench(policy);
+        fs::write(bench.temp.path().join(format!("sys/bus/pci/devices/{PF}/sriov_numvfs")), "1").unwrap();
+        let taken = bench.take_of("c1", &[], &[], PF);
+        assert_eq!(taken.is_ok(), is_allowed, "{taken:?}");
+        if let Err(error) = taken {
+            assert_eq!(crate::error::code_of(&error), 7);
+        }
+    }
+}
+
 #[test]
 fn routes_that_another_rail_has_are_told_from_those_of_one_rail() {
     let bench = bench(serde_json::json!({}));

@@ -1,0 +1,113 @@
+//! node.json's `policy`: which devices this node hands out, and what a network may ask for. What it says of a device is
+//! asked here by ADD and by `railctl lease`.
+
+use anyhow::Result;
+use serde::Deserialize;
+
+use crate::fail;
+use crate::sysfs::{Function, Pf};
+
+/// Limits for networks. An absent list allows everything; `kinds`, `pfs_with_vfs` and `host_addresses` allow what
+/// is refused without them.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct Policy {
+    /// PCI addresses or netdev names of the PFs that may be attached, themselves or as VFs.
+    pub pfs: Option<Vec<String>>,
+    /// Values of `rail` that networks may use.
+    pub rails: Option<Vec<u8>>,
+    /// Drivers of the devices that may be attached.
+    pub drivers: Option<Vec<String>>,
+    /// Whether only VFs may be attached: no PF, no SF, no other device.
+    pub vfs_only: bool,
+    /// Those of [`VF_KEYS`] that networks may use.
+    pub vf_keys: Option<Vec<String>>,
+    /// Kinds of netdevs that may be attached besides functions of a bus: `veth`, `netdevsim`, `representor`.
+    pub kinds: Vec<String>,
+    /// Whether a PF that has VFs may be attached itself.
+    pub pfs_with_vfs: bool,
+    /// Whether a network may define its pool inline; true by default.
+    pub inline_pools: bool,
+    /// Whether a network may take a device with the host's addresses, and these with it.
+    pub host_addresses: bool,
+}
+
+impl Default for Policy {
+    fn default() -> Policy {
+        Policy {
+            pfs: None,
+            rails: None,
+            drivers: None,
+            vfs_only: false,
+            vf_keys: None,
+            kinds: Vec::new(),
+            pfs_with_vfs: false,
+            inline_pools: true,
+            host_addresses: false,
+        }
+    }
+}
+
+/// A device, as the policy judges it.
+#[derive(Debug)]
+pub struct Judged<'a> {
+    /// What messages call it.
+    pub what: String,
+    /// What it is on its bus.
+    pub function: Option<&'a Function>,
+    /// Its PF, or itself.
+    pub pf: Option<&'a Pf>,
+    /// Its kind, if it is no function of a bus but stands for one, or is made by software.
+    pub kind: Option<&'a str>,
+}
+
+impl Policy {
+    /// Refuses a device that this node does not hand out.
+    pub fn check_device(&self, device: &Judged<'_>) -> Result<()> {
+        let what = &device.what;
+        if let Some(kind) = device.kind.filter(|kind| !self.kinds.iter().any(|allowed| allowed == kind)) {
+            fail!(
+                InvalidConfig,
+                "{what} is no function of a bus but of kind {kind}: this node hands it out only if policy.kinds of \
+                 node.json names \"{kind}\""
+            );
+        }
+        if self.vfs_only && !device.function.is_some_and(Function::is_vf) {
+            fail!(InvalidConfig, "{what} is no VF: this node's policy allows VFs only");
+        }
+        if let Some(allowed) = &self.pfs {
+            if !device.pf.is_some_and(|pf| allowed.iter().any(|text| pf.is(text))) {
+                fail!(InvalidConfig, "{what} is not on one of the PFs {allowed:?} of this node's policy");
+            }
+        }
+        if let Some(allowed) = &self.drivers {
+            let driver = device.function.and_then(Function::driver);
+            if !driver.as_ref().is_some_and(|driver| allowed.contains(driver)) {
+                let driver = driver.as_deref().unwrap_or("no driver");
+                fail!(
+                    InvalidConfig,
+                    "{what} has {driver}: this node's policy allows the drivers {allowed:?}"
+                );
+            }
+        }
+        let vfs = if device.kind.is_none() { device.function.map_or(0, Function::vf_count) } else { 0 };
+        if vfs > 0 && !self.pfs_with_vfs {
+            fail!(
+                InvalidConfig,
+                "{what} is in use by the host: it has VFs ({vfs}): take one of them, or allow this with \
+                 policy.pfsWithVfs of node.json"
+            );
+        }
+        Ok(())
+    }
+
+    /// Refuses a rail that this node does not hand out. `rail` is that of the device; `None` where nobody knows it.
+    pub fn check_rail(&self, what: &str, rail: Option<u8>) -> Result<()> {
+        let Some(allowed) = &self.rails else { return Ok(()) };
+        if !rail.is_some_and(|rail| allowed.contains(&rail)) {
+            let rail = rail.map_or_else(|| "no known rail".to_owned(), |rail| format!("rail {rail}"));
+            fail!(InvalidConfig, "{what} is on {rail}, and this node's policy allows the rails {allowed:?}");
+        }
+        Ok(())
+    }
+}
