@@ -8,6 +8,10 @@ target=${CARGO_TARGET_DIR:-$root/target}
 PATH=$PATH:${CARGO_HOME:-${HOME:-/root}/.cargo}/bin:/usr/local/go/bin:/usr/sbin:/sbin
 export PATH
 
+# What is installed in one folder, in the order in which an upgrade replaces it: a new rail-cni never meets an old
+# rail-ipam, and before the new rail-cni writes its first record, railctl is one that reads the records of both.
+executables=(rail-ipam railctl rail-cni)
+
 die() {
     printf '%s: %s\n' "${0##*/}" "$1" >&2
     exit "${2:-1}"
@@ -151,6 +155,14 @@ tell() { printf '%s: %s\n' "${0##*/}" "$1" >&2; }
 
 # Where fetched tools are kept.
 cache_dir() { printf '%s/rail-cni' "${XDG_CACHE_HOME:-${HOME:-/root}/.cache}"; }
+
+# has_executables FOLDER: all that is installed is there.
+has_executables() {
+    local name
+    for name in "${executables[@]}"; do
+        [[ -f $1/$name && -x $1/$name ]] || return
+    done
+}
 
 # Runs "$0" again with these arguments in network and mount namespaces of its own (and in a user namespace
 # unless we are root), so that nothing of the host is touched. Does not return. RAIL_SANDBOX marks the inside.

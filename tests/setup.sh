@@ -146,11 +146,11 @@ an_old_rust_is_said() {
     says 'rustup update stable'
 }
 
-# Two programs as another machine would have left them.
+# The programs as another machine would have left them.
 elsewhere() {
     mkdir -p "$work/elsewhere"
-    cp "$target"/static/rail-{cni,ipam} "$work/elsewhere/"
-    (cd "$work/elsewhere" && sha256sum rail-cni rail-ipam >SHA256SUMS)
+    cp "${executables[@]/#/$target/static/}" "$work/elsewhere/"
+    (cd "$work/elsewhere" && sha256sum "${executables[@]}" >SHA256SUMS)
 }
 
 refuses() { if take_them "$1" >"$work/said"; then return 1; fi; }
@@ -193,7 +193,7 @@ nothing_runs_that_is_no_static_executable_for_this_machine() {
         dynamic:'not static: it has an interpreter'; do
         elsewhere
         rm -rf "$work/target" && cp "$work/${what%%:*}" "$work/elsewhere/rail-ipam"
-        (cd "$work/elsewhere" && sha256sum rail-cni rail-ipam >SHA256SUMS)
+        (cd "$work/elsewhere" && sha256sum "${executables[@]}" >SHA256SUMS)
         refuses "$work/elsewhere"
         grep -qF "${what#*:}" "$work/said" || { cat "$work/said" && return 1; }
         if [[ -e $work/target/static/rail-cni || -e $work/ran ]]; then return 1; fi
@@ -263,7 +263,7 @@ make_release() {
     local name
     name=rail-cni-$1-linux-$(uname -m)
     rm -rf "${work:?}/made" "${release:?}"/* && mkdir -p "$work/made/$name"
-    cp "$target"/static/rail-{cni,ipam} "$work/made/$name/"
+    cp "${executables[@]/#/$target/static/}" "$work/made/$name/"
     tar -C "$work/made" -czf "$release/$name.tar.gz" "$name"
     (cd "$release" && sha256sum -- *.tar.gz >SHA256SUMS)
 }
@@ -321,7 +321,7 @@ a_build_says_its_commit() {
     }
     mkdir -p "$copy"
     cp -r "$root"/{scripts,.gitattributes,Cargo.toml,Cargo.lock} "$copy/"
-    mkdir "$copy/src" && : >"$copy/src/lib.rs"
+    mkdir "$copy"/{src,ctl} && touch "$copy"/{src,ctl}/lib.rs
     says_commit ''
     (
         cd "$copy"
@@ -331,6 +331,8 @@ a_build_says_its_commit() {
     hash=$(git -C "$copy" rev-parse HEAD)
     says_commit "${hash:0:12}"
     printf '// more\n' >"$copy/src/lib.rs"
+    says_commit "${hash:0:12}, changed"
+    git -C "$copy" checkout -q src && printf '// more\n' >"$copy/ctl/lib.rs"
     says_commit "${hash:0:12}, changed"
     RAIL_CNI_COMMIT=0123456789abcdef says_commit 0123456789ab
     mkdir "$work/unpacked" && git -C "$copy" archive HEAD | tar -x -C "$work/unpacked"
