@@ -18,7 +18,7 @@ main() {
     mkdir "$work/image" "$work/layer"
     tar -C "$work/image" -xf "$work/one.tar"
     local test
-    for test in two_images_are_the_same plugins_that_are_stale_are_built_anew a_folder_without_a_plugin_is_refused every_blob_has_its_digest the_layer_has_three_executables_and_nothing_else \
+    for test in two_images_are_the_same plugins_that_are_stale_are_built_anew a_folder_without_a_plugin_is_refused every_blob_has_its_digest the_layer_has_four_executables_and_nothing_else \
         the_executables_are_static_and_run; do
         if ("$test") >"$work/log" 2>&1; then
             passed=$((passed + 1))
@@ -40,17 +40,18 @@ plugins_that_are_stale_are_built_anew() {
     triple=$(rustc -vV | sed -n 's/^host: //p')
     mkdir -p "$work/target/static"
     ln -s "$target/$triple" "$target/agent" "$work/target/"
-    printf '#!/bin/sh\necho stale\n' | tee "$work/target/static/rail-cni" >"$work/target/static/rail-ipam"
-    chmod 755 "$work/target/static"/rail-*
+    local name
+    for name in "${executables[@]}"; do printf '#!/bin/sh\necho stale\n' >"$work/target/static/$name"; done
+    chmod 755 "$work/target/static"/rail*
     CARGO_TARGET_DIR=$work/target RAIL_CNI_FROM=$target/static "$root/scripts/image" "$work/three.tar"
     cmp "$work/one.tar" "$work/three.tar"
 }
 
 a_folder_without_a_plugin_is_refused() {
     local said
-    mkdir "$work/half" && cp "$target/static/rail-cni" "$work/half/"
+    mkdir "$work/half" && cp "$target"/static/rail-{cni,ipam} "$work/half/"
     ! said=$("$root/scripts/image" --plugins "$work/half" "$work/four.tar" 2>&1) || return
-    [[ $said == *"$work/half has no executable rail-ipam"* && ! -e $work/four.tar ]]
+    [[ $said == *"$work/half has no executable railctl"* && ! -e $work/four.tar ]]
 }
 
 every_blob_has_its_digest() {
@@ -76,16 +77,16 @@ unpack() {
     tar -C "$work/layer" -xf "$work/image/blobs/sha256/${layer#sha256:}"
 }
 
-the_layer_has_three_executables_and_nothing_else() {
+the_layer_has_four_executables_and_nothing_else() {
     unpack
-    [[ $(cd "$work/layer" && find . -type f -perm 755 | sort | tr '\n' ' ') == './plugins/rail-cni ./plugins/rail-ipam ./rail-agent ' ]] || return
-    [[ $(find "$work/layer" -type f | wc -l) == 3 ]]
+    [[ $(cd "$work/layer" && find . -type f -perm 755 | sort | tr '\n' ' ') == './plugins/rail-cni ./plugins/rail-ipam ./plugins/railctl ./rail-agent ' ]] || return
+    [[ $(find "$work/layer" -type f | wc -l) == 4 ]]
 }
 
 the_executables_are_static_and_run() {
     unpack
     local name
-    for name in rail-agent plugins/rail-cni plugins/rail-ipam; do
+    for name in rail-agent "${executables[@]/#/plugins/}"; do
         LC_ALL=C ldd "$work/layer/$name" 2>&1 | grep -E 'statically linked|not a dynamic executable' || return
         "$work/layer/$name" --version || return
     done

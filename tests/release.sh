@@ -108,12 +108,13 @@ install_deb() { dpkg --root="$PWD/root" --log=/dev/null --force-not-root --force
 # installed: the files of a package, as they should be.
 installed() {
     local program
-    for program in rail-cni rail-ipam; do
+    for program in "${executables[@]}"; do
         cmp "$target/static/$program" "root/opt/cni/bin/$program"
         [[ $(stat -c %a "root/opt/cni/bin/$program") == 755 ]]
-        [[ $(readlink "root/usr/sbin/$program") == "../../opt/cni/bin/$program" ]]
-        [[ -s root/usr/share/man/man8/$program.8.gz && -s root/usr/share/bash-completion/completions/$program ]]
     done
+    # Where PATH leads.
+    cmp "$target/static/railctl" root/usr/bin/railctl
+    [[ -s root/usr/share/man/man8/railctl.8.gz && -s root/usr/share/bash-completion/completions/railctl ]]
     [[ $(stat -c %a root/etc/rail-cni) == 755 && -x root/usr/share/rail-cni/check-rdma && -x $unpacked/check-rdma ]]
     [[ -s root/usr/share/doc/rail-cni/THIRD-PARTY-LICENSES && -s root/usr/share/doc/rail-cni/rail-cni.cdx.json ]]
 }
@@ -127,7 +128,7 @@ a_deb_installs_and_goes() {
     # What the operator wrote stays.
     echo '{}' >root/etc/rail-cni/node.json
     dpkg --root="$PWD/root" --log=/dev/null --force-not-root -P rail-cni
-    [[ ! -e root/opt/cni/bin/rail-cni && -e root/etc/rail-cni/node.json ]]
+    [[ ! -e root/opt/cni/bin/rail-cni && ! -e root/usr/bin/railctl && -e root/etc/rail-cni/node.json ]]
 }
 
 a_rpm_installs_and_goes() {
@@ -139,7 +140,7 @@ a_rpm_installs_and_goes() {
     "${rpm[@]}" -V --nodeps rail-cni
     echo '{}' >root/etc/rail-cni/node.json
     "${rpm[@]}" -e rail-cni
-    [[ ! -e root/opt/cni/bin/rail-cni && -e root/etc/rail-cni/node.json ]]
+    [[ ! -e root/opt/cni/bin/rail-cni && ! -e root/usr/bin/railctl && -e root/etc/rail-cni/node.json ]]
 }
 
 a_deb_stays_while_pods_need_it() {
@@ -189,6 +190,13 @@ removal() {
     if grep -q '172.16.0.0\|owed' said; then return 1; fi
     install_it again
     call DEL rail-cni
+    # The pod is gone, and its device cannot get its name back.
+    call ADD rail-cni
+    ip link add vf0 type dummy
+    call DEL rail-cni
+    stays '0000:1a:00.2 is not as it was before ai/trainer-0'
+    ip link delete vf0
+    chroot root /opt/cni/bin/railctl reap
     # A pod has an address alone.
     call ADD rail-ipam
     stays 'ai/trainer-0 has 172.16.0.0 (live)'
@@ -198,9 +206,11 @@ removal() {
     install_it
     mv root/etc/rail-cni/node.json .
     printf '{' >root/etc/rail-cni/node.json
-    stays 'not known: rail-cni: /etc/rail-cni/node.json'
+    stays 'not known: railctl: /etc/rail-cni/node.json'
     mv node.json root/etc/rail-cni/
-    # Somebody took the executables away.
+    # Somebody took railctl away, or all of them.
+    mv root/opt/cni/bin/railctl .
+    stays 'there is no /opt/cni/bin/railctl'
     rm root/opt/cni/bin/rail-*
     remove_it
 }
@@ -366,12 +376,12 @@ no_call_fails_while_a_deb_is_upgraded() {
     dpkg-deb -R "$deb" older
     sed -i 's/^Version: .*/Version: 0.0.1/' older/DEBIAN/control
     local program inode calls
-    for program in rail-cni rail-ipam; do
+    for program in "${executables[@]}"; do
         printf 'older' >>"older/opt/cni/bin/$program"
     done
     dpkg-deb --root-owner-group -Zgzip --build older older.deb
     install_deb older.deb
-    inode=$(stat -c %i root/opt/cni/bin/rail-{cni,ipam})
+    inode=$(stat -c %i "${executables[@]/#/root/opt/cni/bin/}")
 
     call_until_done &
     local caller=$!
@@ -381,11 +391,11 @@ no_call_fails_while_a_deb_is_upgraded() {
     : >ended
     wait "$caller"
 
-    for program in rail-cni rail-ipam; do
+    for program in "${executables[@]}"; do
         cmp "$target/static/$program" "root/opt/cni/bin/$program"
     done
     # No inode of before is in its place.
-    [[ ! $(comm -12 <(sort <<<"$inode") <(stat -c %i root/opt/cni/bin/rail-{cni,ipam} | sort)) ]]
+    [[ ! $(comm -12 <(sort <<<"$inode") <(stat -c %i "${executables[@]/#/root/opt/cni/bin/}" | sort)) ]]
     calls=$(wc -l <called)
     printf '%d calls\n' "$calls"
     ((calls > 0))
@@ -404,29 +414,30 @@ call_until_done() {
 
 an_archive_has_what_install_takes() {
     CARGO_TARGET_DIR=$PWD/target RAIL_CNI_FROM=$unpacked "$root/scripts/build"
-    cmp "$target/static/rail-cni" target/static/rail-cni
+    local program
+    for program in "${executables[@]}"; do
+        cmp "$target/static/$program" "target/static/$program"
+    done
     [[ -s $unpacked/LICENSE && -s $unpacked/THIRD-PARTY-LICENSES && -s $unpacked/conf/node.json ]]
 }
 
 # --- pages and completions --------------------------------------------------------------------------------------
 
-# commands PROGRAM: as its --help lists them.
+# commands: as --help of railctl lists them.
 commands() {
-    "$unpacked/$1" --help | awk '/^Commands:/ { on = 1; next } /^[^ ]/ { on = 0 } on && /^  [a-z]/ { print $1 }' |
+    "$unpacked/railctl" --help | awk '/^Commands:/ { on = 1; next } /^[^ ]/ { on = 0 } on && /^  [a-z]/ { print $1 }' |
         grep -vx help
 }
 
 every_command_has_a_page() {
-    local program command page
-    for program in rail-cni rail-ipam; do
-        commands "$program" >names
-        (($(wc -l <names) > 3))
-        while IFS= read -r command; do
-            page=$unpacked/man/$program-$command.8
-            [[ -s $page ]] || { printf '%s %s has no page\n' "$program" "$command" && return 1; }
-            grep -qxF "${program/-/\\-}\\-$command(8)" "$unpacked/man/$program.8"
-        done <names
-    done
+    local command page
+    commands >names
+    (($(wc -l <names) > 3))
+    while IFS= read -r command; do
+        page=$unpacked/man/railctl-$command.8
+        [[ -s $page ]] || { printf 'railctl %s has no page\n' "$command" && return 1; }
+        grep -qxF "railctl\\-$command(8)" "$unpacked/man/railctl.8"
+    done <names
     for page in "$unpacked"/man/*.8; do
         mandoc -T lint -W error "$page"
         grep -qx '.SH OPTIONS' "$page"
@@ -444,21 +455,18 @@ bash_completes_commands_and_options() {
             "$function" "$1" "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
             printf "%s\n" "${COMPREPLY[@]}"' bash "$unpacked/completions/bash/$1.bash" "$@"
     }
-    [[ $(completes rail-cni doc) == doctor ]]
+    [[ $(completes railctl doc) == doctor ]]
     [[ $(completes railctl reap --dry) == --dry-run ]]
-    [[ $(completes rail-cni --output js) == json ]]
-    [[ $(completes rail-ipam pl) == plan ]]
+    [[ $(completes railctl --output js) == json ]]
+    [[ $(completes railctl pl) == plan ]]
     completes railctl plan --cl | grep -qx -- --cluster-networks
 }
 
 completions_of_zsh_and_fish_parse() {
-    local program
-    for program in rail-cni rail-ipam; do
-        zsh -n "$unpacked/completions/zsh/_$program"
-        HOME=$PWD fish -n "$unpacked/completions/fish/$program.fish"
-        HOME=$PWD fish -c "source '$unpacked/completions/fish/$program.fish'; complete -C '$program --out'" >offers
-        grep -q -- --output offers
-    done
+    zsh -n "$unpacked/completions/zsh/_railctl"
+    HOME=$PWD fish -n "$unpacked/completions/fish/railctl.fish"
+    HOME=$PWD fish -c "source '$unpacked/completions/fish/railctl.fish'; complete -C 'railctl --out'" >offers
+    grep -q -- --output offers
 }
 
 # --- the bill of materials --------------------------------------------------------------------------------------
@@ -466,12 +474,12 @@ completions_of_zsh_and_fish_parse() {
 # The bill comes from cargo's tree; this from the plan of a build.
 the_bill_names_all_that_is_linked() {
     local triple=x86_64-unknown-linux-gnu
-    (cd "$root" && RUSTC_BOOTSTRAP=1 cargo build --locked --release --bins --target "$triple" -Z unstable-options \
-        --unit-graph) >units
+    (cd "$root" && RUSTC_BOOTSTRAP=1 cargo build --locked --release --package rail-cni --package railctl --bins \
+        --target "$triple" -Z unstable-options --unit-graph) >units
     jq -r --arg triple "$triple" '
         .units[] | select(.platform == $triple and .mode == "build" and (.target.kind | index("lib"))) | .pkg_id
         | capture("[#/](?<name>[a-zA-Z0-9_-]+)[@#](?<version>[0-9][^/]*)$")
-        | select(.name != "rail-cni") | "\(.name) \(.version)"' units | sort -u >linked
+        | select(.name != "rail-cni" and .name != "railctl") | "\(.name) \(.version)"' units | sort -u >linked
     jq -r '.components[] | select(.purl | startswith("pkg:cargo/")) | "\(.name) \(.version)"' \
         "$work/files/$name.cdx.json" | sort >named
     (($(wc -l <linked) > 20))
@@ -486,8 +494,9 @@ the_bill_names_all_that_is_linked() {
     # What is no package of cargo, but in the executables too.
     jq -e '[.components[] | select(.version | test("^[0-9]+[.][0-9]")) | .name] | index("glibc") and index("rust-std")' \
         "$work/files/$name.cdx.json"
-    jq -e --arg sum "$(sha256sum <"$target/static/rail-cni" | cut -d ' ' -f 1)" \
-        '.metadata.component.components[0].hashes[0].content == $sum' "$work/files/$name.cdx.json"
+    jq -r '.metadata.component.components[] | "\(.hashes[0].content)  \(.name)"' "$work/files/$name.cdx.json" >executables
+    (($(wc -l <executables) == ${#executables[@]}))
+    (cd "$target/static" && sha256sum --quiet --strict -c) <executables
 }
 
 # As deny.toml has it, which needs a tool that takes minutes to build.
