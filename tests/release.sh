@@ -192,7 +192,7 @@ removal() {
     call DEL rail-cni
     # The pod is gone, and its device cannot get its name back.
     call ADD rail-cni
-    ip link add vf0 type dummy
+    ip link add vf0 type veth peer name other
     call DEL rail-cni
     stays '0000:1a:00.2 is not as it was before ai/trainer-0'
     ip link delete vf0

@@ -22,7 +22,7 @@ xfs_that_commits_all_the_time_has_the_old_plan_or_the_new() { tries xfs 300M bus
 btrfs_has_the_old_plan_or_the_new() { tries btrfs 128M; }
 btrfs_that_commits_all_the_time_has_the_old_plan_or_the_new() { tries btrfs 128M busy; }
 
-# The same where rail-ipam does not wait for the disk, which shows that a store that is written wrongly is found.
+# The same where railctl does not wait for the disk, which shows that a store that is written wrongly is found.
 without_waits_for_the_disk_plans_are_lost() {
     has strace || skip "no strace"
     under=(strace -qq -o /dev/null -e inject=syncfs:retval=0)
@@ -80,7 +80,7 @@ clean() {
     rm -rf "$folder"
 }
 
-# Every kind of step that rail-ipam has for a node: a first directory, another one in its place, one file in the place of
+# Every kind of step that railctl has for a node: a first directory, another one in its place, one file in the place of
 # another, a removed one; and all that write.
 change_the_store() {
     printf '{"nodeName": "node-1", "storeDir": "%s/store"}\n' "$disk" >"$folder/node.json"
