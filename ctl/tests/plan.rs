@@ -521,6 +521,40 @@ fn a_node_is_replaced_by_a_word_and_not_by_a_slip() {
     );
 }
 
+#[test]
+fn a_program_is_told_in_one_word_why_a_plan_is_refused() {
+    let place = Place::new();
+    let refused = |args: &[&str]| -> Value {
+        let output = place.run("store", &with(args, &["--output".to_owned(), "json".to_owned()]));
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()["refused"].take()
+    };
+    let pool = |name: &str, node: &str| {
+        let text = json!({"apiVersion": "nv-ipam.nvidia.com/v1alpha1", "kind": "CIDRPool", "metadata": {"name": "r"},
+            "spec": {"cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31,
+                "staticAllocations": [{"nodeName": node, "prefix": "172.16.0.0/31"}]}});
+        place.write(name, &text.to_string())
+    };
+    let (first, second) = (pool("first.json", "a"), pool("second.json", "b"));
+    place.ok("store", &["import", "--all-nodes", &first]);
+    for verb in [&["import"][..], &["plan", "--to", "store"]] {
+        let taken = refused(&[verb, &["--all-nodes", &second]].concat());
+        assert_eq!(taken["reason"], "taken");
+        let of = |key: &str| taken["taken"][0][key].clone();
+        assert_eq!(["node", "owner", "pool", "prefix"].map(of), ["b", "a", "r", "172.16.0.0/31"]);
+        assert!(of("text").as_str().unwrap().contains("--replaces b=a"), "{taken}");
+        let wrong = place.write("wrong.json", "{\"kind\": \"CIDRPool\"}");
+        let invalid = refused(&[verb, &[&wrong]].concat());
+        assert_eq!(invalid["reason"], "invalid");
+        assert!(invalid["message"].as_str().unwrap().contains("wrong.json"), "{invalid}");
+    }
+    // What is written has its warnings beside it.
+    let other = place.write("other.json", &fs::read_to_string(&second).unwrap().replace("0.0/31", "0.2/31"));
+    let written = place.ok("store", &["import", "--all-nodes", &other, "--output", "json"]);
+    let written: Value = serde_json::from_str(&written).unwrap();
+    assert!(written["warnings"][0].as_str().unwrap().contains("node a is in the store"), "{written}");
+}
+
 /// Two netplan files with one address: the one of a node that is gone stays until somebody wants it away.
 #[test]
 fn files_of_an_earlier_plan_are_told_and_go_when_they_are_pruned() {

@@ -7,7 +7,9 @@ use std::net::IpAddr;
 
 use anyhow::Result;
 use ipnet::IpNet;
+use serde_json::{Value, json};
 
+use super::leases::{State, lease_json, look};
 use super::report::tell;
 use crate::output;
 use crate::plan::Pools;
@@ -16,7 +18,7 @@ use crate::store::{Change, Writer};
 use rail_cni::error::{self, Code};
 use rail_cni::fail;
 use rail_cni::fault::few;
-use rail_cni::ipam::lease::{self, Entry, Folder, Held};
+use rail_cni::ipam::lease::{self, Folder, Held};
 use rail_cni::node::Node;
 use rail_cni::pool::allocation::{Allocation, To, bits};
 use rail_cni::pool::store::{self, Store};
@@ -152,7 +154,7 @@ impl Line {
 }
 
 /// A live lease that the new plan has no room for.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Outside {
     /// The name of the node.
     pub node_name: String,
@@ -164,17 +166,31 @@ pub struct Outside {
     pub holder: String,
     /// Why the plan has no room for the lease.
     pub why: String,
+    /// The lease for programs, as `leases` prints it.
+    lease: Value,
 }
 
 impl fmt::Display for Outside {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Outside { node_name, pool, address, holder, why } = self;
+        let Outside { node_name, pool, address, holder, why, .. } = self;
         write!(f, "pool {pool}: node {node_name}: {address} is in use, {holder}, and {why}")
     }
 }
 
+impl Outside {
+    /// What programs get.
+    pub fn json(&self) -> Value {
+        let mut json = self.lease.clone();
+        let Outside { node_name, pool, holder, why, .. } = self;
+        let text = self.to_string();
+        let more = [("node", node_name), ("pool", pool), ("holder", holder), ("why", why), ("text", &text)];
+        more.into_iter().for_each(|(key, value)| json[key] = value.as_str().into());
+        json
+    }
+}
+
 /// A node whose prefix in the plan belongs to another node, which keeps it, or to another pool of its own.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Taken {
     /// The node that the plan gives it to.
     pub node_name: String,
@@ -212,6 +228,44 @@ impl fmt::Display for Taken {
         }
     }
 }
+
+impl Taken {
+    /// What programs get.
+    pub fn json(&self) -> Value {
+        let Taken { node_name, owner, prefix, pool, count, .. } = self;
+        json!({"node": node_name, "owner": owner, "pool": pool, "prefix": prefix, "count": count,
+            "text": self.to_string()})
+    }
+}
+
+/// What keeps a plan in which nothing is wrong from being written.
+#[derive(Debug)]
+pub enum Obstacle {
+    /// Running pods would lose their addresses.
+    Held(Vec<Outside>),
+    /// Prefixes belong to other nodes or pools.
+    Taken(Vec<Taken>),
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Obstacle::Held(leases) => write!(
+                f,
+                "nothing was written: {} live leases are outside of the new plan: end those pods first, or add \
+                 --force, and they keep addresses that the fabric may route elsewhere",
+                leases.len()
+            ),
+            Obstacle::Taken(taken) => {
+                let nodes: BTreeSet<&str> = taken.iter().map(|taken| taken.node_name.as_str()).collect();
+                let count = nodes.len();
+                write!(f, "nothing was written: {count} nodes would get prefixes of other nodes or pools")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Obstacle {}
 
 /// What writing a plan changes, and the messages about it.
 #[derive(Debug, Default)]
@@ -503,7 +557,13 @@ fn hurt_in(
         return Ok(());
     }
     for entry in folder.entries()? {
-        let Some(holder) = holder(folder, &entry, node)? else { continue };
+        let Some((lease, state)) = look(folder, &entry, node)? else { continue };
+        let json = lease_json(&entry, &lease, &state);
+        let holder = match lease {
+            Ok(_) if matches!(state, State::Dead) => continue,
+            Ok(lease) => format!("held by {} since {}", lease.holder, lease.since),
+            Err(why) => why,
+        };
         let address = entry.address;
         let judged = match own {
             Some(Line { after: None, .. }) => Err("the plan has no prefix for this node".to_owned()),
@@ -520,6 +580,7 @@ fn hurt_in(
                 address,
                 holder,
                 why,
+                lease: json,
             }),
             Ok(()) if keeps.is_some_and(|(before, after)| told(before) != told(after)) => warnings.push(format!(
                 "pool {}: node {}: {address}, {holder}: the pod keeps its old prefix length, gateway and routes until \
@@ -530,16 +591,6 @@ fn hurt_in(
         }
     }
     Ok(())
-}
-
-/// The holder of a lease, unless it is dead.
-fn holder(folder: &Folder, entry: &Entry, node: &Node) -> Result<Option<String>> {
-    Ok(match folder.read(entry) {
-        Ok(None) => None,
-        Ok(Some(lease)) if lease.is_dead(node)? => None,
-        Ok(Some(lease)) => Some(format!("held by {} since {}", lease.holder, lease.since)),
-        Err(why) => Some(why),
-    })
 }
 
 /// What a pod gets with its address.
@@ -560,19 +611,15 @@ pub fn writer(
     }
     if !node.store_dir.exists() {
         let import = compare()?;
-        refuse_outside(import.outside.len(), force).inspect_err(|_| tell(&import))?;
+        refuse_outside(&import.outside, force).inspect_err(|_| tell(&import))?;
     }
     Writer::new(node).map(Some)
 }
 
-/// Fails if so many running pods would lose their addresses, unless that is forced.
-fn refuse_outside(count: usize, force: Force) -> Result<()> {
-    if force == Force::No && count > 0 {
-        fail!(
-            TryAgain,
-            "nothing was written: {count} live leases are outside of the new plan: end those pods first, or add \
-             --force, and they keep addresses that the fabric may route elsewhere"
-        );
+/// Fails if running pods would lose their addresses, unless that is forced.
+fn refuse_outside(outside: &[Outside], force: Force) -> Result<()> {
+    if force == Force::No && !outside.is_empty() {
+        return Err(Obstacle::Held(outside.to_vec()).into());
     }
     Ok(())
 }
@@ -581,17 +628,12 @@ fn refuse_outside(count: usize, force: Force) -> Result<()> {
 /// running pod would lose its address.
 pub fn write(node: &Node, writer: Writer, import: &Import, force: Force) -> Result<()> {
     if !import.taken.is_empty() {
-        let count: BTreeSet<&str> = import.taken.iter().map(|taken| taken.node_name.as_str()).collect();
-        fail!(
-            InvalidConfig,
-            "nothing was written: {} nodes would get prefixes of other nodes or pools",
-            count.len()
-        );
+        return Err(Obstacle::Taken(import.taken.clone()).into());
     }
     let refuse_hurt = || -> Result<()> {
         let (outside, _) = hurt(node, &import.lines)?;
         let is_told = |one: &Outside| import.outside.iter().any(|told| told.address == one.address);
-        refuse_outside(outside.len(), force).inspect_err(|_| {
+        refuse_outside(&outside, force).inspect_err(|_| {
             for late in outside.iter().filter(|one| !is_told(one)) {
                 output::say(&late.to_string());
             }

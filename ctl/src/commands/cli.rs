@@ -18,6 +18,7 @@ use super::leases::{LeasesArgs, leases};
 use super::lint::lint;
 use super::plan::{PlanArgs, plan};
 use super::reap::{ReapArgs, reap};
+use super::refused;
 use super::release::{ReleaseArgs, release};
 use super::start;
 use super::status::{self, status};
@@ -223,13 +224,17 @@ pub fn run() -> ExitCode {
         }
         Command::Lint(args) => lint(&args.files, args.fix, output),
         Command::Reap(args) => start("reap").and_then(|node| reap(&node, &args, output)),
-        Command::Import(args) => start("import").and_then(|node| import(&node, &args, output)),
+        Command::Import(args) => {
+            refused::told(start("import").and_then(|node| import(&node, &args, output)), output)
+        }
         Command::Plan(args) => {
             rail_cni::log::describe_command(PROGRAM, "plan");
-            plan(&args, output)
+            refused::told(plan(&args, output), output)
         }
         Command::Leases(args) => start("leases").and_then(|node| leases(&node, &args, output)),
-        Command::Lease(args) => start("lease").and_then(|node| lease(&node, &args, output)),
+        Command::Lease(args) => {
+            refused::told(start("lease").and_then(|node| lease(&node, &args, output)), output)
+        }
         Command::Release(args) => start("release").and_then(|node| release(&node, &args, output)),
     };
     output::end(done)

@@ -5,10 +5,10 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use clap::Args;
 
-use super::change::{self, Force, Import, Nodes, Scope, Terms};
+use super::change::{self, Force, Nodes, Scope, Terms};
 use super::report::{Run, show_changes, tell};
 use crate::document;
-use crate::output::Output;
+use crate::output::{self, Output};
 use crate::plan::{Plan, Pools, manifest, refused};
 use rail_cni::fail;
 use rail_cni::node::Node;
@@ -51,8 +51,9 @@ pub fn import(node: &Node, args: &ImportArgs, output: Output) -> Result<ExitCode
     let replaces = args.replaces.iter().cloned().collect();
     let terms = Terms { prune: args.prune, scope: Scope::OwnPools, replaces };
     let (pools, plan) = read(&args.files)?;
+    plan.warnings.iter().for_each(|warning| output::say(warning));
     let run = if args.dry_run { Run::Dry } else { Run::Write };
-    let compare = || compare(node, &pools, &plan, &nodes, &terms);
+    let compare = || change::changes(node, &pools, &nodes, &terms);
     let force = Force::of(args.force);
     let writer = change::writer(node, run == Run::Write, force, compare)?;
     let import = compare()?;
@@ -75,13 +76,6 @@ fn read(files: &[String]) -> Result<(Pools, Plan)> {
         Ok((pools, plan))
     };
     read().context("nothing was imported")
-}
-
-/// Compares a plan with the store, which stays as it is.
-fn compare(node: &Node, pools: &Pools, plan: &Plan, nodes: &Nodes, terms: &Terms) -> Result<Import> {
-    let mut import = change::changes(node, pools, nodes, terms)?;
-    import.warnings.splice(0..0, plan.warnings.iter().cloned());
-    Ok(import)
 }
 
 #[cfg(test)]

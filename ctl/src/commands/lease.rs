@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 
 use crate::output::{Output, pretty, print, table};
 use rail_cni::cni::Attachment;
-use rail_cni::error::{Code, code_of};
 use rail_cni::ipam::claim::{self, Claim, Given, Request};
 use rail_cni::node::Node;
 
@@ -49,16 +48,8 @@ fn address(text: &str) -> Result<(IpAddr, Option<u8>), String> {
 
 /// `railctl lease`.
 pub fn lease(node: &Node, args: &LeaseArgs, output: Output) -> Result<ExitCode> {
-    let given = node.check_place(None).and_then(|()| claim::take(node, args.request()));
-    let given = match given {
-        Ok(given) => given,
-        Err(error) => {
-            if let Output::Json = output {
-                print(&pretty(&refusal(&error)))?;
-            }
-            return Err(error);
-        }
-    };
+    node.check_place(None)?;
+    let given = claim::take(node, args.request())?;
     print(&match output {
         Output::Json => pretty(&args.json(&given)?),
         Output::Table => {
@@ -70,17 +61,6 @@ pub fn lease(node: &Node, args: &LeaseArgs, output: Output) -> Result<ExitCode> 
         }
     })?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// What a program does about an error.
-fn refusal(error: &anyhow::Error) -> Value {
-    let reason = match code_of(error) {
-        code if code == Code::TryAgain as u32 => "held",
-        code if code == Code::InvalidConfig as u32 => "invalid",
-        code if code == Code::NotAvailable as u32 => "no-pool",
-        _ => "failed",
-    };
-    json!({"refused": {"reason": reason, "message": format!("{error:#}")}})
 }
 
 impl LeaseArgs {

@@ -12,6 +12,7 @@ pub mod lint;
 mod out;
 mod plan;
 mod reap;
+mod refused;
 mod release;
 mod report;
 mod status;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::change::{Import, Line};
+use super::change::{Import, Line, Outside, Taken};
 use crate::output::{self, Output, pretty, print, table};
 use crate::plan::{Plan, groups};
 use rail_cni::fault::few;
@@ -49,29 +49,16 @@ pub fn show_changes(import: &Import, plan: &Plan, run: Run, output: Output) -> R
                         "after": after, "takesPlaceOf": takes_place_of})
                 })
                 .collect();
-            let outside: Vec<Value> = import
-                .outside
-                .iter()
-                .map(|lease| {
-                    json!({"node": lease.node_name, "pool": lease.pool, "address": lease.address,
-                        "holder": lease.holder, "why": lease.why})
-                })
-                .collect();
-            let taken: Vec<Value> = import
-                .taken
-                .iter()
-                .map(|taken| {
-                    json!({"node": taken.node_name, "owner": taken.owner, "pool": taken.pool,
-                        "prefix": taken.prefix, "count": taken.count})
-                })
-                .collect();
+            let outside: Vec<Value> = import.outside.iter().map(Outside::json).collect();
+            let taken: Vec<Value> = import.taken.iter().map(Taken::json).collect();
+            let warnings: Vec<_> = plan.warnings.iter().chain(&import.warnings).collect();
             let mut places = groups::json(plan);
             if let Some(places) = places.as_object_mut() {
                 let nodes: BTreeSet<_> = import.lines.iter().map(|line| &line.node_name).collect();
                 places.retain(|node_name, _| nodes.contains(node_name));
             }
             print(&pretty(&json!({"dryRun": run == Run::Dry, "allocations": lines, "counts": counts,
-                "outside": outside, "taken": taken, "places": places})))
+                "outside": outside, "taken": taken, "warnings": warnings, "places": places})))
         }
         Output::Table => {
             let table =

@@ -55,8 +55,19 @@ fn what_a_running_pod_would_lose_is_named_and_not_written() {
             for part in ["10.0.0.0", "pod ai/trainer", "container c1", "since 2", why] {
                 assert!(told.contains(part), "{part}: {told}");
             }
-            let error = written(&node, &import, Force::No).unwrap_err().to_string();
-            assert!(error.contains("nothing was written: 1 live"), "{error}");
+            let error = written(&node, &import, Force::No).unwrap_err();
+            let Some(Obstacle::Held(leases)) = error.downcast_ref() else { panic!("{error:#}") };
+            let json = leases[0].json();
+            for (key, value) in [
+                ("node", "n"),
+                ("pool", "p"),
+                ("address", "10.0.0.0"),
+                ("pod", "ai/trainer"),
+                ("ifname", "net1"),
+                ("text", &told),
+            ] {
+                assert_eq!(json[key], value);
+            }
         }
     }
     assert_eq!(

@@ -1,3 +1,4 @@
+use super::change::Import;
 use super::*;
 use crate::store::Writer;
 use rail_cni::pool::store;
@@ -11,8 +12,7 @@ fn node(temp: &Path) -> Node {
 }
 
 fn plan(node: &Node, files: &[String], nodes: &Nodes, terms: &Terms) -> Result<Import> {
-    let (pools, plan) = read(files)?;
-    compare(node, &pools, &plan, nodes, terms)
+    change::changes(node, &read(files)?.0, nodes, terms)
 }
 
 fn write(node: &Node, import: &Import, force: Force) -> Result<()> {
