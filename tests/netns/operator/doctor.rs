@@ -363,6 +363,14 @@ fn plugins_must_be_beside_each_other_and_of_one_version() {
         "{install}; printf '#!/bin/sh\\necho \"rail-ipam {version} (0123456789ab)\"\\n' > /opt/cni/bin/rail-ipam"
     ));
     assert!(commit[0].0 == "warn" && commit[0].1.contains("(0123456789ab)"), "{commit:?}");
+    // Rolled back: pods start with the plugins of that version.
+    let older = found(
+        "for name in rail-cni rail-ipam; do printf \"#!/bin/sh\\necho $name 0.1.0\\n\" >/opt/cni/bin/$name; \
+         chmod 755 /opt/cni/bin/$name; done",
+    );
+    assert!(older[0].0 == "warn" && older[0].1.contains("0.1.0"), "{older:?}");
+    let another = found(&format!("{install}; printf '#!/bin/sh\\necho another\\n' > /opt/cni/bin/rail-cni"));
+    assert!(another[0].0 == "fail" && another[0].1.contains("does not print its version"), "{another:?}");
 }
 
 #[test]

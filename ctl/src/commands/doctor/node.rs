@@ -141,7 +141,8 @@ fn can_be_written(path: &Path, is_kind: impl Fn(&FileType) -> bool, kind: &str) 
     access(path, AccessFlags::W_OK).map_err(|errno| format!("{shown} cannot be written: {}", errno.desc()))
 }
 
-/// Checks that both plugins are where runtimes look for them, or else beside this program, and of its version.
+/// Checks that both plugins are where runtimes look for them, or else beside this program, and of one version. They may be
+/// older than this program, as on a node that was rolled back.
 pub fn programs(found: &mut Findings) {
     let name = "programs";
     let here = std::env::current_exe().ok();
@@ -152,6 +153,7 @@ pub fn programs(found: &mut Findings) {
         let remedy = "run `scripts/install`, unless the runtime has its plugins in another directory";
         return found.add(Check::warn(name, text, remedy));
     };
+    let mut versions = Vec::new();
     for program in ["rail-cni", "rail-ipam"] {
         let path = directory.join(program);
         let shown = path.display();
@@ -160,20 +162,8 @@ pub fn programs(found: &mut Findings) {
             found.add(Check::fail(name, text, "run `scripts/install`"));
             continue;
         }
-        let expected = format!("{program} {}", *RELEASE);
-        let release = |version: &str| version.split(" (").next().map(str::to_owned);
-        match version_of(&path) {
-            Ok(answer) if answer == expected => (),
-            Ok(answer) => {
-                let text = format!("{shown} is {answer:?}, but this railctl belongs to {expected}");
-                let remedy = "run `scripts/install`, so that all are from one build";
-                let is_release = release(&answer) == release(&expected);
-                found.add(if is_release {
-                    Check::warn(name, text, remedy)
-                } else {
-                    Check::fail(name, text, remedy)
-                });
-            }
+        match version_of(&path, program) {
+            Ok(version) => versions.push(version),
             Err(error) if path.metadata().is_ok_and(|meta| meta.mode() & 0o111 == 0) => {
                 let text = format!("{shown} cannot be executed: {error:#}");
                 found.add(Check::fail(name, text, format!("run `chmod 755 {shown}`")));
@@ -184,15 +174,25 @@ pub fn programs(found: &mut Findings) {
             }
         }
     }
-    found.ok_unless_reported(
-        name,
-        format!("rail-cni and rail-ipam {} are in {}", *RELEASE, directory.display()),
-    );
+    let (shown, remedy) = (directory.display(), "run `scripts/install`, so that all are from one build");
+    let release = |version: &str| version.split(" (").next().map(str::to_owned);
+    if let [cni, ipam] = versions.as_slice() {
+        if cni != ipam {
+            let text = format!("rail-cni in {shown} is {cni}, but rail-ipam is {ipam}");
+            let is_release = release(cni) == release(ipam);
+            let check = if is_release { Check::warn } else { Check::fail };
+            found.add(check(name, text, remedy));
+        } else if *cni != *RELEASE {
+            let text = format!("the plugins in {shown} are {cni}, but this railctl is {}", *RELEASE);
+            found.add(Check::warn(name, text, remedy));
+        }
+    }
+    found.ok_unless_reported(name, format!("rail-cni and rail-ipam {} are in {shown}", *RELEASE));
 }
 
-/// Runs `PROGRAM --version` with a deadline and returns its output.
-fn version_of(program: &Path) -> Result<String> {
-    let mut command = Command::new(program);
+/// Runs `NAME --version` with a deadline, and returns the version.
+fn version_of(path: &Path, name: &str) -> Result<String> {
+    let mut command = Command::new(path);
     command.arg("--version").env_remove("CNI_COMMAND");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().context("it cannot be started")?;
@@ -207,7 +207,9 @@ fn version_of(program: &Path) -> Result<String> {
     }
     // One line fits into the pipe. A program that prints more has run into the deadline above.
     let output = child.wait_with_output()?;
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    let answer = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    let version = answer.strip_prefix(name).and_then(|answer| answer.strip_prefix(' '));
+    version.map(str::to_owned).with_context(|| format!("it says {answer:?}"))
 }
 
 /// Checks the directories of node.json. No directory is made: a fresh node has no run directory before its
