@@ -23,6 +23,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 
 use crate::host::{Host, HostDir, Said};
+use crate::install::RAILCTL;
+use crate::report::Refused;
 use crate::text::{clean, of, say};
 
 /// The directory in the run directory, which DRANET mounts, and the socket in it.
@@ -44,16 +46,16 @@ const FIRST_PRIORITY: u32 = 1000;
 /// The scope of a route to a neighbour (RT_SCOPE_LINK).
 const LINK: u8 = 253;
 
-/// How requests reach rail-ipam.
+/// How requests reach railctl.
 #[derive(Debug)]
 pub struct Provider {
     host: Host,
-    rail_ipam: PathBuf,
+    railctl: PathBuf,
 }
 
 /// Serves at the socket for as long as the agent runs.
 pub fn serve(host: Host, run_dir: PathBuf, plugins_dir: &Path) -> Result<()> {
-    let provider = Arc::new(Provider { host, rail_ipam: plugins_dir.join("rail-ipam") });
+    let provider = Arc::new(Provider { host, railctl: plugins_dir.join(RAILCTL) });
     let mut socket = Socket::bind(&provider.host, &run_dir)?;
     say("info", &format!("DRANET finds its profile provider at {}", socket.dir.shown(SOCKET)));
     let places = Arc::new(Semaphore::new(REQUESTS));
@@ -197,34 +199,34 @@ impl Provider {
         }
         arguments.extend(asked.names().map(|(option, name)| format!("--{option}={name}")));
         let _giving = GIVING.read().await;
-        let said = self.rail_ipam(&arguments).await?;
-        let answer: Value = serde_json::from_str(&said.stdout).unwrap_or_default();
+        let said = self.railctl(&arguments).await?;
         if said.is_success {
-            return network_config(&answer, config.is_some_and(Config::has_vrf)).map_err(failed);
+            let leased = serde_json::from_str(&said.stdout).unwrap_or_default();
+            return network_config(&leased, config.is_some_and(Config::has_vrf)).map_err(failed);
         }
-        let why = answer["refused"]["message"].as_str().unwrap_or_else(|| said.stderr.trim()).to_owned();
-        Err(match answer["refused"]["reason"].as_str() {
-            Some("held") => (StatusCode::CONFLICT, why),
-            Some("invalid") => malformed(why),
-            Some("no-pool") => (StatusCode::NOT_FOUND, why),
-            _ => failed(why),
+        let Refused { reason, message, .. } = Refused::of(&said);
+        Err(match reason.as_str() {
+            "held" => (StatusCode::CONFLICT, message),
+            "invalid" => malformed(message),
+            "no-pool" => (StatusCode::NOT_FOUND, message),
+            _ => failed(message),
         })
     }
 
     /// DRANET does not ask again if this fails, so the agent looks for claims that have ended.
     async fn take_back(&self, asked: &Asked) -> Result<Value, Refusal> {
         let arguments = release(asked.claim()?, &asked.device.name);
-        let said = self.rail_ipam(&arguments).await?;
+        let said = self.railctl(&arguments).await?;
         if said.is_success { Ok(json!({})) } else { Err(failed(said.stderr.trim())) }
     }
 
-    async fn rail_ipam(&self, arguments: &[String]) -> Result<Said, Refusal> {
+    async fn railctl(&self, arguments: &[String]) -> Result<Said, Refusal> {
         let arguments: Vec<_> = arguments.iter().map(String::as_str).chain(["--output", "json"]).collect();
-        self.host.run(&self.rail_ipam, &arguments, b"").await.map_err(|error| failed(of(&error)))
+        self.host.run(&self.railctl, &arguments, b"").await.map_err(|error| failed(of(&error)))
     }
 }
 
-/// The arguments of rail-ipam that release what a device of a claim has.
+/// The arguments of railctl that release what a device of a claim has.
 pub fn release(claim: &str, device: &str) -> Vec<String> {
     vec!["release".to_owned(), format!("--claim={claim}"), format!("--device={device}")]
 }
@@ -241,7 +243,7 @@ async fn read(request: Request<Incoming>) -> Result<Asked, Refusal> {
 }
 
 /// Whether the text is a UID, the name of a device or that of an object. Of the rest of a request, addresses become
-/// arguments, and the PCI address, which rail-ipam judges.
+/// arguments, and the PCI address, which railctl judges.
 fn is_word(text: &str) -> bool {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
     !text.is_empty() && text.len() <= 253 && text.chars().all(is_allowed)
@@ -358,7 +360,7 @@ impl Config {
     }
 }
 
-/// DRANET's NetworkConfig for what rail-ipam leased.
+/// DRANET's NetworkConfig for what railctl leased.
 ///
 /// DRANET keeps one route to each destination of a device, adds it without a metric, and takes it for done if there is one
 /// already. So a route that other rails have, too, is only in the table of this rail, which the rule selects by the
@@ -368,10 +370,10 @@ fn network_config(leased: &Value, has_vrf: bool) -> Result<Value, String> {
     let rail = leased["rail"].as_u64().and_then(|rail| u32::try_from(rail).ok());
     let table = rail.filter(|_| !has_vrf).map(|rail| FIRST_TABLE + rail);
     let (mut addresses, mut routes, mut rules) = (Vec::new(), Vec::new(), Vec::new());
-    for one in leased["addresses"].as_array().ok_or("rail-ipam says no addresses")? {
-        let net = one["address"].as_str().ok_or("rail-ipam says no address")?;
+    for one in leased["addresses"].as_array().ok_or("railctl says no addresses")? {
+        let net = one["address"].as_str().ok_or("railctl says no address")?;
         addresses.push(net);
-        let (address, length) = net.split_once('/').ok_or("rail-ipam says no prefix")?;
+        let (address, length) = net.split_once('/').ok_or("railctl says no prefix")?;
         let is_ipv4 = |text: &str| !text.contains(':');
         let whole = if is_ipv4(address) { 32 } else { 128 };
         let Some(gateway) = one["gateway"].as_str() else { continue };

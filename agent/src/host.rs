@@ -1,7 +1,7 @@
 //! The host, as its first process sees it: its files, and programs that run in its namespaces.
 //!
 //! The agent is in a container. What it sees there (links, mounted namespaces, /run) is not the node's, so it never
-//! judges a node by it: it reads files below /proc/1/root, and asks the installed plugins, which it starts in the
+//! judges a node by it: it reads files below /proc/1/root, and asks the installed railctl, which it starts in the
 //! namespaces of process 1.
 
 use std::ffi::OsString;
@@ -25,7 +25,7 @@ use crate::text::say;
 
 /// The hidden subcommand that [`Host::run`] starts.
 pub const IN_HOST: &str = "in-host";
-/// The longest time of a program. The plugins end themselves earlier, except for a plan of a very large fabric.
+/// The longest time of a program. They end themselves earlier, except for a plan of a very large fabric.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The most that is read of what a program prints.
 const LARGEST: usize = 32 << 20;
@@ -128,7 +128,21 @@ impl Host {
         }
     }
 
-    /// The same for a process without other tasks.
+    /// Fails if this node cannot execute a program, or if it is not the one of that name.
+    pub async fn try_out(&self, name: &str, program: &Path) -> Result<()> {
+        let said = self.run(program, &["--version"], b"").await?;
+        // A file that is for another machine, or empty, is executed by a shell, and that may succeed.
+        if !said.is_success || !said.stdout.starts_with(name) {
+            bail!(
+                "`{} --version` does not say {name} and its version: {}",
+                program.display(),
+                said.stderr.trim()
+            );
+        }
+        Ok(())
+    }
+
+    /// [`Host::run`] for a process without other tasks.
     pub fn run_alone(&self, program: &Path, arguments: &[&str]) -> Result<Said> {
         api::runtime()?.block_on(self.run(program, arguments, b""))
     }

@@ -1,4 +1,4 @@
-//! `rail-agent install` and `uninstall`: the executables of the plugins on the host.
+//! `rail-agent install` and `uninstall`: the plugins and railctl on the host.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Seek as _};
@@ -22,8 +22,12 @@ use crate::report::Attachment;
 use crate::run;
 use crate::text::say;
 
-/// rail-ipam first, so that a new rail-cni never calls an old rail-ipam.
-const PLUGINS: [&str; 2] = ["rail-ipam", "rail-cni"];
+/// The plugins.
+pub const PLUGINS: [&str; 2] = ["rail-ipam", "rail-cni"];
+/// What people and this agent run. It is beside the plugins, and refuses to be one.
+pub const RAILCTL: &str = "railctl";
+/// In this order, so that a new rail-cni never calls an old rail-ipam, and its records never meet an old railctl.
+const EXECUTABLES: [&str; 3] = ["rail-ipam", RAILCTL, "rail-cni"];
 /// Where the executables are before they are installed and after they were replaced: below the directory of the plugins,
 /// because there they can be renamed, and not in it, because a network names any executable there as its `type`. CNI takes
 /// no separator of paths in a type.
@@ -92,8 +96,8 @@ pub fn install(args: &InstallArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Installs both executables, and returns the names of those that were not there already. Both are written and have run
-/// before the first is renamed, so that a full disk, or an image for another machine, leaves the old pair.
+/// Installs the executables, and returns the names of those that were not there already. All are written and have run
+/// before the first is renamed, so that a full disk, or an image for another machine, leaves the old ones.
 fn put_all(host: &Host, dir: &HostDir, args: &InstallArgs) -> Result<Vec<&'static str>> {
     remove_old(dir)?;
     if changed(dir, args)?.is_empty() {
@@ -114,7 +118,7 @@ fn put_all(host: &Host, dir: &HostDir, args: &InstallArgs) -> Result<Vec<&'stati
         Ok(())
     };
     write_all().inspect_err(|_| {
-        for name in PLUGINS {
+        for name in EXECUTABLES {
             let _ = std::fs::remove_file(kept.at(temporary(name)));
         }
     })?;
@@ -134,7 +138,7 @@ fn put_all(host: &Host, dir: &HostDir, args: &InstallArgs) -> Result<Vec<&'stati
 /// The executables of the image that are not installed.
 fn changed(dir: &HostDir, args: &InstallArgs) -> Result<Vec<(&'static str, File)>> {
     let mut new = Vec::new();
-    for name in PLUGINS {
+    for name in EXECUTABLES {
         let path = args.from.join(name);
         let mut source = File::open(&path)
             .with_context(|| format!("cannot open {}, which this image should contain", path.display()))?;
@@ -160,7 +164,7 @@ fn previous(name: &str) -> String {
     format!("{name}.previous")
 }
 
-/// The names of both, and of a link to the latter, beside the plugins: there the first agents had them.
+/// The names of both, and of a link to the latter, beside the plugins: there the first agents had those of the plugins.
 fn old_names() -> impl Iterator<Item = String> {
     PLUGINS.iter().flat_map(|name| ["previous", "new", "kept"].map(|suffix| format!(".{name}.{suffix}")))
 }
@@ -176,19 +180,14 @@ fn remove_old(dir: &HostDir) -> Result<()> {
     Ok(())
 }
 
-/// Fails if this node cannot execute a file.
+/// Fails if this node cannot execute a file of the image.
 fn try_out(host: &Host, name: &str, path: &Path) -> Result<()> {
-    let said = host.run_alone(path, &["--version"])?;
-    // A file that is for another machine, or empty, is executed by a shell, and that may succeed.
-    if !said.is_success || !said.stdout.starts_with(name) {
-        bail!(
+    api::runtime()?.block_on(host.try_out(name, path)).with_context(|| {
+        format!(
             "{name} of this image cannot be executed on this node; what was installed before is unchanged: use the image \
-             for this architecture. {} --version says: {}",
-            path.display(),
-            said.stderr.trim()
-        );
-    }
-    Ok(())
+             for this architecture"
+        )
+    })
 }
 
 fn is_same(source: &mut File, dir: &HostDir, name: &str) -> io::Result<bool> {
@@ -234,7 +233,8 @@ fn copy_label(dir: &HostDir, name: &str, file: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Exchanges each executable for the one before it.
+/// Exchanges each executable for the one before it. A version without railctl leaves the present one, which works on with
+/// older plugins.
 fn roll_back(host: &Host, dir: &HostDir, path: &Path) -> Result<()> {
     let nothing = || {
         anyhow!(
@@ -248,8 +248,11 @@ fn roll_back(host: &Host, dir: &HostDir, path: &Path) -> Result<()> {
         return Err(nothing());
     }
     // The older rail-cni knows the older rail-ipam, and the newer one is not needed to know it.
-    for name in PLUGINS.iter().rev() {
+    for name in EXECUTABLES.iter().rev() {
         let (one, other) = (dir.at(name), kept.at(previous(name)));
+        if *name == RAILCTL && !(one.exists() && other.exists()) {
+            continue;
+        }
         let flags = rustix::fs::RenameFlags::EXCHANGE;
         rustix::fs::renameat_with(rustix::fs::CWD, one, rustix::fs::CWD, other, flags).with_context(
             || format!("cannot exchange {} and {}", dir.shown(name), kept.shown(&previous(name))),
@@ -280,10 +283,12 @@ pub fn uninstall(args: &UninstallArgs) -> Result<ExitCode> {
         std::fs::write(own.at(BEGUN), "")
             .with_context(|| format!("nothing was removed: cannot write {} on the host", own.shown(BEGUN)))?;
     }
-    let mut removed = remove(&host, &args.plugins_dir, &PLUGINS.map(str::to_owned))?;
+    // railctl last: an uninstall that was interrupted asks it.
+    let executables: Vec<_> = PLUGINS.into_iter().chain([RAILCTL]).map(str::to_owned).collect();
+    let mut removed = remove(&host, &args.plugins_dir, &executables)?;
     removed += remove(&host, &args.plugins_dir, &old_names().collect::<Vec<_>>())?;
-    let of_plugin = |name: &&str| [previous(name), temporary(name), format!(".{name}.kept")];
-    let kept: Vec<_> = PLUGINS.iter().flat_map(of_plugin).collect();
+    let of_executable = |name: &&str| [previous(name), temporary(name), format!(".{name}.kept")];
+    let kept: Vec<_> = EXECUTABLES.iter().flat_map(of_executable).collect();
     removed += remove(&host, &args.plugins_dir.join(KEPT), &kept)?;
     removed += remove(
         &host,
@@ -357,6 +362,8 @@ struct Holders {
     addresses: Vec<String>,
     /// What is left of pods that are gone, and what nobody can read.
     left: Vec<String>,
+    /// Where railctl is missing, so that the files of the plugins alone say what there is.
+    without_railctl: Option<PathBuf>,
 }
 
 impl Holders {
@@ -381,11 +388,17 @@ impl Holders {
                  `railctl reap --forget` for what cannot be restored"
             ));
         }
+        if let Some(dir) = self.without_railctl.as_ref().filter(|_| !shown.is_empty()) {
+            shown.push(format!(
+                "{} has no railctl, which would restore what can be restored: `rail-agent install` puts it there",
+                dir.display()
+            ));
+        }
         (!shown.is_empty()).then(|| shown.join("; "))
     }
 }
 
-/// Whether the plugin is in this directory of the host.
+/// Whether the executable is in this directory of the host.
 fn has(host: &Host, plugins_dir: &Path, name: &str) -> Result<bool> {
     Ok(host.dir(plugins_dir)?.is_some_and(|dir| dir.at(name).exists()))
 }
@@ -412,23 +425,22 @@ fn check_place(host: &Host, plugins_dir: &Path) -> Result<()> {
     )
 }
 
-/// Empty if no record is left. Without a plugin, what its files say counts.
+/// Empty if no record is left. Without railctl, what the files of the plugins say counts.
 fn holders(host: &Host, plugins_dir: &Path) -> Result<Holders> {
+    if !has(host, plugins_dir, RAILCTL)? {
+        let Held { attachments, pending, leases } = Held::of(host, &Paths::of(host)?.run_dir)?;
+        return Ok(Holders {
+            pods: attachments,
+            // An uninstall that has removed railctl has asked it before: what is left is of the dead.
+            addresses: if is_begun(host)? { Vec::new() } else { leases },
+            left: pending,
+            without_railctl: Some(plugins_dir.to_owned()),
+        });
+    }
     let mut holders = Holders::default();
-    let held = Held::of(host, &Paths::of(host)?.run_dir)?;
-    let mut status = Value::Null;
-    if has(host, plugins_dir, "rail-cni")? {
-        status = ask_status(host, &plugins_dir.join("rail-cni"), &mut holders)?;
-    } else {
-        holders.pods = held.attachments;
-        holders.left = held.pending;
-    }
-    if has(host, plugins_dir, "rail-ipam")? {
-        holders.addresses = ask_leases(host, &plugins_dir.join("rail-ipam"), &status)?;
-    } else if !is_begun(host)? {
-        // An uninstall that has removed it has asked it before: what is left is of the dead.
-        holders.addresses = held.leases;
-    }
+    let railctl = plugins_dir.join(RAILCTL);
+    let status = ask_status(host, &railctl, &mut holders)?;
+    holders.addresses = ask_leases(host, &railctl, &status)?;
     Ok(holders)
 }
 
@@ -462,7 +474,7 @@ fn ask_status(host: &Host, program: &Path, holders: &mut Holders) -> Result<Valu
 /// The addresses of pods whose device is of another plugin than rail-cni: its DEL needs rail-ipam, too. An address of a
 /// resource claim is released without one.
 fn ask_leases(host: &Host, program: &Path, status: &Value) -> Result<Vec<String>> {
-    let said = host.run_alone(program, &["show", "--output", "json"])?;
+    let said = host.run_alone(program, &["leases", "--output", "json"])?;
     let show: Value = serde_json::from_str(&said.stdout)
         .with_context(|| format!("`railctl leases` says: {}", said.stderr.trim()))?;
     let list = |value: &Value, key: &str| value[key].as_array().cloned().unwrap_or_default();

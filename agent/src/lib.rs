@@ -47,7 +47,7 @@ enum Command {
 away, the last good node.json and store stay, and pods start as before."
     )]
     Run(Box<run::RunArgs>),
-    /// Install rail-cni and rail-ipam on the host, also while pods start: the init container of the DaemonSet
+    /// Install rail-cni, rail-ipam and railctl on the host, also while pods start: the init container of the DaemonSet
     #[command(
         after_help = "Each executable is run once with --version, and then replaces the old one by a rename. The one \
 before it is kept as .rail-cni/NAME.previous in the directory. An executable that is installed already is not written."
@@ -55,7 +55,7 @@ before it is kept as .rail-cni/NAME.previous in the directory. An executable tha
     Install(install::InstallArgs),
     /// Remove from the host all that rail-cni and the agent wrote, once no pod has a rail
     #[command(
-        after_help = "Removed are the plugins, /etc/rail-cni/node.json, the allocations of this node, and the \
+        after_help = "Removed are the plugins, railctl, /etc/rail-cni/node.json, the allocations of this node, and the \
 agent's files in the run directory. While a pod has a rail nothing is removed, because only the plugins can restore its device."
     )]
     Uninstall(install::UninstallArgs),

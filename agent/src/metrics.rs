@@ -378,7 +378,7 @@ mod tests {
             api_up: Some(false),
             ..Metrics::default()
         };
-        metrics.host_errors.insert("rail-cni", 1);
+        metrics.host_errors.insert("railctl", 1);
         metrics.count(&call("ADD", 0, 1));
         let text = metrics.text();
         let written: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();

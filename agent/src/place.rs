@@ -1,6 +1,6 @@
 //! Where the node is in the fabric, as labels, by which a scheduler keeps a job below one leaf, or in one SU or pod of the
 //! fabric. The leaf comes from the node's store, so it is that of the plan that pods use. SU and pod are not in the store:
-//! rail-ipam says them when it writes the plan.
+//! railctl says them when it writes the plan.
 
 use std::collections::BTreeMap;
 

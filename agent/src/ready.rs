@@ -86,6 +86,11 @@ pub fn without_node_json(what_to_do: &str) -> Condition {
     Condition { kind: READY, is_true: false, reason: "NoNodeJson".to_owned(), message }
 }
 
+/// The condition [`READY`] of a node on which a plugin cannot be run.
+pub fn without_plugins(why: &str) -> Condition {
+    Condition { kind: READY, is_true: false, reason: "PluginDidNotRun".to_owned(), message: clean(why) }
+}
+
 /// The condition [`CURRENT`]; none before anything is known. Its reason also says for the next agent what [`was_named`] reads.
 pub fn plan_current(plan: &Plan, is_named: Option<bool>) -> Option<Condition> {
     let (is_true, reason, message) = match plan {
@@ -126,7 +131,7 @@ fn camel(name: &str) -> String {
 
 /// Whether pods may come to a node whose rails are there. Not before the plan is known, and only if the last one that could
 /// be judged names this node: else another one may have its prefixes. A node without prefixes takes none from others. Without
-/// an answer of rail-ipam, nobody knows whether it has any.
+/// an answer of railctl, nobody knows whether it has any.
 pub fn may_open(plan: &Plan, is_named: Option<bool>, show: Option<&Show>) -> bool {
     let has_prefixes = || show.is_none_or(|show| show.pools.iter().any(|pool| pool.prefix.is_some()));
     !is_unknown(plan) && (is_named == Some(true) || !has_prefixes())

@@ -1,6 +1,8 @@
-//! What the plugins' commands print as JSON, as far as the agent needs it. docs/operations.md lists all keys.
+//! What railctl prints as JSON, as far as the agent needs it. docs/operations.md lists all keys.
 
 use serde::Deserialize;
+
+use crate::host::Said;
 
 /// `railctl status --output json`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -162,4 +164,39 @@ pub struct Claim {
     pub name: Option<String>,
     /// The device, as its driver names it.
     pub device: String,
+}
+
+/// Why `railctl plan`, `import` or `lease` was refused.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Refused {
+    /// `held`, `taken`, `invalid`, `no-pool` or `failed`.
+    pub reason: String,
+    /// For people.
+    pub message: String,
+    /// Running pods that would lose their addresses.
+    pub leases: Vec<Obstacle>,
+    /// Prefixes that belong to other nodes.
+    pub taken: Vec<Obstacle>,
+}
+
+/// What keeps a plan from being written.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Obstacle {
+    /// For people.
+    pub text: String,
+}
+
+impl Refused {
+    /// What a command that failed has printed. One that was killed has printed nothing.
+    pub fn of(said: &Said) -> Refused {
+        #[derive(Deserialize)]
+        struct Answer {
+            refused: Refused,
+        }
+        let message = if said.stderr.trim().is_empty() { "railctl said nothing" } else { said.stderr.trim() };
+        let unsaid = || Refused { message: message.to_owned(), ..Refused::default() };
+        serde_json::from_str(&said.stdout).map_or_else(|_| unsaid(), |Answer { refused }| refused)
+    }
 }

@@ -30,10 +30,11 @@ use crate::alive::{self, Alive};
 use crate::api::{self, Events, News};
 use crate::calls::{self, Call, Tail};
 use crate::host::{Host, HostDir, Said};
+use crate::install::{PLUGINS, RAILCTL};
 use crate::node_json::{self, Paths};
 use crate::place::{self, Place};
 use crate::ready::{self, Condition, Plan};
-use crate::report::{Attachment, Doctor, Show, Status};
+use crate::report::{Attachment, Doctor, Obstacle, Refused, Show, Status};
 use crate::serve::{self, Shared};
 use crate::text::{clean, of, say};
 use crate::watch::{self, Seen};
@@ -56,10 +57,8 @@ const CALLS: Duration = Duration::from_secs(1);
 const WAITING: usize = 256;
 /// Pods whose UID is kept.
 const PODS: usize = 4096;
-/// Words of rail-ipam when it keeps a store because pods would lose their addresses.
-const HELD_BACK_WORDS: &str = "live leases are outside of the new plan";
-/// What precedes each of those pods.
-const IN_USE_WORDS: &str = " is in use, ";
+/// The most lines of a refusal that a condition has room for.
+const LINES: usize = 4;
 
 /// Where the plan of this node comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -213,7 +212,7 @@ pub fn jittered(interval: Duration) -> Duration {
     interval.mul_f64(0.9 + 0.2 * part)
 }
 
-/// A plan for rail-ipam.
+/// A plan for railctl.
 struct Source {
     text: Vec<u8>,
     arguments: &'static [&'static str],
@@ -252,10 +251,12 @@ struct Agent {
     planned: Option<(Vec<u8>, Instant)>,
     /// Where the last plan that was written has this node.
     place: Option<Place>,
-    /// What rail-ipam said when it wrote the last plan.
+    /// What railctl warned of when it wrote the last plan.
     warned: String,
     doctor: Result<Doctor, String>,
     doctor_due: Instant,
+    /// Which plugin cannot be run, and why.
+    broken: Option<String>,
     /// What the last look found.
     ready: Condition,
     reap_due: Option<Instant>,
@@ -316,6 +317,7 @@ impl Agent {
             ready: ready::rails_ready(&doctor),
             doctor,
             doctor_due: now,
+            broken: None,
             claims_due: now,
             not_ready_since: None,
             outline: Vec::new(),
@@ -429,22 +431,27 @@ impl Agent {
         });
     }
 
-    /// Runs a plugin of the host, and returns what it printed as JSON. A command that found something has another exit
+    /// Runs railctl on the host, and returns what it printed as JSON. A command that found something has another exit
     /// status than 0, and JSON all the same.
-    async fn ask<T: DeserializeOwned>(&mut self, plugin: &'static str, arguments: &[&str]) -> Result<T> {
-        let program = self.args.plugins_dir.join(plugin);
-        let arguments: Vec<&str> = arguments.iter().copied().chain(["--output", "json"]).collect();
-        let said = self.host.run(&program, &arguments, b"").await;
-        let parsed = said.and_then(|said| {
-            serde_json::from_str(&said.stdout).with_context(|| {
-                let told = if said.stderr.trim().is_empty() { "nothing" } else { said.stderr.trim() };
-                format!("`{plugin} {}` on the host says {told}", arguments[0])
-            })
+    async fn ask<T: DeserializeOwned>(&mut self, arguments: &[&str]) -> Result<T> {
+        let said = self.railctl(arguments, b"").await?;
+        let parsed = serde_json::from_str(&said.stdout).with_context(|| {
+            let told = if said.stderr.trim().is_empty() { "nothing" } else { said.stderr.trim() };
+            format!("`railctl {}` on the host says {told}", arguments[0])
         });
-        if parsed.is_err() {
-            self.shared.with(|metrics| *metrics.host_errors.entry(plugin).or_default() += 1);
-        }
-        parsed
+        self.count_failed(RAILCTL, parsed)
+    }
+
+    async fn railctl(&self, arguments: &[&str], input: &[u8]) -> Result<Said> {
+        let arguments: Vec<&str> = arguments.iter().copied().chain(["--output", "json"]).collect();
+        let program = self.args.plugins_dir.join(RAILCTL);
+        self.count_failed(RAILCTL, self.host.run(&program, &arguments, input).await)
+    }
+
+    fn count_failed<T>(&self, program: &'static str, done: Result<T>) -> Result<T> {
+        done.inspect_err(|_| {
+            self.shared.with(|metrics| *metrics.host_errors.entry(program).or_default() += 1);
+        })
     }
 
     /// Writes node.json as the ConfigMap has it.
@@ -624,28 +631,22 @@ impl Agent {
         self.plan = plan;
     }
 
-    /// Runs rail-ipam with a plan, so that it writes nothing if `dry` is given.
-    async fn rail_ipam(&mut self, source: &Source, dry: Option<&str>) -> Result<Said> {
-        let program = self.args.plugins_dir.join("rail-ipam");
-        let arguments: Vec<&str> =
-            source.arguments.iter().copied().chain(dry).chain(["--output", "json"]).collect();
-        let said = self.host.run(&program, &arguments, &source.text).await;
-        if said.is_err() {
-            self.shared.with(|metrics| *metrics.host_errors.entry("rail-ipam").or_default() += 1);
-        }
-        said
+    /// Runs railctl with a plan, so that it writes nothing if `dry` is given.
+    async fn plan(&self, source: &Source, dry: Option<&str>) -> Result<Said> {
+        let arguments: Vec<&str> = source.arguments.iter().copied().chain(dry).collect();
+        self.railctl(&arguments, &source.text).await
     }
 
     async fn write_plan(&mut self, source: &Source) -> Plan {
-        let said = match self.rail_ipam(source, None).await {
+        let said = match self.plan(source, None).await {
             Ok(said) => said,
             Err(error) => return Plan::Refused(of(&error)),
         };
         if !said.is_success {
             // What could not be written may name this node or not.
-            let judged = self.rail_ipam(source, Some(source.dry)).await.ok().filter(|dry| dry.is_success);
+            let judged = self.plan(source, Some(source.dry)).await.ok().filter(|dry| dry.is_success);
             let is_named = judged.map(|dry| named_pools(&counts(&report(&dry))) > 0);
-            return refusal(&self.args.node, &said.stderr, is_named);
+            return refusal(&self.args.node, &Refused::of(&said), is_named);
         }
         let mut written = report(&said);
         let counts = counts(&written);
@@ -655,7 +656,9 @@ impl Agent {
             self.doctor_due = Instant::now();
         }
         let pools = named_pools(&counts);
-        let warnings = lines(&said.stderr).join("; ");
+        let warnings: Vec<_> =
+            written["warnings"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let warnings = warnings.join("; ");
         if pools == 0 {
             let store = match counts.is_empty() {
                 true => "its store stays as it is",
@@ -665,22 +668,27 @@ impl Agent {
         }
         // Those of the next look are the same.
         if !warnings.is_empty() && self.warned != warnings {
-            say("warn", &format!("rail-ipam says of the plan: {warnings}"));
+            say("warn", &format!("railctl warns of the plan: {warnings}"));
         }
         self.warned.clone_from(&warnings);
         let place = written["places"][self.args.node.as_str()].take();
         self.place = Some(serde_json::from_value(place).unwrap_or_default());
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         self.shared.with(|metrics| metrics.plan_written = Some(now));
-        let more = if warnings.is_empty() { warnings } else { format!("; rail-ipam warns: {warnings}") };
+        let more = if warnings.is_empty() { warnings } else { format!("; railctl warns: {warnings}") };
         Plan::Current(format!(
             "the store has this node's prefixes in {pools} pools, as the cluster says{more}"
         ))
     }
 
-    /// Reads rails, attachments and leases.
+    /// Reads rails, attachments and leases, and looks whether the plugins are there.
     async fn inspect(&mut self) {
-        match self.ask::<Status>("rail-cni", &["status"]).await {
+        let broken = self.try_plugins().await.err();
+        if broken.is_some() != self.broken.is_some() {
+            self.doctor_due = Instant::now();
+        }
+        self.broken = broken.map(|error| of(&error));
+        match self.ask::<Status>(&["status"]).await {
             Ok(status) => {
                 self.follow_carriers(&status.attachments);
                 let outline = outline(&status);
@@ -693,24 +701,31 @@ impl Agent {
                 self.tell("status", None);
             }
             Err(error) => {
-                // The executable may be gone, and with it every start of a pod.
                 self.doctor_due = Instant::now();
                 self.shared.with(|metrics| metrics.status = None);
                 self.tell("status", Some(of(&error)));
             }
         }
-        match self.ask::<Show>("rail-ipam", &["show"]).await {
+        match self.ask::<Show>(&["leases"]).await {
             Ok(show) => {
                 self.shared.with(|metrics| metrics.show = Some(show));
                 self.tell("leases", None);
             }
             Err(error) => {
-                // Every start of a pod needs this executable, too.
                 self.doctor_due = Instant::now();
                 self.shared.with(|metrics| metrics.show = None);
                 self.tell("leases", Some(of(&error)));
             }
         }
+    }
+
+    /// Fails if a plugin cannot be run: no pod with rails could start.
+    async fn try_plugins(&self) -> Result<()> {
+        for plugin in PLUGINS {
+            let program = self.args.plugins_dir.join(plugin);
+            self.count_failed(plugin, self.host.try_out(plugin, &program).await)?;
+        }
+        Ok(())
     }
 
     /// Tells a pod that a rail lost its carrier, or has it again.
@@ -739,7 +754,7 @@ impl Agent {
     async fn reap(&mut self) {
         let interval = Duration::from_secs(self.args.reap_interval);
         self.reap_due = Some(Instant::now() + jittered(interval));
-        match self.ask::<Value>("rail-cni", &["reap"]).await {
+        match self.ask::<Value>(&["reap"]).await {
             Ok(report) => {
                 let length = |key: &str| report[key].as_array().map_or(0, Vec::len);
                 let (returned, left) = (length("givenBack"), length("left"));
@@ -772,7 +787,7 @@ impl Agent {
             let Some((_, why)) = again.into_iter().next() else { continue };
             let arguments = dranet::release(&claim.uid, &claim.device);
             let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-            let done = self.ask::<Value>("rail-ipam", &arguments).await?;
+            let done = self.ask::<Value>(&arguments).await?;
             let name = claim.name.as_deref().unwrap_or(&claim.uid);
             if done["refused"].as_array().is_some_and(|refused| !refused.is_empty()) {
                 away.push(format!("{} of {name}", claim.device));
@@ -792,7 +807,7 @@ impl Agent {
     /// Says whether the node is ready. Asks the doctor, if it is time.
     async fn judge(&mut self) {
         if Instant::now() >= self.doctor_due {
-            self.doctor = self.ask::<Doctor>("rail-cni", &["doctor"]).await.map_err(|error| of(&error));
+            self.doctor = self.ask::<Doctor>(&["doctor"]).await.map_err(|error| of(&error));
             let is_ready = self.doctor.as_ref().is_ok_and(|doctor| doctor.ready);
             // A node that is not ready is looked at each time: somebody waits for it.
             let again = if is_ready { self.args.doctor_interval } else { self.args.interval };
@@ -808,7 +823,10 @@ impl Agent {
                      {namespace}/{config_map} the key node.CLASS.json; without the label it is node.json"
                 ))
             }
-            false => ready::rails_ready(&self.doctor),
+            false => match &self.broken {
+                Some(why) => ready::without_plugins(why),
+                None => ready::rails_ready(&self.doctor),
+            },
         };
         if condition.is_true {
             self.not_ready_since = None;
@@ -906,16 +924,10 @@ impl Agent {
     }
 }
 
-/// The CIDRPools as a list for rail-ipam.
+/// The CIDRPools as a list for railctl.
 fn list<'a>(pools: impl Iterator<Item = &'a Arc<str>>) -> Vec<u8> {
     let items: Vec<&str> = pools.map(|text| &**text).collect();
     format!(r#"{{"apiVersion": "v1", "kind": "List", "items": [{}]}}"#, items.join(",")).into_bytes()
-}
-
-/// What rail-ipam says to people.
-fn lines(stderr: &str) -> Vec<&str> {
-    let lines = stderr.lines().map(|line| line.trim_start_matches("railctl: ").trim());
-    lines.filter(|line| !line.is_empty()).collect()
 }
 
 fn report(said: &Said) -> Value {
@@ -935,30 +947,28 @@ fn named_pools(counts: &BTreeMap<String, u64>) -> u64 {
 /// A plan without this node removes nothing from its store, so that a mistake in the plan ends no pod; only one that names the
 /// node in its place does. But the fabric may have its prefixes on the cable of another node by now.
 fn not_named(node: &str, store: &str, said: &str) -> Plan {
-    let said = if said.is_empty() { String::new() } else { format!("; rail-ipam says: {said}") };
+    let said = if said.is_empty() { String::new() } else { format!("; railctl says: {said}") };
     Plan::NotNamed(format!(
         "the plan of the cluster does not name this node {node}, and {store}: name it in the plan, or uninstall rail-cni \
          from it, because the plan may give its prefixes to other nodes{said}"
     ))
 }
 
-/// What it means that rail-ipam refused a plan that names this node, or does not. Nobody knows that of one that it refuses to
+/// What it means that railctl refused a plan that names this node, or does not. Nobody knows that of one that it refuses to
 /// compare, too.
-fn refusal(node: &str, stderr: &str, is_named: Option<bool>) -> Plan {
-    let lines = lines(stderr);
-    let last = lines.last().copied().unwrap_or("rail-ipam said nothing");
-    // Several faults are several lines, of which the first says what they are about.
-    let text = if lines.len() > 4 { last.to_owned() } else { lines.join("; ") };
-    let holders: Vec<_> = lines.iter().filter(|line| line.contains(IN_USE_WORDS)).copied().collect();
-    let holders = holders.join("; ");
-    match (is_named, stderr.contains(HELD_BACK_WORDS)) {
-        (Some(true), true) => {
+fn refusal(node: &str, refused: &Refused, is_named: Option<bool>) -> Plan {
+    let texts = |obstacles: &[Obstacle]| obstacles.iter().map(|one| one.text.clone()).collect::<Vec<_>>();
+    let holders = texts(&refused.leases).join("; ");
+    let lines = refused.message.lines().map(|line| line.trim().to_owned());
+    let text = lines.chain(texts(&refused.taken)).take(LINES).collect::<Vec<_>>().join("; ");
+    match (is_named, refused.leases.is_empty()) {
+        (Some(true), false) => {
             Plan::HeldBack(format!("the new plan waits until these pods have ended: {holders}"))
         }
-        (Some(false), true) => {
+        (Some(false), false) => {
             not_named(node, "its prefixes stay in its store until the pods that have them end", &holders)
         }
-        (Some(false), false) => not_named(node, "its store stays as it is", &text),
+        (Some(false), true) => not_named(node, "its store stays as it is", &text),
         _ => Plan::Refused(format!("the plan is refused, and the store stays as it is: {text}")),
     }
 }
@@ -1060,27 +1070,34 @@ mod tests {
 
     #[test]
     fn a_plan_that_hurts_pods_is_held_back_and_names_them() {
-        // In the words of railctl.
-        let source = include_str!("../../ctl/src/commands/change.rs");
-        assert!(
-            source.contains(HELD_BACK_WORDS) && source.contains(IN_USE_WORDS),
-            "railctl has other words now"
+        let said = |stdout: Value, stderr: &str| {
+            Refused::of(&Said { is_success: false, stdout: stdout.to_string(), stderr: stderr.to_owned() })
+        };
+        let refusal = |refused: &Refused, is_named| refusal("n", refused, is_named);
+        let held = said(
+            json!({"refused": {"reason": "held", "message": "no", "leases": [{"pod": "a/b", "text": "a/b has it"}]}}),
+            "",
         );
-        let stderr = "railctl: pool rail-0: node n: 10.0.0.0 is in use, held by net1 of pod a/b since x, and y\n\
-            railctl: nothing was written: 1 live leases are outside of the new plan: end those pods first\n";
-        let refusal = |stderr, is_named| refusal("n", stderr, is_named);
-        let Plan::HeldBack(text) = refusal(stderr, Some(true)) else { panic!() };
-        assert!(text.ends_with("10.0.0.0 is in use, held by net1 of pod a/b since x, and y"), "{text}");
-        let wrong = "railctl: nothing was imported: spec.cidr: no\n";
-        let Plan::Refused(text) = refusal(wrong, None) else { panic!() };
-        assert!(text.ends_with("nothing was imported: spec.cidr: no"), "{text}");
+        let Plan::HeldBack(text) = refusal(&held, Some(true)) else { panic!() };
+        assert!(text.ends_with(": a/b has it"), "{text}");
+        let wrong = said(json!({"refused": {"reason": "invalid", "message": "2 faults:\n  x\n  y"}}), "");
+        let Plan::Refused(text) = refusal(&wrong, None) else { panic!() };
+        assert!(text.ends_with(": 2 faults:; x; y"), "{text}");
+        let taken = json!({"refused": {"reason": "taken", "message": "no", "taken": [{"text": "b has it"}]}});
+        let Plan::Refused(text) = refusal(&said(taken, ""), Some(true)) else { panic!() };
+        assert!(text.ends_with(": no; b has it"), "{text}");
+        // Another process has the store: no pod does.
+        let locked = said(json!({"refused": {"reason": "held", "message": "locked"}}), "");
+        assert!(matches!(refusal(&locked, Some(true)), Plan::Refused(_)));
+        let Plan::Refused(text) = refusal(&said(Value::Null, "killed"), None) else { panic!() };
+        assert!(text.ends_with(": killed"), "{text}");
         // What does not name the node is no plan that waits for its pods, and what nobody could compare is none either.
-        for (stderr, told) in [(stderr, "held by net1 of pod a/b since x, and y"), (wrong, "spec.cidr: no")] {
-            let Plan::NotNamed(text) = refusal(stderr, Some(false)) else { panic!() };
+        for (refused, told) in [(&held, "a/b has it"), (&wrong, "x; y")] {
+            let Plan::NotNamed(text) = refusal(refused, Some(false)) else { panic!() };
             assert!(text.contains("does not name this node n") && text.ends_with(told), "{text}");
-            assert!(matches!(refusal(stderr, None), Plan::Refused(_)));
+            assert!(matches!(refusal(refused, None), Plan::Refused(_)));
         }
-        assert!(matches!(refusal(wrong, Some(true)), Plan::Refused(_)));
+        assert!(matches!(refusal(&wrong, Some(true)), Plan::Refused(_)));
     }
 
     #[test]

@@ -47,7 +47,7 @@ impl<V> Seen<V> {
 /// An error that stays the same is told again after this time, and what was too large is read again.
 const AGAIN: Duration = Duration::from_secs(600);
 /// The most text that is kept of all objects of a kind. The CIDRPools of 8,192 nodes with 8 rails are 5.5 MiB, and twice as
-/// much with `status.allocations`; the memory of the agent, and of the rail-ipam that it starts, is 512 MiB.
+/// much with `status.allocations`; the memory of the agent, and of the railctl that it starts, is 512 MiB.
 pub const LARGEST: usize = 16 << 20;
 /// Objects in an answer: one of them can have 1.5 MB of text, and while it is read it takes many times as much.
 const PAGE: u32 = 10;
@@ -66,7 +66,7 @@ pub fn config_map(
     follow(api, config, format!("the ConfigMap {namespace}/{name}"), keep, shared)
 }
 
-/// Watches the CIDRPools of a namespace, or all: the text of each as rail-ipam reads it.
+/// Watches the CIDRPools of a namespace, or all: the text of each as railctl reads it.
 pub fn cidr_pools(client: &Client, namespace: Option<&str>, shared: &Shared) -> Receiver<Seen<Arc<str>>> {
     let kind = GroupVersionKind::gvk("nv-ipam.nvidia.com", "v1alpha1", "CIDRPool");
     let resource = ApiResource::from_gvk_with_plural(&kind, "cidrpools");
@@ -81,7 +81,7 @@ pub fn cidr_pools(client: &Client, namespace: Option<&str>, shared: &Shared) -> 
     follow(api, watcher::Config::default().page_size(PAGE), what, keep, shared)
 }
 
-/// A CIDRPool for rail-ipam. An object of a watch may lack its kind.
+/// A CIDRPool for railctl. An object of a watch may lack its kind.
 fn manifest(pool: DynamicObject) -> Arc<str> {
     let mut item = pool.data;
     item["apiVersion"] = json!("nv-ipam.nvidia.com/v1alpha1");

@@ -206,7 +206,7 @@ fn a_rail_is_with_a_claim_or_with_a_pod_of_rail_cni_and_the_other_is_refused_by_
             let named: Vec<_> = doctor["checks"].as_array().unwrap().iter().filter(named).collect();
             assert!(named.is_empty() && doctor["ready"] == true, "doctor finds nothing wrong: {doctor}");
             let release = ["release", "--address", "172.16.0.0"];
-            let refused = Command::new("/opt/cni/bin/rail-ipam").args(release).output().unwrap();
+            let refused = Command::new("/opt/cni/bin/railctl").args(release).output().unwrap();
             assert!(text_of(&refused).contains("its claim has not ended"), "{}", text_of(&refused));
             assert_eq!(held(), ["u-1 172.16.0.0"]);
         },
@@ -326,7 +326,7 @@ fn a_node_whose_rails_are_with_claims_is_ready_and_nothing_is_lost() {
         }
         is_in_pod(true);
         let of = |command: &str| -> Value {
-            let command = format!("/opt/cni/bin/rail-cni {command} --output json || true");
+            let command = format!("/opt/cni/bin/railctl {command} --output json || true");
             serde_json::from_str(&sh(&command)).unwrap()
         };
         let vfs = |status: &Value| {

@@ -12,7 +12,7 @@ use crate::node::{
 };
 
 const KEPT: &str = "/opt/cni/bin/.rail-cni";
-const INSTALLED: [&str; 3] = [".rail-cni", "rail-cni", "rail-ipam"];
+const INSTALLED: [&str; 4] = [".rail-cni", "rail-cni", "rail-ipam", "railctl"];
 
 fn names() -> Vec<String> {
     names_in(PLUGINS)
@@ -31,9 +31,9 @@ fn kept() -> Vec<String> {
     names_in(KEPT)
 }
 
-/// A directory with other versions of both plugins.
+/// A directory with other versions of the executables.
 fn other_versions() -> &'static str {
-    for name in ["rail-cni", "rail-ipam"] {
+    for name in &INSTALLED[1..] {
         let mut bytes = fs::read(built().join(name)).unwrap();
         bytes.extend_from_slice(b"another version");
         crate::node::write(Path::new("/run/other").join(name), bytes);
@@ -48,8 +48,8 @@ fn install_from(dir: &str) -> std::process::Output {
 }
 
 #[test]
-fn both_plugins_are_replaced_while_they_run_and_the_ones_before_are_kept() {
-    on_a_node("install::both_plugins_are_replaced_while_they_run_and_the_ones_before_are_kept", || {
+fn executables_are_replaced_while_they_run_and_the_ones_before_are_kept() {
+    on_a_node("install::executables_are_replaced_while_they_run_and_the_ones_before_are_kept", || {
         install();
         assert_eq!(names(), INSTALLED);
         assert!(kept().is_empty());
@@ -74,8 +74,8 @@ fn both_plugins_are_replaced_while_they_run_and_the_ones_before_are_kept() {
         drop(busy.stdin.take());
         assert_eq!(busy.wait().unwrap().code(), Some(1), "it was not disturbed: an empty stdin is its error");
         assert_eq!(names(), INSTALLED);
-        assert_eq!(kept(), ["rail-cni.previous", "rail-ipam.previous"]);
-        for name in ["rail-cni", "rail-ipam"] {
+        assert_eq!(kept(), ["rail-cni.previous", "rail-ipam.previous", "railctl.previous"]);
+        for name in &INSTALLED[1..] {
             let path = Path::new(PLUGINS).join(name);
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o755);
             assert!(fs::read(&path).unwrap().ends_with(b"another version"));
@@ -84,11 +84,61 @@ fn both_plugins_are_replaced_while_they_run_and_the_ones_before_are_kept() {
         for is_old in [true, false] {
             let output = agent(&["install", "--previous"]);
             assert!(output.status.success(), "{}", text_of(&output));
-            let same =
-                fs::read("/opt/cni/bin/rail-cni").unwrap() == fs::read(built().join("rail-cni")).unwrap();
-            assert_eq!(same, is_old);
-            assert_eq!((names(), kept().len()), (INSTALLED.map(str::to_owned).to_vec(), 2));
+            for name in &INSTALLED[1..] {
+                assert_eq!(is_as_built(name), is_old, "{name}");
+            }
+            assert_eq!((names(), kept().len()), (INSTALLED.map(str::to_owned).to_vec(), 3));
         }
+    });
+}
+
+fn is_as_built(name: &str) -> bool {
+    fs::read(Path::new(PLUGINS).join(name)).unwrap() == fs::read(built().join(name)).unwrap()
+}
+
+/// The agent of this version needs railctl, also beside plugins of the version before.
+#[test]
+fn a_node_from_before_railctl_is_upgraded_and_rolled_back_and_keeps_railctl() {
+    on_a_node("install::a_node_from_before_railctl_is_upgraded_and_rolled_back_and_keeps_railctl", || {
+        sh(&format!("mkdir -p {PLUGINS}; cp {}/rail-* {PLUGINS}", other_versions()));
+        install();
+        assert_eq!(names(), INSTALLED);
+        assert_eq!(kept(), ["rail-cni.previous", "rail-ipam.previous"]);
+        for is_old in [true, false] {
+            let output = agent(&["install", "--previous"]);
+            assert!(output.status.success(), "{}", text_of(&output));
+            for name in ["rail-cni", "rail-ipam"] {
+                assert_eq!(is_as_built(name), !is_old, "{name}");
+            }
+            assert!(is_as_built("railctl"));
+            assert_eq!(kept(), ["rail-cni.previous", "rail-ipam.previous"]);
+        }
+        let output = agent(&["uninstall"]);
+        assert!(output.status.success() && names().is_empty(), "{}: {:?}", text_of(&output), names());
+    });
+}
+
+/// An uninstall of this version on a node that the version before has installed.
+#[test]
+fn uninstall_without_railctl_goes_by_the_files_and_says_what_restores_the_rest() {
+    on_a_node("install::uninstall_without_railctl_goes_by_the_files_and_says_what_restores_the_rest", || {
+        let (_api, running) = ready(&[]);
+        start_pod("pod-a", 0);
+        assert!(running.stop());
+        fs::remove_file("/opt/cni/bin/railctl").unwrap();
+        let output = agent(&["uninstall"]);
+        let text = text_of(&output);
+        assert!(
+            output.status.code() == Some(1) && text.contains("nothing was removed: rails are with pods: "),
+            "{text}"
+        );
+        assert!(
+            text.contains("/opt/cni/bin has no railctl") && text.contains("`rail-agent install`"),
+            "{text}"
+        );
+        end_pod("pod-a", 0);
+        let output = agent(&["uninstall"]);
+        assert!(output.status.success() && names().is_empty(), "{}: {:?}", text_of(&output), names());
     });
 }
 
@@ -119,7 +169,7 @@ fn a_plugin_that_the_node_cannot_execute_replaces_nothing() {
         // EM_AARCH64, or EM_X86_64 on an arm64.
         of_another_machine[18] = if cfg!(target_arch = "aarch64") { 0x3e } else { 0xb7 };
         for bad in [of_another_machine, Vec::new(), b"exit 0".to_vec()] {
-            // The first of both is good.
+            // The others are good.
             let other = other_versions();
             crate::node::write(Path::new(other).join("rail-cni"), &bad);
             let output = install_from(other);
@@ -154,7 +204,7 @@ fn a_directory_that_cannot_be_written_keeps_the_old_plugins_and_nothing_half_wri
                 assert_eq!(names(), INSTALLED);
                 assert!(fs::read("/opt/cni/bin/rail-cni").unwrap() == before);
             };
-            // Full: there is room for the first of both alone.
+            // Full: there is room for the first of them alone.
             sh(
                 "mkdir /run/kept; cp -a /opt/cni/bin/. /run/kept/; mount -t tmpfs tmpfs /opt/cni/bin; cp -a /run/kept/. /opt/cni/bin/",
             );
@@ -169,7 +219,7 @@ fn a_directory_that_cannot_be_written_keeps_the_old_plugins_and_nothing_half_wri
             assert_eq!(output.status.code(), Some(1));
             let text = text_of(&output);
             assert!(
-                text.contains("cannot write /opt/cni/bin/rail-cni")
+                text.contains("cannot write /opt/cni/bin/railctl")
                     && text.contains("No space left on device"),
                 "{text}"
             );

@@ -33,7 +33,7 @@ pub fn on_a_node(test: &str, body: impl FnOnce()) {
         body();
         return;
     }
-    if !["rail-cni", "rail-ipam"].iter().all(|name| built().join(name).is_file()) {
+    if !["rail-cni", "rail-ipam", "railctl"].iter().all(|name| built().join(name).is_file()) {
         return skip(test, "no executables of scripts/build");
     }
     let namespaces = ["-nmpf", "--mount-proc", "--propagation", "private", "--kill-child"];
@@ -65,7 +65,7 @@ pub fn skip(test: &str, reason: &str) {
     }
 }
 
-/// Where scripts/build leaves the plugins.
+/// Where scripts/build leaves the executables.
 pub fn built() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| Path::new(ROOT).join("target"), PathBuf::from)

@@ -158,22 +158,21 @@ fn a_run_directory_that_cannot_be_made_is_refused_and_corrected() {
 fn a_node_whose_plugins_are_gone_is_not_ready_with_the_next_look() {
     on_a_node("run::a_node_whose_plugins_are_gone_is_not_ready_with_the_next_look", || {
         let (api, agent) = ready(&[]);
-        sh("mv /opt/cni/bin/rail-cni /opt/cni/bin/away");
-        agent.until_condition(&api, "RailsReady", "False", "DoctorDidNotRun");
-        sh("mv /opt/cni/bin/away /opt/cni/bin/rail-cni");
-        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
-        // No start of a pod with rails goes without the other one either.
-        for (break_it, mend_it) in [
-            ("mv /opt/cni/bin/rail-ipam /opt/cni/bin/away", "mv /opt/cni/bin/away /opt/cni/bin/rail-ipam"),
-            (
-                "cp -a /opt/cni/bin/rail-ipam /run/good; echo exit 1 >/opt/cni/bin/rail-ipam",
-                "cp -a /run/good /opt/cni/bin/rail-ipam",
-            ),
+        // No start of a pod with rails goes without either plugin, and without railctl nobody knows.
+        for (name, reason) in [
+            ("rail-cni", "PluginDidNotRun"),
+            ("rail-ipam", "PluginDidNotRun"),
+            ("railctl", "DoctorDidNotRun"),
         ] {
-            sh(break_it);
-            agent.until(break_it, || condition(&api, "RailsReady")["status"] == "False");
-            sh(mend_it);
-            agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+            for break_it in ["true", "echo exit 1 >"] {
+                sh(&format!(
+                    "cd /opt/cni/bin; mv {name} /run/good; {break_it} {name}; chmod 755 {name} || true"
+                ));
+                let message = agent.until_condition(&api, "RailsReady", "False", reason);
+                assert!(message.contains(name), "{message}");
+                sh(&format!("mv /run/good /opt/cni/bin/{name}"));
+                agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+            }
         }
     });
 }
@@ -525,7 +524,7 @@ fn a_node_that_the_plan_does_not_name_any_more_is_told_so_and_keeps_its_store() 
         let agent = Running::start(&api, &[]);
         agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
         let before = [allocation(0), allocation(1)];
-        // What rail-ipam warns of is told with a plan that is written, too.
+        // What railctl warns of is told with a plan that is written, too.
         let mut with_default = pool(0, None);
         with_default["spec"]["defaultGateway"] = json!(true);
         api.put(&format!("{POOLS}/rail-0"), with_default);
@@ -533,7 +532,7 @@ fn a_node_that_the_plan_does_not_name_any_more_is_told_so_and_keeps_its_store() 
             let message = condition(&api, "RailsPlanCurrent")["message"].as_str().unwrap().to_owned();
             message.contains("in 2 pools") && message.contains("defaultGateway: is left out")
         });
-        assert!(agent.log().contains("rail-ipam says of the plan: "), "{}", agent.log());
+        assert!(agent.log().contains("railctl warns of the plan: "), "{}", agent.log());
         for rail in 0..2 {
             let mut of_another = pool(rail, None);
             of_another["spec"]["staticAllocations"][0]["nodeName"] = json!("worker-gpu-7");
