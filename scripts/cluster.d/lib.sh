@@ -440,7 +440,7 @@ add_rails() {
     tar -C "$at" -c . | on "$1" tar -C "$sysfs" -x
     while IFS=, read -r rail gateway; do
         ip -n leaf addr add "$gateway/31" dev "n$number-r$rail"
-    done < <("$target/static/railctlplan  "$root/conf/fabric.yaml" --to csv |
+    done < <("$target/static/railctl" plan "$root/conf/fabric.yaml" --to csv |
         awk -F, -v node="$1" '$1 == node { print $2 "," $7 }')
 }
 

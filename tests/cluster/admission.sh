@@ -31,7 +31,7 @@ refused() {
 }
 
 applies_the_plan() {
-    "$target/static/railctlplan  "$root/conf/fabric.yaml" --to nads | tenant apply -f -
+    "$target/static/railctl" plan "$root/conf/fabric.yaml" --to nads | tenant apply -f -
 }
 
 is_up() { [[ $(kubectl exec one -- ip -o link show net1) == *LOWER_UP*"mtu 9000"* ]]; }

@@ -28,11 +28,11 @@ take_tag() {
     done
 }
 
-# make_next: an image whose plugins have other bytes and do the same.
+# make_next: an image whose executables have other bytes and do the same.
 make_next() {
     local plugin
     cp -r "$images/root" "$own/next"
-    for plugin in rail-cni rail-ipam; do printf 'next' >>"$own/next/plugins/$plugin"; done
+    for plugin in rail-cni rail-ipam railctl; do printf 'next' >>"$own/next/plugins/$plugin"; done
     image "$own/next.tar" docker.io/library/rail-cni:next "$own/next" /rail-agent
 }
 
@@ -41,7 +41,7 @@ import() { on "$1" ctr --namespace k8s.io images import --local - <"$2"; }
 # empty NODE: nothing of rail-cni is there.
 empty() {
     # shellcheck disable=SC2016
-    on "$1" "$BASH" -c 'rm -rf /opt/cni/bin/rail-* /etc/rail-cni /var/lib/rail-cni /run/rail-cni'
+    on "$1" "$BASH" -c 'rm -rf /opt/cni/bin/rail* /etc/rail-cni /var/lib/rail-cni /run/rail-cni'
 }
 
 # register NODE: it comes to the cluster as a new one, with the taint and its class.
@@ -57,7 +57,7 @@ waits_for_a_node() {
     kubectl get pod "$1" -o json | jq -e '[.status.conditions[]? | select(.reason == "Unschedulable")] | length == 1'
 }
 
-apply_plan() { "$target/static/railctlplan  "$root/conf/fabric.yaml" --to cidrpool | kubectl apply -f -; }
+apply_plan() { "$target/static/railctl" plan "$root/conf/fabric.yaml" --to cidrpool | kubectl apply -f -; }
 
 # has_label NODE KEY=VALUE
 has_label() {
@@ -79,10 +79,10 @@ agent_on() {
         -o 'jsonpath={.items[*].metadata.name}'
 }
 
-# installed NODE FOLDER: the plugins are these.
+# installed NODE FOLDER: the executables are these.
 installed() {
     local plugin
-    for plugin in rail-cni rail-ipam; do on "$1" cat "/opt/cni/bin/$plugin" | cmp - "$2/plugins/$plugin" || return; done
+    for plugin in rail-cni rail-ipam railctl; do on "$1" cat "/opt/cni/bin/$plugin" | cmp - "$2/plugins/$plugin" || return; done
 }
 
 has_config() {
@@ -110,7 +110,7 @@ told() {
 is_clean() {
     local left
     # shellcheck disable=SC2016
-    left=$(on "$1" "$BASH" -c 'shopt -s nullglob dotglob; echo /opt/cni/bin/*rail-* /etc/rail-cni/* /var/lib/rail-cni/*
+    left=$(on "$1" "$BASH" -c 'shopt -s nullglob dotglob; echo /opt/cni/bin/*rail* /etc/rail-cni/* /var/lib/rail-cni/*
         find /run/rail-cni -type f ! -name "*lock" ! -path "*/locks/*"')
     [[ $left =~ ^[[:space:]]*$ ]] || { printf '%s\n' "$left" && return 1; }
     kubectl get node "$1" -o json | jq -e '[(.metadata.labels | keys[] | select(. == "rail-cni/ready")),

@@ -5,7 +5,7 @@ source "$(dirname "$0")/lib.sh"
 fabric=$cluster/home/fabric.yaml
 sed 's/^sus: .*/sus: 64/; s/^hostsPerSU: .*/hostsPerSU: 128/' "$root/conf/fabric.yaml" >"$fabric"
 
-plan() { "$target/static/railctlplan  "$fabric" "$@"; }
+plan() { "$target/static/railctl" plan "$fabric" "$@"; }
 
 # The pools of the first NODES nodes.
 pools_of() {
@@ -28,7 +28,7 @@ are_those_of_the_plan() {
 
 is_unchanged() { [[ $(pools_of "$1" | kubectl apply -f - | grep -c unchanged) == 8 ]]; }
 
-lint() { kubectl get net-attach-def -n networks -o yaml | "$target/static/railctllint  -; }
+lint() { kubectl get net-attach-def -n networks -o yaml | "$target/static/railctl" lint -; }
 
 # A node takes what the API server stored.
 import_takes_them() {
@@ -51,7 +51,7 @@ check "8,192 nodes are applied by the server" kubectl apply --server-side -f "$c
 check "the pools have 8,192 nodes" pools_have 8192
 check "they are those of the plan" are_those_of_the_plan
 check "applied again by the server, they are the same" kubectl apply --server-side -f "$cluster/home/pools"
-check "rail-ipam takes them from the API server" import_takes_them
+check "railctl takes them from the API server" import_takes_them
 kubectl delete cidrpools -n nvidia-network-operator --all >/dev/null
 check "8,192 nodes are created" kubectl create -f "$cluster/home/pools"
 kubectl delete namespace nvidia-network-operator --wait=false >/dev/null

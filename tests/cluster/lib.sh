@@ -81,7 +81,7 @@ has_rails() {
 
 # planned NODE
 planned() {
-    "$target/static/railctlplan  "$root/conf/fabric.yaml" --to csv |
+    "$target/static/railctl" plan "$root/conf/fabric.yaml" --to csv |
         awk -F, -v node="$1" '$1 == node { print "net" $2 + 1, $6 "/31" }'
 }
 
