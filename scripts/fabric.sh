@@ -117,7 +117,7 @@ leafPort: swp{host+1}
 mtu: 9216
 clusterNetworks: [10.96.0.0/12]
 END
-    "$bin/railctlplan  "$dir/fabric.yaml" --to csv >"$dir/plan.csv"
+    "$bin/railctl" plan "$dir/fabric.yaml" --to csv >"$dir/plan.csv"
     read_plan
 }
 read_plan() {
@@ -136,7 +136,7 @@ set_up_nodes() {
         mkdir -p "$dir/node-$n"
         printf '{"nodeName": "node-%d", "runDir": "%s/run", "storeDir": "%s/store", "policy": {"kinds": ["veth"]}}\n' \
             "$n" "$dir/node-$n" "$dir/node-$n" >"$dir/node-$n/node.json"
-        RAIL_CNI_NODE_CONFIG=$dir/node-$n/node.json "$bin/railctlplan  "$dir/fabric.yaml" --to store >"$dir/node-$n/plan"
+        RAIL_CNI_NODE_CONFIG=$dir/node-$n/node.json "$bin/railctl" plan "$dir/fabric.yaml" --to store >"$dir/node-$n/plan"
         state_of "$n" >"$dir/node-$n/before"
         ip -n "pod-$n" link set lo up
     done
@@ -145,7 +145,7 @@ set_up_nodes() {
 # The leaves' commands are NVIDIA's, for Cumulus; here they are the kernel's.
 set_up_leaves() {
     local file
-    "$bin/railctlplan  "$dir/fabric.yaml" --to nvue --out "$dir/leaves" >"$dir/leaves.txt"
+    "$bin/railctl" plan "$dir/fabric.yaml" --to nvue --out "$dir/leaves" >"$dir/leaves.txt"
     for file in "$dir"/leaves/*.nvue; do
         awk '!/^nv set interface / { next }
             $5 == "link" && $6 == "mtu" { print "link set", $4, "mtu", $7, "up" }

@@ -1,34 +1,28 @@
 //! rail-cni: the CNI plugins of a GPU cluster's rails. `rail-cni` moves a device of the host into a pod and makes
-//! it a rail; `rail-ipam` leases the rail's address. Each executable is a few lines over this crate.
+//! it a rail; `rail-ipam` leases the rail's address. Each executable is a few lines over this crate, and what people type is in
+//! the crate railctl.
 //!
 //! The modules, from what is called to what is used. A module uses those below it and those of its own line, but
-//! [`attach`], [`ipam`] and [`plan`] do not know each other: `tests/conf.rs` holds that. ARCHITECTURE.md has the
-//! picture, the way of an ADD and of a DEL, and where the state is.
+//! [`attach`] and [`ipam`] do not know each other: `tests/layers.rs` holds that. ARCHITECTURE.md has the picture, the way of an ADD and of a DEL, and where the state is.
 //!
 //! | module | what is there |
 //! | --- | --- |
-//! | [`commands`] | all that a person types: `status`, `check`, `doctor`, `lint`, `reap`, `plan`, `import`, `show`, `release` |
 //! | [`attach`] | rail-cni: the story of a device, in ADD, DEL, CHECK, STATUS and GC |
 //! | [`ipam`] | rail-ipam: the story of an address: its configuration, leases, and the addresses of pods whose leases somebody removed |
-//! | [`plan`] | the plan of a fabric, read from what an operator has, and written as what somebody needs |
-//! | `netplan` | which interfaces of a host are rails, by its netplan files |
-//! | [`pool`] | what a pool and a node's allocation are, and the store on disk |
+//! | [`pool`] | what a pool and a node's allocation are, and what the store on disk says |
 //! | [`node`] | node.json, the only source of paths, and whether the run directory is the host's |
 //! | [`cni`] | the protocol: [`cni::main`] is the whole life of a plugin's process, [`cni::Plugin`] its verbs; environment, keys, results, calls of other plugins |
-//! | `every_netns` | all network namespaces of the node, one after the other |
+//! | [`every_netns`] | all network namespaces of the node, one after the other |
 //! | [`netns`] | one network namespace: opening it, entering it, telling one from another, and whether it lives |
 //! | [`sysfs`] | PCI functions, PFs and VFs, auxiliary devices |
-//! | [`document`] | files that people write, YAML or JSON, with the line of everything |
-//! | `confine` | what a call may do, said to the kernel: seccomp, Landlock |
-//! | `files` | directories without links, atomic writes, locks with a deadline |
-//! | `html` | pages for a browser: escaping, style, tables |
-//! | `output`, `progress` | what the commands print: tables, JSON, exit status; a bar on a terminal |
-//! | `cluster_networks` | networks of Services and pods, which no route of a rail may cover |
+//! | [`confine`] | what a call may do, said to the kernel: seccomp, Landlock |
+//! | [`files`] | directories without links, atomic writes, locks with a deadline |
+//! | [`cluster_networks`] | networks of Services and pods, which no route of a rail may cover |
 //! | `calls` | one line for every call that ended, for the agent of the node |
-//! | `log` | stderr and a file |
-//! | `nearest` | what a mistyped key may have meant |
+//! | [`log`] | stderr and a file |
+//! | [`nearest`] | what a mistyped key may have meant |
 //! | [`fault`] | what is wrong with a file: where, at which key, what, and what to do |
-//! | `watchdog` | ends a call that hangs |
+//! | [`watchdog`] | ends a call that hangs |
 //! | [`error`] | errors with a code of CNI; `fail!` and `failure!`, used everywhere |
 
 pub mod attach;

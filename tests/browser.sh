@@ -45,7 +45,7 @@ main() {
     exit $((failed > 0))
 }
 
-plan() { (cd "$root" && "$target/static/railctlplan  "$1" --to html 2>/dev/null); }
+plan() { (cd "$root" && "$target/static/railctl" plan "$1" --to html 2>/dev/null); }
 
 # browser OPTION... URL. It opens files of ours only, and its own sandbox does not start everywhere.
 browser() {
@@ -132,7 +132,7 @@ the_page_of_a_node_needs_no_script() {
 # This machine as a node, whatever it has.
 status_page() {
     printf '{"nodeName": "worker-gpu-0", "runDir": "%s/state", "storeDir": "%s/store"}\n' "$work" "$work" >node.json
-    RAIL_CNI_NODE_CONFIG=$work/node.json "$target/static/railctlstatus  --output html || (($? == 1))
+    RAIL_CNI_NODE_CONFIG=$work/node.json "$target/static/railctl" status --output html || (($? == 1))
 }
 
 # --- the pictures of the documents ------------------------------------------------------------------------------

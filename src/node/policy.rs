@@ -20,7 +20,7 @@ pub struct Policy {
     pub drivers: Option<Vec<String>>,
     /// Whether only VFs may be attached: no PF, no SF, no other device.
     pub vfs_only: bool,
-    /// Those of [`VF_KEYS`] that networks may use.
+    /// Those of [`VF_KEYS`](super::VF_KEYS) that networks may use.
     pub vf_keys: Option<Vec<String>>,
     /// Kinds of netdevs that may be attached besides functions of a bus: `veth`, `netdevsim`, `representor`.
     pub kinds: Vec<String>,

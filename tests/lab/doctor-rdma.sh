@@ -8,7 +8,7 @@ case ${1:-} in -h | --help) sed -n '2,5s/^# //p' "$0" && exit ;; esac
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 # doctor ARGUMENT...: sets $output.
-doctor() { output=$("$bin/railctldoctor  --output json "$@" || true); }
+doctor() { output=$("$bin/railctl" doctor --output json "$@" || true); }
 
 # lines CHECK: verdict and text of each line, and the remedy.
 lines() { jq -r --arg check "$1" '.checks[] | select(.check == $check) | "\(.verdict): \(.text) -> \(.remedy)"' <<<"$output"; }
@@ -108,7 +108,7 @@ check_rdma_uses_the_gid_of_the_rail_and_leaves_no_server() {
         pod "pod$rail"
         add "pod$rail" net1 "$(conf "$rail" "$(vf "$rail")" '"gid": "require"')"
     done
-    index=$("$bin/railctlstatus  --output json | jq -r '[.attachments[].gids[0].index] | unique | join(" ")')
+    index=$("$bin/railctl" status --output json | jq -r '[.attachments[].gids[0].index] | unique | join(" ")')
     export PATH=/run/bw:$PATH
     said=$("$root/scripts/check-rdma" --seconds 1 'ip netns exec pod0' 'ip netns exec pod1')
     contains "endpoints" "server 172.16.0.0: rxe00 port 1 index $index; client 172.18.0.0: rxe10 port 1 index $index" "$said"

@@ -16,7 +16,7 @@ forgotten_pod() {
 tells_where() { contains "$1" "$(vf 0) is net1 in the namespace /run/netns/podA" "$2"; }
 
 # status_of FILTER: its exit status says that there is something to do.
-status_of() { { "$bin/railctlstatus  --output json || true; } | jq -r "$1"; }
+status_of() { { "$bin/railctl" status --output json || true; } | jq -r "$1"; }
 
 # What ADD could not have known is as the pod left it.
 as_before() { ip link set ens0f0v0 mtu 1500; }
@@ -24,10 +24,10 @@ as_before() { ip link set ens0f0v0 mtu 1500; }
 every_command_says_which_namespace_has_the_vf() {
     local said
     forgotten_pod
-    said=$("$bin/railctlstatus  || true)
+    said=$("$bin/railctl" status || true)
     tells_where "status" "$said"
     same "free VFs" "2 1 1" "$(status_of '.rails[0].vfs | "\(.enabled) \(.lost) \(.free)"')"
-    said=$("$bin/railctldoctor  || true)
+    said=$("$bin/railctl" doctor || true)
     tells_where "doctor" "$said"
     contains "doctor" FAIL "$(grep "podA" <<<"$said")"
     pod podB
@@ -44,11 +44,11 @@ reap_rebuild_puts_it_on_record_and_its_end_is_as_any_other() {
     config=$(conf 0 "$(vf 0)")
     for how in del death; do
         forgotten_pod
-        contains "dry run" "would record it" "$("$bin/railctlreap  --rebuild --dry-run)"
+        contains "dry run" "would record it" "$("$bin/railctl" reap --rebuild --dry-run)"
         same "records" "" "$(state_files)"
-        contains "reap" "recorded $(vf 0) (ens0f0v0)" "$("$bin/railctlreap  --rebuild)"
+        contains "reap" "recorded $(vf 0) (ens0f0v0)" "$("$bin/railctl" reap --rebuild)"
         same "records" 1 "$(find /run/rail-cni/attachments -type f | wc -l)"
-        contains "again" "0 returned, 0 remaining, 1 in use" "$("$bin/railctlreap  --rebuild)"
+        contains "again" "0 returned, 0 remaining, 1 in use" "$("$bin/railctl" reap --rebuild)"
         same "state" "live 172.16.0.0/31 0" "$(status_of '.attachments[0] | "\(.state) \(.addresses[0]) \(.rail)"')"
         pod podB
         refused "is attached to container rebuilt-" ADD podB net1 "$config"
@@ -79,7 +79,7 @@ reap_rebuild_looks_again_before_it_writes() {
         holding=$(</run/holding)
         # The copy in the lock file would be a record.
         : >"/run/rail-cni/locks/device-$(vf 0)"
-        "$bin/railctlreap  --rebuild >/run/reaped &
+        "$bin/railctl" reap --rebuild >/run/reaped &
         reaping=$!
         # It opens the lock file after its search.
         until find -L "/proc/$reaping/fd" -samefile "/run/rail-cni/locks/device-$(vf 0)" 2>/dev/null | grep -q .; do
@@ -119,11 +119,11 @@ an_add_of_an_indebted_vf_names_the_namespace_that_has_it() {
     ip link set "$name" netns podB
     refused "$(vf 0) is $name in the namespace /run/netns/podB, and there is no record of it" \
         ADD podA net1 "$(conf 0 "$(vf 0)")"
-    contains "reap" "$(vf 0)" "$("$bin/railctlreap  --rebuild || true)"
+    contains "reap" "$(vf 0)" "$("$bin/railctl" reap --rebuild || true)"
     same "pending" 0 "$(find /run/rail-cni/pending -type f | wc -l)"
     ip -n podB link set "$name" netns 1
     ip link del mine0
-    "$bin/railctlreap  >/dev/null
+    "$bin/railctl" reap >/dev/null
     same "name" mine0 "$(basename "/sys/bus/pci/devices/$(vf 0)/net/"*)"
     same "pending" 0 "$(find /run/rail-cni/pending -type f | wc -l)"
     ip link set mine0 name ens0f0v0
@@ -138,12 +138,12 @@ a_vf_of_a_process_is_found() {
     pid=$!
     until [[ $(readlink "/proc/$pid/ns/net") != "$(readlink /proc/self/ns/net)" ]]; do sleep 0.01; done
     ip netns del podA
-    contains "status" "$(vf 0) is mine in the namespace /proc/$pid/ns/net" "$("$bin/railctlstatus  || true)"
-    "$bin/railctlreap  --rebuild >/dev/null
+    contains "status" "$(vf 0) is mine in the namespace /proc/$pid/ns/net" "$("$bin/railctl" status || true)"
+    "$bin/railctl" reap --rebuild >/dev/null
     kill "$pid"
     wait "$pid" || true
     wait_until has_netdevs "/sys/bus/pci/devices/$(vf 0)"
-    contains "reap" "returned $(vf 0)" "$("$bin/railctlreap )"
+    contains "reap" "returned $(vf 0)" "$("$bin/railctl" reap )"
     as_before
 }
 

@@ -74,7 +74,7 @@ a_pf_of_a_pod_that_died_gets_its_addresses_back() {
         # The kernel resets the PF on its way to the host.
         until compgen -G "/sys/bus/pci/devices/$(pf 0)/net/*" >/dev/null; do sleep 0.1; done
         if [[ $how == reap ]]; then
-            "$bin/railctlreap 
+            "$bin/railctl" reap 
         else
             pod pod2
             add pod2 net1 "$(with_host)"

@@ -136,7 +136,7 @@ tidy() {
 # After a failed case: the next one is to be judged on its own, on what can be mended.
 restore_node() {
     local vf found name
-    "$bin/railctlreap  >/dev/null 2>&1 || true
+    "$bin/railctl" reap >/dev/null 2>&1 || true
     rm -rf /run/rail-cni
     for vf in "${!homes[@]}"; do
         found=("/sys/bus/pci/devices/$vf/net/"*)

@@ -32,7 +32,7 @@ a_debug_pod_frees_nothing() {
     pod pod1
     ipam ADD pod1 && same "status of ADD" 0 "$status"
     status=0
-    output=$(unshare --mount sh -c 'mount -t tmpfs tmpfs /run/netns; exec "$@"' sh "$bin/railctlrelease  --dead 2>&1) ||
+    output=$(unshare --mount sh -c 'mount -t tmpfs tmpfs /run/netns; exec "$@"' sh "$bin/railctl" release --dead 2>&1) ||
         status=$?
     same "status of release" 1 "$status"
     contains release "not known whether" "$output"

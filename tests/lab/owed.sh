@@ -133,7 +133,7 @@ one() {
     refuse=''
     cni DEL pod2 net1 "$config"
     ((status == 0)) || fail "DEL of the next pod: $output"
-    "$bin/railctlreap  >/dev/null
+    "$bin/railctl" reap >/dev/null
     tidy
     same "the node" "$pristine" "$(snapshot)"
     same "RDMA devices" "$devices" "$(rdma_devices)"
@@ -219,11 +219,11 @@ an_rdma_device_that_was_attached_again_stays_in_its_pod() {
     local config result
     attached_again
     result=$output
-    output=$("$bin/railctlreap  2>&1) || fail "reap: $output"
+    output=$("$bin/railctl" reap 2>&1) || fail "reap: $output"
     contains "the pod's RDMA devices" "rxe0:" "$(in_pod pod1 rdma dev show)"
     check pod1 net2 "$config" "$result"
     del pod1 net2 "$config"
-    "$bin/railctlreap  >/dev/null
+    "$bin/railctl" reap >/dev/null
     same "pending" "" "$(find /run/rail-cni/pending -type f)"
     same "RDMA devices" "$devices" "$(rdma_devices)"
 }
@@ -234,16 +234,16 @@ a_rebuilt_record_keeps_the_rdma_device_in_its_pod() {
     attached_again
     # The record, and its copy in the lock of the device.
     find /run/rail-cni -type f ! -path '*/pending/*' ! -path '*/leases/*' -delete
-    output=$("$bin/railctlreap  --rebuild 2>&1) || fail "reap: $output"
+    output=$("$bin/railctl" reap --rebuild 2>&1) || fail "reap: $output"
     contains "reap" "recorded $vf0" "$output"
     contains "the pod's RDMA devices" "rxe0:" "$(in_pod pod1 rdma dev show)"
     kill_pod pod1
-    "$bin/railctlreap  >/dev/null
+    "$bin/railctl" reap >/dev/null
     same "pending" "" "$(find /run/rail-cni/pending -type f)"
     same "RDMA devices" "$devices" "$(rdma_devices)"
     # A rebuilt record does not know the former MTU, and the lease waits for the next pod.
     ip link set ens0f0v0 mtu 1500
-    "$bin/railctlrelease  --dead >/dev/null
+    "$bin/railctl" release --dead >/dev/null
 }
 
 # The pod that the debt waits for is dead, and gives the device back in the same call.
@@ -253,7 +253,7 @@ what_waited_for_a_device_is_done_when_reap_returns_it() {
     pod pod2
     add pod2 net1 "${config/required/auto}"
     kill_pod pod2
-    "$bin/railctlreap  >/dev/null || fail "reap has to be called twice"
+    "$bin/railctl" reap >/dev/null || fail "reap has to be called twice"
     same "pending" "" "$(find /run/rail-cni/pending -type f)"
     same "RDMA devices" "$devices" "$(rdma_devices)"
 }
@@ -268,11 +268,11 @@ a_rebuilt_record_gives_back_what_an_earlier_pod_owes() {
     del pod1 net1 "$config"
     refuse=''
     ip link set ens0f0v0 netns pod2
-    "$bin/railctlreap  --rebuild >/dev/null
+    "$bin/railctl" reap --rebuild >/dev/null
     same "pending" "" "$(find /run/rail-cni/pending -type f)"
     contains "the VF" "vlan 100" "$(of_vf 0)"
     kill_pod pod2
-    "$bin/railctlreap  >/dev/null
+    "$bin/railctl" reap >/dev/null
     same "the VF" "$first" "$(of_vf 0)"
 }
 
@@ -285,11 +285,11 @@ a_debt_of_a_name_leaves_the_settings_of_the_vf_alone() {
     ip link add "$name" type veth peer name other
     del pod1 net1 "$config"
     ip link set ens0f0 vf 0 vlan 7
-    output=$("$bin/railctlreap  2>&1) && fail "reap succeeds: $output"
+    output=$("$bin/railctl" reap 2>&1) && fail "reap succeeds: $output"
     contains "the VF" "vlan 7" "$(of_vf 0)"
     ip link set ens0f0 vf 0 vlan 0
     ip link del "$name"
-    "$bin/railctlreap  >/dev/null
+    "$bin/railctl" reap >/dev/null
     same "pending" "" "$(find /run/rail-cni/pending -type f)"
 }
 

@@ -19,7 +19,7 @@ the_device_goes_with_its_vf_and_comes_back() {
     add pod1 net1 "$config"
     same "in the pod" "rxe00 net1" "$(in_namespace pod1)"
     same "left on the host" "" "$(on_host | grep rxe00 || true)"
-    same "status" '["rxe00"]' "$("$bin/railctlstatus  --output json | jq -c '[.. | objects | select(.ifname? == "net1") | .rdma[]]')"
+    same "status" '["rxe00"]' "$("$bin/railctl" status --output json | jq -c '[.. | objects | select(.ifname? == "net1") | .rdma[]]')"
     check pod1 net1 "$config" "$output"
     del pod1 net1 "$config"
     same "in the pod afterwards" "" "$(in_namespace pod1)"
@@ -61,7 +61,7 @@ the_device_of_a_dead_pod_is_the_next_ones() {
                 same "in the next pod" "rxe00 net1" "$(in_namespace pod2)"
                 del pod2 net1 "$config"
                 ;;
-            reap) "$bin/railctlreap  >/dev/null ;;
+            reap) "$bin/railctl" reap >/dev/null ;;
         esac
         same "after $way" "$before" "$(on_host)"
     done
@@ -158,8 +158,8 @@ the_gid_of_the_address_is_there_when_add_returns() {
     table=$(gid_in pod1 rxe00 1)
     same "the GID" "0000:0000:0000:0000:0000:ffff:ac10:0000 RoCE v2 net1" "$table"
     same "status" '["rxe00",1,1,"172.16.0.0"]' \
-        "$("$bin/railctlstatus  --output json | jq -c '.attachments[0].gids[] | [.device, .port, .index, .address]')"
-    contains "the table of status" "pod lab/pod1: NCCL_IB_GID_INDEX=1" "$("$bin/railctlstatus )"
+        "$("$bin/railctl" status --output json | jq -c '.attachments[0].gids[] | [.device, .port, .index, .address]')"
+    contains "the table of status" "pod lab/pod1: NCCL_IB_GID_INDEX=1" "$("$bin/railctl" status )"
     check pod1 net1 "$config" "$result"
     in_pod pod1 rdma dev set rxe00 name theirs
     check pod1 net1 "$config" "$result"
@@ -207,7 +207,7 @@ a_name_that_is_no_name_of_a_file_goes_with_the_pod() {
         pod pod1
         add pod1 net1 "$config"
         in_pod pod1 rdma dev set rxe00 name "$name" || skip "this kernel refuses $name"
-        "$bin/railctlstatus  >/dev/null
+        "$bin/railctl" status >/dev/null
         cni CHECK pod1 net1 "$(with_result "$config" "$output")"
         del pod1 net1 "$config"
         same "on the host after $name" "$before" "$(on_host)"
@@ -223,7 +223,7 @@ leave_below() {
     in_pod pod1 rdma dev set rxe00 netns below
     ip netns exec below rdma dev set rxe00 name ../x || skip "this kernel refuses ../x"
     del pod1 net1 "$1"
-    contains "what is owed" "RDMA device" "$("$bin/railctlstatus )"
+    contains "what is owed" "RDMA device" "$("$bin/railctl" status )"
 }
 
 # It comes back later, by that name.
@@ -237,7 +237,7 @@ a_name_from_a_namespace_below_the_pods_is_taken_away() {
     del pod2 net1 "$config"
     ip netns del below
     wait_until has_rdma ../x
-    "$bin/railctlreap  >/dev/null
+    "$bin/railctl" reap >/dev/null
     same "on the host" "$before" "$(on_host)"
 }
 
@@ -252,7 +252,7 @@ a_device_that_came_late_is_the_next_pods_by_its_name() {
     add pod2 net1 "$config"
     same "in the next pod" "rxe00 net1" "$(in_namespace pod2)"
     del pod2 net1 "$config"
-    "$bin/railctlreap  >/dev/null
+    "$bin/railctl" reap >/dev/null
     same "on the host" "$before" "$(on_host)"
 }
 
@@ -264,8 +264,8 @@ a_device_that_ended_in_its_pod_is_not_owed_for_ever() {
     add pod1 net1 "$config"
     in_pod pod1 rdma link delete rxe00
     del pod1 net1 "$config"
-    contains "what is owed" "RDMA device" "$("$bin/railctlstatus )"
-    for try in 1 2 3 4 5 6; do "$bin/railctlreap  >/dev/null 2>&1 || true; done
+    contains "what is owed" "RDMA device" "$("$bin/railctl" status )"
+    for try in 1 2 3 4 5 6; do "$bin/railctl" reap >/dev/null 2>&1 || true; done
     same "pending after $try tries" "" "$(find /run/rail-cni/pending -type f)"
     rdma link add rxe00 type rxe netdev ens0f0v0
 }
@@ -278,11 +278,11 @@ a_device_that_nobody_sees_is_owed_until_it_is_back() {
     leave_below "$config"
     exec {holder}</run/netns/below
     ip netns del below
-    for try in 1 2 3 4 5 6; do "$bin/railctlreap  >/dev/null 2>&1 || true; done
+    for try in 1 2 3 4 5 6; do "$bin/railctl" reap >/dev/null 2>&1 || true; done
     same "pending after $try tries" 1 "$(find /run/rail-cni/pending -type f | wc -l)"
     exec {holder}<&-
     wait_until has_rdma ../x
-    "$bin/railctlreap  >/dev/null
+    "$bin/railctl" reap >/dev/null
     same "on the host" "$before" "$(on_host)"
 }
 
@@ -296,7 +296,7 @@ a_device_in_another_namespace_is_named_with_its_place() {
     del pod1 net1 "$(conf 0 "$(vf 0)")"
     refused "its RDMA device rxe00 is in the namespace /run/netns/pod2" ADD pod1 net1 \
         "$(conf 0 "$(vf 0)" '"rdma": "required"')"
-    said=$("$bin/railctldoctor  --output json || true)
+    said=$("$bin/railctl" doctor --output json || true)
     contains doctor "$(vf 0): its RDMA device rxe00 is in the namespace /run/netns/pod2" \
         "$(jq -r '.checks[] | select(.check == "rdma" and .rail == 0) | .text' <<<"$said")"
     ip netns del pod2
@@ -339,7 +339,7 @@ what_a_killed_call_left_is_restored_by_the_next_one() {
                 >/dev/null 2>&1 || killed=$((killed + 1))
             case ${ways[way++ % 3]} in
                 del) del pod1 net1 "$config" ;;
-                reap) kill_pod pod1 && "$bin/railctlreap  >/dev/null && del pod1 net1 "$config" && pod pod1 ;;
+                reap) kill_pod pod1 && "$bin/railctl" reap >/dev/null && del pod1 net1 "$config" && pod pod1 ;;
                 add)
                     kill_pod pod1
                     pod pod1 && pod pod2

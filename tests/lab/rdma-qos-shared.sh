@@ -54,7 +54,7 @@ the_tos_is_set_and_restored() {
                 same "the ToS after a late DEL" 106 "$(tos rdma_rail-0)"
                 del pod2 net1 "$config"
                 ;;
-            reap) kill_pod pod1 && "$bin/railctlreap  >/dev/null ;;
+            reap) kill_pod pod1 && "$bin/railctl" reap >/dev/null ;;
         esac
         same "the ToS after $way" 0 "$(tos rxe00)"
         same "groups after $way" "" "$(ls "$cm")"
@@ -69,7 +69,7 @@ a_name_that_cannot_be_restored_refuses_nobody() {
     add pod1 net1 "$config"
     rdma dev set rxe10 name rxe00
     del pod1 net1 "$config"
-    contains "what is owed" "cannot give an RDMA device the name rxe00" "$("$bin/railctlstatus  || true)"
+    contains "what is owed" "cannot give an RDMA device the name rxe00" "$("$bin/railctl" status || true)"
     add pod1 net1 "$(conf 0 "$(vf 0)")"
     rdma dev set rxe00 name rxe10
     del pod1 net1 "$(conf 0 "$(vf 0)")"

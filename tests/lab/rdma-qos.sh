@@ -72,7 +72,7 @@ the_tos_is_set_in_the_pod_and_restored_after_it() {
                 ;;
             reap)
                 kill_pod pod1
-                "$bin/railctlreap  >/dev/null
+                "$bin/railctl" reap >/dev/null
                 ;;
         esac
         same "on the host after $way" "$before" "$(on_host)"
@@ -106,7 +106,7 @@ a_name_that_is_none_leads_nowhere() {
         cni CHECK pod1 net1 "$(with_result "$config" "$output")"
         [[ $name == theirs ]] || del pod1 net1 "$config"
         kill_pod pod1
-        "$bin/railctlreap  >/dev/null
+        "$bin/railctl" reap >/dev/null
         same "on the host after $name" "$before" "$(on_host)"
     done
 }
@@ -198,7 +198,7 @@ the_rdma_device_follows_a_vf_that_another_plugin_has_attached() {
         same "the result" "$(jq -S . <<<"$main")" "$(jq -S . <<<"$output")"
         same "in the pod" "rdma_rail-0 net1" "$(in_namespace pod1)"
         same "the ToS" 96 "$(tos rdma_rail-0)"
-        same "status" '["net1","rdma","live",["rdma_rail-0"],1]' "$("$bin/railctlstatus  --output json |
+        same "status" '["net1","rdma","live",["rdma_rail-0"],1]' "$("$bin/railctl" status --output json |
             jq -c '.attachments[] | [.ifname, .part, .state, .rdma, .gids[0].index]')"
         check pod1 net1 "$config" "$main"
         in_pod pod1 rdma dev set rdma_rail-0 name theirs
@@ -270,7 +270,7 @@ what_is_left_behind_another_plugin_is_put_right() {
         esac
         case $way in
             del) del pod1 net1 "$config" ;;
-            reap | killed) "$bin/railctlreap  >/dev/null ;;
+            reap | killed) "$bin/railctl" reap >/dev/null ;;
             add)
                 pod pod2
                 add pod2 net1 "$(conf 0 "$(vf 0)" "$qos")"
@@ -310,13 +310,13 @@ what_is_owed_of_the_netdev_stays_owed_behind_another_plugin() {
     behind
     config=$(with_result "$(rdma_conf "$qos")" "$main")
     add pod1 net1 "$config"
-    ! "$bin/railctlreap  >/run/reaped || fail "nothing is owed any more: $(</run/reaped)"
+    ! "$bin/railctl" reap >/run/reaped || fail "nothing is owed any more: $(</run/reaped)"
     contains "reap" "cannot get its name ens0f0v0 back" "$(</run/reaped)"
     del pod1 net1 "$config"
     plugin host-device DEL pod1 "$(main_conf)"
     ip netns del pod1
     ip link del ens0f0v0
-    "$bin/railctlreap  >/run/reaped || fail "$(</run/reaped)"
+    "$bin/railctl" reap >/run/reaped || fail "$(</run/reaped)"
     same "on the host" "$first" "$(on_host)"
     same "records" "" "$(state_files)"
 }

@@ -60,7 +60,7 @@ a_name_is_given_checked_and_taken_back() {
         check pod1 net1 "$config" "$output"
         case $way in
             del) del pod1 net1 "$config" && ip netns del pod1 ;;
-            reap) kill_pod pod1 && "$bin/railctlreap  >/dev/null ;;
+            reap) kill_pod pod1 && "$bin/railctl" reap >/dev/null ;;
             add)
                 kill_pod pod1
                 pod pod2

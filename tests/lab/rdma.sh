@@ -51,9 +51,9 @@ the_mode_is_exclusive_and_the_vf_has_a_device() {
 status_and_doctor_tell_of_mode_and_devices() {
     export RAIL_CNI_NODE_CONFIG=/run/simnode.json
     make_device
-    same mode '"exclusive"' "$("$bin/railctlstatus  --output json | jq -c .rdma)"
+    same mode '"exclusive"' "$("$bin/railctl" status --output json | jq -c .rdma)"
     local told
-    told=$("$bin/railctldoctor  --output json || true)
+    told=$("$bin/railctl" doctor --output json || true)
     contains doctor "no RDMA device on $(pf 0), but others have one" \
         "$(jq -r '.checks[] | select(.check == "rdma" and .verdict == "warn") | .text' <<<"$told")"
     same "verdicts" '["warn"]' "$(jq -c '[.checks[] | select(.check == "rdma") | .verdict]' <<<"$told")"

@@ -84,10 +84,10 @@ mac_at_home() { grep "^\[\"$1\"," <<<"$pristine" | jq -r '.[2]'; }
 reap_puts_right_what_two_dead_pods_left() {
     two_pods_die
     local said
-    said=$("$bin/railctlreap  --dry-run)
+    said=$("$bin/railctl" reap --dry-run)
     same "what reap --dry-run would do" 6 "$(grep -c "^would return 0000:" <<<"$said")"
     [[ -e /sys/class/net/net1 ]] || fail "reap --dry-run did something"
-    said=$("$bin/railctlreap )
+    said=$("$bin/railctl" reap )
     same "what reap did" 6 "$(grep -c "^returned 0000:" <<<"$said")"
     same "the node" "$pristine" "$(snapshot)"
 }

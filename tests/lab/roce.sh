@@ -82,7 +82,7 @@ look_up_gids() {
     device=() index=()
     while read -r ifname name number; do
         device[${ifname#net} - 1]=$name index[${ifname#net} - 1]=$number
-    done < <("$bin/railctlstatus  --output json | jq -r --arg pod "pod$1" \
+    done < <("$bin/railctl" status --output json | jq -r --arg pod "pod$1" \
         '.attachments[] | select(.containerID == $pod) | .ifname as $ifname | .gids[] | "\($ifname) \(.device) \(.index)"')
     same "rails of pod $1 with a GID" 8 ${#device[@]}
 }

@@ -55,7 +55,7 @@ ports_of_two_dead_pods_are_put_right() {
                 del podC net2 "$(sim sim0)"
                 ip netns del podC
                 ;;
-            reap) "$bin/railctlreap  >/dev/null ;;
+            reap) "$bin/railctl" reap >/dev/null ;;
         esac
         same "after $way" "$pristine" "$(snapshot)"
     done

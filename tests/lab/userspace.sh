@@ -140,13 +140,13 @@ what_a_dead_pod_owes_waits_until_nothing_has_the_vf_open() {
     contains "what is owed" "vf: " "$(pending)"
     printf '%s\n' "$method" >"$at/reset_method"
     open_vf
-    output=$("$bin/railctlreap  2>&1) && fail "reap succeeds: $output"
+    output=$("$bin/railctl" reap 2>&1) && fail "reap succeeds: $output"
     contains "reap" "it waits until nothing uses the device" "$output"
     contains "reap" "process $keeper (sleep)" "$output"
     same "the VLAN" "100" "$(ip -json link show ens0f0 | jq -r '.[0].vfinfo_list[0].vlan_list[0].vlan // .[0].vfinfo_list[0].vlan')"
     contains "what is owed" "reset: it waits" "$(pending)"
     close_vf
-    "$bin/railctlreap  >/dev/null
+    "$bin/railctl" reap >/dev/null
     same "what is owed" "" "$(pending)"
 }
 
@@ -161,11 +161,11 @@ a_dead_pods_vf_is_left_alone_while_something_has_it_open() {
     pod pod2
     refused "process $keeper (sleep)" ADD pod2 net1 "$(vfio)"
     del pod1 net1 "$config"
-    "$bin/railctlreap  >/dev/null 2>&1 || true
+    "$bin/railctl" reap >/dev/null 2>&1 || true
     contains "what is owed" "reset: it waits" "$(pending)"
     contains "the VF" "vlan 7," "$(ip link show ens0f0 | grep 'vf 0')"
     close_vf
-    "$bin/railctlreap  >/dev/null
+    "$bin/railctl" reap >/dev/null
     same "what is owed" "" "$(pending)"
 }
 
@@ -178,7 +178,7 @@ a_second_try_does_not_reset_what_was_reset() {
     [[ $(pending) != *reset:* ]] || fail "a reset is owed: $(pending)"
     # A reset would fail, and be owed.
     printf '\n' >"$at/reset_method"
-    output=$("$bin/railctlreap  2>&1) || fail "reap: $output"
+    output=$("$bin/railctl" reap 2>&1) || fail "reap: $output"
     [[ $output != *"the reset of"* ]] || fail "reap tries a reset: $output"
     printf '%s\n' "$method" >"$at/reset_method"
     same "what is owed" "" "$(pending)"

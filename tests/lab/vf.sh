@@ -126,7 +126,7 @@ a_vf_that_is_reset_is_as_it_was() {
                 same "alias" null "$(ip -n podB -json link show net1 | jq .[0].ifalias)"
                 del podB net1 "$config"
                 ;;
-            reap) kill_pod podA && "$bin/railctlreap  >/dev/null ;;
+            reap) kill_pod podA && "$bin/railctl" reap >/dev/null ;;
         esac
         same "after $way" "$before" "$(snapshot)"
         [[ $(cat /sys/class/net/ens0f0v0/ifindex) != "$index" ]] || fail "after $way: the driver was not bound again"
@@ -159,7 +159,7 @@ reap_takes_the_settings_of_dead_pods_out() {
     add podB net1 "$(conf 1 "$(vf 1 1)" '"vlan": 300, "vlanQoS": 6, "spoofchk": "off"')"
     kill_pod podA podB
     same "settings of a dead pod" '[100,0,true,true,100]' "$(of_vf ens0f0 0 "$settings")"
-    "$bin/railctlreap  >/dev/null
+    "$bin/railctl" reap >/dev/null
     same "the node" "$pristine" "$(snapshot)"
 }
 

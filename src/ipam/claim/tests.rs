@@ -204,7 +204,9 @@ fn the_policy_of_the_node_holds_for_claims() {
 /// As ADD refuses it.
 #[test]
 fn a_pf_that_has_vfs_is_leased_nothing_unless_the_policy_allows_it() {
-    for (policy, is_allowed) in [(serde_json::json!({}), false), (serde_json::json!({"pfsWithVfs": true}), true)] {
+    for (policy, is_allowed) in
+        [(serde_json::json!({}), false), (serde_json::json!({"pfsWithVfs": true}), true)]
+    {
         let bench = bench(policy);
         fs::write(bench.temp.path().join(format!("sys/bus/pci/devices/{PF}/sriov_numvfs")), "1").unwrap();
         let taken = bench.take_of("c1", &[], &[], PF);
