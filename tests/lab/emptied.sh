@@ -143,7 +143,7 @@ a_vf_of_a_process_is_found() {
     kill "$pid"
     wait "$pid" || true
     wait_until has_netdevs "/sys/bus/pci/devices/$(vf 0)"
-    contains "reap" "returned $(vf 0)" "$("$bin/railctl" reap )"
+    contains "reap" "returned $(vf 0)" "$("$bin/railctl" reap)"
     as_before
 }
 

@@ -15,7 +15,7 @@ declare -g output='' status=0
 run_cases() {
     local name passed=0 failed=0 skipped=0 result group
     [[ $(uname -n) == lab-node && -e /run/lab/job ]] || die "only inside the machine: scripts/lab $0" 2
-    [[ -x $bin/rail-cni && -x $bin/rail-ipam ]] || die "no $bin/rail-cni: run scripts/build" 1
+    has_executables "$bin" || die "$bin has no executables: run scripts/build" 1
     group=$(basename "$0" .sh)
     pristine=$(snapshot)
     declare -gA homes=()

@@ -34,14 +34,13 @@ readonly cases='
 
 # What the kernel refuses, for now: all calls of cni go through the refuser while it is set.
 refuse=''
-plugin=$bin/rail-cni
 
 # As in lib.sh.
 cni() {
     status=0
     output=$(CNI_COMMAND=$1 CNI_CONTAINERID=$2 CNI_NETNS=/run/netns/$2 CNI_IFNAME=$3 CNI_PATH=$bin \
         CNI_ARGS="IgnoreUnknown=1;K8S_POD_NAMESPACE=lab;K8S_POD_NAME=$2" \
-        ${refuse:+"$refuser" /run/refusals "$refuse"} "$plugin" <<<"$4") || status=$?
+        ${refuse:+"$refuser" /run/refusals "$refuse"} "$bin/rail-cni" <<<"$4") || status=$?
 }
 
 # of_vf NUMBER: all that the PF says.
@@ -75,7 +74,7 @@ end() {
             ;;
         reap)
             kill_pod pod1
-            "$refuser" /run/refusals "$refuse" "$plugin" reap >/dev/null || true
+            "$refuser" /run/refusals "$refuse" "$bin/railctl" reap >/dev/null || true
             ;;
         nothing) kill_pod pod1 ;;
     esac

@@ -159,7 +159,7 @@ the_gid_of_the_address_is_there_when_add_returns() {
     same "the GID" "0000:0000:0000:0000:0000:ffff:ac10:0000 RoCE v2 net1" "$table"
     same "status" '["rxe00",1,1,"172.16.0.0"]' \
         "$("$bin/railctl" status --output json | jq -c '.attachments[0].gids[] | [.device, .port, .index, .address]')"
-    contains "the table of status" "pod lab/pod1: NCCL_IB_GID_INDEX=1" "$("$bin/railctl" status )"
+    contains "the table of status" "pod lab/pod1: NCCL_IB_GID_INDEX=1" "$("$bin/railctl" status)"
     check pod1 net1 "$config" "$result"
     in_pod pod1 rdma dev set rxe00 name theirs
     check pod1 net1 "$config" "$result"
@@ -223,7 +223,7 @@ leave_below() {
     in_pod pod1 rdma dev set rxe00 netns below
     ip netns exec below rdma dev set rxe00 name ../x || skip "this kernel refuses ../x"
     del pod1 net1 "$1"
-    contains "what is owed" "RDMA device" "$("$bin/railctl" status )"
+    contains "what is owed" "RDMA device" "$("$bin/railctl" status)"
 }
 
 # It comes back later, by that name.
@@ -264,7 +264,7 @@ a_device_that_ended_in_its_pod_is_not_owed_for_ever() {
     add pod1 net1 "$config"
     in_pod pod1 rdma link delete rxe00
     del pod1 net1 "$config"
-    contains "what is owed" "RDMA device" "$("$bin/railctl" status )"
+    contains "what is owed" "RDMA device" "$("$bin/railctl" status)"
     for try in 1 2 3 4 5 6; do "$bin/railctl" reap >/dev/null 2>&1 || true; done
     same "pending after $try tries" "" "$(find /run/rail-cni/pending -type f)"
     rdma link add rxe00 type rxe netdev ens0f0v0

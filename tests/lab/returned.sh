@@ -87,7 +87,7 @@ reap_puts_right_what_two_dead_pods_left() {
     said=$("$bin/railctl" reap --dry-run)
     same "what reap --dry-run would do" 6 "$(grep -c "^would return 0000:" <<<"$said")"
     [[ -e /sys/class/net/net1 ]] || fail "reap --dry-run did something"
-    said=$("$bin/railctl" reap )
+    said=$("$bin/railctl" reap)
     same "what reap did" 6 "$(grep -c "^returned 0000:" <<<"$said")"
     same "the node" "$pristine" "$(snapshot)"
 }
