@@ -192,10 +192,12 @@ impl NetnsId {
     /// The processes that keep the namespace in existence, because they are in it or have a file of it open.
     /// The list is empty where processes cannot be inspected. The inode number may belong to a later namespace
     /// by now, so look into it before you act on it.
+    ///
+    /// Of a plugin that Landlock holds, call it inside of [`confine::unheld`].
     pub fn keepers(&self) -> Vec<Keeper> {
         // Below /proc the inode is made anew at each look, so its time of creation says nothing.
         let is = |meta: Metadata| (self.dev, self.ino) == (meta.dev(), meta.ino());
-        let is_it = |path: &PathBuf| look(path).is_ok_and(|meta| meta.is_some_and(is));
+        let is_it = |path: &PathBuf| path.metadata().is_ok_and(is);
         let entries = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten();
         let mut keepers = Vec::new();
         for process in entries(Path::new(PROC)) {

@@ -220,7 +220,9 @@ pub fn canonicalize(path: &Path) -> io::Result<PathBuf> {
     unheld(move || path.canonicalize())
 }
 
-fn unheld<T: Send + 'static>(look: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+/// Runs `look` where Landlock does not hold it: there it sees the namespaces of other processes. `look` itself must not ask
+/// this module.
+pub fn unheld<T: Send + 'static>(look: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
     if !holds_directories() {
         return look();
     }

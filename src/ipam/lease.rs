@@ -3,22 +3,24 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::io;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use rail_netlink::{Socket, address};
 use serde::{Deserialize, Serialize};
 
 use super::claim::{self, Claim};
 use super::living::{self, Living};
 use crate::cni::{Attachment, Network};
 use crate::files::{self, Dir, Lock};
-use crate::netns::{Life, NetnsId};
+use crate::netns::{Keeper, Life, Netns, NetnsId};
 use crate::node::Node;
 use crate::pool::Allocation;
 use crate::sysfs::{DeviceId, Function};
-use crate::{fail, failure};
+use crate::{confine, fail, failure};
 
 /// The directory of leases in the run directory.
 pub const FOLDER: &str = "leases";
@@ -223,8 +225,31 @@ impl Lease {
                     "its device {device} has not come back: a process keeps its namespace (`lsns -t net`)"
                 )));
             }
+            match self.keeper() {
+                Ok(None) => (),
+                Ok(Some(Keeper { id, name, .. })) => {
+                    let why =
+                        format!("process {id} ({name}) keeps its namespace, where the address still is");
+                    return Ok(Life::Unknown(why));
+                }
+                Err(error) => {
+                    return Ok(Life::Unknown(format!("who keeps its namespace cannot be found: {error}")));
+                }
+            }
         }
         Ok(life)
+    }
+
+    /// A process that keeps the holder's namespace, with the address, although its path is gone. The kernel gives the inode
+    /// number of a namespace that ended to the next one, so it is looked into.
+    fn keeper(&self) -> io::Result<Option<Keeper>> {
+        let Some(netns) = self.holder.netns.clone() else { return Ok(None) };
+        let wanted = self.address;
+        let has_address = move |keeper: &Keeper| {
+            let addresses = || address::in_namespace(&mut Netns::open(&keeper.path)?.run(Socket::open)?);
+            addresses().is_ok_and(|all| all.iter().any(|(_, one)| one.net.addr() == wanted))
+        };
+        confine::unheld(move || Ok(netns.keepers().into_iter().find(has_address)))
     }
 
     /// Whether it is certain that nobody uses the address any more.

@@ -528,6 +528,24 @@ fn an_address_is_taken_over_from_the_dead_only() {
     add("new", &pool.pod).error(11);
 }
 
+/// A namespace without a path lives on while a process is in it, and its NIC answers for the address.
+#[test]
+fn an_address_in_a_namespace_that_a_process_keeps_is_not_taken_over() {
+    let Some(pool) = Pool::new("ipam::kept") else { return };
+    pool.allocate("p", json!({"prefix": "172.16.0.0/31", "gateway": "172.16.0.1"}));
+    let old = pool.host.add_netns("old");
+    let add =
+        |container: &str, netns: &Path| pool.host.call("ADD", container, netns).ipam().run(&network("p"));
+    add("old", &old).ok();
+    pool.host.ip_in(&old, "addr add 172.16.0.0/31 dev lo");
+    let keeper = harness::Sleeper::new(Some(&old));
+    pool.host.delete_netns(&old);
+    let error = add("new", &pool.pod).error(11);
+    assert!(error["msg"].as_str().unwrap().contains(&format!("process {} ", keeper.pid())), "{error}");
+    drop(keeper);
+    add("new", &pool.pod).ok();
+}
+
 /// docs/cni-contract.md, item 120: no second address for the same key; but a sandbox that was made anew gets it.
 #[test]
 fn a_second_add_of_the_same_is_an_error() {
