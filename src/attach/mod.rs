@@ -73,6 +73,7 @@ impl Plugin for Attach {
         let records = Records::open_existing(&node)?;
         let key = chained::key(network, attachment);
         let record = records.as_ref().map(|records| records.find(&key)).transpose()?.flatten();
+        let rail = record.as_ref().and_then(|record| record.owner.rail);
         match (&records, record) {
             (Some(records), Some(record)) => {
                 found = check::differences(&record, attachment, path, previous, records, &node)?;
@@ -80,7 +81,11 @@ impl Plugin for Attach {
             _ => found.push("there is no record of it".to_owned()),
         }
         if let Some(name) = ipam {
-            let checked = Delegate::find(name, &network.path, &network.stdin)?.run("CHECK");
+            let stdin = match rail.filter(|_| config::rail_of(network).is_none()) {
+                Some(rail) => &network.stdin_with("rail", rail.into())?,
+                None => &network.stdin,
+            };
+            let checked = Delegate::find(name, &network.path, stdin)?.run("CHECK");
             if found.is_empty() {
                 return checked;
             }

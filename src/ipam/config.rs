@@ -1,9 +1,10 @@
 //! The `ipam` section of a network configuration: the pools, where they are, and the requested addresses.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::net::IpAddr;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use ipnet::IpNet;
 use serde::de::value::MapDeserializer;
 use serde_json::{Map, Value};
@@ -40,17 +41,19 @@ pub const NETWORK: Keys = Keys {
 /// The section, parsed and checked.
 #[derive(Debug)]
 pub struct Config {
-    /// The names of one or two pools, which differ.
+    /// The names of one or two pools, which differ. Empty if the rail tells the pools, or else the network's name.
     pub pools: Vec<String>,
+    /// The name of the network.
+    network: String,
     /// The pool itself, if the section has it.
     inline: Option<Spec>,
-    /// The rail that rail-cni attaches, to compare with the rail that the pools were planned for.
+    /// The rail that rail-cni attaches, which tells the pools, or is compared with the rail that they were planned for.
     rail: Option<u64>,
 }
 
 impl Config {
     /// Reads `{"pool": "rail-0"}`, nv-ipam's `{"poolName": "rail-0", "poolType": "cidrpool"}`, or the fields of
-    /// a CIDRPool's spec. Without a name, the pool has the name of the network.
+    /// a CIDRPool's spec.
     pub fn parse(network: &Network) -> Result<Config> {
         refuse_type(network, OsStr::new("rail-ipam"))?;
         let section = match network.get(&["ipam"]) {
@@ -70,24 +73,26 @@ impl Config {
                     format!("{one:?} and ipam.poolName {other:?} differ: give one of them"),
                 );
             }
-            (Some(names), _) | (None, Some(names)) => names,
-            (None, None) => &network.name,
+            (Some(names), _) | (None, Some(names)) => Some(names),
+            (None, None) => None,
         };
-        let pools = pool_names(names)?;
+        let inline = inline(section)?;
+        let names = names.or(inline.is_some().then_some(&network.name));
+        let pools = names.map(pool_names).transpose()?.unwrap_or_default();
         if let Some(kind) = text(network, "poolType")?.filter(|kind| !kind.eq_ignore_ascii_case("cidrpool")) {
             return wrong(
                 "ipam.poolType",
                 format!("{kind:?} is not cidrpool, the only type that rail-ipam supports"),
             );
         }
-        let inline = inline(section)?;
         if inline.is_some() && pools.len() > 1 {
-            let problem = format!("two pools ({names}) must be in the store: these keys describe only one");
+            let problem =
+                format!("two pools ({}) must be in the store: these keys describe only one", pools.join(","));
             return wrong("ipam", problem);
         }
         cni::warn_of_unknown("ipam", section.keys().filter(|key| !is_known(key)));
         let rail = network.get(&["rail"]).and_then(Value::as_u64);
-        Ok(Config { pools, inline, rail })
+        Ok(Config { pools, network: network.name.clone(), inline, rail })
     }
 
     /// The warnings about an inline pool, or all of its faults; `None` for pools in the store.
@@ -96,14 +101,14 @@ impl Config {
         Some(plan.map(|plan| plan.warnings))
     }
 
-    /// The allocation of this node in each pool, in the order of the pools.
-    pub fn allocations(&self, node: &Node, node_name: &str) -> Result<Vec<Allocation>> {
+    /// The pools, each with the allocation of this node: in the order in which they are named, or IPv4 first.
+    pub fn allocations(&self, node: &Node, node_name: &str) -> Result<Vec<(String, Allocation)>> {
         let Some(spec) = &self.inline else {
-            let allocations = store::load(node, node_name, &self.pools)?;
-            for (pool, allocation) in self.pools.iter().zip(&allocations) {
+            let planned = self.planned(node, node_name)?;
+            for (pool, allocation) in &planned {
                 self.refuse_other_rail(pool, allocation.rail)?;
             }
-            return Ok(allocations);
+            return Ok(planned);
         };
         let pool = &self.pools[0];
         if !node.policy.inline_pools {
@@ -120,7 +125,7 @@ impl Config {
         match plan.allocations.remove(node_name) {
             Some(allocation) => {
                 beside_the_plan(node, node_name, pool, &allocation)?;
-                Ok(vec![allocation])
+                Ok(vec![(pool.clone(), allocation)])
             }
             None => {
                 let named = spec.static_allocations.iter().map(|row| row.node_name.as_str());
@@ -136,8 +141,55 @@ impl Config {
 
 impl Config {
     /// Whether the store still has these allocations. Those of an inline pool do not change.
-    pub fn is_current(&self, node: &Node, node_name: &str, allocations: &[Allocation]) -> Result<bool> {
-        Ok(self.inline.is_some() || store::load(node, node_name, &self.pools)? == allocations)
+    pub fn is_current(&self, node: &Node, node_name: &str, planned: &[(String, Allocation)]) -> Result<bool> {
+        Ok(self.inline.is_some() || self.planned(node, node_name)? == planned)
+    }
+
+    /// What an ADD of this network may use on this node: with neither pool nor rail, the device is not known yet, and its
+    /// rail can be any of the node's.
+    pub fn all_allocations(&self, node: &Node, node_name: &str) -> Result<Vec<(String, Allocation)>> {
+        if !self.pools.is_empty() || self.rail.is_some() || node.rails.is_empty() {
+            return self.allocations(node, node_name);
+        }
+        let rails: BTreeSet<u64> = node.rails.iter().map(|one| one.rail.into()).collect();
+        let of_rails = rails.into_iter().map(|rail| self.of_rail(node, node_name, rail));
+        Ok(of_rails.collect::<Result<Vec<_>>>()?.concat())
+    }
+
+    fn planned(&self, node: &Node, node_name: &str) -> Result<Vec<(String, Allocation)>> {
+        let pools = match (self.pools.as_slice(), self.rail) {
+            ([], Some(rail)) => return self.of_rail(node, node_name, rail),
+            ([], None) => std::slice::from_ref(&self.network),
+            (named, _) => named,
+        };
+        let allocations = store::load(node, node_name, pools)?;
+        Ok(pools.iter().cloned().zip(allocations).collect())
+    }
+
+    /// The node's pools of this rail, one of a family; where none says that it is of this rail, the pool with the network's
+    /// name.
+    fn of_rail(&self, node: &Node, node_name: &str, rail: u64) -> Result<Vec<(String, Allocation)>> {
+        let mut pools = store::of_rail(node, node_name, rail)?;
+        pools.sort_by_key(|(_, allocation)| !allocation.is_ipv4());
+        match pools.as_slice() {
+            [] => {
+                let allocations = store::load(node, node_name, std::slice::from_ref(&self.network));
+                let allocations = allocations.with_context(|| {
+                    failure!(InvalidConfig, "node {node_name:?} has no pool of rail {rail}")
+                })?;
+                Ok(std::iter::once(self.network.clone()).zip(allocations).collect())
+            }
+            [(one, of_one), (other, of_other), ..]
+                if of_one.is_ipv4() == of_other.is_ipv4() || pools.len() > 2 =>
+            {
+                fail!(
+                    InvalidConfig,
+                    "rail {rail} of node {node_name:?} has several pools of a family, {one} and {other} among them: name \
+                     the one that is meant in ipam.pool"
+                )
+            }
+            _ => Ok(pools),
+        }
     }
 
     /// An address of another rail would be taken by the pod and by no leaf.

@@ -40,10 +40,11 @@ impl Plugin for Ipam {
         let requested = config::requested(network)?;
         let holder = Holder::new(network, attachment, netns_id(netns)?)?;
         let (asks, addresses) = loop {
-            let allocations = config.allocations(&node, &node_name)?;
-            one_address_per_family_in_old_versions(network.version, &allocations)?;
-            let asks = Ask::all(config.pools.clone(), allocations.clone(), &requested)?;
-            let is_current = || config.is_current(&node, &node_name, &allocations);
+            let planned = config.allocations(&node, &node_name)?;
+            one_address_per_family_in_old_versions(network.version, &planned)?;
+            let (pools, allocations) = planned.iter().cloned().unzip();
+            let asks = Ask::all(pools, allocations, &requested)?;
+            let is_current = || config.is_current(&node, &node_name, &planned);
             // Each further turn means that another plan was written just now.
             if let Some(addresses) = lease::take(&node, &node_name, &asks, &holder, is_current)? {
                 break (asks, addresses);
@@ -90,14 +91,14 @@ impl Plugin for Ipam {
         let config = parse(network)?;
         let node_name = node_name(&node)?;
         let mut differences = Vec::new();
-        for (pool, allocation) in config.pools.iter().zip(config.allocations(&node, &node_name)?) {
+        for (pool, allocation) in &config.allocations(&node, &node_name)? {
             let held = match Folder::existing(&node, &node_name, pool)? {
                 Some(folder) => folder.held_by(&network.name, attachment)?,
                 None => None,
             };
             match held {
                 None => differences.push(format!("pool {pool}: {attachment} has no lease")),
-                Some(lease) => compare(pool, lease.address, &allocation, previous, &mut differences),
+                Some(lease) => compare(pool, lease.address, allocation, previous, &mut differences),
             }
         }
         if !differences.is_empty() {
@@ -148,9 +149,9 @@ fn netns_id(netns: &Path) -> Result<Option<NetnsId>> {
 }
 
 /// Fails if a result before 0.3.0, which has room for one address of each family, would lack an address.
-fn one_address_per_family_in_old_versions(version: Version, allocations: &[Allocation]) -> Result<()> {
-    let families: HashSet<bool> = allocations.iter().map(Allocation::is_ipv4).collect();
-    if version < Version::V030 && families.len() < allocations.len() {
+fn one_address_per_family_in_old_versions(version: Version, planned: &[(String, Allocation)]) -> Result<()> {
+    let families: HashSet<bool> = planned.iter().map(|(_, allocation)| allocation.is_ipv4()).collect();
+    if version < Version::V030 && families.len() < planned.len() {
         fail!(
             InvalidConfig,
             "cniVersion {} has room for one address of a family: use 0.3.0 or newer for two pools",
@@ -198,9 +199,9 @@ fn serves(node: &Node, config: &Config) -> Result<()> {
     node.check_place(None)?;
     let node_name = node_name(node)?;
     // The store may be read-only: ADD does not write to it.
-    let allocations = config.allocations(node, &node_name)?;
+    let planned = config.all_allocations(node, &node_name)?;
     node.run_is_writable()?;
-    for (pool, allocation) in config.pools.iter().zip(allocations) {
+    for (pool, allocation) in &planned {
         match Folder::existing(node, &node_name, pool)? {
             _ if allocation.first_free(|_| false).is_none() => return Err(allocation.no_host(pool)),
             Some(folder) => folder.serves()?,

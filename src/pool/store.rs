@@ -12,6 +12,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::allocation::{self, Allocation, LeafPort};
+use super::rail_in;
 use crate::error::{self, Code};
 use crate::failure;
 use crate::files::Dir;
@@ -31,6 +32,29 @@ pub fn load(node: &Node, node_name: &str, pools: &[String]) -> Result<Vec<Alloca
     let found = store.find(node_name, pools)?;
     let or_missing = |(pool, found): (&String, Found)| found?.ok_or_else(|| store.missing(node_name, pool));
     pools.iter().zip(found).map(or_missing).collect()
+}
+
+/// The pools of a rail in which `node_name` has an allocation, all of one plan. A damaged file of a pool that may be of this
+/// rail is an error.
+pub fn of_rail(node: &Node, node_name: &str, rail: u64) -> Result<Vec<(String, Allocation)>> {
+    let all = Store::open(node)?.everything(node_name)?;
+    let said: BTreeSet<_> = all.values().flatten().flatten().filter_map(|one| one.rail).collect();
+    let named: BTreeSet<_> = all.keys().filter_map(|pool| rail_in(pool)).collect();
+    // Of names that count from 1, nobody knows what they mean.
+    let by_name = said.is_empty() && named.contains(&0);
+    let mut pools = Vec::new();
+    for (pool, found) in all {
+        let in_name = rail_in(&pool);
+        match found {
+            Ok(Some(one)) => {
+                let of = one.rail.or(in_name.filter(|_| by_name));
+                pools.extend((of.map(u64::from) == Some(rail)).then_some((pool, one)));
+            }
+            Err(error) if in_name.is_none_or(|of| u64::from(of) == rail) => return Err(error),
+            Ok(None) | Err(_) => (),
+        }
+    }
+    Ok(pools)
 }
 
 /// The leaf ports behind `gateway`, a neighbour of this node, such as `leaf-su0-r0 swp2`. `None` if the plan has none.

@@ -455,6 +455,50 @@ fn the_pool_of_another_rail_is_refused() {
     assert_eq!(pool.add("pod", &network("rail-4")), ["172.24.0.0/31"]);
 }
 
+/// One network serves all rails: rail-cni says which one a device is on.
+#[test]
+fn without_a_pool_the_rail_tells_the_pools_of_both_families() {
+    let Some(pool) = Pool::new("ipam::rail_tells") else { return };
+    let plan = |name: &str, prefix: &str, gateway: &str, rail: Value| {
+        pool.allocate(name, json!({"prefix": prefix, "gateway": gateway, "rail": rail}));
+    };
+    plan("gpu-a-v6", "fd00::/127", "fd00::1", json!(1));
+    plan("gpu-b", "172.18.0.0/31", "172.18.0.1", json!(1));
+    plan("gpu-c", "172.20.0.0/31", "172.20.0.1", json!(2));
+    plan("net", "10.0.0.0/31", "10.0.0.1", json!(null));
+    let of = |rail: u8| json!({"cniVersion": "1.1.0", "name": "net", "type": "any", "rail": rail, "ipam": {"type": "rail-ipam"}});
+    assert_eq!(pool.add("c1", &of(1)), ["172.18.0.0/31", "fd00::/127"]);
+    assert_eq!(pool.add("c2", &of(2)), ["172.20.0.0/31"]);
+    let result = pool.call("ADD", "c3").run(&of(3)).ok().json();
+    assert_eq!(result["ips"][0]["address"], "10.0.0.0/31", "the pool of the network's name is of no rail");
+    pool.call("CHECK", "c3").run(&with(of(3), json!({ "prevResult": result }))).ok();
+    pool.call("STATUS", "").run(&of(1)).ok();
+    let stranger = |rail: u8| with(of(rail), json!({"name": "rails"}));
+    pool.refused(&stranger(3), 7, "has no pool of rail 3");
+    pool.call("STATUS", "").run(&stranger(3)).error(50);
+    plan("storage", "10.1.0.0/31", "10.1.0.1", json!(2));
+    pool.del("c2", &of(2));
+    pool.refused(&of(2), 7, "gpu-c and storage");
+    pool.allocate("rail-2-old", json!({"prefix": "nonsense"}));
+    pool.refused(&of(2), 6, "rail-2-old.json");
+    pool.del("c1", &of(1));
+    assert_eq!(pool.add("c1", &of(1)).len(), 2, "what is damaged is of another rail");
+}
+
+/// Names that count from 1 mean either rail: none is guessed.
+#[test]
+fn names_tell_the_rail_only_if_they_count_from_0_and_no_pool_says_its_own() {
+    let Some(pool) = Pool::new("ipam::rail_names") else { return };
+    pool.allocate("rail-1", json!({"prefix": "172.18.0.0/31", "gateway": "172.18.0.1"}));
+    let network = json!({"cniVersion": "1.1.0", "name": "rails", "type": "any", "rail": 1, "ipam": {"type": "rail-ipam"}});
+    pool.refused(&network, 7, "has no pool of rail 1");
+    pool.allocate("rail-0", json!({"prefix": "172.16.0.0/31", "gateway": "172.16.0.1"}));
+    assert_eq!(pool.add("c1", &network), ["172.18.0.0/31"]);
+    pool.del("c1", &network);
+    pool.allocate("rail-0", json!({"prefix": "172.16.0.0/31", "gateway": "172.16.0.1", "rail": 0}));
+    pool.refused(&network, 7, "has no pool of rail 1");
+}
+
 /// docs/cni-contract.md, items 117, 121: 64 at once, one address.
 #[test]
 fn of_64_for_one_address_one_wins_and_the_others_learn_who() {

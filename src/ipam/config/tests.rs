@@ -19,11 +19,11 @@ fn pools(ipam: Value) -> Result<Vec<String>> {
 }
 
 #[test]
-fn a_pool_is_named_as_ours_or_as_nv_ipams_or_after_the_network() {
+fn a_pool_is_named_as_ours_or_as_nv_ipams_or_not_at_all() {
     assert_eq!(pools(json!({"type": "rail-ipam", "pool": "rail-0"})).unwrap(), ["rail-0"]);
     assert_eq!(pools(json!({"poolName": "rail-0", "poolType": "CIDRPool"})).unwrap(), ["rail-0"]);
     assert_eq!(pools(json!({"PoolName": "a", "pool": "a"})).unwrap(), ["a"]);
-    assert_eq!(pools(json!({"type": "rail-ipam", "daemonSocket": "x"})).unwrap(), ["net"]);
+    assert_eq!(pools(json!({"type": "rail-ipam", "daemonSocket": "x"})).unwrap(), [""; 0]);
     assert_eq!(pools(json!({"pool": "a, b"})).unwrap(), ["a", "b"]);
 }
 

@@ -71,6 +71,43 @@ fn every_selector_finds_the_device() {
     }
 }
 
+/// Multus sorts devices by their addresses, so net1 may be any rail. Neither `rail` nor `pool` is in the network.
+#[test]
+fn one_network_serves_every_rail_and_each_device_gets_the_address_of_its_own() {
+    let Some((host, pod)) = host("device::one_network") else { return };
+    host.add_rail(1);
+    (0..2).for_each(|rail| host.make_vf(rail, "mlx5_core"));
+    host.set_node(json!({"rails": [{"rail": 0, "pf": pf_address(0)}, {"rail": 1, "pf": pf_address(1)}]}));
+    let before = host.snapshot();
+    let of = |device: u8| {
+        let config = with(
+            rail(0),
+            json!({"name": "rails", "rail": null, "device": null, "ipam": {"type": "rail-ipam"}}),
+        );
+        with(config, json!({"runtimeConfig": {"deviceID": vf_address(device)}}))
+    };
+    host.call("STATUS", "", &pod).run(&with(of(0), json!({"runtimeConfig": null}))).ok();
+    for (ifname, device) in [("net1", 1), ("net2", 0)] {
+        let result = host.call("ADD", "c1", &pod).ifname(ifname).run(&of(device)).ok().json();
+        assert_eq!(result["ips"][0]["address"], format!("172.{}.0.0/31", 16 + 2 * device));
+        let rules = host.ip_in(&pod, "rule");
+        assert!(
+            rules.contains(&format!("from 172.{}.0.0 lookup {}", 16 + 2 * device, 100 + device)),
+            "{rules}"
+        );
+        let checked = with(of(device), json!({ "prevResult": result }));
+        host.call("CHECK", "c1", &pod).ifname(ifname).run(&checked).ok();
+    }
+    for (ifname, device) in [("net1", 1), ("net2", 0)] {
+        host.call("DEL", "c1", &pod).ifname(ifname).run(&of(device)).ok();
+    }
+    assert_eq!(host.snapshot(), before);
+    // A rail without a plan is told before a pod meets it.
+    fs::remove_file(host.path("store/node-1/rail-1.json")).unwrap();
+    let status = host.call("STATUS", "", &pod).run(&with(of(0), json!({"runtimeConfig": null})));
+    assert!(status.error(50)["msg"].as_str().unwrap().contains("no pool of rail 1"), "{status:?}");
+}
+
 /// host-device's `kernelpath`, and an SF on the auxiliary bus.
 #[test]
 fn a_kernel_path_and_an_auxiliary_device_are_found() {
