@@ -203,6 +203,29 @@ fn networks_of_one_plugin_are_those_of_the_lists() {
     }
 }
 
+/// One network for the devices of all rails: the rail of each is that of its PF in node.json.
+#[test]
+fn one_network_takes_a_device_of_every_rail() {
+    let bench = Bench::new().with_pools();
+    let [nad] = &yaml_documents(&read("conf/nads-one.yaml")).unwrap()[..] else { panic!("one network") };
+    let configs = plugin_configs(&config_of(nad));
+    for config in &configs {
+        let ready = bench.call(RAIL_CNI, "STATUS", config);
+        assert!(ready.status.success() || config["cniVersion"] == "1.0.0", "{ready:?}");
+        for rail in 0..8 {
+            bench.accepts(&format!("nads-one.yaml: rail {rail}"), &with_device(config.clone(), &vf_of(rail)));
+        }
+    }
+    let config = configs.into_iter().find(|config| config["cniVersion"] == "1.1.0").unwrap();
+    for rail in 0..8 {
+        let mut config = config.clone();
+        config["rail"] = json!(rail);
+        let leased: Value = serde_json::from_slice(&bench.call(RAIL_IPAM, "ADD", &config).stdout).unwrap();
+        assert_eq!(leased["ips"][0]["address"], format!("172.{}.0.0/31", 16 + 2 * rail), "{leased}");
+        bench.call(RAIL_IPAM, "DEL", &config);
+    }
+}
+
 /// What the driver's container lacks is what node.json names, or has by default.
 #[test]
 fn the_driver_for_claims_sees_the_directories_of_rail_cni() {
@@ -254,6 +277,7 @@ fn lint_finds_nothing_in_the_networks() {
     let files = ["conf/nads.yaml", "conf/net.d", "conf/ovs.yaml"];
     assert_eq!(lint(&files, b""), (Some(0), "10 networks: 0 errors, 0 warnings\n".into()));
     assert_eq!(lint(&["conf/nads-single.yaml"], b""), (Some(0), "8 networks: 0 errors, 0 warnings\n".into()));
+    assert_eq!(lint(&["conf/nads-one.yaml"], b""), (Some(0), "1 network: 0 errors, 0 warnings\n".into()));
     // Of a pool that stands in the network the routes are seen: what they may cover, node.json knows.
     let (code, told) = lint(&["conf/cnitool"], b"");
     assert_eq!(code, Some(0));

@@ -43,8 +43,13 @@ fn checked(plan: &mut Plan) -> Option<Pools> {
         let is_command = |line: &str| line.starts_with("nv set ") || line.starts_with('#');
         assert!(file.text.lines().all(is_command), "{}", file.text);
     }
-    for file in files(plan::nads::write(plan, Form::List, None)) {
-        parse(&file.name, file.text.as_bytes()).expect("it is YAML");
+    let each = plan::nads::Networks::default();
+    let one = plan::nads::Networks { is_one: true, resource: None };
+    for networks in [each, one] {
+        let policies = files(plan::nics::sriov_node_policy(plan, &networks, None));
+        for file in files(plan::nads::write(plan, &networks, Form::List, None)).into_iter().chain(policies) {
+            parse(&file.name, file.text.as_bytes()).expect("it is YAML");
+        }
     }
     // What is doubted is written only if somebody allows it.
     match std::mem::take(&mut plan.doubts).refuse() {

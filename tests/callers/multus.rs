@@ -41,6 +41,7 @@ macro_rules! under_each_multus {
 under_each_multus! {
     a_pod_gets_its_rails_by_annotation
     ten_pods_in_a_row_get_eight_rails
+    one_network_serves_all_rails_whatever_the_order_of_the_devices
     what_the_device_plugin_says_reaches_the_network_status
     a_failure_at_rail_4_rolls_all_back
     a_pod_gets_the_address_and_the_mac_that_it_asks_for
@@ -239,6 +240,31 @@ fn ten_pods_in_a_row_get_eight_rails(cluster: &Cluster) {
         cluster.node.is_as_before();
     }
     node::record_times(&format!("{}, eth0 and eight rails", cluster.version), &up, &down);
+}
+
+/// conf/nads-one.yaml. Kubelet lists the devices in any order: Multus 4.3.0 sorts them by their addresses, 4.1.4 does not.
+fn one_network_serves_all_rails_whatever_the_order_of_the_devices(cluster: &Cluster) {
+    documents("conf/nads-one.yaml").iter().for_each(|nad| cluster.api.apply(nad));
+    let mut pod = pod();
+    pod["metadata"]["annotations"][NETWORKS] = json!(RAILS.map(|_| "rails").collect::<Vec<_>>().join(","));
+    cluster.api.apply(&pod);
+    let devices: Vec<_> = RAILS.rev().map(vf_address).collect();
+    let entry = json!({"PodUID": UID, "ContainerName": "pytorch", "ResourceName": "nvidia.com/rails",
+        "DeviceIDs": {"-1": devices}, "AllocResp": ""});
+    let data = json!({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {}}, "Checksum": 0});
+    write(CHECKPOINT, data.to_string());
+    let sandbox = cluster.sandbox("trainer");
+    cluster.add(&sandbox);
+    let mut rails: Vec<u8> = RAILS.rev().collect();
+    if cluster.version == "multus-4.3.0" {
+        rails.sort_by_key(|rail| vf_address(*rail));
+    }
+    for (rail, number) in rails.into_iter().zip(1..) {
+        let ifname = format!("net{number}");
+        cluster.node.has_rail("trainer", rail, &ifname);
+        cluster.node.reaches_leaf("trainer", rail, &ifname);
+    }
+    cluster.ends(&sandbox);
 }
 
 fn what_the_device_plugin_says_reaches_the_network_status(cluster: &Cluster) {

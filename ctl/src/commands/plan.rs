@@ -43,13 +43,20 @@ pub struct PlanArgs {
     /// Directory for the files of the target; without it, they are printed
     #[arg(long, value_name = "DIR", requires = "to")]
     out: Option<PathBuf>,
-    /// Kubernetes namespace of the manifests (cidrpool and nads only) [default: that of the source, or
-    /// nvidia-network-operator, for CIDRPools; none for networks]
+    /// Kubernetes namespace of the manifests (cidrpool, nads and sriov-node-policy only) [default: that of the source, or
+    /// nvidia-network-operator, for CIDRPools; none for networks; nvidia-network-operator for policies]
     #[arg(long, value_name = "NAME", requires = "to")]
     namespace: Option<String>,
     /// Write networks as one plugin instead of a list (nads only), for dra-driver-sriov
     #[arg(long, requires = "to")]
     single: bool,
+    /// Write one network and one resource for all rails (nads, device-plugin and sriov-node-policy only)
+    #[arg(long, requires = "to")]
+    one: bool,
+    /// Resources of the networks, with {rail}, {rail+1}, {plane}: openshift.io/rail_{rail} (nads, device-plugin and
+    /// sriov-node-policy only) [default: nvidia.com/POOL]
+    #[arg(long, value_name = "PATTERN", requires = "to")]
+    resource: Option<String>,
     /// Print what would change, and write nothing
     #[arg(long, requires = "to")]
     diff: bool,
@@ -139,6 +146,8 @@ pub enum Target {
     NodeJson,
     /// Resources of the SR-IOV device plugin.
     DevicePlugin,
+    /// A SriovNetworkNodePolicy for each rail, for the SR-IOV Network Operator.
+    SriovNodePolicy,
     /// topology.conf of Slurm, for topology/tree.
     Slurm,
     /// topology.conf of Slurm, for topology/block.
@@ -165,18 +174,20 @@ pub fn plan(args: &PlanArgs, output: Output) -> Result<ExitCode> {
     if args.single && args.to != Some(Target::Nads) {
         fail!(InvalidConfig, "--single is for --to nads");
     }
+    let networks = args.networks()?;
     let (mut plan, pools, meant) = args.read()?;
     let files = match args.to {
         Some(Target::Cidrpool) => manifest::write(&mut plan, namespace)?,
         Some(Target::Nads) => {
             let form = if args.single { nads::Form::Single } else { nads::Form::List };
-            nads::write(&mut plan, form, namespace)?
+            nads::write(&mut plan, &networks, form, namespace)?
         }
         Some(Target::Netplan) => netplan::write(&plan)?,
         Some(Target::Nvue) => nvue::write(&plan)?,
         Some(Target::Csv) => csv::write(&plan)?,
         Some(Target::NodeJson) => nics::node_json(&mut plan)?,
-        Some(Target::DevicePlugin) => nics::device_plugin(&mut plan)?,
+        Some(Target::DevicePlugin) => nics::device_plugin(&mut plan, &networks)?,
+        Some(Target::SriovNodePolicy) => nics::sriov_node_policy(&mut plan, &networks, namespace)?,
         Some(Target::Slurm) => slurm::write(&plan, slurm::Plugin::Tree)?,
         Some(Target::SlurmBlock) => slurm::write(&plan, slurm::Plugin::Block)?,
         Some(Target::Volcano) => volcano::write(&plan)?,
@@ -227,11 +238,24 @@ impl PlanArgs {
         self.to == Some(Target::Store) || (self.check && self.against.is_empty())
     }
 
+    /// The networks and their resources.
+    fn networks(&self) -> Result<nads::Networks> {
+        let is_given = self.one || self.resource.is_some();
+        if is_given && !matches!(self.to, Some(Target::Nads | Target::DevicePlugin | Target::SriovNodePolicy))
+        {
+            fail!(
+                InvalidConfig,
+                "--one and --resource are for --to nads, device-plugin and sriov-node-policy"
+            );
+        }
+        nads::Networks::new(self.one, self.resource.as_deref())
+    }
+
     /// The namespace of the manifests.
     fn namespace(&self) -> Result<Option<&str>> {
         let Some(name) = self.namespace.as_deref() else { return Ok(None) };
-        if !matches!(self.to, Some(Target::Cidrpool | Target::Nads)) {
-            fail!(InvalidConfig, "--namespace is for --to cidrpool and --to nads");
+        if !matches!(self.to, Some(Target::Cidrpool | Target::Nads | Target::SriovNodePolicy)) {
+            fail!(InvalidConfig, "--namespace is for --to cidrpool, nads and sriov-node-policy");
         }
         if !crate::plan::is_namespace(name) {
             fail!(

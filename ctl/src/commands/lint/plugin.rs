@@ -182,7 +182,13 @@ impl Lint {
     /// Warns of what ADD takes and hardly anybody intends.
     fn values(&mut self, plugin: Part, name: &str) {
         let is_missing = |key: &str| !is_misspelt(plugin, key, &config::known());
-        if plugin.get("rail").is_none_or(|rail| rail.value.is_null()) && is_missing("rail") {
+        // Such a network is one for all rails: without a rail of the device no pool is found, and ADD says so.
+        let takes_any = plugin.text("ipam.type") == Some(OUR_IPAM)
+            && plugin
+                .get("ipam")
+                .is_some_and(|ipam| ipam.entries().all(|(key, _)| key.eq_ignore_ascii_case("type")));
+        let is_null = plugin.get("rail").is_none_or(|rail| rail.value.is_null());
+        if is_null && !takes_any && is_missing("rail") {
             let problem = "is missing: it is that of the device's PF in node.json; where node.json lists no rails, no PF \
                            is checked, and the routing table is any free one";
             self.warning(plugin, name, "rail", problem);

@@ -59,7 +59,7 @@ impl<'a> Fabric<'a> {
         let groups = groups(plan);
         let of_groups = groups.iter().flat_map(|group| group.nodes.iter().copied());
         let nodes: BTreeMap<&str, usize> = of_groups.zip(0..).collect();
-        let of_networks = nads::networks(plan);
+        let of_networks = nads::of_rails(plan);
         let (mut networks, mut columns) = (Vec::<Network<'_>>::new(), Vec::new());
         let mut links: Vec<Vec<Link<'_>>> = Vec::new();
         links.resize_with(nodes.len() * of_networks.len(), Vec::new);

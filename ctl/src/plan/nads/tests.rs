@@ -5,7 +5,7 @@ use crate::plan::scheme::{Family, HostLink, Mode};
 use crate::plan::tests::{cabled, plan};
 
 fn configs(plan: &mut Plan) -> Vec<(String, serde_json::Value)> {
-    let text = write(plan, Form::List, None).unwrap().remove(0).text;
+    let text = write(plan, &Networks::default(), Form::List, None).unwrap().remove(0).text;
     let documents = document::parse("nads.yaml", text.as_bytes()).unwrap();
     let config = |document: &document::Document| {
         let root = document.root();
@@ -34,20 +34,72 @@ fn the_examples_are_what_is_written() {
     let links: Vec<_> =
         (0..8).map(|rail| HostLink { rail, cable: Cable::default(), ..cabled().remove(0) }).collect();
     let mut plan = plan(Mode::None, Family::Ipv4, &links);
-    let mut written = |form| write(&mut plan, form, None).unwrap().remove(0).text;
+    let mut written = |form| write(&mut plan, &Networks::default(), form, None).unwrap().remove(0).text;
     let from_the_first = |text: &str| text[text.find("---\n").unwrap()..].to_owned();
     assert_eq!(
         from_the_first(&written(Form::List)),
         from_the_first(include_str!("../../../../conf/nads.yaml"))
     );
     assert_eq!(written(Form::Single), include_str!("../../../../conf/nads-single.yaml"));
+    let one = Networks { is_one: true, resource: None };
+    let one = write(&mut plan, &one, Form::List, None).unwrap().remove(0).text;
+    assert_eq!(one, include_str!("../../../../conf/nads-one.yaml"));
+}
+
+/// ADD would not know them, and no pod would start.
+#[test]
+fn one_network_needs_pools_that_say_their_rails() {
+    let one = Networks { is_one: true, resource: None };
+    let mut plan = plan(Mode::None, Family::Dual, &cabled());
+    let written = |plan: &mut Plan| write(plan, &one, Form::List, None).map_err(|error| error.to_string());
+    assert_eq!(written(&mut plan).unwrap()[0].text.matches("---").count(), 1);
+    plan.pools[3].rail = None;
+    let error = written(&mut plan).unwrap_err();
+    assert!(error.contains("pool rail-1-v6") && error.contains("annotate cidrpool rail-1-v6"), "{error}");
+    plan.pools.iter_mut().for_each(|pool| pool.rail = None);
+    assert!(written(&mut plan).is_ok(), "the names count from 0");
+    plan.pools.retain(|pool| pool.name.starts_with("rail-1"));
+    assert!(written(&mut plan).is_err());
+}
+
+#[test]
+fn a_resource_is_a_pattern_and_no_two_networks_have_the_same() {
+    let mut plan = plan(Mode::None, Family::Ipv4, &cabled());
+    let mut written = |is_one: bool, resource: &str| {
+        let networks = Networks::new(is_one, Some(resource)).map_err(|error| format!("{error:#}"))?;
+        let text =
+            write(&mut plan, &networks, Form::List, None).map_err(|error| error.to_string())?.remove(0).text;
+        let named = text
+            .lines()
+            .filter_map(|line| line.split_once("resourceName: ").map(|(_, name)| name.to_owned()));
+        Ok::<Vec<String>, String>(named.collect())
+    };
+    assert_eq!(
+        written(false, "openshift.io/rail_{rail+1}").unwrap(),
+        ["openshift.io/rail_1", "openshift.io/rail_2"]
+    );
+    assert_eq!(written(true, "amd.com/vnic").unwrap(), ["amd.com/vnic"]);
+    for (is_one, resource, told) in [
+        (false, "amd.com/vnic", "amd.com/vnic is the resource of rail-0 and of rail-1"),
+        (true, "amd.com/vnic{rail}", "without {rail}"),
+        (false, "rail-{rail}", "not a resource"),
+        (false, "A.com/rail-{rail}", "not a resource"),
+        (false, "a.com/-{rail}", "not a resource"),
+        (false, "a.com/{su}", "--resource"),
+    ] {
+        let error = written(is_one, resource).unwrap_err();
+        assert!(error.contains(told), "{resource}: {error}");
+    }
 }
 
 #[test]
 fn a_namespace_is_that_of_every_network() {
     for form in [Form::List, Form::Single] {
         let text =
-            write(&mut plan(Mode::None, Family::Ipv4, &cabled()), form, Some("1")).unwrap().remove(0).text;
+            write(&mut plan(Mode::None, Family::Ipv4, &cabled()), &Networks::default(), form, Some("1"))
+                .unwrap()
+                .remove(0)
+                .text;
         let documents = document::parse("nads.yaml", text.as_bytes()).unwrap();
         assert_eq!(documents.len(), 2);
         assert!(documents.iter().all(|nad| nad.root().text("metadata.namespace") == Some("1")), "{text}");
@@ -140,11 +192,19 @@ fn names_that_kubernetes_refuses_are_refused() {
         let mut plan = plan(Mode::None, Family::Ipv4, &cabled());
         plan.pools[0].name = name.into();
         assert!(
-            write(&mut plan, Form::List, None).unwrap_err().to_string().contains("rename the pool"),
+            write(&mut plan, &Networks::default(), Form::List, None)
+                .unwrap_err()
+                .to_string()
+                .contains("rename the pool"),
             "{name}"
         );
     }
     let mut plan = plan(Mode::None, Family::Ipv4, &cabled());
     plan.pools[0].rail = Some(255);
-    assert!(write(&mut plan, Form::List, None).unwrap_err().to_string().contains("the last is 127"));
+    assert!(
+        write(&mut plan, &Networks::default(), Form::List, None)
+            .unwrap_err()
+            .to_string()
+            .contains("the last is 127")
+    );
 }

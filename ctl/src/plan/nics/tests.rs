@@ -6,6 +6,40 @@ fn texts(files: Result<Vec<File>>) -> Vec<(String, String)> {
     files.unwrap().into_iter().map(|file| (file.name, file.text)).collect()
 }
 
+fn device_plugin_of(plan: &mut Plan) -> Result<Vec<File>> {
+    device_plugin(plan, &Networks::default())
+}
+
+/// The operator refuses a resource with `-`.
+#[test]
+fn a_policy_of_each_rail_has_its_pfs_and_a_resource_that_the_operator_takes() {
+    let mut two = plan(Mode::None, Family::Dual, &cabled());
+    let text = texts(sriov_node_policy(&mut two, &Networks::default(), None)).remove(0).1;
+    let policies = crate::document::parse("policies", text.as_bytes()).unwrap();
+    assert_eq!(policies.len(), 2);
+    for (rail, policy) in policies.iter().enumerate() {
+        let of = |path: &str| policy.root().get(path).unwrap().value.clone();
+        assert_eq!(of("metadata.name"), format!("rail-{rail}"));
+        assert_eq!(of("metadata.namespace"), "nvidia-network-operator");
+        assert_eq!(of("spec.resourceName"), format!("rail_{rail}"));
+        assert_eq!(of("spec.nicSelector.pfNames"), json!([format!("rail{rail}")]));
+        assert_eq!((of("spec.numVfs"), of("spec.mtu")), (json!(1), json!(9000)));
+    }
+    assert!(two.warnings[0].contains("nvidia.com/rail_0"), "{:?}", two.warnings);
+    two.warnings.clear();
+    let named = Networks::new(false, Some("openshift.io/gpu{rail}")).unwrap();
+    let text = texts(sriov_node_policy(&mut two, &named, Some("sriov"))).remove(0).1;
+    assert!(text.contains("resourceName: gpu1") && text.contains("namespace: sriov"), "{text}");
+    assert_eq!(two.warnings, [""; 0]);
+    let wrong = Networks::new(false, Some("openshift.io/gpu-{rail}")).unwrap();
+    assert!(
+        sriov_node_policy(&mut two, &wrong, None).unwrap_err().to_string().contains("letters, digits and _")
+    );
+    let one = Networks { is_one: true, resource: None };
+    let text = texts(sriov_node_policy(&mut two, &one, None)).remove(0).1;
+    assert!(text.contains("resourceName: rails") && text.contains(r#"pfNames: ["rail0","rail1"]"#), "{text}");
+}
+
 #[test]
 fn a_node_json_has_the_rails_of_its_host_in_their_order() {
     let files = texts(node_json(&mut plan(Mode::None, Family::Dual, &cabled())));
@@ -35,7 +69,7 @@ fn a_node_json_has_the_rails_of_its_host_in_their_order() {
 /// In the form of the example.
 #[test]
 fn the_device_plugin_gets_a_resource_for_each_network() {
-    let text = texts(device_plugin(&mut plan(Mode::None, Family::Dual, &cabled()))).remove(0).1;
+    let text = texts(device_plugin_of(&mut plan(Mode::None, Family::Dual, &cabled()))).remove(0).1;
     let example = include_str!("../../../../conf/device-plugin.json");
     let mut example: serde_json::Value = serde_json::from_str(example).unwrap();
     let resources = example["resourceList"].as_array_mut().unwrap();
@@ -46,7 +80,7 @@ fn the_device_plugin_gets_a_resource_for_each_network() {
     assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), example);
     let mut links = cabled();
     links[1].cable.interface = Some("ens1".into());
-    let text = texts(device_plugin(&mut plan(Mode::None, Family::Ipv4, &links))).remove(0).1;
+    let text = texts(device_plugin_of(&mut plan(Mode::None, Family::Ipv4, &links))).remove(0).1;
     assert!(text.contains("\"selectors\": {\"pfNames\": [\"ens1\",\"rail0\"], \"isRdma\": true}"), "{text}");
 }
 
@@ -54,7 +88,7 @@ fn the_device_plugin_gets_a_resource_for_each_network() {
 fn what_is_not_known_is_told_and_not_made_up() {
     let mut links = cabled();
     links[3].cable.interface = None;
-    for write in [node_json, device_plugin] {
+    for write in [node_json, device_plugin_of] {
         let error = write(&mut plan(Mode::None, Family::Ipv4, &links)).unwrap_err().to_string();
         assert!(
             error.starts_with("node worker-gpu-62 in pool rail-1: no source says which NIC it is"),
@@ -72,7 +106,7 @@ fn what_is_not_known_is_told_and_not_made_up() {
     let mut links = cabled();
     links[1].cable.interface = Some("rail1".into());
     links[3].cable.interface = Some("rail0".into());
-    let error = device_plugin(&mut plan(Mode::None, Family::Ipv4, &links)).unwrap_err().to_string();
+    let error = device_plugin_of(&mut plan(Mode::None, Family::Ipv4, &links)).unwrap_err().to_string();
     assert!(
         error.contains("rail1 is of rail-0 on node worker-gpu-62 and of rail-1 on node worker-gpu-0"),
         "{error}"
