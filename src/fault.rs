@@ -105,6 +105,15 @@ pub fn few(mut warnings: Vec<String>) -> Vec<String> {
     warnings
 }
 
+/// The first of `count` faults that are alike, and the number of the others.
+pub fn with_others(first: &Fault, count: usize) -> String {
+    match count {
+        ..=1 => first.to_string(),
+        2 => format!("{first}; and 1 other like this"),
+        _ => format!("{first}; and {} others like this", count - 1),
+    }
+}
+
 /// Faults or names in one message: the first ones, and the number of the others.
 pub fn some_of<T: fmt::Display>(all: &[T]) -> String {
     let shown = all.iter().take(SHOWN).map(T::to_string).collect::<Vec<_>>().join("; ");

@@ -359,7 +359,10 @@ fn what_makes_no_sense_is_refused_before_anything_is_written() {
     }
     for target in ["csv", "store", "volcano"] {
         let said = place.fails(1, &["plan", FABRIC, "--to", target, "--namespace", "rails"]);
-        assert!(said.contains("--namespace is for --to cidrpool and --to nads"), "{said}");
+        assert!(
+            said.contains("--namespace is for --to cidrpool, --to nads and --to sriov-node-policy"),
+            "{said}"
+        );
     }
     for bad in ["Rails", "a.b", "-a", "", &"a".repeat(64)] {
         let said = place.fails(1, &["plan", FABRIC, "--to", "nads", &format!("--namespace={bad}")]);
@@ -1217,4 +1220,35 @@ fn pools_that_give_the_same_addresses_differ_in_nothing() {
     let output = place.run("store", &[&check[..], &[other.as_str()]].concat());
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8(output.stdout).unwrap().ends_with("1 changed (nothing written)\n"));
+}
+
+/// A row without a node keeps its prefix free.
+#[test]
+fn a_reserved_prefix_is_no_node() {
+    let place = Place::new();
+    let pool = place.write(
+        "pool.yaml",
+        "apiVersion: nv-ipam.nvidia.com/v1alpha1\nkind: CIDRPool\nmetadata: {name: rail-0}\nspec:\n  cidr: 172.16.0.0/15\n  \
+         perNodeNetworkPrefix: 31\n  staticAllocations:\n  - {prefix: 172.16.0.0/31}\n  - {nodeName: gpu-0, prefix: 172.16.0.2/31}\n  \
+         - {nodeName: \"\", prefix: 172.16.0.4/31}\n",
+    );
+    let shown = place.ok("store", &["plan", &pool]);
+    let row: Vec<_> = shown.lines().last().unwrap().split_whitespace().collect();
+    assert_eq!(row[row.len() - 5..], ["1", "172.16.0.2/31", "gpu-0", "172.16.0.2/31", "gpu-0"], "{shown}");
+    let line = place.ok("store", &["plan", &pool, "--to", "csv"]);
+    assert_eq!(line.lines().count(), 2, "{line}");
+}
+
+#[test]
+fn a_gateway_outside_of_its_prefix_is_refused_by_plan_and_lint() {
+    let place = Place::new();
+    let pool = place.write(
+        "pool.yaml",
+        "apiVersion: nv-ipam.nvidia.com/v1alpha1\nkind: CIDRPool\nmetadata: {name: rail-0}\nspec:\n  cidr: 172.16.0.0/15\n  \
+         perNodeNetworkPrefix: 31\n  staticAllocations:\n  - {nodeName: gpu-0, prefix: 172.16.0.0/31, gateway: 172.16.0.5}\n",
+    );
+    let told = "172.16.0.5 is outside of the prefix 172.16.0.0/31";
+    for verb in ["plan", "lint"] {
+        assert!(place.fails(1, &[verb, &pool]).contains(told), "{verb}");
+    }
 }

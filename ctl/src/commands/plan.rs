@@ -30,7 +30,7 @@ use rail_cni::pool::{self, Allocation};
 /// Arguments of `railctl plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// Sources of the plan: topology.json (spcx-gen or NVIDIA AIR), a fabric file, CIDRPool manifests, or a directory
+    /// Sources of the plan: topology.json (spcx-gen or NVIDIA AIR), topology.dot, a fabric file, CIDRPool manifests, or a directory
     /// with netplan files of hosts; - is standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<String>,
@@ -117,7 +117,7 @@ pub struct PlanArgs {
 /// A kind of source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
-    /// topology.json of spcx-gen or of NVIDIA AIR.
+    /// topology.json of spcx-gen or of NVIDIA AIR, or a graph (topology.dot).
     Topology,
     /// A fabric described in a page of YAML.
     Fabric,
@@ -255,7 +255,7 @@ impl PlanArgs {
     fn namespace(&self) -> Result<Option<&str>> {
         let Some(name) = self.namespace.as_deref() else { return Ok(None) };
         if !matches!(self.to, Some(Target::Cidrpool | Target::Nads | Target::SriovNodePolicy)) {
-            fail!(InvalidConfig, "--namespace is for --to cidrpool, nads and sriov-node-policy");
+            fail!(InvalidConfig, "--namespace is for --to cidrpool, --to nads and --to sriov-node-policy");
         }
         if !crate::plan::is_namespace(name) {
             fail!(
@@ -439,9 +439,11 @@ fn show(plan: &Plan, output: Output) -> Result<ExitCode> {
         Output::Table => {
             let rows = plan.pools.iter().map(|pool| {
                 let Pool { name, rail, plane, spec, .. } = pool;
-                let rows = &spec.static_allocations;
+                // A prefix that is kept free is of no node.
+                let rows: Vec<_> =
+                    spec.static_allocations.iter().filter(|row| !row.node_name.is_empty()).collect();
                 let routes: Vec<_> = spec.routes.iter().map(|to| to.dst.as_str()).collect();
-                let end = |row: Option<&pool::cidrpool::Row>| {
+                let end = |row: Option<&&pool::cidrpool::Row>| {
                     row.map(|row| format!("{} {}", row.prefix, row.node_name)).unwrap_or_default()
                 };
                 let number =

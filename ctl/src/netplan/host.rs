@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::files::Host;
 use crate::document::Part;
 use rail_cni::cni::is_netdev_name;
-use rail_cni::fault::{Fault, Place};
+use rail_cni::fault::{Fault, Place, with_others};
 use rail_cni::pool::allocation::{Allocation, IpVersion, NUMBERED, To};
 
 /// The host's end of a rail's link.
@@ -57,9 +57,8 @@ impl Notes {
 
     /// Takes the warnings, each once.
     pub fn warnings(&mut self) -> Vec<String> {
-        let line = |(problem, (count, place)): (String, (usize, Place))| match count {
-            1 => format!("{place}: {problem}"),
-            _ => format!("{place}: {problem}; and {} others like this", count - 1),
+        let line = |(problem, (count, place)): (String, (usize, Place))| {
+            with_others(&Fault::whole(problem).at(place), count)
         };
         std::mem::take(&mut self.warnings).into_iter().map(line).collect()
     }

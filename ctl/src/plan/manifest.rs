@@ -9,7 +9,7 @@ use super::yaml::scalar;
 use super::{Cable, File, Plan, Pool, is_object_name, leaf_ports, refused};
 use crate::document::{Document, Part};
 use rail_cni::fail;
-use rail_cni::fault::{Fault, Place, some_of};
+use rail_cni::fault::{Fault, Place, some_of, with_others};
 use rail_cni::node::MAX_RAIL;
 use rail_cni::pool::cidrpool::{Row, Spec, Wanted};
 use rail_cni::pool::{self, allocation, is_name};
@@ -36,7 +36,7 @@ pub fn read(documents: &[Document]) -> Result<Plan> {
     for document in documents {
         pools_in(document.root(), &mut manifests, &mut faults);
     }
-    let mut plan = Plan::default();
+    let (mut plan, mut warnings) = (Plan::default(), Vec::new());
     for manifest in manifests {
         let Manifest { name, ref spec, ref status, .. } = manifest;
         if spec.is_dynamic() && status.is_empty() {
@@ -50,8 +50,7 @@ pub fn read(documents: &[Document]) -> Result<Plan> {
         }
         match spec.plan("spec", status, Wanted::None) {
             Ok(checked) => {
-                let lines = checked.warnings.into_iter().map(|warning| manifest.locate(warning).to_string());
-                plan.warnings.extend(lines);
+                warnings.extend(checked.warnings.into_iter().map(|warning| manifest.locate(warning)));
                 if plan.pools.iter().any(|pool| pool.name == name) {
                     faults.push(manifest.locate(Fault::new("metadata.name", "two pools have this name")));
                 }
@@ -63,12 +62,38 @@ pub fn read(documents: &[Document]) -> Result<Plan> {
     if !faults.is_empty() {
         return Err(refused(faults));
     }
+    plan.warnings.extend(alike(warnings));
     if let Some(names) = not_of_nodes(&plan) {
         plan.warnings
             .push(format!("{names}: they get their addresses only if nodeName in node.json says so"));
     }
     plan.pools.sort_by_cached_key(|pool| (pool.rail, pool.plane, pool.name.clone()));
     Ok(plan)
+}
+
+/// What is wrong with a CIDRPool, as `plan` and `import` refuse it.
+pub fn faults(part: Part<'_>) -> Vec<Fault> {
+    match manifest(part) {
+        Ok(manifest) => {
+            let faults = manifest.spec.plan("spec", &manifest.status, Wanted::None).err().unwrap_or_default();
+            faults.into_iter().map(|fault| part.locate(fault)).collect()
+        }
+        Err(fault) => vec![fault],
+    }
+}
+
+/// A line for each kind of warning: the pools of a cluster are alike.
+fn alike(warnings: Vec<Fault>) -> Vec<String> {
+    let mut kinds: Vec<(Fault, usize)> = Vec::new();
+    for warning in warnings {
+        let is_alike =
+            |(one, _): &&mut (Fault, usize)| (&one.path, &one.problem) == (&warning.path, &warning.problem);
+        match kinds.iter_mut().find(is_alike) {
+            Some((_, count)) => *count += 1,
+            None => kinds.push((warning, 1)),
+        }
+    }
+    kinds.into_iter().map(|(first, count)| with_others(&first, count)).collect()
 }
 
 /// A CIDRPool, parsed.

@@ -96,8 +96,20 @@ pub fn sriov_node_policy(plan: &mut Plan, networks: &Networks, namespace: Option
         if of_policy != name {
             renamed.get_or_insert(format!("{prefix}/{of_policy}"));
         }
-        text.push_str(&format!(
-            "---
+        text.push_str(&policy(&name, &of_policy, namespace.unwrap_or(OPERATOR), &pfs, mtu));
+    }
+    if let Some(first) = renamed.filter(|_| networks.resource.is_none()) {
+        plan.warnings.push(format!(
+            "the operator takes no - in the name of a resource: the first is {first}, and so on; write the networks with \
+             the same names (`--to nads --resource 'nvidia.com/rail_{{rail}}'`)"
+        ));
+    }
+    Ok(vec![File { name: "sriov-node-policy.yaml".to_owned(), text }])
+}
+
+fn policy(name: &str, resource: &str, namespace: &str, pfs: &[String], mtu: u32) -> String {
+    format!(
+        "---
 apiVersion: sriovnetwork.openshift.io/v1
 kind: SriovNetworkNodePolicy
 metadata:
@@ -114,19 +126,11 @@ spec:
   deviceType: netdevice
   isRdma: true
 ",
-            yaml::scalar(&name),
-            yaml::scalar(namespace.unwrap_or(OPERATOR)),
-            yaml::scalar(&of_policy),
-            json!(pfs)
-        ));
-    }
-    if let Some(first) = renamed.filter(|_| networks.resource.is_none()) {
-        plan.warnings.push(format!(
-            "the operator takes no - in the name of a resource: the first is {first}, and so on; write the networks with \
-             the same names (`--to nads --resource 'nvidia.com/rail_{{rail}}'`)"
-        ));
-    }
-    Ok(vec![File { name: "sriov-node-policy.yaml".to_owned(), text }])
+        yaml::scalar(name),
+        yaml::scalar(namespace),
+        yaml::scalar(resource),
+        json!(pfs)
+    )
 }
 
 /// The resource of a network, and the PFs whose VFs it has.

@@ -24,6 +24,7 @@ use self::fix::Fixed;
 use self::ignore::Ignore;
 use crate::document::{self, Document, Format, Part};
 use crate::output::{self, Output};
+use crate::plan::manifest;
 use rail_cni::attach::config;
 use rail_cni::cni::{VERSIONS, Version};
 use rail_cni::fault::{Fault, Place};
@@ -377,6 +378,9 @@ impl Lint {
             (_, Some("CIDRPool")) => {
                 self.pools += 1;
                 let name = part.text("metadata.name").unwrap_or_default();
+                for fault in manifest::faults(part) {
+                    self.fault("", fault.of(format!("CIDRPool {name}")));
+                }
                 self.leads_to(part, name, &["spec.routes"], &["spec.cidr"]);
             }
             (_, Some(kind)) => {

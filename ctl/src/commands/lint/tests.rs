@@ -28,8 +28,9 @@ fn routes_that_take_networks_of_the_cluster_away_are_told_with_all_who_have_them
     let pools: String = (0..3)
         .map(|rail| {
             format!(
-                "---\nkind: CIDRPool\nmetadata: {{name: rail-{rail}}}\nspec:\n  cidr: 10.{}.0.0/11\n  routes:\n  \
-                 - dst: 10.{}.0.0/11\n  - dst: 10.0.0.0/8\n",
+                "---\napiVersion: nv-ipam.nvidia.com/v1alpha1\nkind: CIDRPool\nmetadata: {{name: rail-{rail}}}\nspec:\n  \
+                 perNodeNetworkPrefix: 31\n  gatewayIndex: 1\n  cidr: 10.{}.0.0/11\n  routes:\n  - dst: 10.{}.0.0/11\n  \
+                 - dst: 10.0.0.0/8\n",
                 32 * rail,
                 32 * rail
             )
@@ -37,7 +38,7 @@ fn routes_that_take_networks_of_the_cluster_away_are_told_with_all_who_have_them
         .collect();
     let (_, told) = lint_of(&[("pools.yaml", &pools)]);
     assert_eq!(told.len(), 1, "{told:#?}");
-    let start = "pools.yaml:8: warning: 10.0.0.0/8, a prefix of rail-0 and 2 more, overlaps networks that clusters usually \
+    let start = "pools.yaml:11: warning: 10.0.0.0/8, a prefix of rail-0 and 2 more, overlaps networks that clusters usually \
                  have, and pods would lose them: 10.96.0.0/12 (kubeadm's Services), 10.244.0.0/16 (flannel's pods)";
     assert!(told[0].starts_with(start), "{told:#?}");
     let route = good().replace("\"mtu\"", "\"routes\": [{\"dst\": \"10.96.0.0/16\"}], \"mtu\"");

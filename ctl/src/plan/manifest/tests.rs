@@ -41,6 +41,21 @@ fn a_pool_that_nv_ipam_filled_becomes_a_plan() {
     );
 }
 
+/// Operators write the same into each pool.
+#[test]
+fn warnings_that_all_pools_have_are_one_line() {
+    let pool = |rail: u8| {
+        format!(
+            "---\napiVersion: nv-ipam.nvidia.com/v1alpha1\nkind: CIDRPool\nmetadata: {{name: r{rail}}}\nspec: {{cidr: 10.{rail}.0.0/16, \
+             perNodeNetworkPrefix: 31, nodeSelector: {{a: [b]}}, staticAllocations: [{{nodeName: b, prefix: 10.{rail}.0.2/31}}]}}\n"
+        )
+    };
+    let plan = read_text(&(0..10).map(pool).collect::<String>()).unwrap();
+    let [warning] = &plan.warnings[..] else { panic!("{:?}", plan.warnings) };
+    assert!(warning.starts_with("pools:5: CIDRPool r0: spec.nodeSelector: "), "{warning}");
+    assert!(warning.ends_with("; and 9 others like this"), "{warning}");
+}
+
 #[test]
 fn a_number_of_a_rail_that_is_none_is_refused_with_its_line() {
     let text = |rail: &str| {

@@ -53,9 +53,10 @@ impl Reader<'_> {
         let last: Last = self.scheme.last();
         let needs = |end: End<'_>, prefix: &str, limit: u64| {
             let found = end.token(prefix, limit)?;
-            // Names that count from 0 are those of NVIDIA's reference designs, which have a plane only where there are several.
+            // Names that count from 0 are those of NVIDIA's reference designs, which have a plane only where there are
+            // several. With hwplb the addresses have room for planes, and all are of plane 0.
             let one_plane =
-                (prefix == "p" && end.base == Base::Zero && self.scheme.mode == Mode::None).then_some(0);
+                (prefix == "p" && end.base == Base::Zero && self.scheme.mode != Mode::Swplb).then_some(0);
             found.or(one_plane).ok_or_else(|| {
                 end.fault("node", format!("the name has no token {prefix}<N> between hyphens"))
             })

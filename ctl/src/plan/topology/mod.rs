@@ -1,4 +1,4 @@
-//! topology.json: the cables of a fabric, as spcx-gen writes them and as NVIDIA AIR exports them.
+//! topology.json: the cables of a fabric, as spcx-gen writes them and as NVIDIA AIR exports them; or a graph of [`dot`].
 //!
 //! [`is_topology`] knows such a file by its content, [`read`] makes a plan of one or several. The links of a big
 //! fabric fill gigabytes once they are parsed, so they are read one by one and not kept. NVIDIA's k8s-launch-kit
@@ -17,6 +17,7 @@
 
 mod air;
 mod compare;
+mod dot;
 mod end;
 mod spcx;
 
@@ -36,10 +37,11 @@ const LINKS: &str = "links";
 
 /// Whether the text is such a file, whole or not.
 pub fn is_topology(text: &Text) -> bool {
-    text.without(LINKS, &mut |_, _| ()).is_ok_and(|document| {
-        let has_links = |value: &Value| value.get(LINKS).is_some();
-        has_links(&document.value) || document.value.get("content").is_some_and(has_links)
-    })
+    dot::is_dot(text)
+        || text.without(LINKS, &mut |_, _| ()).is_ok_and(|document| {
+            let has_links = |value: &Value| value.get(LINKS).is_some();
+            has_links(&document.value) || document.value.get("content").is_some_and(has_links)
+        })
 }
 
 /// The plan of these files. All hosts of an SU are in one file. `mtu` is the MTU of the hosts' interfaces, in bytes,
@@ -47,7 +49,11 @@ pub fn is_topology(text: &Text) -> bool {
 pub fn read(texts: &[Text], scheme: &Scheme, mtu: Option<u32>, allowed: &[Doubt]) -> Result<Plan, Refusal> {
     let mut reader = Reader::new(scheme, mtu);
     for (number, text) in texts.iter().enumerate() {
-        reader.read(text, number);
+        match dot::is_dot(text).then(|| dot::to_air(text)) {
+            None => reader.read(text, number),
+            Some(Ok(text)) => reader.read(&text, number),
+            Some(Err(fault)) => reader.faults.push(fault),
+        }
     }
     reader.compare();
     let Reader { mut links, mut sources, second, doubts, no_room, mut faults, warnings, .. } = reader;

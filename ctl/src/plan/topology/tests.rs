@@ -383,8 +383,6 @@ fn every_fault_of_air_is_told_with_line_and_field() {
     assert!(faults[0].contains("names the place of worker-su01-rack09-h01"), "{faults:?}");
 }
 
-/// In a spcx-gen file the index of a host is its place among the links (`air_topology.go` has it in the name): the
-/// order decides addresses. So `plan --check` must see it.
 /// As NVIDIA's reference designs name nodes: `su00`, and no plane where there is one.
 #[test]
 fn names_that_count_from_zero_are_read_as_they_count() {
@@ -408,6 +406,72 @@ fn names_that_count_from_zero_are_read_as_they_count() {
         faults[0].contains("no node says that it is a host") && faults[0].contains("hgx-su00-h00"),
         "{faults:?}"
     );
+}
+
+const DOT: &str = r#"graph "network" {
+// As NVIDIA's reference tools write it.
+"oob-mgmt-server" [function="oob-server" memory="16048"]
+"leaf-su00-r0" [os="cumulus-vx-5.13" model="SN5600" role="leaf"]
+leaf-su00-r1 [role="leaf"]
+"hgx-su00-h00" [os="generic/ubuntu2204" role="host"]
+"hgx-su00-h01" [os="generic/ubuntu2204" function="host"]
+node [shape=box];
+
+"hgx-su00-h00":"eth1"--"leaf-su00-r0":"swp1s0"
+"leaf-su00-r0":"swp2s0" -- "hgx-su00-h01":"eth1" [left_mac="02:00:00:00:00:01"];
+"hgx-su00-h00":"eth2" -- leaf-su00-r1:swp1s0
+"hgx-su00-h01":"eth2" -- "leaf-su00-r1":"swp2s0"
+"leaf-su00-r0":"swp33s0"--"spine-s00":"swp1s0"
+}
+"#;
+
+fn dot_of(text: &str, scheme: Scheme) -> Result<Plan, Vec<String>> {
+    let text = Text { file: "topology.dot".to_owned(), bytes: text.as_bytes().to_vec() };
+    assert!(is_topology(&text));
+    read(&[text], &scheme, None, &[]).map_err(Refusal::lines)
+}
+
+#[test]
+fn a_graph_is_read_by_its_names_and_faults_have_its_lines() {
+    let rows = rows(&dot_of(DOT, TWO).unwrap());
+    assert_eq!(
+        rows,
+        [
+            "rail-0 hgx-su00-h00 172.16.0.0/31 172.16.0.1 eth1:leaf-su00-r0:swp1s0",
+            "rail-0 hgx-su00-h01 172.16.0.2/31 172.16.0.3 eth1:leaf-su00-r0:swp2s0",
+            "rail-1 hgx-su00-h00 172.18.0.0/31 172.18.0.1 eth2:leaf-su00-r1:swp1s0",
+            "rail-1 hgx-su00-h01 172.18.0.2/31 172.18.0.3 eth2:leaf-su00-r1:swp2s0",
+        ]
+    );
+    // One plane in the layout of planes, as on GB200.
+    let hwplb = Scheme { mode: Mode::Hwplb, ..TWO };
+    assert!(dot_of(DOT, hwplb).unwrap().pools[1].spec.cidr.ends_with("/18"));
+    let swplb = Scheme { mode: Mode::Swplb, ..TWO };
+    assert!(dot_of(DOT, swplb).unwrap_err().join("\n").contains("no token p<N>"));
+    for (from, to, told) in [
+        (
+            r#""leaf-su00-r1":"swp2s0""#,
+            r#""tor-1":"swp2s0""#,
+            "topology.dot:13: content.links[3][1].node: tor-1",
+        ),
+        (r#":"swp33s0""#, "", "topology.dot:14: is neither a node"),
+        ("node [shape=box]", "subgraph a {b}", "topology.dot:8: has a subgraph"),
+        ("r1\":\"swp2s0\"", "r1\":\"swp2s0", "a quote has no end"),
+        ("role=\"host\"", "role=\"x\"", "hgx-su00-h00"),
+    ] {
+        let text = DOT.replace(from, to);
+        let text = if told == "hgx-su00-h00" { text.replace("function=\"host\"", "") } else { text };
+        let faults = dot_of(&text, TWO).unwrap_err().join("\n");
+        assert!(faults.contains(told), "{told}: {faults}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_graph_makes_it_panic(text in "[a-z\"\\[\\]{};:=# /*\n\\\\-]{0,80}") {
+        let text = Text { file: "t".to_owned(), bytes: format!("graph {{{text}").into_bytes() };
+        let _ = read(&[text], &TWO, None, &[]);
+    }
 }
 
 #[test]
