@@ -33,7 +33,7 @@ const PLAN_HELP: &str = "Examples:
 
 Everything is checked first; if anything is wrong, nothing is written. The exit status is 0 if the
 command is done or finds no difference, 1 if it fails, refuses the plan or finds a difference, and 2
-for wrong usage.";
+for a usage error.";
 
 /// The rails of this node and of its pods: show and check them, plan their addresses, and clean up after lost DELs.
 #[derive(Debug, Parser)]
@@ -42,12 +42,12 @@ for wrong usage.";
     version = RELEASE.as_str(),
     after_help = "The paths and the name of the node come from /etc/rail-cni/node.json, or from the file that
 RAIL_CNI_NODE_CONFIG names. `lint` and `plan` need neither that file nor root.
-Exit status: 0 success, 1 the command failed or something remains to be done, 2 wrong usage."
+Exit status: 0 success, 1 the command failed or something remains to be done, 2 usage error."
 )]
 struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// Form of the output; html is a page for a browser, and for status only
+    /// Output format (html: status only)
     #[arg(long, global = true, value_enum, default_value = "table", value_name = "FORM")]
     output: Form,
 }
@@ -72,14 +72,14 @@ gone without a DEL), cut-off (the ADD was killed), on-host (the pod is alive, bu
 returned (the device has returned, but its address is still leased), missing (the pod is gone, and the device has \
 not returned), elsewhere (the pod is alive, but its device is neither there nor on the host), or unknown (the pod \
 cannot be inspected). VFS is the number of VFs and the number that the PF supports.
-Exit status: 0 nothing to do, 1 the command failed or the lines below the tables say what to do, 2 wrong usage."
+Exit status: 0 nothing to do, 1 the command failed or the lines below the tables say what to do, 2 usage error."
     )]
     Status,
     /// Check that the rails in pods are as ADD made them, and that their gateways answer; list every difference
     #[command(
         after_help = "The checks are those of the verb CHECK, for all attachments at once. Gateways are probed even \
 where `gatewayProbe` is off; each has one second to answer. Nothing in a pod is changed.
-Exit status: 0 no difference, 1 a difference, or the command failed, 2 wrong usage."
+Exit status: 0 no difference, 1 a difference, or the command failed, 2 usage error."
     )]
     Check,
     /// Check whether this node is ready for pods with rails, and print a remedy for each fault
@@ -87,31 +87,31 @@ Exit status: 0 no difference, 1 a difference, or the command failed, 2 wrong usa
         after_help = "FAIL: pods with that rail, or with any rail, do not start or do not work; use the exit status to \
 keep pods from the node. warn: pods start, or most of them do. skip: the check could not be made; the text says \
 why. Nothing is changed.
-Exit status: 0 no check failed, 1 a check failed, 2 wrong usage."
+Exit status: 0 no check failed, 1 a check failed, 2 usage error."
     )]
     Doctor(DoctorArgs),
-    /// Wait until this node has its rails: for systemd, and for whatever else must not start pods earlier
+    /// Wait until this node has its rails: for systemd, and for anything else that must not start pods earlier
     #[command(
         after_help = "It waits for what `doctor` checks of node.json, rails and pools: PFs with a driver, a link and \
-VFs (with --pfs, and where no PF supports them: without), and this node's prefixes in the store. What is missing is printed to stderr when it changes.
-Exit status: 0 the rails are there, 1 the time is over, 2 wrong usage."
+VFs (not with --pfs, or if no PF supports them), and this node's prefixes in the store. What is missing is printed to stderr when it changes.
+Exit status: 0 ready, 1 timed out, 2 usage error."
     )]
     Wait(WaitArgs),
     /// Find faults in networks before a pod uses them: NetworkAttachmentDefinitions, .conf and .conflist
     #[command(
-        after_help = "The command needs neither node.json nor root. error: ADD refuses it, or it cannot be \
-intended. warning: it works, but perhaps not as intended.
-Exit status: 0 no error, 1 an error, 2 wrong usage."
+        after_help = "The command needs neither node.json nor root. error: ADD refuses it, or it is certainly a mistake. \
+warning: it works, but perhaps not as intended.
+Exit status: 0 no error, 1 an error, 2 usage error."
     )]
     Lint(LintArgs),
     /// Clean up after lost DELs: return the devices of pods that are gone to the host with their former name, MTU
-    /// and MAC, release their addresses, and try once more what earlier DELs could not undo
+    /// and MAC, release their addresses, and retry what earlier DELs could not undo
     #[command(
         after_help = "WHICH is a container id, a pod as NAMESPACE/NAME, a device as status shows it, or the file of \
-a record that cannot be read. Without WHICH, all attachments are reaped. A WHICH that nothing is called is named on stderr.
-A pod is never touched while its network namespace exists, or while that is not known, as in another mount namespace \
-or without the permission to inspect it. Run the command on the host, as root.
-Exit status: 0 success, 1 something remains or is pending, 2 wrong usage."
+a record that cannot be read. Without WHICH, all attachments are reaped. Any WHICH that matches nothing is reported on stderr.
+A pod is never touched while its network namespace exists, or while that cannot be checked, as in another mount \
+namespace or without permission. Run the command on the host, as root.
+Exit status: 0 success, 1 something remains or is pending, 2 usage error."
     )]
     Reap(ReapArgs),
     /// Put CIDRPool manifests into the store of this node
@@ -153,7 +153,7 @@ in a pod. --force releases it all the same. The exit status is 1 if a lease was 
 
 #[derive(Debug, Args)]
 struct DoctorArgs {
-    /// MTU of the networks of a rail, where this node knows none
+    /// MTU to assume if no network here sets one
     #[arg(long, value_name = "BYTES", default_value_t = 9000)]
     mtu: u32,
     /// Also check what RDMA needs: devices, ports, GIDs, path MTU, locked memory
@@ -166,7 +166,7 @@ struct WaitArgs {
     /// The longest time to wait
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     timeout: u32,
-    /// Wait for no VFs: pods get the PFs themselves
+    /// Do not wait for VFs: pods get the PFs themselves
     #[arg(long)]
     pfs: bool,
     #[command(flatten)]
@@ -241,7 +241,7 @@ pub fn run() -> ExitCode {
 }
 
 fn refuse_to_be_a_plugin() -> ExitCode {
-    let error = failure!(InvalidConfig, "type: {PROGRAM} is the tool for people, and no plugin");
+    let error = failure!(InvalidConfig, "type: {PROGRAM} is a command-line tool, not a plugin");
     let answer = cni::answer(Version::V110.as_str(), &error, false);
     let _ = serde_json::to_value(answer).map(|json| output::print(&output::pretty(&json)));
     ExitCode::FAILURE

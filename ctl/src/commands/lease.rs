@@ -19,13 +19,13 @@ pub struct LeaseArgs {
     /// UID of the resource claim
     #[arg(long, value_name = "UID")]
     claim: String,
-    /// Name of the device, as its driver has it
+    /// Device name reported by its driver
     #[arg(long, value_name = "NAME")]
     device: String,
     /// PCI address of the device
     #[arg(long, value_name = "ADDRESS")]
     function: String,
-    /// Pool, or one of each family with a comma between; by default the pools of the rail that the device is on
+    /// Pool; separate an IPv4 and an IPv6 pool by a comma [default: the pools of the device's rail]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pool: Vec<String>,
     /// Address to lease

@@ -103,7 +103,7 @@ pub struct PlanArgs {
     /// Networks of Services and pods, separated by commas, in addition to those of the fabric file and of node.json
     #[arg(long, value_name = "PREFIX", value_delimiter = ',')]
     cluster_networks: Vec<IpNet>,
-    /// Accept doubts of these kinds, which refuse the plan otherwise
+    /// Accept these inconsistencies instead of refusing the plan
     #[arg(long, value_enum, value_name = "KIND", value_delimiter = ',')]
     allow: Vec<Doubt>,
     /// Treat every warning as an error

@@ -26,13 +26,13 @@ pub struct ReapArgs {
     /// Only print what would be done
     #[arg(long)]
     dry_run: bool,
-    /// Give up what cannot be undone after one more try, and drop unreadable records that WHICH names
+    /// Retry once what is pending, then give it up; drop unreadable records named by WHICH
     #[arg(long)]
     forget: bool,
-    /// First make records of devices that pods have without one, after /run/rail-cni was emptied
+    /// First recreate missing records for devices found in pods, after /run/rail-cni was emptied
     #[arg(long)]
     rebuild: bool,
-    /// Also reap attachments of which it is not known whether the pod is alive, if you know that it is gone
+    /// Also reap attachments whose pod cannot be checked; be sure it is gone
     #[arg(long, requires = "which")]
     force: bool,
     /// Only these attachments

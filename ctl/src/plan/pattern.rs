@@ -45,7 +45,7 @@ impl<const N: usize> Pattern<N> {
             let (before, braces) = rest.split_at(at);
             let inner = braces.strip_prefix('{').and_then(|inner| inner.split_once('}'));
             let Some((inner, after)) = inner.filter(|(inner, _)| !inner.contains('{')) else {
-                fail!(InvalidConfig, "{text:?}: a brace has no counterpart");
+                fail!(InvalidConfig, "{text:?}: unbalanced brace");
             };
             if !before.is_empty() {
                 pieces.push(Piece::Text(before.to_owned()));

@@ -218,7 +218,7 @@ fn faults_of_the_plan() {
 
     // A write of many nodes was killed between two of them.
     fs::write(host.path("store/.unfinished"), "").unwrap();
-    finds(&host, "pools", "warn", "or that was cut off");
+    finds(&host, "pools", "warn", "or a write was interrupted");
     fs::remove_file(host.path("store/.unfinished")).unwrap();
 
     host.plan("rail-1", "172.16.0.0/30", "172.16.0.2", &[]);

@@ -61,7 +61,7 @@ fn pools(
     let store = Store::open(node)?;
     let ours = store.pools(node_name)?;
     if store.is_unfinished() {
-        let text = "a plan is being written to the store, or that was cut off: some nodes may have the one from before";
+        let text = "a plan is being written to the store, or a write was interrupted: some nodes may still have the previous plan";
         found.add(Check::warn(name, text, "if it is still so in a minute, write the plan again"));
     }
     for (pool, allocation) in ours.iter().zip(store.find(node_name, &ours)?) {

@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// What is waited for.
 #[derive(Clone, Copy, Debug)]
 pub struct Needs {
-    /// MTU of the networks of a rail, where this node knows none.
+    /// MTU to assume if no network here sets one.
     pub mtu: u32,
     /// Whether RDMA is needed, too.
     pub rdma: bool,
@@ -28,7 +28,7 @@ pub struct Needs {
 }
 
 /// Waits until this node has what `doctor` checks of rails and pools, for all rails of node.json. Says on stderr what is
-/// missing, when that changes. The exit status is 1 when the time is over.
+/// missing, when that changes. The exit status is 1 on timeout.
 pub fn wait(seconds: u32, needs: Needs, output: Output) -> Result<ExitCode> {
     let (began, timeout) = (Instant::now(), Duration::from_secs(seconds.into()));
     let mut told = Vec::new();

@@ -499,7 +499,7 @@ impl Lint {
                 let problem = match &plugins[..at] {
                     [] => Some("needs a plugin before it in the list, one that attaches the interface"),
                     before if before.iter().any(is_whole) => Some(
-                        "a rail of rail-cni has it all in one: write the keys there, and remove this plugin",
+                        "rail-cni does all of this in one plugin: write the keys there, and remove this one",
                     ),
                     _ => None,
                 };
@@ -622,7 +622,7 @@ impl Lint {
         let behind = self.fixed.last().map_or(0, |fixed| fixed.notes.len());
         let and = if behind == 0 { "" } else { ", with the other changes that are listed here" };
         let problem = format!(
-            "{kind}: {OURS} takes this configuration when type is changed{but}{and}: `{OURS} lint --fix` prints it"
+            "{kind}: {OURS} takes this configuration when type is changed{but}{and}: `railctl lint --fix` prints it"
         );
         self.warning(plugin, &context.name, "type", problem);
     }
@@ -697,7 +697,7 @@ impl Lint {
         let also = if also.is_empty() { String::new() } else { format!("; {also}") };
         let problem = format!(
             "{kind}: its operator makes a network of it, and would undo an edit of that network: delete it, and \
-             apply the NetworkAttachmentDefinition {name}{namespace}{resource} {} that `{OURS} lint --fix` prints{also}",
+             apply the NetworkAttachmentDefinition {name}{namespace}{resource} {} that `railctl lint --fix` prints{also}",
             becomes.unwrap_or_default().join(", ")
         );
         self.noted += 1;

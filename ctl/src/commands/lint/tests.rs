@@ -538,7 +538,7 @@ fn a_plugin_for_the_rdma_device_alone_stands_behind_another_and_sets_nothing_els
     for (plugins, expected) in [
         (format!("{ovs}, {rdma}"), vec![]),
         (rdma.to_owned(), vec!["mode: needs a plugin before it"]),
-        (format!("{whole}, {rdma}"), vec!["mode: a rail of rail-cni has it all in one"]),
+        (format!("{whole}, {rdma}"), vec!["mode: rail-cni does all of this in one plugin"]),
         (
             format!(
                 r#"{ovs}, {{"type": "rail-cni", "mode": "rdma", "mtu": 9000, "rdmaQoS": {{"tos": 300, "tcs": 1}}}}"#

@@ -331,7 +331,7 @@ fn every_fault_is_told_with_line_and_key() {
             "node w3, rail 0: leafName, leafPort: port swp1 of leaf-0 has another cable (fabric.yaml:7: node w1, rail 0: leafName, leafPort)",
         ),
         (small("").replace("w{node}", "w{name}"), "fabric.yaml:5: nodeName: {name} is not one of {node}, {pod}"),
-        (small("").replace("w{node}", "w{"), "fabric.yaml:5: nodeName: \"w{\": a brace"),
+        (small("").replace("w{node}", "w{"), "fabric.yaml:5: nodeName: \"w{\": unbalanced brace"),
         (small("").replace("w{node}", "../w{node}"), "fabric.yaml:5: nodeName: \"../w0\" is not a valid name of a node"),
         (
             small("").replace("w{node}", "w{host}"),

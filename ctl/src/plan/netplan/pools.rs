@@ -372,7 +372,8 @@ fn numbers(groups: &[Group<'_>], notes: &mut Notes) -> Vec<(usize, Option<u8>)> 
             return (usize::from(*rail), has_planes.then_some(*plane));
         }
         next += 1;
-        let why = format!("{} is no rail of the formulas, as others are: it becomes rail {next}", group.cidr);
+        let why =
+            format!("{} does not follow the formulas, unlike the others: it becomes rail {next}", group.cidr);
         group.rails.iter().for_each(|rail| rail.warn(notes, ".addresses", &why));
         (next, None)
     };

@@ -368,7 +368,7 @@ fn a_network_that_the_formulas_did_not_make_gives_no_rail_another_number() {
     assert_eq!(after[2..], [pool("rail-2", "10.70.0.0/16")]);
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(
-        told[0].contains("10.70.0.0/16 is no rail of the formulas, as others are: it becomes rail 2"),
+        told[0].contains("10.70.0.0/16 does not follow the formulas, unlike the others: it becomes rail 2"),
         "{told:?}"
     );
 }

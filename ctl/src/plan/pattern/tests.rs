@@ -29,9 +29,9 @@ fn numbers_are_counted_as_the_pattern_says() {
 fn what_is_wrong_with_a_pattern_is_told() {
     for (pattern, told) in [
         ("", "the pattern is empty"),
-        ("w{", "\"w{\": a brace has no counterpart"),
-        ("w}", "a brace has no counterpart"),
-        ("w{rail{plane}}", "a brace has no counterpart"),
+        ("w{", "\"w{\": unbalanced brace"),
+        ("w}", "unbalanced brace"),
+        ("w{rail{plane}}", "unbalanced brace"),
         ("{}", "{} is not one of {rail}, {plane}, {host}"),
         ("{hots}", "{hots} is not one of {rail}, {plane}, {host}: did you mean host?"),
         ("{Rail}", "did you mean rail?"),
