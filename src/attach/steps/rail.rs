@@ -142,8 +142,8 @@ pub fn plan(conf: &NetConf, leased: &AddResult, pod: &mut Socket) -> Result<Rail
     Ok(Rail { mtu: conf.mtu, addresses, routes: once, rules })
 }
 
-/// Refuses routes that take the cluster's networks away from the pod: the pod reaches them by the default route of eth0,
-/// and every other route is longer than that. An overlap with another network of the pod is logged, unless that is
+/// Refuses routes and addresses that take the cluster's networks away from the pod: the pod reaches them by the default route
+/// of eth0, and every other route is longer than that, also the one to the prefix of an address. An overlap with another network of the pod is logged, unless that is
 /// another rail, which shares the fabric: `rails` are the interfaces of those. The rail's own table must have no routes of
 /// others, which `rail_of` tells.
 pub fn check_routes(
@@ -152,7 +152,7 @@ pub fn check_routes(
     rail_of: impl Fn(&str) -> Result<Option<u8>>,
     cx: &mut Cx<'_>,
 ) -> Result<()> {
-    if rail.routes.is_empty() {
+    if rail.routes.is_empty() && cx.node.cluster_networks.is_empty() {
         return Ok(());
     }
     let (node, ours) = (cx.node, cx.owner.rail);
@@ -176,16 +176,17 @@ pub fn check_routes(
     let theirs = all.iter().filter(|(_, route)| route.table == MAIN && route.dst.prefix_len() > 0);
     let theirs: Vec<_> = theirs.filter(|(_, route)| !is_of_links(route.dst)).collect();
     for network in &node.cluster_networks {
-        let is_kept = |ours: &Route| {
-            let is_longer = |theirs: &Route| {
-                theirs.dst.contains(network) && theirs.dst.prefix_len() > ours.dst.prefix_len()
-            };
-            theirs.iter().any(|(_, theirs)| is_longer(theirs))
+        let takes = |ours: IpNet| {
+            let is_longer =
+                |theirs: &Route| theirs.dst.contains(network) && theirs.dst.prefix_len() > ours.prefix_len();
+            overlap(ours, *network) && !theirs.iter().any(|(_, theirs)| is_longer(theirs))
         };
-        if let Some(route) = ours.iter().find(|ours| overlap(ours.dst, *network) && !is_kept(ours)) {
+        let route = ours.iter().find(|ours| takes(ours.dst)).map(|route| format!("the route {route}"));
+        let address = || rail.addresses.iter().find(|net| takes(net.trunc()));
+        if let Some(what) = route.or_else(|| Some(format!("the address {}", address()?))) {
             fail!(
                 InvalidConfig,
-                "the route {route} takes {network} away from the pod, which is the cluster's (clusterNetworks of {}): \
+                "{what} takes {network} away from the pod, which is the cluster's (clusterNetworks of {}): \
                  without it the pod has no Services or no DNS. Plan the fabric with other addresses",
                 node::path().display()
             );

@@ -269,6 +269,15 @@ fn cases() -> Vec<Case> {
             ..ANY
         },
         Case {
+            says: "the address … takes … away from the pod",
+            check: "routes",
+            make: |host| {
+                replan(host, json!({"routes": []}));
+                as_planned(host, json!({"clusterNetworks": ["172.16.0.0/24"]}))
+            },
+            ..ANY
+        },
+        Case {
             says: "cannot be read (…), so its holder is unknown",
             check: "leases",
             make: |host| {

@@ -645,6 +645,25 @@ fn a_route_that_takes_the_clusters_networks_away_is_refused_and_one_that_overlap
     assert_eq!(other.stderr.matches("overlaps").count(), 1, "{}", other.stderr);
 }
 
+/// Without any route: the kernel makes one to the prefix of the address.
+#[test]
+fn an_address_whose_prefix_takes_services_away_is_refused() {
+    let Some(host) = fabric("routing::own_prefix", 1) else { return };
+    let pod = host.add_netns("pod");
+    host.set_node(json!({"clusterNetworks": ["10.96.0.0/12", "fd00:96::/112"]}));
+    let before = host.snapshot();
+    host.plan("rail-0", "10.96.4.0/31", "10.96.4.1", &[]);
+    for prefix in ["10.96.4.0/31", "10.96.0.0/16", "10.0.0.0/8"] {
+        let gateway = if prefix == "10.96.4.0/31" { "10.96.4.1" } else { "10.96.0.1" };
+        host.plan("rail-0", prefix, if prefix == "10.0.0.0/8" { "10.0.0.1" } else { gateway }, &[]);
+        let error = host.cni("ADD", "c1", &pod, &rail(0)).error(7);
+        assert!(error["msg"].as_str().unwrap().contains("takes 10.96.0.0/12 away"), "{error}");
+        assert_eq!(host.snapshot(), before);
+    }
+    host.plan("rail-0", "10.112.0.0/31", "10.112.0.1", &[]);
+    host.cni("ADD", "c1", &pod, &rail(0)).ok();
+}
+
 #[test]
 fn networks_that_no_route_touches_are_no_matter() {
     let Some(host) = fabric("routing::clear", 1) else { return };

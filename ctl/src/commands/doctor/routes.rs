@@ -33,7 +33,7 @@ struct Known {
     of: String,
 }
 
-/// Compares the routes of this node's pools, and of the networks that are known here, with the networks of the
+/// Compares the prefixes and routes of this node's pools, and of the networks that are known here, with the networks of the
 /// cluster and of the node.
 pub fn check(
     node: &Node,
@@ -43,6 +43,8 @@ pub fn check(
     found: &mut Findings,
 ) {
     let name = "routes";
+    let prefixes =
+        pools.iter().map(|(pool, one)| (format!("the prefix {} of pool {pool}", one.prefix), one.prefix));
     let of_pools = pools.iter().flat_map(|(pool, one)| {
         one.routes.iter().map(move |to| (format!("the route {} of pool {pool}", to.dst), to.dst))
     });
@@ -50,7 +52,8 @@ pub fn check(
         network.routes.iter().map(|dst| (format!("the route {dst} of the network {}", network.name), *dst))
     });
     // ADD leaves out default routes.
-    let ours: Vec<_> = of_pools.chain(of_networks).filter(|(_, dst)| dst.prefix_len() > 0).collect();
+    let ours: Vec<_> =
+        of_pools.chain(of_networks).chain(prefixes).filter(|(_, dst)| dst.prefix_len() > 0).collect();
     let covering = |network: IpNet| ours.iter().find(|(_, dst)| overlap(*dst, network));
     for network in &node.cluster_networks {
         if let Some((what, _)) = covering(*network) {
