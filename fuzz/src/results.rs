@@ -102,7 +102,7 @@ pub fn ipam_result(data: &[u8]) {
     }
     // The rail says which table, so nothing is asked.
     let mut nobody = Socket::over(netlink_sys::Socket::new(2).expect("a socket"));
-    let applied = match rail::plan(&conf, &leased, &mut nobody) {
+    let applied = match rail::plan(&conf, &leased, None, &mut nobody) {
         Ok(applied) => applied,
         Err(error) => return judge::refused(&error, &REFUSED),
     };

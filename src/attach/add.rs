@@ -288,7 +288,6 @@ impl<'a> Request<'a> {
         if attach.device.original.link.is_none() {
             return Ok(());
         }
-        let rail = rail::plan(&self.conf, leased, &mut attach.cx.pod()?.socket)?;
         let records = attach.records;
         let container_id = attach.cx.owner.container_id.clone();
         let rails = records.ifnames_of(&container_id)?;
@@ -296,7 +295,10 @@ impl<'a> Request<'a> {
             let other = Attachment { container_id: container_id.clone(), ifname: ifname.to_owned() };
             Ok(records.on_file(&Key::whole(&other))?.and_then(|record| record.owner.rail))
         };
-        rail::check_routes(&rail, &rails, rail_of, &mut attach.cx)?;
+        let pod = &mut attach.cx.pod()?.socket;
+        let own_table = self.conf.rail.map(|rail| rail::own_table(rail, &rails, rail_of, pod)).transpose()?;
+        let rail = rail::plan(&self.conf, leased, own_table, pod)?;
+        rail::check_routes(&rail, &rails, &mut attach.cx)?;
         if let Some(gateways) = gateway::plan(&self.conf, &rail, leased)? {
             attach.record.plan(Change::Gateways(gateways));
         }

@@ -1,5 +1,6 @@
 //! Which device the configuration means, and whether it may be taken from the host.
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
@@ -13,7 +14,7 @@ use crate::sysfs::{self, DeviceId, Function, Pf};
 use crate::{fail, failure};
 use rail_netlink::link::{self, Link};
 use rail_netlink::route::Route;
-use rail_netlink::{Socket, address, filter, route};
+use rail_netlink::{Socket, address, devconf, filter, route};
 
 /// A device of the host that can be attached.
 #[derive(Clone, Debug)]
@@ -451,6 +452,15 @@ pub fn refuse_addresses(what: &str, link: &Link, host: &mut Socket) -> Result<()
     if let Some(route) = routes().find(|route| route.dst.prefix_len() == 0).or(routes().next()) {
         let kind = if route.dst.prefix_len() == 0 { "default route" } else { "route" };
         let (ip, name) = (if route.dst.addr().is_ipv4() { "ip" } else { "ip -6" }, &link.name);
+        let by_router = |gateway: IpAddr| matches!(gateway, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        let accept_ra = devconf::read(host, link.index)?.get("ipv6/accept_ra").copied();
+        if route.gateway.is_some_and(by_router) && accept_ra.is_some_and(|accept_ra| accept_ra > 0) {
+            return Err(needed(format!(
+                "it carries the {kind} {route}, which router advertisements can bring: switch them off in the host's \
+                 configuration, and now with `echo 0 >/proc/sys/net/ipv6/conf/{name}/accept_ra; ip -6 route del {route} dev \
+                 {name}`"
+            )));
+        }
         return Err(needed(format!(
             "it carries the {kind} {route}: remove it from the host's configuration, and now with `{ip} route del {route} \
              dev {name}`"

@@ -1,7 +1,7 @@
 //! The rail inside the pod: addresses, sysctls, routes, rules.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::Path;
 
 use anyhow::Result;
@@ -55,8 +55,37 @@ pub fn refuse_name_in_use(pod: &mut Socket, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// What the rail will be in the pod, by the configuration and the IPAM's result.
-pub fn plan(conf: &NetConf, leased: &AddResult, pod: &mut Socket) -> Result<Rail> {
+/// The routing table of rail `rail` in this pod. Plugins such as sbr number tables from where ours begin, so a network before
+/// the rails may have it: then another one. `rails` are the interfaces of the pod's other rails.
+pub fn own_table(
+    rail: u8,
+    rails: &[String],
+    rail_of: impl Fn(&str) -> Result<Option<u8>>,
+    pod: &mut Socket,
+) -> Result<u32> {
+    let table = FIRST_TABLE + u32::from(rail);
+    for (index, route) in route::all(pod)?.iter().filter(|(_, route)| route.table == table) {
+        let Some(link) = link::by_index(pod, *index)? else { continue };
+        if !rails.contains(&link.name) {
+            let free = FIRST_TABLE + free_slot(pod)?;
+            log::warn!("rail {rail} has table {free}, because {} has the route {route} already", link.name);
+            return Ok(free);
+        }
+        if rail_of(&link.name)? != Some(rail) {
+            fail!(
+                InvalidConfig,
+                "table {table} of the pod, which is this rail's, has the route {route} of the rail {}: does a plugin such as \
+                 sbr follow rail-cni in the network of {}? Remove it there: rail-cni makes the tables",
+                link.name,
+                link.name
+            );
+        }
+    }
+    Ok(table)
+}
+
+/// What the rail will be in the pod, by the configuration and the IPAM's result. `own_table` is that of a network with a rail.
+pub fn plan(conf: &NetConf, leased: &AddResult, own_table: Option<u32>, pod: &mut Socket) -> Result<Rail> {
     let all = leased.ips.len() + leased.routes.len() + conf.routes.len();
     if all > MAX_ROUTES {
         fail!(InvalidConfig, "{all} addresses and routes, and a rail can have {MAX_ROUTES}: combine them");
@@ -71,7 +100,7 @@ pub fn plan(conf: &NetConf, leased: &AddResult, pod: &mut Socket) -> Result<Rail
             fail!(InvalidConfig, "the IPAM gave {}: its network would be a default route", ip.address);
         }
         if ip.gateway == Some(address) {
-            fail!(InvalidConfig, "the IPAM gave {} with itself as its gateway", ip.address);
+            fail!(InvalidConfig, "the IPAM returned {} as both address and gateway", ip.address);
         }
     }
     let slot = match conf.rail {
@@ -79,7 +108,7 @@ pub fn plan(conf: &NetConf, leased: &AddResult, pod: &mut Socket) -> Result<Rail
         None if addresses.is_empty() => FIRST_FREE,
         None => free_slot(pod)?,
     };
-    let (table, metric) = (FIRST_TABLE + slot, FIRST_METRIC + slot);
+    let (table, metric) = (own_table.unwrap_or(FIRST_TABLE + slot), FIRST_METRIC + slot);
 
     let is_source_based = conf.routing == Routing::SourceBased;
     let mut routes = Vec::new();
@@ -144,33 +173,14 @@ pub fn plan(conf: &NetConf, leased: &AddResult, pod: &mut Socket) -> Result<Rail
 
 /// Refuses routes and addresses that take the cluster's networks away from the pod: the pod reaches them by the default route
 /// of eth0, and every other route is longer than that, also the one to the prefix of an address. An overlap with another network of the pod is logged, unless that is
-/// another rail, which shares the fabric: `rails` are the interfaces of those. The rail's own table must have no routes of
-/// others, which `rail_of` tells.
-pub fn check_routes(
-    rail: &Rail,
-    rails: &[String],
-    rail_of: impl Fn(&str) -> Result<Option<u8>>,
-    cx: &mut Cx<'_>,
-) -> Result<()> {
+/// another rail, which shares the fabric: `rails` are the interfaces of those.
+pub fn check_routes(rail: &Rail, rails: &[String], cx: &mut Cx<'_>) -> Result<()> {
     if rail.routes.is_empty() && cx.node.cluster_networks.is_empty() {
         return Ok(());
     }
-    let (node, ours) = (cx.node, cx.owner.rail);
+    let node = cx.node;
     let pod = &mut cx.pod()?.socket;
     let all = route::all(pod)?;
-    let is_own_table = |table| rail.rules.iter().any(|rule| rule.table == table);
-    for (index, route) in all.iter().filter(|(_, route)| is_own_table(route.table)) {
-        let Some(link) = link::by_index(pod, *index)? else { continue };
-        if !rails.contains(&link.name) || rail_of(&link.name)? != ours {
-            fail!(
-                InvalidConfig,
-                "table {} of the pod, which is this rail's, has the route {route} of {}: does a plugin such as sbr \
-                 follow rail-cni in that network? Remove it there: rail-cni makes the tables",
-                route.table,
-                link.name
-            );
-        }
-    }
     // The rail's own table matters only for packets from the rail's address.
     let ours: Vec<_> = rail.routes.iter().filter(|route| route.table == MAIN).collect();
     let theirs = all.iter().filter(|(_, route)| route.table == MAIN && route.dst.prefix_len() > 0);
@@ -192,14 +202,58 @@ pub fn check_routes(
             );
         }
     }
-    for (index, other) in theirs {
+    for (index, other) in &theirs {
         let Some(route) = ours.iter().find(|ours| overlap(ours.dst, other.dst)) else { continue };
         let name = link::by_index(pod, *index)?.map(|link| link.name).unwrap_or_default();
         if !rails.contains(&name) {
             log::warn!("the route {route} overlaps {}, which the pod has by {name}", other.dst);
         }
     }
+    let covering = |address: IpAddr| {
+        let len = |route: &Route| if route.dst.contains(&address) { route.dst.prefix_len() } else { 0 };
+        let theirs = theirs.iter().map(|(_, route)| len(route)).max().unwrap_or_default();
+        ours.iter().find(|ours| len(ours) > theirs)
+    };
+    warn_of_covered(covering, rails, pod)
+}
+
+/// Warns where the pod's answers leave by the rail although they are for its other networks: an address of its own there, as a
+/// /32 of Calico, and the address by which this node asks the pod, as the kubelet's probes do.
+fn warn_of_covered<'a>(
+    covering: impl Fn(IpAddr) -> Option<&'a &'a Route>,
+    rails: &[String],
+    pod: &mut Socket,
+) -> Result<()> {
+    for (index, one) in address::in_namespace(pod)? {
+        let address = one.net.addr();
+        let name = link::by_index(pod, index)?.map(|link| link.name).unwrap_or_default();
+        if address.is_loopback() || one.is_link_local() || rails.contains(&name) {
+            continue;
+        }
+        if let Some(route) = covering(address) {
+            log::warn!(
+                "the route {route} covers {address} of {name}: the pod reaches its peers there by the rail"
+            );
+        }
+        if let Some((source, route)) =
+            asked_from(address).and_then(|source| Some((source, covering(source)?)))
+        {
+            log::warn!(
+                "the route {route} covers {source}, from which this node asks {address} of {name}, as the kubelet's probes do: \
+                 the answers leave by the rail"
+            );
+        }
+    }
     Ok(())
+}
+
+/// The address that this node has towards `address`, as the kernel chooses it. Nothing is sent.
+fn asked_from(address: IpAddr) -> Option<IpAddr> {
+    let any: IpAddr =
+        if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect((address, 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
 }
 
 /// Whether every link has such a route.

@@ -35,7 +35,7 @@ fn a_netdev_that_is_no_function_needs_a_policy_that_names_its_kind() {
     host.set_node(json!({"policy": {"kinds": []}}));
     let text = |kind: &str| {
         format!(
-            "is no function of a bus but of kind {kind}: this node hands it out only if policy.kinds of \
+            "is a {kind} device, not a PCI or auxiliary function: this node hands it out only if policy.kinds of \
              node.json names \"{kind}\""
         )
     };
@@ -80,7 +80,7 @@ fn a_representor_is_not_its_pf() {
             &pod,
             &by_name("pf0vf0"),
             7,
-            "netdev pf0vf0 is no function of a bus but of kind representor",
+            "netdev pf0vf0 is a representor device, not a PCI or auxiliary function",
         );
         host.set_node(json!({"policy": {"kinds": ["representor"]}}));
         let config = by_name("pf0vf0");
@@ -148,6 +148,16 @@ fn a_device_with_a_route_of_the_host_is_refused() {
         refused(&host, &pod, &rail(0), 7, text);
         host.ip(&format!("route del {route}"));
     }
+    // Who only deletes it has it again by the next advertisement.
+    host.ip("-6 route add default via fe80::1 dev vf0");
+    refused(
+        &host,
+        &pod,
+        &rail(0),
+        7,
+        "`echo 0 >/proc/sys/net/ipv6/conf/vf0/accept_ra; ip -6 route del ::/0 via fe80::1 dev vf0`",
+    );
+    host.ip("-6 route del default via fe80::1 dev vf0");
     // What every link that is up has, or that a daemon gives to every link.
     host.ip("route add 169.254.0.0/16 dev vf0 scope link");
     host.ip("addr add 169.254.7.7/16 dev vf0");

@@ -508,6 +508,63 @@ fn networks_without_rail_get_tables_of_their_own() {
     assert_eq!((table(3), table(1)), (first, second));
 }
 
+/// As sbr of a storage network and Spiderpool's coordinator, which count tables from 100 on.
+#[test]
+fn a_table_that_another_network_took_before_is_left_to_it() {
+    let Some(host) = fabric("routing::taken", 2) else { return };
+    let pod = host.add_netns("pod");
+    host.ip_in(&pod, "link add eth0 type veth peer name far");
+    host.ip_in(&pod, "link set far up");
+    host.ip_in(&pod, "addr add 10.50.0.5/24 dev eth0");
+    host.ip_in(&pod, "link set eth0 up");
+    host.ip_in(&pod, "route add default via 10.50.0.1 dev eth0 table 100");
+    let theirs = host.ip_in(&pod, "route show table 100");
+    for (number, own) in [(0, None), (1, Some("101"))] {
+        let result = attach(&host, "c1", &pod, number, &rail(number));
+        let checked = with(rail(number), json!({ "prevResult": result }));
+        host.call("CHECK", "c1", &pod).ifname(&net(number)).run(&checked).ok();
+        let rules = host.ip_in(&pod, "rule show");
+        let rule = rules.lines().find(|rule| rule.contains(&format!("from 172.{}.0.0", 16 + 2 * number)));
+        let table = rule.unwrap().split_once("lookup ").unwrap().1.split(' ').next().unwrap().to_owned();
+        assert!(own.map_or(table != "100", |own| table == own), "{rules}");
+        assert!(host.ip_in(&pod, &format!("route show table {table}")).contains(&net(number)));
+    }
+    for number in 0..2 {
+        detach(&host, "c1", &pod, number, &rail(number));
+    }
+    assert_eq!(host.ip_in(&pod, "route show table 100"), theirs);
+}
+
+/// The rails' aggregate has the pod's own address, or the node's: both answer by the rail then.
+#[test]
+fn who_loses_the_pod_by_a_rails_routes_is_told() {
+    let Some(host) = fabric("routing::covered", 1) else { return };
+    let told = |test: &str, address: &str, node: Option<&str>| {
+        let pod = host.add_netns(test);
+        host.ip(&format!(
+            "link add to-{test} type veth peer name eth0 netns {}",
+            pod.file_name().unwrap().to_str().unwrap()
+        ));
+        host.ip(&format!("link set to-{test} up"));
+        host.ip_in(&pod, "link set eth0 up");
+        host.ip_in(&pod, &format!("addr add {address}/32 dev eth0"));
+        let from = node.map(|node| format!("src {node}")).unwrap_or_default();
+        host.ip(&format!("route add {address} dev to-{test} {from}"));
+        let ran = host.cni("ADD", test, &pod, &rail(0)).ok();
+        host.cni("DEL", test, &pod, &rail(0)).ok();
+        host.ip(&format!("link del to-{test}"));
+        ran.stderr.lines().filter(|line| line.contains(" warn ") && line.contains(" covers ")).count()
+    };
+    host.ip("link add uplink type veth peer name far-uplink");
+    host.ip("link set far-uplink up");
+    host.ip("link set uplink up");
+    host.ip("addr add 10.1.1.1/24 dev uplink");
+    assert_eq!(told("apart", "10.244.1.5", Some("10.1.1.1")), 0);
+    assert_eq!(told("pod", "172.20.1.5", Some("10.1.1.1")), 1);
+    host.ip("addr add 172.20.5.10/24 dev uplink");
+    assert_eq!(told("node", "10.244.1.5", Some("172.20.5.10")), 1);
+}
+
 /// Of the interface alone: those of `all` would be the other rails' and eth0's.
 #[test]
 fn sysctls_are_set_for_the_interface_only() {
