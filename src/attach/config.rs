@@ -707,7 +707,7 @@ fn sysctls(raw: &Raw, ifname: &str) -> Result<Vec<(PathBuf, String)>> {
             );
         };
         if value.contains('\n') || value.len() > 64 {
-            wrong!(format!("sysctl.{key}"), "{value:?} is no value");
+            wrong!(format!("sysctl.{key}"), "{value:?} is not a valid value");
         }
         if !seen.insert((family, kind, leaf)) {
             wrong!(format!("sysctl.{key}"), "is given twice");
@@ -766,10 +766,10 @@ fn ipam(raw: &Raw) -> Result<Option<String>> {
 /// A name, not a path, and not of a plugin that is known to give no addresses.
 pub fn check_plugin_name(name: &str) -> Result<()> {
     if name.contains(['/', '\0']) || name == "." || name == ".." {
-        wrong!("ipam.type", "{name:?} is no name of a plugin");
+        wrong!("ipam.type", "{name:?} is not the name of a plugin");
     }
     if NO_IPAM.contains(&name) {
-        wrong!("ipam.type", "{name} is no IPAM plugin, it gives no addresses: rail-ipam does");
+        wrong!("ipam.type", "{name} is not an IPAM plugin: use one, such as rail-ipam");
     }
     Ok(())
 }
@@ -810,7 +810,7 @@ fn device_info(network: &Network, node: &Node) -> Result<Option<PathBuf>> {
             if name.len() > LONGEST_NAME || name.as_encoded_bytes().iter().any(u8::is_ascii_control) {
                 wrong!(
                     "runtimeConfig.CNIDeviceInfoFile",
-                    "{name:?} is no name of a file, or longer than {LONGEST_NAME} bytes"
+                    "{name:?} is not a file name, or is longer than {LONGEST_NAME} bytes"
                 );
             }
             return Ok(Some(path));

@@ -67,7 +67,7 @@ impl Ask {
             if let Some(length) = length.filter(|length| *length != ours && *length != whole) {
                 fail!(
                     InvalidConfig,
-                    "pool {pool}: requested address {address}/{length} has not the prefix length of the pool, /{ours}"
+                    "pool {pool}: requested address {address}/{length} does not have the pool's prefix length, /{ours}"
                 );
             }
             if let Some(other) = requested.replace(*address).filter(|other| other != address) {

@@ -57,7 +57,7 @@ pub struct Judged<'a> {
     pub function: Option<&'a Function>,
     /// Its PF, or itself.
     pub pf: Option<&'a Pf>,
-    /// Its kind, if it is no function of a bus but stands for one, or is made by software.
+    /// Its kind, if it is not a PCI or auxiliary function, but stands for one or is made by software.
     pub kind: Option<&'a str>,
 }
 
@@ -68,12 +68,12 @@ impl Policy {
         if let Some(kind) = device.kind.filter(|kind| !self.kinds.iter().any(|allowed| allowed == kind)) {
             fail!(
                 InvalidConfig,
-                "{what} is no function of a bus but of kind {kind}: this node hands it out only if policy.kinds of \
+                "{what} is a {kind} device, not a PCI or auxiliary function: this node hands it out only if policy.kinds of \
                  node.json names \"{kind}\""
             );
         }
         if self.vfs_only && !device.function.is_some_and(Function::is_vf) {
-            fail!(InvalidConfig, "{what} is no VF: this node's policy allows VFs only");
+            fail!(InvalidConfig, "{what} is not a VF: this node's policy allows VFs only");
         }
         if let Some(allowed) = &self.pfs {
             if !device.pf.is_some_and(|pf| allowed.iter().any(|text| pf.is(text))) {

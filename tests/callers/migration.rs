@@ -186,7 +186,7 @@ fn host_device_networks_with_nv_ipam_start_once_the_policy_allows_pfs() {
         };
         let (one, two) = (config("rail-1", &first), config("rail-2", &second));
         let told = text_of(&call("ADD", &one, "net1"));
-        assert!(told.contains("is no VF: this node's policy allows VFs only"), "{told}");
+        assert!(told.contains("is not a VF: this node's policy allows VFs only"), "{told}");
 
         node.configure(|node| node["policy"]["vfsOnly"] = json!(false));
         for (config, ifname, address, rail) in

@@ -99,7 +99,7 @@ other_kinds_of_netdev_need_a_policy() {
     port=${ports[0]##*/}
     jq '.rails = []' /etc/rail-cni/node.json >/run/node.json
     export RAIL_CNI_NODE_CONFIG=/run/node.json
-    refused_as "netdev $port is no function of a bus but of kind netdevsim" "$(by_name "$port")"
+    refused_as "netdev $port is a netdevsim device, not a PCI or auxiliary function" "$(by_name "$port")"
     allow_netdevsim
     add pod1 net1 "$(by_name "$port")"
     del pod1 net1 "$(by_name "$port")"

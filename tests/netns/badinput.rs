@@ -187,7 +187,7 @@ fn rail_cni_names_the_key_and_the_value_that_is_wrong() {
             json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": long_value}}),
             7,
             "sysctl",
-            "00001\" is no value",
+            "00001\" is not a valid value",
         ),
         (json!({"sysctl": {"net.ipv4.conf.IFNAME.no_such": "1"}}), 7, "sysctl", "no_such"),
         (

@@ -299,10 +299,10 @@ fn no_network_reads_or_writes_a_file_of_the_node() {
         ("an IPAM is any program", ipam("../../../bin/sh"), 7, vec!["ipam.type"]),
         ("an IPAM is any program, absolutely", ipam("/bin/sh"), 7, vec!["ipam.type"]),
         ("an IPAM is the folder", ipam(".."), 7, vec!["ipam.type"]),
-        ("the IPAM is rail-cni itself", ipam("rail-cni"), 7, vec!["rail-cni is no IPAM plugin"]),
-        ("the IPAM is macvlan", ipam("macvlan"), 7, vec!["macvlan is no IPAM plugin"]),
-        ("the IPAM is tuning", ipam("tuning"), 7, vec!["tuning is no IPAM plugin"]),
-        ("the IPAM is host-device", ipam("host-device"), 7, vec!["host-device is no IPAM plugin"]),
+        ("the IPAM is rail-cni itself", ipam("rail-cni"), 7, vec!["rail-cni is not an IPAM plugin"]),
+        ("the IPAM is macvlan", ipam("macvlan"), 7, vec!["macvlan is not an IPAM plugin"]),
+        ("the IPAM is tuning", ipam("tuning"), 7, vec!["tuning is not an IPAM plugin"]),
+        ("the IPAM is host-device", ipam("host-device"), 7, vec!["host-device is not an IPAM plugin"]),
         ("the IPAM is no plugin at all", ipam("no-such"), 7, vec!["no-such"]),
     ];
     for (attack, more, code, words) in table {
@@ -807,7 +807,7 @@ fn no_answer_of_an_ipam_does_harm() {
             "an address that is its gateway",
             ips(r#"{"address": "10.1.1.1/24", "gateway": "10.1.1.1"}"#),
             7,
-            "10.1.1.1/24 with itself as its gateway",
+            "10.1.1.1/24 as both address and gateway",
         ),
         ("a long answer", "head -c 9000000 /dev/zero".to_owned(), 999, "more than 65536 bytes on stdout"),
         ("an error that is another's", "echo '{\"code\": 11, \"msg\": \"x\"}'; exit 1".to_owned(), 11, "x"),

@@ -240,7 +240,7 @@ fn what_a_claim_may_not_ask_is_refused_with_the_status_that_dranet_knows() {
             (with(profile("rail-1")), (400, "is for rail 1, the device is on rail 0")),
             (with(address("172.20.0.0/31")), (400, "outside of this node's prefix 172.16.0.0/31")),
             (with(address("172.16.0.1/31")), (400, "is the gateway")),
-            (with(address("172.16.0.0/12")), (400, "has not the prefix length of the pool, /31")),
+            (with(address("172.16.0.0/12")), (400, "does not have the pool's prefix length, /31")),
             (
                 with(json!({"profile": "rail", "routes": [{"destination": "0.0.0.0/0"}]})),
                 (400, "default route"),

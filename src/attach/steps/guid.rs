@@ -65,7 +65,7 @@ pub fn plan(conf: &NetConf, device: &Device, guid: Option<u64>, bound: &mut Boun
 fn refuse(device: &Device, function: &Function) -> Result<()> {
     let what = device.describe();
     if !function.is_vf() {
-        fail!(UnsupportedField, "infinibandGUID: {what} is no VF, and a PF keeps its GUID");
+        fail!(UnsupportedField, "infinibandGUID: {what} is not a VF, and a PF keeps its GUID");
     }
     driver::refuse("infinibandGUID", device, function)?;
     if function.list_rdma_devices()?.is_empty() {

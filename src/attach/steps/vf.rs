@@ -44,7 +44,7 @@ pub fn plan(conf: &NetConf, device: &Device, previous: Option<&Vf>, cx: &mut Cx<
     let what = device.describe();
     let Some((number, pf)) = device.vf() else {
         if let Some(key) = conf.vf_keys.first() {
-            fail!(UnsupportedField, "{key} is set through a PF, and {what} is no VF");
+            fail!(UnsupportedField, "{key} is set through a PF, and {what} is not a VF");
         }
         return Ok(None);
     };

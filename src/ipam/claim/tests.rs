@@ -197,7 +197,7 @@ fn the_policy_of_the_node_holds_for_claims() {
     }
     let bench = bench(serde_json::json!({"vfsOnly": true}));
     let error = bench.take_of("c1", &[], &[], PF).unwrap_err().to_string();
-    assert!(error.contains("0000:1a:00.0 is no VF"), "{error}");
+    assert!(error.contains("0000:1a:00.0 is not a VF"), "{error}");
     assert!(bench.take("c1", &[], &[]).is_ok());
 }
 

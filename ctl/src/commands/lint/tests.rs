@@ -158,8 +158,8 @@ const FINDINGS: &str = r#"
 "pool": "rail-3" => "poolType": "ippool" => 18: error: rail-3: ipam.poolType: "ippool" is not cidrpool
 "pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 9 => 18: error: rail-3: ipam.gatewayIndex: 9 is outside
 "pool": "rail-3" => "cidr": "172.16.0.0/15" => 18: error: rail-3: ipam: missing field `perNodeNetworkPrefix`
-"rail-ipam" => "rail-cni" => 18: error: rail-3: ipam.type: rail-cni is no IPAM plugin
-"rail-ipam" => "macvlan" => 18: error: rail-3: ipam.type: macvlan is no IPAM plugin
+"rail-ipam" => "rail-cni" => 18: error: rail-3: ipam.type: rail-cni is not an IPAM plugin
+"rail-ipam" => "macvlan" => 18: error: rail-3: ipam.type: macvlan is not an IPAM plugin
 "mtu": 9000, => "mtu": 9000, "resetOnDel": "vfr", => 16: error: rail-3: resetOnDel: "vfr" is not one of off, flr
 "rail-ipam" => "dhcp" => 18: error: rail-3: ipam.type: dhcp
 "name": "rail-3" => "name": "rail 3" => 12: error: rail 3: name: invalid characters
