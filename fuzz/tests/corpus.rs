@@ -5,8 +5,19 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rail_fuzz::TARGETS;
+use tempfile::TempDir;
+
+/// The corpora, unpacked: a directory for each target.
+fn corpora() -> TempDir {
+    let unpacked = tempfile::tempdir().unwrap();
+    let mut tar = Command::new("tar");
+    tar.arg("-xzf").arg(directory("corpus.tar.gz")).arg("-C").arg(unpacked.path());
+    assert!(tar.status().unwrap().success());
+    unpacked
+}
 
 fn directory(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
@@ -27,9 +38,10 @@ fn names(directory: &Path, ending: &str) -> BTreeSet<String> {
 
 #[test]
 fn nothing_of_the_corpora_shows_a_fault() {
+    let corpora = corpora();
     let mut faults = Vec::new();
     for target in TARGETS {
-        let inputs = ["corpus", "crashes"].map(|of| files(&directory(of).join(target.name)));
+        let inputs = [corpora.path(), &directory("crashes")].map(|of| files(&of.join(target.name)));
         assert!(!inputs[0].is_empty(), "{} has no corpus", target.name);
         for file in inputs.iter().flatten() {
             let data = fs::read(file).unwrap();
@@ -45,7 +57,7 @@ fn nothing_of_the_corpora_shows_a_fault() {
 fn every_target_has_an_executable_and_nothing_else_is_there() {
     let targets: BTreeSet<_> = TARGETS.iter().map(|target| target.name.to_owned()).collect();
     assert_eq!(names(&directory("fuzz_targets"), ".rs"), targets);
-    assert_eq!(names(&directory("corpus"), ""), targets);
+    assert_eq!(names(corpora().path(), ""), targets);
     assert!(names(&directory("crashes"), "").is_subset(&targets));
     assert!(names(&directory("dictionaries"), ".dict").is_subset(&targets));
     let manifest = fs::read_to_string(directory("Cargo.toml")).unwrap();
