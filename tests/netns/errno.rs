@@ -306,7 +306,7 @@ fn cases<S: Story>(story: &S) -> Vec<Case> {
     all.into_iter().map(|(_, case)| case).collect()
 }
 
-/// Tries the faults of a story, on as many hosts at once as there are processors. Without `--full`, about `most`.
+/// Tries the faults of a story, on as many hosts at once as there are processors. Without `--nightly`, about `most`.
 fn sweep<S: Story>(test: &str, most: usize) {
     let Some(first) = S::new(test) else { return };
     if !crate::trace::is_allowed(test) || !crate::trace::can_fail(test) {
@@ -325,9 +325,9 @@ fn sweep<S: Story>(test: &str, most: usize) {
     let unseen: Vec<_> = S::KINDS.iter().filter(|number| !kinds.contains(number)).collect();
     assert!(unseen.is_empty(), "{test}: nothing fails of the system calls {unseen:?}, which it makes");
     drop(first);
-    let is_full = std::env::var("RAIL_TEST_MODE").is_ok_and(|mode| mode == "full");
+    let is_nightly = std::env::var("RAIL_TEST_MODE").is_ok_and(|mode| mode == "nightly");
     let only = std::env::var("RAIL_ERRNO_CASE").ok().map(|text| text.parse::<usize>().unwrap());
-    let step = if is_full { 1 } else { all.len().div_ceil(most) };
+    let step = if is_nightly { 1 } else { all.len().div_ceil(most) };
     let chosen: Vec<(usize, Case)> = match only {
         Some(only) => vec![(only, all[only])],
         // What a path leads to decides what is taken for the pod's: all of these are few.

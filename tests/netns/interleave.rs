@@ -391,16 +391,16 @@ fn schedule(number: usize, lengths: [usize; 2]) -> Schedule {
     Schedule { first, until: [at(first, 1), at(1 - first, 2)] }
 }
 
-/// Which schedules of each pair are tried: those of RAIL_INTERLEAVINGS, or else the first `few`, and with `--full` the first
+/// Which schedules of each pair are tried: those of RAIL_INTERLEAVINGS, or else the first `few`, and with `--nightly` the first
 /// of ten thousand in all. The variable says how many of all pairs, or from which one on: 14000..50000 goes on where 14000
 /// ended.
 fn numbers(few: usize) -> Range<usize> {
     let each = |all: &str| all.parse::<usize>().unwrap().div_ceil(PAIRS.len());
-    let is_full = std::env::var("RAIL_TEST_MODE").is_ok_and(|mode| mode == "full");
+    let is_nightly = std::env::var("RAIL_TEST_MODE").is_ok_and(|mode| mode == "nightly");
     let wanted = std::env::var("RAIL_INTERLEAVINGS").ok();
     match wanted
         .as_deref()
-        .or(is_full.then_some("10000"))
+        .or(is_nightly.then_some("10000"))
         .map(|all| all.split_once("..").unwrap_or(("0", all)))
     {
         Some((from, to)) => each(from)..each(to),

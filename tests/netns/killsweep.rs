@@ -148,8 +148,8 @@ fn sweep(test: &str, verb: &str, is_of_host: bool) {
     // How often the plugin looks for its IPAM's answer varies a little.
     let last = whole.calls + 5;
     // With the host's addresses the link is up, and ADD looks into the namespaces of all processes.
-    let is_full = std::env::var("RAIL_TEST_MODE").is_ok_and(|mode| mode == "full");
-    let step = if is_of_host && !is_full { 3 } else { 1 };
+    let is_nightly = std::env::var("RAIL_TEST_MODE").is_ok_and(|mode| mode == "nightly");
+    let step = if is_of_host && !is_nightly { 3 } else { 1 };
     let victims = sample((1..=last).step_by(step));
     let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let (hits, fewest) = (Mutex::new(Vec::new()), AtomicUsize::new(whole.calls));

@@ -29,7 +29,7 @@ impl Both {
     fn new(test: &str) -> Option<Both> {
         let test = &format!("skew::{test}");
         let Some(old) = std::env::var_os("RAIL_OLD") else {
-            skip(test, "no executables of the release before: run scripts/test --full skew");
+            skip(test, "no executables of the release before: run scripts/test --nightly skew");
             return None;
         };
         let host = Host::new(test)?;
