@@ -547,7 +547,7 @@ fn no_network_leads_the_pods_traffic_away_or_touches_others_sysctls() {
             "a sysctl of two lines",
             json!({"sysctl": {"net.ipv4.conf.IFNAME.forwarding": "1\n1"}}),
             7,
-            vec!["no value"],
+            vec!["not a valid value"],
         ),
         (
             "no timeout",
