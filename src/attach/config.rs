@@ -655,17 +655,9 @@ fn rate(raw: &Raw) -> Result<Option<(u32, u32)>> {
     Ok((min != 0 || max != 0).then_some((min, max)))
 }
 
-/// The routes of the configuration, without default routes: eth0 has the pod's.
 fn routes(raw: &Raw) -> Result<Vec<Route>> {
-    let mut routes = Vec::new();
-    for route in raw.routes.iter().flatten() {
-        check_route(route, "routes")?;
-        if route.is_default() {
-            log::warn!("routes: {} is left out: a rail never has the default route", route.dst);
-        } else {
-            routes.push(route.clone());
-        }
-    }
+    let routes = raw.routes.clone().unwrap_or_default();
+    routes.iter().try_for_each(|route| check_route(route, "routes"))?;
     Ok(routes)
 }
 

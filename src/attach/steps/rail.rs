@@ -121,7 +121,19 @@ pub fn plan(conf: &NetConf, leased: &AddResult, own_table: Option<u32>, pod: &mu
     for wanted in leased.routes.iter().filter(is_of_pool_alone).chain(&conf.routes) {
         check_route(wanted, "routes of the IPAM")?;
         if wanted.is_default() {
-            log::warn!("{} is left out: a rail never has the default route", wanted.dst);
+            let is_own = is_source_based && wanted.table.is_none_or(|table| table == 0);
+            let is_of_rail = |net: &IpNet| net.addr().is_ipv4() == wanted.dst.addr().is_ipv4();
+            match resolve(wanted, leased)? {
+                route if is_own && route.gateway.is_some() && addresses.iter().any(is_of_rail) => {
+                    let metric = if route.metric == 0 { metric } else { route.metric };
+                    log::info!(
+                        "{} is in table {table} alone, for packets from the rail's address",
+                        wanted.dst
+                    );
+                    routes.push(Route { table, metric, ..route });
+                }
+                _ => log::warn!("{} is left out: the pod's default route is that of eth0", wanted.dst),
+            }
             continue;
         }
         // Networks written for sriov-cni often have it. The address makes that route, and a second one could not be added.

@@ -238,22 +238,35 @@ fn a_rail_never_has_the_default_route() {
     for more in [
         json!({ "routes": configured }),
         json!({"ipam": {"type": "stand-in"}}),
-        json!({"ipam": {"type": "stand-in"}, "routes": configured}),
+        json!({"ipam": {"type": "stand-in"}, "routes": [{"dst": "0.0.0.0/0"}, {"dst": "10.8.0.0/16"}]}),
         json!({"ipam": {"type": "stand-in"}, "routing": "destination-based"}),
         json!({"ipam": {"type": "stand-in"}, "rail": null}),
     ] {
         let config = with(rail(0), more);
         let ran = host.cni("ADD", "c1", &pod, &config).ok();
-        assert!(ran.stderr.contains("warn") && ran.stderr.contains("/0 is left out"), "{ran:?}");
+        // That of a family without an address, and the one with another table.
+        assert!(ran.stderr.contains(" warn ") && ran.stderr.contains("/0 is left out"), "{ran:?}");
         let result = ran.json();
         assert!(!result["routes"].to_string().contains("/0\""), "{result}");
         for family in ["-4", "-6"] {
             let defaults = host.json(Some(&pod), &format!("{family} route show default table all"));
-            let through: Vec<_> =
-                defaults.as_array().unwrap().iter().filter(|route| route["dev"] == "net1").collect();
-            assert!(through.is_empty(), "{through:?}");
+            let defaults = defaults.as_array().unwrap();
+            let through: Vec<_> = defaults.iter().filter(|route| route["dev"] == "net1").collect();
+            assert!(
+                through
+                    .iter()
+                    .all(|route| !["", "77"].contains(&route["table"].as_str().unwrap_or_default())),
+                "{through:?}"
+            );
+            let is_own =
+                config["routing"].is_null() && !(family == "-6" && config["ipam"]["type"] != "stand-in");
+            assert_eq!(!through.is_empty(), is_own, "{through:?}");
         }
         assert_eq!(host.json(Some(&pod), "route get 8.8.8.8")[0]["dev"], "eth0");
+        if config["routing"].is_null() {
+            let address = result["ips"][0]["address"].as_str().unwrap().split('/').next().unwrap();
+            assert_eq!(host.json(Some(&pod), &format!("route get 8.8.8.8 from {address}"))[0]["dev"], "net1");
+        }
         host.cni("CHECK", "c1", &pod, &with(config.clone(), json!({ "prevResult": result }))).ok();
         host.cni("DEL", "c1", &pod, &config).ok();
         assert_eq!(host.json(Some(&pod), "route get 8.8.8.8")[0]["dev"], "eth0");

@@ -214,8 +214,9 @@ impl Lint {
         for (at, route) in routes.items().enumerate() {
             let dst = route.text("dst").and_then(|dst| dst.parse::<ipnet::IpNet>().ok());
             if let Some(dst) = dst.filter(|dst| dst.prefix_len() == 0) {
-                let problem =
-                    format!("{dst} never goes into the main table: the pod's default route stays with eth0");
+                let problem = format!(
+                    "{dst} never goes into the main table, only into the rail's own: the pod's default route stays with eth0"
+                );
                 self.warning(plugin, name, &format!("{path}[{at}].dst"), problem);
             }
         }
