@@ -1,4 +1,4 @@
-//! topology.json: the cables of a fabric, as spcx-gen writes them and as NVIDIA AIR exports them; or a graph of [`dot`].
+//! topology.json: the cables of a fabric, as spcx-gen writes them and as NVIDIA AIR exports them; or a graph of `dot`.
 //!
 //! [`is_topology`] knows such a file by its content, [`read`] makes a plan of one or several. The links of a big
 //! fabric fill gigabytes once they are parsed, so they are read one by one and not kept. NVIDIA's k8s-launch-kit
