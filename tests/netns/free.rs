@@ -53,6 +53,15 @@ impl Bench {
         self.follow_name()
     }
 
+    /// The life of a pod that puts a macvlan of its rail into the other pod's namespace, where its DEL does not find it.
+    fn end_with_a_macvlan_elsewhere(&self) -> Ran {
+        let other = self.pods[1].file_name().unwrap().to_str().unwrap();
+        self.call("ADD", 0).run(&self.config()).ok();
+        self.host.ip_in(&self.pods[0], "link add mv link net1 type macvlan");
+        self.host.ip_in(&self.pods[0], &format!("link set mv netns {other}"));
+        trace::run_with(&self.call("DEL", 0), &self.config(), no_search()).ran.ok()
+    }
+
     /// The sysfs of files says by which name the device returned, as the kernel's own does.
     fn follow_name(&self) -> String {
         let links = self.host.json(None, "link show");
@@ -207,11 +216,7 @@ fn what_a_pod_stacked_on_its_rail_is_owed_until_it_is_gone() {
     if !trace::is_allowed(test) || !trace::can_fail(test) {
         return;
     }
-    let other = bench.pods[1].file_name().unwrap().to_str().unwrap();
-    bench.call("ADD", 0).run(&bench.config()).ok();
-    bench.host.ip_in(&bench.pods[0], "link add mv link net1 type macvlan");
-    bench.host.ip_in(&bench.pods[0], &format!("link set mv netns {other}"));
-    let deleted = trace::run_with(&bench.call("DEL", 0), &bench.config(), no_search()).ran.ok();
+    let deleted = bench.end_with_a_macvlan_elsewhere();
     let says = "pending for pod default/pod, container c1 as net1";
     assert!(deleted.stderr.contains(says) && deleted.stderr.contains("the end of its use"), "{deleted:?}");
     assert!(!deleted.stderr.contains("went back to the host"), "{deleted:?}");
@@ -242,11 +247,7 @@ fn a_device_on_which_links_of_a_pod_may_be_left_is_not_handed_out() {
     if !trace::is_allowed(test) || !trace::can_fail(test) {
         return;
     }
-    let other = bench.pods[1].file_name().unwrap().to_str().unwrap();
-    bench.call("ADD", 0).run(&bench.config()).ok();
-    bench.host.ip_in(&bench.pods[0], "link add mv link net1 type macvlan");
-    bench.host.ip_in(&bench.pods[0], &format!("link set mv netns {other}"));
-    trace::run_with(&bench.call("DEL", 0), &bench.config(), no_search()).ran.ok();
+    bench.end_with_a_macvlan_elsewhere();
     let is_left = || bench.host.ip_in(&bench.pods[1], "link show").contains("mv@");
     // One of the threads of ADD is that of the search: from each on, none can be made.
     let mut is_refused = false;
