@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use super::claim::{self, Claim};
-use super::config::NetConf;
+use super::config::{NetConf, Routing};
 use super::context::{Cx, Pod};
 use super::device::{self, Device};
 use super::locate::Place;
@@ -296,7 +296,12 @@ impl<'a> Request<'a> {
             Ok(records.on_file(&Key::whole(&other))?.and_then(|record| record.owner.rail))
         };
         let pod = &mut attach.cx.pod()?.socket;
-        let own_table = self.conf.rail.map(|rail| rail::own_table(rail, &rails, rail_of, pod)).transpose()?;
+        let own_table = match self.conf.rail {
+            Some(rail) if self.conf.routing == Routing::SourceBased => {
+                Some(rail::own_table(rail, &rails, rail_of, pod)?)
+            }
+            _ => None,
+        };
         let rail = rail::plan(&self.conf, leased, own_table, pod)?;
         rail::check_routes(&rail, &rails, &mut attach.cx)?;
         if let Some(gateways) = gateway::plan(&self.conf, &rail, leased)? {

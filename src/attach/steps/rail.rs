@@ -55,7 +55,7 @@ pub fn refuse_name_in_use(pod: &mut Socket, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The routing table of rail `rail` in this pod. Plugins such as sbr number tables from where ours begin, so a network before
+/// The routing table of rail `rail` in this pod, with source-based routing. Plugins such as sbr number tables from where ours begin, so a network before
 /// the rails may have it: then another one. `rails` are the interfaces of the pod's other rails.
 pub fn own_table(
     rail: u8,
@@ -184,8 +184,8 @@ pub fn plan(conf: &NetConf, leased: &AddResult, own_table: Option<u32>, pod: &mu
 }
 
 /// Refuses routes and addresses that take the cluster's networks away from the pod: the pod reaches them by the default route
-/// of eth0, and every other route is longer than that, also the one to the prefix of an address. An overlap with another network of the pod is logged, unless that is
-/// another rail, which shares the fabric: `rails` are the interfaces of those.
+/// of eth0, and every other route is longer than that, also the one to the prefix of an address. An overlap with another
+/// network of the pod is logged, unless that is another rail, which shares the fabric: `rails` are the interfaces of those.
 pub fn check_routes(rail: &Rail, rails: &[String], cx: &mut Cx<'_>) -> Result<()> {
     if rail.routes.is_empty() && cx.node.cluster_networks.is_empty() {
         return Ok(());
@@ -236,10 +236,14 @@ fn warn_of_covered<'a>(
     rails: &[String],
     pod: &mut Socket,
 ) -> Result<()> {
-    for (index, one) in address::in_namespace(pod)? {
+    // A pod has one or two besides those of its rails; whatever made more is not worth the time of its start.
+    const ASKED: usize = 64;
+    let all = address::in_namespace(pod)?.into_iter();
+    let all = all.filter(|(_, one)| !one.net.addr().is_loopback() && !one.is_link_local());
+    for (index, one) in all.take(ASKED) {
         let address = one.net.addr();
         let name = link::by_index(pod, index)?.map(|link| link.name).unwrap_or_default();
-        if address.is_loopback() || one.is_link_local() || rails.contains(&name) {
+        if rails.contains(&name) {
             continue;
         }
         if let Some(route) = covering(address) {

@@ -532,6 +532,11 @@ fn a_table_that_another_network_took_before_is_left_to_it() {
     host.ip_in(&pod, "link set eth0 up");
     host.ip_in(&pod, "route add default via 10.50.0.1 dev eth0 table 100");
     let theirs = host.ip_in(&pod, "route show table 100");
+    // It has no table, so nobody took it.
+    let without = with(rail(0), json!({"routing": "destination-based"}));
+    let told = host.cni("ADD", "c0", &pod, &without).ok().stderr;
+    assert!(!told.contains(" warn "), "{told}");
+    host.cni("DEL", "c0", &pod, &without).ok();
     for (number, own) in [(0, None), (1, Some("101"))] {
         let result = attach(&host, "c1", &pod, number, &rail(number));
         let checked = with(rail(number), json!({ "prevResult": result }));
