@@ -24,6 +24,8 @@ pub enum Which {
     /// The mounted ones and those that exist only through processes. This reads /proc of every process of the
     /// node.
     All,
+    /// Also those that only a thread or an open file of a process keeps.
+    Kept,
 }
 
 /// How much of the node was visited.
@@ -50,16 +52,20 @@ pub fn visit(
     let mut walk = || -> Result<Seen> {
         let mut seen: HashSet<String> = number(Path::new("/proc/self/ns/net")).into_iter().collect();
         let mountinfo = fs::read("/proc/self/mountinfo").context("cannot read /proc/self/mountinfo")?;
-        let processes = if which == Which::All { processes()? } else { Vec::new() };
-        let of_processes = processes.into_iter().map(|process| process.join("ns/net"));
-        let of_processes = of_processes.filter_map(|path| Some((number(&path)?, path, Which::All)));
-        let mounted = mounted(&mountinfo).into_iter().map(|(number, path)| (number, path, Which::Mounted));
+        let processes = if which == Which::Mounted { Vec::new() } else { processes()? };
+        let of_processes = processes.iter().map(|process| process.join("ns/net"));
+        let keepers: &[PathBuf] = if which == Which::Kept { &processes } else { &[] };
+        let kept = keepers.iter().flat_map(|process| kept_by(process));
+        let of_processes = of_processes.chain(kept).map(|path| (number(&path), path, Which::All));
+        let mounted = mounted(&mountinfo).into_iter();
+        let mounted = mounted.map(|(number, path)| (Some(number), path, Which::Mounted));
         for (number, path, kind) in mounted.chain(of_processes) {
-            if !seen.insert(number) {
-                continue;
-            }
             if kind == Which::All && Instant::now() > deadline {
                 return Ok(Seen::Part);
+            }
+            let Some(number) = number.filter(|number| number.starts_with("net:[")) else { continue };
+            if !seen.insert(number) {
+                continue;
             }
             // The namespace may be gone by now.
             let Some(mut socket) = enter(&path) else { continue };
@@ -116,6 +122,14 @@ fn unescaped(word: &[u8]) -> PathBuf {
         rest = if byte.is_some() { &after[3..] } else { after };
     }
     std::ffi::OsString::from_vec(bytes).into()
+}
+
+/// What a process may keep a namespace by, besides being in it: its threads, and its open files, as far as they name what
+/// they are (d_path: a file that was opened where the namespace is mounted has the name of that place).
+fn kept_by(process: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let list = |name: &str| fs::read_dir(process.join(name)).into_iter().flatten().flatten();
+    let threads = list("task").map(|thread| thread.path().join("ns/net"));
+    threads.chain(list("fd").map(|file| file.path()))
 }
 
 /// The directories of all processes in /proc.

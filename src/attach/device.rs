@@ -397,7 +397,7 @@ pub fn refuse_what_the_host_needs(what: &str, link: &Link, node: &Node, host: &m
             "{what} is in use by the host: it has an XDP program: `ip link set {name} xdp off`, or `xdpgeneric off`"
         );
     }
-    refuse_stacked(what, link)
+    stacked::refuse(what, link, host)
 }
 
 /// Refuses a device for what no pod can leave on it when it comes back.
@@ -423,18 +423,6 @@ pub fn refuse_parts(what: &str, link: &Link, node: &Node, host: &mut Socket) -> 
         return Err(needed(format!("it has a tc filter ({kind}): `tc filter show dev {name} {hook}`")));
     }
     Ok(())
-}
-
-/// Refuses a device on which a link of another namespace is stacked.
-pub fn refuse_stacked(what: &str, link: &Link) -> Result<()> {
-    let Some(upper) = stacked::elsewhere(link)? else { return Ok(()) };
-    fail!(
-        InvalidConfig,
-        "{what} is in use by the host: {} ({}) is stacked on it, in the namespace {}",
-        upper.link.name,
-        upper.link.kind,
-        upper.netns.display()
-    )
 }
 
 /// Refuses a device with addresses or routes of the host.

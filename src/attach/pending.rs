@@ -14,6 +14,7 @@ use super::locks::AttachmentLock;
 use super::owner::{Key, Part};
 use super::record::{Record, Step};
 use super::records::{Pending, Records};
+use super::stacked;
 use super::steps::host_addresses::HostAddresses;
 use super::steps::{Change, lease, rdma};
 use super::undo::{self, give_lease_back, log_left};
@@ -223,7 +224,7 @@ fn refuse_used(record: &Record, next: Next, cx: &mut Cx<'_>) -> Result<()> {
     if record.leaves(|change| matches!(change, Change::Links)) {
         return Ok(());
     }
-    device::refuse_stacked(what, &link)?;
+    stacked::refuse(what, &link, &mut cx.host)?;
     if link.up && !original.up && next == Next::StaysFree {
         fail!(TryAgain, "{what} was down, and is up: if nothing needs that, `ip link set {what} down`");
     }

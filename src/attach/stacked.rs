@@ -1,14 +1,13 @@
 //! Links in other namespaces that are stacked on a device of the host: a pod's macvlan would be on the wire of the
-//! device's next pod. sysfs shows only links in the device's own namespace (netdev_adjacent_sysfs_add), and no request
-//! asks the kernel the other way round, so every namespace is entered and searched.
+//! device's next pod. sysfs shows only links in the device's own namespace (netdev_adjacent_sysfs_add). Whether any link
+//! takes the device's frames the kernel tells ([`rail_netlink::stacked::receiver`]), wherever that is hidden. Which it is,
+//! no request tells: the namespaces are searched for it, only then.
 //!
-//! At a pod's end all namespaces are searched, also those that only a process keeps: what the pod left on its rail is
-//! removed. At ADD only the namespaces that the runtime has mounted are searched, at the cost of about one netlink
-//! request each. The namespaces of processes, which cost a look at every process of the node, are added when the device
-//! is up: only then can a link on it carry traffic without having come from a pod of ours.
+//! A VLAN takes no frames but those with its tag, and is not told. One that is in use needs the device up, and one that
+//! the pod left is removed at its end: where the kernel has VLANs at all, the namespaces are searched for these.
 
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Result;
@@ -19,78 +18,89 @@ use crate::netns::Netns;
 use crate::watchdog::{self, SearchTime};
 use rail_netlink::Socket;
 use rail_netlink::link::Link;
-use rail_netlink::stacked::{self, Stacked};
+use rail_netlink::stacked::{self, Receiver, Stacked};
 
-/// A link that is stacked on our device.
-#[derive(Debug)]
-pub struct Upper {
-    /// The link.
-    pub link: Stacked,
-    /// A path that leads to its namespace.
-    pub netns: PathBuf,
-}
+/// Present where the kernel has VLANs, whether as a module or not (vlan_proc_init).
+const VLANS: &str = "/proc/net/vlan";
 
-/// A link in another namespace that is stacked on `link`.
-pub fn elsewhere(link: &Link) -> Result<Option<Upper>> {
+/// Refuses a device on which a link of another namespace is stacked. One that takes its frames and is not found refuses the
+/// move into the pod, when nobody can make another: see [`crate::attach::steps::moved`].
+pub fn refuse(what: &str, link: &Link, host: &mut Socket) -> Result<()> {
+    let receiver = stacked::receiver(host, link)?;
+    let which = match receiver {
+        Receiver::Macvlan | Receiver::Other => Which::Kept,
+        Receiver::Unknown if !link.up => Which::Mounted,
+        Receiver::Nobody if !link.up || !Path::new(VLANS).exists() => return Ok(()),
+        Receiver::Unknown | Receiver::Nobody => Which::All,
+    };
     let mut found = None;
-    let which = if link.up { Which::All } else { Which::Mounted };
-    let seen = look(link, which, SearchTime::Short, |_, upper, path| {
-        found = Some(Upper { link: upper, netns: path.to_owned() });
-        Ok(Next::Enough)
+    let seen = look(link, which, SearchTime::Short, |_, uppers, path| {
+        found = uppers.into_iter().next().map(|upper| (upper, path.to_owned()));
+        Ok(ControlFlow::Break(Seen::All))
     })?;
-    if seen == Seen::Part {
-        log::warn!(
-            "{}: the search for links stacked on it ended before every namespace was examined",
-            link.name
-        );
+    if let Some((upper, netns)) = found {
+        let (name, kind, netns) = (upper.name, upper.kind, netns.display());
+        fail!(InvalidConfig, "{what} is in use: {name} ({kind}) is stacked on it, in the namespace {netns}");
     }
-    Ok(found)
-}
-
-/// Removes the links that a pod stacked on `link` in whatever namespace, so that the next pod neither shares its rail
-/// with them nor is refused because of them. A pod's end may wait for a search through every process of the node.
-pub fn remove_elsewhere(link: &Link) -> Result<()> {
-    let seen = look(link, Which::All, SearchTime::Long, |socket, upper, path| {
-        log::warn!(
-            "{} ({}) is stacked on {}, in {}: removed",
-            upper.name,
-            upper.kind,
-            link.name,
-            path.display()
-        );
-        stacked::remove(socket, &upper)?;
-        Ok(Next::Again)
-    })?;
-    if seen == Seen::Part {
-        fail!(
-            Internal,
-            "{}: the search for links stacked on it ended before every namespace was examined",
-            link.name
-        );
+    if seen == Seen::Part || which == Which::Kept {
+        log::warn!("{what}: {receiver:?} has its frames, or may have, in a namespace that was not found");
     }
     Ok(())
 }
 
-/// Calls `found` with every link of another namespace that is stacked on `link`.
+/// Removes the links that a pod stacked on `link` in whatever namespace, so that the next pod neither shares its rail
+/// with them nor is refused because of them. A pod's end may wait for a search through every process of the node. Fails
+/// where one is left, or may be.
+pub fn remove_elsewhere(link: &Link, host: &mut Socket) -> Result<()> {
+    let which = match stacked::receiver(host, link)? {
+        Receiver::Nobody if !Path::new(VLANS).exists() => return Ok(()),
+        Receiver::Nobody | Receiver::Unknown => Which::All,
+        Receiver::Macvlan | Receiver::Other => Which::Kept,
+    };
+    let seen = look(link, which, SearchTime::Long, |socket, uppers, path| {
+        let names: Vec<_> = uppers.iter().map(|upper| &*upper.name).take(SHOWN).collect();
+        let (name, count, path) = (&link.name, uppers.len(), path.display());
+        log::warn!("{count} links are stacked on {name}, in {path}, and are removed: {}", names.join(", "));
+        let indices: Vec<_> = uppers.iter().map(|upper| upper.index).collect();
+        stacked::remove(socket, &indices)?;
+        Ok(ControlFlow::Continue(()))
+    })?;
+    match (seen, stacked::receiver(host, link)?) {
+        (_, Receiver::Macvlan | Receiver::Other) => {
+            fail!(Internal, "{}: a link in another namespace takes its frames, and is not found", link.name)
+        }
+        (Seen::Part, _) => fail!(
+            Internal,
+            "{}: the search for links stacked on it ended before every namespace was examined",
+            link.name
+        ),
+        (Seen::All, _) => Ok(()),
+    }
+}
+
+/// How many links of a namespace are named in the log.
+const SHOWN: usize = 3;
+
+/// Calls `found` with the links of each other namespace that are stacked on `link`.
 fn look(
     link: &Link,
     which: Which,
     time: SearchTime,
-    mut found: impl FnMut(&mut Socket, Stacked, &Path) -> Result<Next> + Send,
+    mut found: impl FnMut(&mut Socket, Vec<Stacked>, &Path) -> Result<ControlFlow<Seen>> + Send,
 ) -> Result<Seen> {
     let home = Netns::current()?;
     let deadline = watchdog::search_until(time);
     every_netns::visit(which, deadline, |socket, path| {
+        // Until there is none: who has one link can make others on it, also now.
         loop {
-            if Instant::now() > deadline {
-                return Ok(ControlFlow::Break(Seen::Part));
-            }
             match stacked::on(socket, link.index, &home) {
-                Ok(Some(upper)) => match found(socket, upper, path)? {
-                    Next::Again => (),
-                    Next::Enough => return Ok(ControlFlow::Break(Seen::All)),
-                },
-                Ok(None) => return Ok(ControlFlow::Continue(())),
+                Ok(uppers) if uppers.is_empty() => return Ok(ControlFlow::Continue(())),
+                Ok(_) if Instant::now() > deadline => return Ok(ControlFlow::Break(Seen::Part)),
+                Ok(uppers) => {
+                    if let Some(seen) = found(socket, uppers, path)?.break_value() {
+                        return Ok(ControlFlow::Break(seen));
+                    }
+                }
                 Err(error) => {
                     log::debug!("{} cannot be asked: {error:#}", path.display());
                     return Ok(ControlFlow::Continue(()));
@@ -98,11 +108,4 @@ fn look(
             }
         }
     })
-}
-
-/// Where the search continues after a link was found.
-enum Next {
-    /// In the same namespace, which may have another one.
-    Again,
-    Enough,
 }

@@ -19,11 +19,13 @@ by_name() {
     conf 0 x | jq -c --arg device "$1" 'del(.deviceID, .pciBusID, .runtimeConfig, .rail, .ipam) + {device: $device}'
 }
 
-# In a namespace that has a name, in one that a pod made for itself, and the pods' own devices beside them.
+# Whatever the VF's frames go to, in a namespace that has a name; a VLAN, which gets only those with its tag, on a VF that
+# is up.
 links_of_other_namespaces_on_a_vf_are_seen() {
     local kind held=0
     pod pod1 && pod pod2
     modprobe -a macvlan ipvlan 8021q macsec
+    ip link set ens0f0v0 up
     for kind in macvlan ipvlan macsec "vlan id 5"; do
         # shellcheck disable=SC2086 # the kind has its options behind it
         ip link add link ens0f0v0 name upper netns pod2 type $kind || continue
@@ -32,6 +34,7 @@ links_of_other_namespaces_on_a_vf_are_seen() {
         held=$((held + 1))
     done
     ((held == 4)) || fail "$held of 4 kinds could be tried"
+    ip link set ens0f0v0 down
     add pod1 net1 "$(conf 0 "$(vf 0)")"
     # What a pod has stacked on its own device is no matter of the host's.
     ip -n pod1 link add link net1 name upper type vlan id 7
@@ -57,6 +60,57 @@ a_vlan_in_a_namespace_without_a_name_is_seen_on_a_vf_that_is_up() {
     del pod1 net1 "$(conf 0 "$(vf 0)")"
     # It was up, and is so again.
     ip link set ens0f0v0 down
+}
+
+# hide: a process in whose mount namespace alone the namespace "kept" has a name.
+hide() {
+    ip netns add kept
+    # shellcheck disable=SC2016 # for the inner shell
+    unshare --mount --propagation private sh -ec \
+        'mount -t tmpfs t /mnt; touch /mnt/netns; mount --bind /run/netns/kept /mnt/netns; exec sleep 600' &
+    hider=$!
+    wait_until in_hiding ip link show lo
+}
+
+# in_hiding COMMAND: in that namespace.
+in_hiding() { nsenter -t "$hider" -m nsenter --net=/mnt/netns "$@" &>/dev/null; }
+
+# No search finds these, so the driver is bound again. A pod makes one on its rail, or by the number of the node's namespace
+# on a free VF.
+links_that_nobody_finds_end_with_the_driver() {
+    local kind held=0 config
+    config=$(conf 0 "$(vf 0)")
+    modprobe -a macvlan ipvlan macsec
+    pod pod1 && pod pod2
+    for kind in "macvlan mode private" "ipvlan mode l2" macsec; do
+        hide
+        add pod1 net1 "$config"
+        # shellcheck disable=SC2086 # the kind has its options behind it
+        ip -n pod1 link add link net1 name upper type $kind
+        ip -n pod1 link set upper netns kept
+        ip netns del kept
+        in_hiding ip link show upper || fail "$kind: it is not hidden"
+        del pod1 net1 "$config"
+        ! in_hiding ip link show upper || fail "$kind: it is still there"
+        add pod2 net1 "$config"
+        in_pod pod2 ping -q -c 2 -W 5 172.16.0.1 >/dev/null || fail "$kind: the leaf port does not answer"
+        del pod2 net1 "$config"
+        kill "$hider"
+        wait "$hider" || true
+        held=$((held + 1))
+    done
+    ((held == 3)) || fail "$held of 3 kinds were tried"
+
+    hide
+    ip link add link ens0f0v0 name upper netns kept type macvlan mode passthru
+    ip netns del kept
+    refused "takes its frames" ADD pod1 net1 "$config"
+    same "code" 11 "$(jq .code <<<"$output")"
+    ! in_hiding ip link show upper || fail "a free VF: it is still there"
+    add pod1 net1 "$config"
+    del pod1 net1 "$config"
+    kill "$hider"
+    wait "$hider" || true
 }
 
 a_pf_with_vfs_is_refused() {
@@ -142,7 +196,7 @@ a_vf_whose_group_somebody_holds_is_refused() {
     home_from_vfio "$vf" ens1f0v1
 }
 
-run_cases links_of_other_namespaces_on_a_vf_are_seen \
+run_cases links_of_other_namespaces_on_a_vf_are_seen links_that_nobody_finds_end_with_the_driver \
     a_vlan_in_a_namespace_without_a_name_is_seen_on_a_vf_that_is_up a_pf_with_vfs_is_refused \
     a_vf_with_an_xdp_program_is_refused a_vf_with_a_filter_is_refused other_kinds_of_netdev_need_a_policy \
     the_rail_of_a_network_without_one_is_that_of_the_vf a_vf_whose_group_somebody_holds_is_refused

@@ -13,6 +13,7 @@ mod errno;
 mod failures;
 mod free;
 mod harness;
+mod hidden;
 mod host_address;
 mod infiniband;
 mod inherit;

@@ -51,6 +51,15 @@ pub fn refuse(key: &str, device: &Device, function: &Function) -> Result<()> {
     Ok(())
 }
 
+/// The driver of a function that can be bound again without anything else: see [`refuse`].
+pub fn alone(cx: &Cx<'_>) -> Option<Bound> {
+    let function = cx.function.as_ref().filter(|function| function.exists())?;
+    let bound = cx.facts.driver.clone()?;
+    let is_it = function.driver().as_ref() == Some(&bound.driver);
+    let would_be = function.driver_override().is_none_or(|only| only == bound.driver);
+    (is_it && would_be && !cx.owner.device.siblings && function.vf_count() == 0).then_some(bound)
+}
+
 /// Gives the function its driver back, where it has none or one for programs in user space.
 pub fn undo(bound: &Bound, cx: &mut Cx<'_>) -> Result<()> {
     let Some(function) = cx.function.clone().filter(Function::exists) else { return Ok(()) };

@@ -1,10 +1,12 @@
 //! The end of the pod's use of the netdev: it goes down, and links that the pod stacked on it, in whatever namespace, are
-//! removed. They would be on the wire of the next pod, so until that is done the device is not handed out again.
+//! removed. They would be on the wire of the next pod, so until that is done the device is not handed out again. A device
+//! whose links cannot all be found gets its driver bound again, where it has one of its own.
 
 use anyhow::Result;
 
 use crate::attach::context::Cx;
 use crate::attach::stacked;
+use crate::attach::steps::driver;
 use rail_netlink::link::{self, Link};
 use rail_netlink::{Socket, address};
 
@@ -19,7 +21,15 @@ pub fn undo(cx: &mut Cx<'_>) -> Result<()> {
         return Ok(());
     }
     let down = if link.up { link::set_down(&mut cx.host, &link) } else { Ok(()) };
-    rail_netlink::all_of([down, stacked::remove_elsewhere(&link)])
+    let removed = stacked::remove_elsewhere(&link, &mut cx.host).or_else(|error| end_with_driver(error, cx));
+    rail_netlink::all_of([down, removed])
+}
+
+/// What is left on the netdev, wherever it hides, ends with it: the driver is bound again.
+fn end_with_driver(left: anyhow::Error, cx: &mut Cx<'_>) -> Result<()> {
+    let Some(bound) = driver::alone(cx) else { return Err(left) };
+    log::warn!("{left:#}: the driver of {} is bound again", cx.owner.device.id);
+    driver::bind_again(&bound, |_| Ok(()), cx)
 }
 
 /// Whether a link of the host has MTU, MAC and state as they were, and the name, or another netdev has that.

@@ -7,9 +7,10 @@ use crate::attach::config::NetConf;
 use crate::attach::context::Cx;
 use crate::attach::locate::{self, Place};
 use crate::netns::Netns;
-use crate::watchdog;
+use crate::{fail, watchdog};
 use rail_netlink::Socket;
 use rail_netlink::link::{self, Link, Move, parse_mac};
+use rail_netlink::stacked::{self, Receiver};
 
 /// Names the step that may take long, for the log.
 fn watch(cx: &Cx<'_>, what: &str) {
@@ -52,7 +53,21 @@ pub fn apply(conf: &NetConf, cx: &mut Cx<'_>) -> Result<()> {
         cx.owner.inside.mac.clone_from(&moved.mac);
     }
     cx.place = Place::Pod(moved);
-    Ok(())
+    refuse_shared(cx)
+}
+
+/// Fails while somebody else takes the device's frames. From here on nobody outside of the pod can come to do so, and the
+/// link is not up yet.
+fn refuse_shared(cx: &mut Cx<'_>) -> Result<()> {
+    let Some(link) = cx.link_in_pod() else { return Ok(()) };
+    let id = cx.owner.device.id.clone();
+    match stacked::receiver(&mut cx.pod()?.socket, &link)? {
+        Receiver::Nobody | Receiver::Unknown => Ok(()),
+        Receiver::Macvlan | Receiver::Other => fail!(
+            TryAgain,
+            "{id}: a link in another namespace, such as a macvlan, takes its frames: it is removed, or the driver is bound again"
+        ),
+    }
 }
 
 /// Which of the device's altnames are in use in the pod. The kernel refuses the move for each.
@@ -92,11 +107,9 @@ fn remove_stacked(pod: &mut Socket, link: &Link) {
             && upper.kind.as_deref().is_some_and(|kind| STACKED.contains(&kind))
     };
     let mut remove = || -> Result<()> {
-        let mut done = Vec::new();
-        for upper in link::seen(pod)?.iter().filter(|upper| is_stacked(upper)) {
-            done.push(link::remove(pod, upper));
-        }
-        rail_netlink::all_of(done)
+        let seen = link::seen(pod)?;
+        let uppers: Vec<_> = seen.iter().filter(|upper| is_stacked(upper)).map(|upper| upper.index).collect();
+        if uppers.is_empty() { Ok(()) } else { stacked::remove(pod, &uppers) }
     };
     remove().unwrap_or_else(|error| log::warn!("{error:#}"));
 }
