@@ -13,6 +13,7 @@
 use std::net::IpAddr;
 
 use anyhow::Result;
+use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, Parseable as _};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::route::RouteProtocol;
@@ -99,6 +100,20 @@ pub fn all(socket: &mut Socket) -> Result<(Vec<Rule>, Vec<u32>)> {
 pub fn inverted(socket: &mut Socket) -> Result<Vec<u32>> {
     let is_inverted = |message: &&RuleMessage| message.header.flags.contains(RuleFlags::Invert);
     Ok(dump(socket)?.iter().filter(is_inverted).map(table).collect())
+}
+
+/// The tables of all rules of both families, each with the source prefix to which its rule is limited; `None` where a rule
+/// holds for other packets as well.
+pub fn sources(socket: &mut Socket) -> Result<Vec<(u32, Option<IpNet>)>> {
+    let source = |message: &RuleMessage| {
+        let is_from = !message.header.flags.contains(RuleFlags::Invert);
+        let from = message.attributes.iter().find_map(|attribute| match attribute {
+            RuleAttribute::Source(from) => Some(*from),
+            _ => None,
+        });
+        from.filter(|_| is_from).and_then(|from| IpNet::new(from, message.header.src_len).ok())
+    };
+    Ok(dump(socket)?.iter().map(|message| (table(message), source(message))).collect())
 }
 
 fn table(message: &RuleMessage) -> u32 {

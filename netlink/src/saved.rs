@@ -43,6 +43,8 @@ const ADDRESS_INDEX: Range<usize> = 4..8;
 // struct rtmsg: family, two prefix lengths, TOS, table, protocol, scope, type, flags.
 const ROUTE_PROTOCOL: usize = 5;
 const ROUTE_TYPE: usize = 7;
+// include/uapi/linux/rtnetlink.h.
+const RTPROT_RA: u8 = 9;
 const ROUTE_FLAGS: Range<usize> = 8..12;
 // struct ndmsg: family, padding, index, state, flags, type.
 const NEIGHBOUR_HEADER: usize = 12;
@@ -311,6 +313,11 @@ impl Saved {
     /// Its table.
     pub fn table(&self) -> u32 {
         self.number(ROUTE_HEADER, RTA_TABLE).unwrap_or_else(|| u32::from(self.byte(4)))
+    }
+
+    /// Whether the kernel made it of a router advertisement.
+    pub fn is_by_router(&self) -> bool {
+        self.byte(ROUTE_PROTOCOL) == RTPROT_RA
     }
 
     /// Its metric; with 0 it takes precedence.

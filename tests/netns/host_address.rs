@@ -433,6 +433,69 @@ fn a_device_that_the_host_needs_is_refused() {
     host.cni("ADD", "c1", &pod, &config()).ok();
 }
 
+/// Hosts with several uplinks have a table for each, to which only its own address leads (AMD's guide of system acceptance,
+/// Spiderpool's setNicAddr.sh). No other packet of the host misses it.
+#[test]
+fn a_default_route_for_the_devices_own_address_goes_with_it_and_comes_back() {
+    for (rule, is_taken) in [
+        ("from 172.16.0.0", true),
+        ("from 172.16.0.0/31", true),
+        ("from 172.16.0.0 iif lo", true),
+        ("from 10.8.0.0/16", false),
+        ("from all", false),
+        ("not from 172.16.0.0", false),
+        ("fwmark 7", false),
+    ] {
+        let Some((host, pod)) = host("host_address::own_default") else { return };
+        host.ip("route add default via 172.16.0.1 dev vf0 table 101");
+        host.ip(&format!("rule add {rule} lookup 101 priority 90"));
+        if !is_taken {
+            refused(&host, &pod, &config(), "default route");
+            continue;
+        }
+        let before = before(&host);
+        let added = host.cni("ADD", "c1", &pod, &config()).ok().json();
+        let of_pod = host.ip_in(&pod, "route show table 100 default");
+        assert!(of_pod.contains("via 172.16.0.1 dev net1"), "{rule}: {of_pod}");
+        assert_eq!(host.ip_in(&pod, "route show default"), "", "{rule}: none in the main table");
+        host.cni("CHECK", "c1", &pod, &with(config(), json!({"prevResult": added}))).ok();
+        host.cni("DEL", "c1", &pod, &config()).ok();
+        is_as_before(&host, &before);
+    }
+}
+
+#[test]
+fn a_default_route_by_a_router_stays_with_the_host_that_has_another() {
+    let Some((host, pod)) = host("host_address::router") else { return };
+    host.ip("-6 route add default via fd00:10::1 dev vf0 proto ra metric 1024 expires 900");
+    refused(&host, &pod, &config(), "default route");
+    host.ip(&format!("link add uplink type veth peer name other netns {}", host.leaf()));
+    host.ip("link set uplink up");
+    host.ip("-6 addr add fd00:77::1/64 dev uplink nodad");
+    host.ip("-6 route add default via fd00:77::2 dev uplink metric 2048");
+    let before = before(&host);
+    host.cni("ADD", "c1", &pod, &config()).ok();
+    assert!(!host.ip_in(&pod, "-6 route show table all").contains("default"));
+    host.cni("DEL", "c1", &pod, &config()).ok();
+    is_as_before(&host, &before);
+}
+
+#[test]
+fn the_other_address_of_two_is_the_gateway() {
+    let Some(host) = Host::new("host_address::other_end") else { return };
+    host.add_rail(0);
+    host.set_node(json!({"policy": {"hostAddresses": true}}));
+    let pod = host.add_netns("pod");
+    host.ip("link set vf0 up");
+    host.ip("addr add 172.16.0.0/31 dev vf0");
+    host.ip("-6 addr add fd00:10::1/127 dev vf0 nodad");
+    let added = host.cni("ADD", "c1", &pod, &config()).ok().json();
+    let ips = added["ips"].as_array().unwrap().iter();
+    let ips: Vec<_> = ips.map(|ip| (ip["address"].as_str(), ip["gateway"].as_str())).collect();
+    let wanted = [("172.16.0.0/31", "172.16.0.1"), ("fd00:10::1/127", "fd00:10::")];
+    assert_eq!(ips, wanted.map(|(address, gateway)| (Some(address), Some(gateway))));
+}
+
 #[test]
 fn the_operator_allows_it_and_the_network_says_nothing_else() {
     let Some((host, pod)) = host("host_address::policy") else { return };

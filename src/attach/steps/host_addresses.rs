@@ -15,8 +15,9 @@ use crate::cni::{self, AddResult, Ip};
 use crate::{fail, failure, files};
 use rail_netlink::address::Address;
 use rail_netlink::all_of;
+use rail_netlink::link::Index;
 use rail_netlink::link::Link;
-use rail_netlink::route::{MAIN, Route};
+use rail_netlink::route::{self, MAIN, Route};
 use rail_netlink::saved::{self, Saved};
 use rail_netlink::{Socket, rule};
 
@@ -69,8 +70,7 @@ impl HostAddresses {
                 "ipam.source: {what} has no address on the host: configure it there, or name a pool"
             ));
         }
-        if let Some(route) = saved.routes.iter().find(|route| route.prefix_len() <= DEFAULT_LEN) {
-            let route = route.describe();
+        if let Some(route) = saved.default_of_host(link, host)? {
             return Err(needed(format!(
                 "it carries the default route {route}: only a rail can go into a pod"
             )));
@@ -96,6 +96,33 @@ impl HostAddresses {
         Ok(saved)
     }
 
+    /// A default route that the host needs. It does not need one in a table to which only rules from the device's own addresses
+    /// lead, as hosts with several uplinks have it; nor one that a router advertised, if another link has one.
+    fn default_of_host(&self, link: &Link, host: &mut Socket) -> Result<Option<String>> {
+        let mut defaults: Vec<&Saved> =
+            self.routes.iter().filter(|route| route.prefix_len() <= DEFAULT_LEN).collect();
+        if defaults.is_empty() {
+            return Ok(None);
+        }
+        let nets: Vec<IpNet> = self.of_rail().collect();
+        let is_own =
+            |source: &Option<IpNet>| source.is_some_and(|from| nets.iter().any(|net| net.contains(&from)));
+        let (rules, all) = (rule::sources(host)?, route::all(host)?);
+        defaults.retain(|default| {
+            let sources = || rules.iter().filter(|(table, _)| *table == default.table());
+            let is_of_address = sources().count() > 0 && sources().all(|(_, source)| is_own(source));
+            let is_v4 = default.route().is_none_or(|route| route.dst.addr().is_ipv4());
+            let is_other = |(index, route): &(Index, Route)| {
+                *index != link.index
+                    && route.table == MAIN
+                    && route.dst.prefix_len() == 0
+                    && route.dst.addr().is_ipv4() == is_v4
+            };
+            !is_of_address && !(default.is_by_router() && all.iter().any(is_other))
+        });
+        Ok(defaults.first().map(|default| default.describe()))
+    }
+
     /// The addresses of the rail that are still valid, without link-local ones, and those that another host has.
     fn of_rail(&self) -> impl Iterator<Item = IpNet> {
         let usable = |address: &Address| !address.is_link_local() && !address.duplicate;
@@ -114,7 +141,9 @@ impl HostAddresses {
     /// rail makes its own.
     pub fn lease(&self) -> AddResult {
         let mut routes: Vec<(u32, Route)> = Vec::new();
-        for one in self.routes.iter().filter(|one| one.is_unicast()) {
+        // A router on the rail gives the host a default route, and no pod.
+        let is_for_pods = |one: &&Saved| one.is_unicast() && !(one.is_by_router() && one.prefix_len() == 0);
+        for one in self.routes.iter().filter(is_for_pods) {
             routes.extend(one.route().map(|route| (one.metric(), route)));
         }
         // Where two lead to one destination, the host uses the first.
@@ -137,7 +166,7 @@ impl HostAddresses {
                 gw.is_ipv4() == net.addr().is_ipv4()
                     && (net.contains(gw) || net.prefix_len() == net.max_prefix_len())
             };
-            routes.iter().filter_map(|(_, route)| route.gateway).find(is_its)
+            routes.iter().filter_map(|(_, route)| route.gateway).find(is_its).or_else(|| other_end(net))
         };
         leased.ips =
             nets.iter().map(|net| Ip { address: *net, gateway: gateway_of(net), interface: None }).collect();
@@ -186,4 +215,12 @@ impl HostAddresses {
         done.extend(self.neighbours.iter().map(|one| one.set_neighbour(host, link)));
         all_of(done)
     }
+}
+
+/// The other address of a /31 or /127, which has no more than two.
+fn other_end(net: &IpNet) -> Option<IpAddr> {
+    if net.prefix_len() + 1 != net.max_prefix_len() {
+        return None;
+    }
+    net.hosts().find(|address| *address != net.addr())
 }
