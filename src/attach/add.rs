@@ -28,6 +28,7 @@ use super::steps::{Change, device_info, driver, gateway, guid, moved, pkey, rail
 use super::undo;
 use super::{pending, planes};
 use crate::cni::{self, AddResult, Attachment, Delegate, Network, Version, find_plugin};
+use crate::files::Lock;
 use crate::netns::{Netns, NetnsId};
 use crate::node::Node;
 use crate::{calls, fail, watchdog};
@@ -251,9 +252,6 @@ impl<'a> Request<'a> {
 
     /// Makes the steps: the address, what the PF sets, the move, the rail in the pod.
     fn apply(&mut self, attach: &mut Attaching<'_>) -> Result<AddResult> {
-        // Held until the routes are there: another network of this pod must not choose the same table.
-        let is_any_table = self.conf.rail.is_none();
-        let _table = is_any_table.then(|| attach.cx.locks.netns(&attach.cx.owner.netns)).transpose()?;
         // An error of the IPAM is passed on as it came.
         let leased = self.lease(attach)?;
         self.attach(attach, &leased).map_err(|error| self.conf.with_rail(error))?;
@@ -261,7 +259,7 @@ impl<'a> Request<'a> {
     }
 
     fn attach(&self, attach: &mut Attaching<'_>, leased: &AddResult) -> Result<()> {
-        self.plan_rail(attach, leased)?;
+        let _slot = self.plan_rail(attach, leased)?;
         if let Some(rdma) = attach.record.rdma_mut() {
             rdma::qos::note(rdma, &self.conf, &attach.cx)?;
         }
@@ -282,11 +280,12 @@ impl<'a> Request<'a> {
         Ok(())
     }
 
-    /// Plans what the rail is to have in the pod, compared with what the pod has.
-    fn plan_rail(&self, attach: &mut Attaching<'_>, leased: &AddResult) -> Result<()> {
+    /// Plans what the rail is to have in the pod, compared with what the pod has. The lock is held until the routes are there:
+    /// another network of this pod must not choose the same table.
+    fn plan_rail(&self, attach: &mut Attaching<'_>, leased: &AddResult) -> Result<Option<Lock>> {
         crate::log::addresses(leased.ips.iter().map(|ip| ip.address.addr()));
         if attach.device.original.link.is_none() {
-            return Ok(());
+            return Ok(None);
         }
         let records = attach.records;
         let container_id = attach.cx.owner.container_id.clone();
@@ -295,14 +294,15 @@ impl<'a> Request<'a> {
             let other = Attachment { container_id: container_id.clone(), ifname: ifname.to_owned() };
             Ok(records.on_file(&Key::whole(&other))?.and_then(|record| record.owner.rail))
         };
-        let pod = &mut attach.cx.pod()?.socket;
-        let own_table = match self.conf.rail {
+        let own_slot = match self.conf.rail {
             Some(rail) if self.conf.routing == Routing::SourceBased => {
-                Some(rail::own_table(rail, &rails, rail_of, pod)?)
+                rail::own_slot(rail, &rails, rail_of, &mut attach.cx.pod()?.socket)?
             }
-            _ => None,
+            rail => rail.map(u32::from),
         };
-        let rail = rail::plan(&self.conf, leased, own_table, pod)?;
+        let is_any_slot = own_slot.is_none();
+        let lock = is_any_slot.then(|| attach.cx.locks.netns(&attach.cx.owner.netns)).transpose()?;
+        let rail = rail::plan(&self.conf, leased, own_slot, &mut attach.cx.pod()?.socket)?;
         rail::check_routes(&rail, &rails, &mut attach.cx)?;
         if let Some(gateways) = gateway::plan(&self.conf, &rail, leased)? {
             attach.record.plan(Change::Gateways(gateways));
@@ -312,7 +312,7 @@ impl<'a> Request<'a> {
             attach.record.plan(Change::Gids(Gids::default()));
         }
         attach.record.plan(Change::Rail(rail));
-        Ok(())
+        Ok(lock)
     }
 
     /// The address comes first: while it is refused, nothing has moved.

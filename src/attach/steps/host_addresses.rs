@@ -118,7 +118,8 @@ impl HostAddresses {
                     && route.dst.prefix_len() == 0
                     && route.dst.addr().is_ipv4() == is_v4
             };
-            !is_of_address && !(default.is_by_router() && all.iter().any(is_other))
+            let is_kept_up = default.is_by_router() && all.iter().any(is_other);
+            !(is_of_address || is_kept_up)
         });
         Ok(defaults.first().map(|default| default.describe()))
     }

@@ -55,37 +55,43 @@ pub fn refuse_name_in_use(pod: &mut Socket, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The routing table of rail `rail` in this pod, with source-based routing. Plugins such as sbr number tables from where ours begin, so a network before
-/// the rails may have it: then another one. `rails` are the interfaces of the pod's other rails.
-pub fn own_table(
+/// The number by which table, priority and metric of rail `rail` count in this pod: the rail's own. `None` where another has
+/// it: a second NIC of the rail, as in pods with a compute and a storage fabric that both begin at rail 0, or a network before
+/// the rails, because plugins such as sbr number tables from where ours begin. `rails` are the interfaces of the pod's other
+/// rails.
+pub fn own_slot(
     rail: u8,
     rails: &[String],
     rail_of: impl Fn(&str) -> Result<Option<u8>>,
     pod: &mut Socket,
-) -> Result<u32> {
-    let table = FIRST_TABLE + u32::from(rail);
+) -> Result<Option<u32>> {
+    let slot = u32::from(rail);
+    let table = FIRST_TABLE + slot;
     for (index, route) in route::all(pod)?.iter().filter(|(_, route)| route.table == table) {
         let Some(link) = link::by_index(pod, *index)? else { continue };
-        if !rails.contains(&link.name) {
-            let free = FIRST_TABLE + free_slot(pod)?;
-            log::warn!("rail {rail} has table {free}, because {} has the route {route} already", link.name);
-            return Ok(free);
-        }
-        if rail_of(&link.name)? != Some(rail) {
-            fail!(
-                InvalidConfig,
-                "table {table} of the pod, which is this rail's, has the route {route} of the rail {}: does a plugin such as \
-                 sbr follow rail-cni in the network of {}? Remove it there: rail-cni makes the tables",
-                link.name,
-                link.name
+        let name = &link.name;
+        if !rails.contains(name) {
+            log::warn!(
+                "rail {rail} takes a table above {FIRST_FREE}: {name} has the route {route} in {table}"
             );
+            return Ok(None);
         }
+        if rail_of(name)? == Some(rail) {
+            log::info!("{name} is of rail {rail}, too: each has a table of its own");
+            return Ok(None);
+        }
+        fail!(
+            InvalidConfig,
+            "table {table} of the pod, which is this rail's, has the route {route} of the rail {name}: does a plugin such as \
+             sbr follow rail-cni in the network of {name}? Remove it there: rail-cni makes the tables"
+        );
     }
-    Ok(table)
+    Ok(Some(slot))
 }
 
-/// What the rail will be in the pod, by the configuration and the IPAM's result. `own_table` is that of a network with a rail.
-pub fn plan(conf: &NetConf, leased: &AddResult, own_table: Option<u32>, pod: &mut Socket) -> Result<Rail> {
+/// What the rail will be in the pod, by the configuration and the IPAM's result. `own_slot` is that of a rail that has its
+/// own.
+pub fn plan(conf: &NetConf, leased: &AddResult, own_slot: Option<u32>, pod: &mut Socket) -> Result<Rail> {
     let all = leased.ips.len() + leased.routes.len() + conf.routes.len();
     if all > MAX_ROUTES {
         fail!(InvalidConfig, "{all} addresses and routes, and a rail can have {MAX_ROUTES}: combine them");
@@ -103,12 +109,12 @@ pub fn plan(conf: &NetConf, leased: &AddResult, own_table: Option<u32>, pod: &mu
             fail!(InvalidConfig, "the IPAM returned {} as both address and gateway", ip.address);
         }
     }
-    let slot = match conf.rail {
-        Some(rail) => u32::from(rail),
+    let slot = match own_slot {
+        Some(slot) => slot,
         None if addresses.is_empty() => FIRST_FREE,
         None => free_slot(pod)?,
     };
-    let (table, metric) = (own_table.unwrap_or(FIRST_TABLE + slot), FIRST_METRIC + slot);
+    let (table, metric) = (FIRST_TABLE + slot, FIRST_METRIC + slot);
 
     let is_source_based = conf.routing == Routing::SourceBased;
     let mut routes = Vec::new();

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Host, rail, with};
+use crate::harness::{Host, rail, with, with_static};
 
 /// The far end of rail R: pool `far-R`, 172.(16+2R).0.2/31, on a veth `farR` to the same leaf.
 fn add_far_rail(host: &Host, rail: u8) {
@@ -551,6 +551,34 @@ fn a_table_that_another_network_took_before_is_left_to_it() {
         detach(&host, "c1", &pod, number, &rail(number));
     }
     assert_eq!(host.ip_in(&pod, "route show table 100"), theirs);
+}
+
+/// Compute and storage both begin at rail 0. What one sends must not leave by the other, and the same destination may be in
+/// both.
+#[test]
+fn two_fabrics_of_one_pod_have_a_table_each() {
+    let Some(host) = fabric("routing::fabrics", 2) else { return };
+    let pod = host.add_netns("pod");
+    let routes = json!({"routes": [{"dst": "10.50.0.0/16"}, {"dst": "172.16.0.0/12"}]});
+    let storage = with(
+        with_static(rail(0), "10.50.0.0/31", "10.50.0.1"),
+        json!({"device": "vf1", "name": "storage-0"}),
+    );
+    let storage = with(storage, routes);
+    attach(&host, "c1", &pod, 0, &rail(0));
+    let added = attach(&host, "c1", &pod, 1, &storage);
+    let leaves_by = |from: &str| {
+        let route = host.json(Some(&pod), &format!("route get 172.30.0.8 from {from}"));
+        route[0]["dev"].as_str().unwrap().to_owned()
+    };
+    assert_eq!([leaves_by("172.16.0.0"), leaves_by("10.50.0.0")], [net(0), net(1)]);
+    host.call("CHECK", "c1", &pod)
+        .ifname(&net(1))
+        .run(&with(storage.clone(), json!({"prevResult": added})))
+        .ok();
+    detach(&host, "c1", &pod, 0, &rail(0));
+    assert_eq!(leaves_by("10.50.0.0"), net(1));
+    detach(&host, "c1", &pod, 1, &storage);
 }
 
 /// The rails' aggregate has the pod's own address, or the node's: both answer by the rail then.
