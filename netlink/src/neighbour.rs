@@ -20,7 +20,7 @@ use netlink_packet_core::NLM_F_CREATE;
 use netlink_packet_route::AddressFamily;
 pub use netlink_packet_route::neighbour::NeighbourState as State;
 use netlink_packet_route::neighbour::{
-    NeighbourAttribute, NeighbourFlags, NeighbourHeader, NeighbourMessage,
+    NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourHeader, NeighbourMessage,
 };
 use nix::errno::Errno;
 use nix::libc::{RTM_DELNEIGH, RTM_GETNEIGH, RTM_NEWNEIGH};
@@ -53,6 +53,16 @@ pub fn ask(socket: &mut Socket, index: Index, address: IpAddr) -> Result<()> {
     let message = Message::new(RTM_NEWNEIGH, &message);
     socket
         .change(message, NLM_F_CREATE, || format!("cannot make the kernel look for the neighbour {address}"))
+}
+
+/// Makes the kernel send a request for `address`, and again whenever there is no answer or the last one is old, as long as
+/// the entry exists: also when the carrier comes only later (NTF_EXT_MANAGED, since Linux 5.16). Older kernels ask once.
+pub fn keep_asking(socket: &mut Socket, index: Index, address: IpAddr) -> Result<()> {
+    let mut message = message(index, address);
+    message.header.flags = NeighbourFlags::Use;
+    message.attributes.push(NeighbourAttribute::ExtFlags(NeighbourExtFlags::Managed));
+    let message = Message::new(RTM_NEWNEIGH, &message);
+    socket.change(message, NLM_F_CREATE, || format!("cannot make the kernel ask for the neighbour {address}"))
 }
 
 /// Makes the kernel ask the known owner of `address` whether it is still there. Traffic to the address goes on.

@@ -191,8 +191,8 @@ pub fn of(rail: &Rail, node: &Node, timeout: Duration) -> Gateways {
 
 /// Asks the next hops without waiting for an answer: a leaf learns from the question which MAC has the address now.
 /// `arp_notify` and `ndisc_notify` tell it when the link comes up, and where the carrier comes later, as with VFs, that
-/// is lost. So a carrier that is just coming is waited for; when it comes later still, the kernel's repetitions of the
-/// question, after one and two seconds, tell the leaf.
+/// is lost. So a carrier that is just coming is waited for; when it comes later still, as of a leaf port that trains for
+/// seconds, the kernel is left to ask until there is an answer.
 pub fn announce(rail: &Rail, leased: &AddResult, cx: &mut Cx<'_>) -> Result<()> {
     let Some(link) = cx.link_in_pod() else { return Ok(()) };
     let gateways = gateways(rail, leased);
@@ -204,8 +204,13 @@ pub fn announce(rail: &Rail, leased: &AddResult, cx: &mut Cx<'_>) -> Result<()> 
         sleep(pause);
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
+    let is_late = !gateways.is_empty() && !has_carrier();
     for address in &gateways {
-        let told = Gateway::new(*address, pod, &link, &rail.addresses).tell(&mut pod.socket, &link);
+        let told = if is_late {
+            neighbour::keep_asking(&mut pod.socket, link.index, *address)
+        } else {
+            Gateway::new(*address, pod, &link, &rail.addresses).tell(&mut pod.socket, &link)
+        };
         told.unwrap_or_else(|error| log::warn!("{error:#}"));
     }
     announce_ipv4(&mut pod.socket, &link, &rail.addresses, &gateways);

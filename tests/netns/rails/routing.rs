@@ -195,6 +195,28 @@ fn an_ipv6_address_is_heard_when_the_carrier_comes() {
     assert!(local.contains("dev net1"), "{local:?}");
 }
 
+/// A leaf port that trains for seconds: it has to learn of the pod's MAC although the pod sends nothing, and after the three
+/// seconds in which the kernel asks by itself.
+#[test]
+fn the_leaf_hears_of_a_pod_whose_carrier_comes_after_add() {
+    let Some(host) = fabric("routing::late", 1) else { return };
+    let leaf = Path::new("/run/netns").join(host.leaf());
+    host.ip_in(&leaf, "link set leaf0 down");
+    let pod = host.add_netns("pod");
+    let added = attach(&host, "c1", &pod, 0, &rail(0));
+    std::thread::sleep(std::time::Duration::from_millis(3500));
+    host.ip_in(&leaf, "link set leaf0 up");
+    let mac = added["interfaces"][0]["mac"].as_str().unwrap();
+    let heard = || host.ip_in(&leaf, "neigh show 172.16.0.0 dev leaf0").contains(mac);
+    // The kernel looks every five seconds (interval_probe_time_ms).
+    let is_heard = (0..80).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        heard()
+    });
+    assert!(is_heard);
+    detach(&host, "c1", &pod, 0, &rail(0));
+}
+
 /// The main table alone.
 #[test]
 fn destination_based_routing_makes_neither_rules_nor_tables() {
