@@ -301,14 +301,29 @@ impl HostDir {
     /// Replaces a file in one step, so that a reader has the old content or the new. What was there before is kept
     /// as `NAME.previous`.
     pub fn replace(&self, name: &str, content: &[u8]) -> Result<()> {
+        self.put(name, content, 0o644, || self.keep_previous(name, self, &format!("{name}.previous")))
+    }
+
+    /// The same, and nothing of before is kept.
+    pub fn write(&self, name: &str, content: &[u8]) -> Result<()> {
+        self.put(name, content, 0o600, || Ok(()))
+    }
+
+    fn put(
+        &self,
+        name: &str,
+        content: &[u8],
+        mode: u32,
+        before: impl FnOnce() -> std::io::Result<()>,
+    ) -> Result<()> {
         let temporary = format!(".{name}.new");
         let replace = || -> std::io::Result<()> {
             let _ = std::fs::remove_file(self.at(&temporary));
             let mut file = File::options().write(true).create_new(true).open(self.at(&temporary))?;
-            rustix::fs::fchmod(&file, Mode::from_raw_mode(0o644))?;
+            rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?;
             file.write_all(content)?;
             file.sync_all()?;
-            self.keep_previous(name, self, &format!("{name}.previous"))?;
+            before()?;
             std::fs::rename(self.at(&temporary), self.at(name))
         };
         if let Err(error) = replace() {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
+use rail_cni::pool::store::closed_name;
 use rustix::fs::{Mode, XattrFlags};
 use serde_json::Value;
 
@@ -518,8 +519,9 @@ fn remove_allocations(host: &Host, paths: &Paths) -> Result<usize> {
         done.with_context(|| format!("cannot remove {} of the host", open.shown(name))).map(|()| 1)
     };
     let is_of_a_node = |name: &String| rail_cni::pool::is_name(name);
-    let own = names()?.into_iter().find(|name| paths.node.as_ref() == Some(name));
-    let mut removed = own.map_or(Ok(0), |name| remove(&name))?;
+    let own = paths.node.iter().flat_map(|name| [name.clone(), closed_name(name)]);
+    let own: Vec<String> = own.filter(|name| open.at(name).exists()).collect();
+    let mut removed = own.iter().map(|name| remove(name)).sum::<Result<usize>>()?;
     let left = names()?;
     match left.iter().filter(|name| is_of_a_node(name)).count() {
         0 => {

@@ -91,6 +91,11 @@ pub fn without_plugins(why: &str) -> Condition {
     Condition { kind: READY, is_true: false, reason: "PluginDidNotRun".to_owned(), message: clean(why) }
 }
 
+/// The condition [`READY`] of a node whose store the plan has closed to new pods: rail-ipam refuses them.
+pub fn closed_by_plan(why: &str) -> Condition {
+    Condition { kind: READY, is_true: false, reason: "ClosedByPlan".to_owned(), message: clean(why) }
+}
+
 /// The condition [`CURRENT`]; none before anything is known. Its reason also says for the next agent what [`was_named`] reads.
 pub fn plan_current(plan: &Plan, is_named: Option<bool>) -> Option<Condition> {
     let (is_true, reason, message) = match plan {
@@ -133,8 +138,23 @@ fn camel(name: &str) -> String {
 /// be judged names this node: else another one may have its prefixes. A node without prefixes takes none from others. Without
 /// an answer of railctl, nobody knows whether it has any.
 pub fn may_open(plan: &Plan, is_named: Option<bool>, show: Option<&Show>) -> bool {
-    let has_prefixes = || show.is_none_or(|show| show.pools.iter().any(|pool| pool.prefix.is_some()));
-    !is_unknown(plan) && (is_named == Some(true) || !has_prefixes())
+    !is_unknown(plan) && (is_named == Some(true) || !has_prefixes(show))
+}
+
+/// Why the plan closes the store to new pods: the prefixes there may be another node's by now, or the plan has others for this
+/// node. `None` if it does not say so: what was closed stays so until a plan that names the node is written.
+pub fn closes<'a>(plan: &'a Plan, is_named: Option<bool>, show: Option<&Show>) -> Option<&'a str> {
+    match plan {
+        Plan::HeldBack(why) => Some(why),
+        Plan::NotNamed(why) | Plan::Refused(why) if is_named == Some(false) && has_prefixes(show) => {
+            Some(why)
+        }
+        _ => None,
+    }
+}
+
+fn has_prefixes(show: Option<&Show>) -> bool {
+    show.is_none_or(|show| show.pools.iter().any(|pool| pool.prefix.is_some()))
 }
 
 /// Whether the plan was not read since the agent began.
@@ -153,18 +173,21 @@ pub enum Taint {
     Add,
 }
 
-/// Whether the taint goes or comes. It goes as soon as the rails are there and [pods may come](may_open). It comes back when
-/// they were away for [`PATIENCE`] and no pod has a rail, as after a reboot; while pods run, the condition alone says it. A
-/// node that never had it, such as one without rails, is not closed.
+/// Whether the taint goes or comes. It comes with a plan that [closes](closes) the node; running pods do not mind. It goes as
+/// soon as the rails are there and [pods may come](may_open). It comes back when they were away for [`PATIENCE`] and no pod
+/// has a rail, as after a reboot; while pods run, the condition alone says it. A node that never had it, such as one without
+/// rails, is not closed for that.
 pub fn taint(
     has_taint: bool,
     had_taint: bool,
     is_ready: bool,
     may_open: bool,
+    is_closed: bool,
     away_for: Duration,
     known: Option<(&Status, &Show)>,
 ) -> Taint {
     match (has_taint, is_ready) {
+        (false, _) if is_closed => Taint::Add,
         (true, true) if may_open => Taint::Remove,
         (false, false) if had_taint && away_for >= PATIENCE => {
             // Without an answer of the plugins nobody knows whether pods have rails.
@@ -225,14 +248,14 @@ mod tests {
         let idle = Status::default();
         let none = Show::default();
         let taint = |has, ready, away, status: Option<&Status>| {
-            super::taint(has, true, ready, true, away, status.map(|status| (status, &none)))
+            super::taint(has, true, ready, true, false, away, status.map(|status| (status, &none)))
         };
         assert_eq!(taint(true, true, now, None), Taint::Remove);
         assert_eq!(taint(true, false, long, Some(&idle)), Taint::Keep);
         assert_eq!(taint(false, true, now, Some(&idle)), Taint::Keep);
         assert_eq!(taint(false, false, long, Some(&idle)), Taint::Add);
         assert_eq!(
-            super::taint(false, false, false, true, long, Some((&idle, &none))),
+            super::taint(false, false, false, true, false, long, Some((&idle, &none))),
             Taint::Keep,
             "it never had one"
         );
@@ -256,14 +279,41 @@ mod tests {
             let lease = Lease { state: state.to_owned(), ..Lease::default() };
             let show = Show { pools: vec![Pool { leases: vec![lease], ..Pool::default() }] };
             assert_eq!(
-                super::taint(false, true, false, true, long, Some((&idle, &show))),
+                super::taint(false, true, false, true, false, long, Some((&idle, &show))),
                 expected,
                 "{state}"
             );
         }
-        // A plan that closes the node to new pods brings no taint.
+        // A plan that does not open the node brings no taint, and one that closes it does, under running pods too.
         for has in [true, false] {
-            assert_eq!(super::taint(has, true, true, false, long, Some((&idle, &none))), Taint::Keep);
+            assert_eq!(super::taint(has, true, true, false, false, long, Some((&idle, &none))), Taint::Keep);
+        }
+        for had in [true, false] {
+            let live = with("live");
+            assert_eq!(super::taint(false, had, false, true, true, now, Some((&live, &none))), Taint::Add);
+        }
+        assert_eq!(super::taint(true, true, false, true, true, long, None), Taint::Keep);
+    }
+
+    #[test]
+    fn a_plan_closes_a_node_that_it_does_not_name_or_has_other_prefixes_for() {
+        let with = |prefix: Option<&str>| Show {
+            pools: vec![Pool { prefix: prefix.map(str::to_owned), ..Pool::default() }],
+        };
+        let (old, none) = (with(Some("172.16.0.0/31")), with(None));
+        let (held, away) = (Plan::HeldBack("h".to_owned()), Plan::NotNamed("n".to_owned()));
+        let refused = Plan::Refused("r".to_owned());
+        for show in [Some(&old), None] {
+            assert_eq!(closes(&held, Some(true), show), Some("h"));
+            assert_eq!(closes(&away, Some(false), show), Some("n"));
+            assert_eq!(closes(&refused, Some(false), show), Some("r"));
+            for is_named in [Some(true), None] {
+                assert_eq!(closes(&refused, is_named, show), None, "nobody knows");
+            }
+        }
+        assert_eq!(closes(&away, Some(false), Some(&none)), None, "it takes nothing from others");
+        for quiet in [Plan::Unknown, Plan::Unread(String::new()), Plan::Current(String::new())] {
+            assert_eq!(closes(&quiet, Some(false), Some(&old)), None, "{quiet:?}");
         }
     }
 

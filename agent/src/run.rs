@@ -20,6 +20,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use rail_cni::node::Node as NodeJson;
+use rail_cni::pool::store::closed_name;
 use rustix::fs::FlockOperation;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -257,6 +258,8 @@ struct Agent {
     doctor_due: Instant,
     /// Which plugin cannot be run, and why.
     broken: Option<String>,
+    /// Why the plan keeps new pods away; the store of the node says the same.
+    closed: Option<String>,
     /// What the last look found.
     ready: Condition,
     reap_due: Option<Instant>,
@@ -318,6 +321,7 @@ impl Agent {
             doctor,
             doctor_due: now,
             broken: None,
+            closed: None,
             claims_due: now,
             not_ready_since: None,
             outline: Vec::new(),
@@ -804,8 +808,37 @@ impl Agent {
         Ok(())
     }
 
+    /// Lets rail-ipam refuse new pods where the plan says so. railctl ends that when it writes a plan that names the node.
+    fn close(&mut self) {
+        let show = self.shared.with(|metrics| metrics.show.clone());
+        let wanted = ready::closes(&self.plan, self.is_named, show.as_ref()).map(clean);
+        let written = self.write_closed(wanted.as_deref());
+        self.tell("closed", written.as_ref().err().map(of));
+        let is_closed = written.unwrap_or_else(|_| self.closed.clone());
+        let closed = wanted.or(is_closed);
+        if closed != self.closed {
+            self.doctor_due = Instant::now();
+            self.closed = closed;
+        }
+    }
+
+    /// Writes to the store why it is closed, unless it says so. Returns what it says.
+    fn write_closed(&self, wanted: Option<&str>) -> Result<Option<String>> {
+        let paths = Paths::of(&self.host)?;
+        let Some(name) = paths.node.map(|name| closed_name(&name)) else { return Ok(None) };
+        let there = self.host.read(&paths.store_dir.join(&name))?.map(|text| clean(&text));
+        match (wanted, self.host.dir(&paths.store_dir)?) {
+            (Some(why), Some(dir)) if there.as_deref() != Some(why) => {
+                dir.write(&name, format!("{why}\n").as_bytes())?;
+                Ok(Some(why.to_owned()))
+            }
+            _ => Ok(there),
+        }
+    }
+
     /// Says whether the node is ready. Asks the doctor, if it is time.
     async fn judge(&mut self) {
+        self.close();
         if Instant::now() >= self.doctor_due {
             self.doctor = self.ask::<Doctor>(&["doctor"]).await.map_err(|error| of(&error));
             let is_ready = self.doctor.as_ref().is_ok_and(|doctor| doctor.ready);
@@ -823,9 +856,10 @@ impl Agent {
                      {namespace}/{config_map} the key node.CLASS.json; without the label it is node.json"
                 ))
             }
-            false => match &self.broken {
-                Some(why) => ready::without_plugins(why),
-                None => ready::rails_ready(&self.doctor),
+            false => match (&self.broken, &self.closed) {
+                (Some(why), _) => ready::without_plugins(why),
+                (None, Some(why)) => ready::closed_by_plan(why),
+                (None, None) => ready::rails_ready(&self.doctor),
             },
         };
         if condition.is_true {
@@ -890,7 +924,9 @@ impl Agent {
             "" => ready::Taint::Keep,
             key => {
                 let (has, had) = (api::has_taint(node, key), api::had_taint(node, key));
-                ready::taint(has, had, is_ready, may_open, away_for, status.as_ref().zip(show.as_ref()))
+                let is_closed = self.closed.is_some();
+                let known = status.as_ref().zip(show.as_ref());
+                ready::taint(has, had, is_ready, may_open, is_closed, away_for, known)
             }
         };
         // First the condition, so that whoever sees the label finds the reason.
@@ -915,7 +951,10 @@ impl Agent {
                 }
                 ready::Taint::Add => say(
                     "warn",
-                    &format!("the rails are away and no pod has one: set the taint {}", names.taint),
+                    &format!(
+                        "new pods must stay away ({}): set the taint {}",
+                        self.ready.reason, names.taint
+                    ),
                 ),
                 ready::Taint::Keep => (),
             }

@@ -10,7 +10,7 @@ use rail_cni::error::{self, Code};
 use rail_cni::files::{self, Dir, Lock};
 use rail_cni::node::Node;
 use rail_cni::pool::Allocation;
-use rail_cni::pool::store::{LEAF_PORTS, OfPool, UNFINISHED, file_name, read_leaf_ports};
+use rail_cni::pool::store::{LEAF_PORTS, OfPool, UNFINISHED, closed_name, file_name, read_leaf_ports};
 use serde::Serialize;
 
 use crate::progress::Progress;
@@ -55,16 +55,31 @@ impl Writer {
     }
 }
 
+/// A plan that names these nodes is in the store: those that a plan had closed are open again.
+fn open_again(root: &Dir, named: &[&str]) -> Result<()> {
+    let is_closed = |name: &&&str| root.path().join(closed_name(name)).exists();
+    let closed: Vec<_> = named.iter().filter(is_closed).collect();
+    closed.iter().try_for_each(|name| root.remove(&closed_name(name)))?;
+    if closed.is_empty() { Ok(()) } else { sync(root) }
+}
+
 /// Makes all changes durable, or none. The changes of one node are next to each other.
 ///
 /// The new directory of a node is complete before it replaces the old one in one step, so a reader has the old or the
 /// new one. All nodes share two waits for the disk: one for each file would take minutes for a large fabric.
 /// `agree` is asked right before the first of them is replaced, when nothing but the exchange is left to do. What it
-/// returns is kept until all are, and not while the disk is waited for.
-pub fn apply<G>(writer: Writer, changes: &[Change<'_>], agree: impl FnOnce() -> Result<G>) -> Result<()> {
+/// returns is kept until all are, and not while the disk is waited for. Then the nodes that the plan has `named` are open.
+pub fn apply<G>(
+    writer: Writer,
+    changes: &[Change<'_>],
+    named: &[&str],
+    agree: impl FnOnce() -> Result<G>,
+) -> Result<()> {
     let is_unfinished = writer.path.join(UNFINISHED).exists();
     if changes.is_empty() && !is_unfinished {
-        return agree().map(drop);
+        agree()?;
+        // Without a store that can be opened, nobody was closed.
+        return writer.root.as_ref().map_or(Ok(()), |(root, _lock)| open_again(root, named));
     }
     let (root, _lock) = writer.root?;
     if is_unfinished {
@@ -80,7 +95,7 @@ pub fn apply<G>(writer: Writer, changes: &[Change<'_>], agree: impl FnOnce() -> 
         // The remains do no harm, and the next apply removes them.
         log::warn!("{error:#}");
     }
-    replaced
+    replaced.and_then(|()| open_again(&root, named))
 }
 
 fn replace<G>(root: &Dir, of_node: &[&[Change<'_>]], agree: impl FnOnce() -> Result<G>) -> Result<()> {

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::lease::{self, Ask, Folder, Holder};
 use crate::cni::Attachment;
 use crate::node::{Judged, Node};
-use crate::pool::{Allocation, node_name, rail_in, store::Store};
+use crate::pool::store::{self, Store};
+use crate::pool::{Allocation, node_name, rail_in};
 use crate::sysfs::{DeviceId, Function};
 use crate::{fail, failure};
 
@@ -83,8 +84,11 @@ pub fn take(node: &Node, request: Request) -> Result<Given> {
         };
         // A claim that is prepared again may be that of a running pod, which has the device.
         let is_new = pools.iter().map(is_held).collect::<Result<Vec<_>>>()?.contains(&false);
-        if let (true, Some(why)) = (is_new, request.claim.is_away(node)?) {
-            fail!(TryAgain, "{why}");
+        if is_new {
+            store::refuse_closed(node, &node_name)?;
+            if let Some(why) = request.claim.is_away(node)? {
+                fail!(TryAgain, "{why}");
+            }
         }
         let is_current = || Ok(allocations(node, &node_name, &request.pools, rail)? == all);
         if let Some(addresses) = lease::take(node, &node_name, &asks, &holder, is_current)? {

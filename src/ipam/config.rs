@@ -145,6 +145,11 @@ impl Config {
         Ok(self.inline.is_some() || self.planned(node, node_name)? == planned)
     }
 
+    /// Fails if the plan has closed this node to new leases of the store.
+    pub fn refuse_closed(&self, node: &Node, node_name: &str) -> Result<()> {
+        if self.inline.is_some() { Ok(()) } else { store::refuse_closed(node, node_name) }
+    }
+
     /// What an ADD of this network may use on this node: with neither pool nor rail, the device is not known yet, and its
     /// rail can be any of the node's.
     pub fn all_allocations(&self, node: &Node, node_name: &str) -> Result<Vec<(String, Allocation)>> {

@@ -44,6 +44,7 @@ impl Plugin for Ipam {
             one_address_per_family_in_old_versions(network.version, &planned)?;
             let (pools, allocations) = planned.iter().cloned().unzip();
             let asks = Ask::all(pools, allocations, &requested)?;
+            config.refuse_closed(&node, &node_name)?;
             let is_current = || config.is_current(&node, &node_name, &planned);
             // Each further turn means that another plan was written just now.
             if let Some(addresses) = lease::take(&node, &node_name, &asks, &holder, is_current)? {
@@ -200,6 +201,7 @@ fn serves(node: &Node, config: &Config) -> Result<()> {
     let node_name = node_name(node)?;
     // The store may be read-only: ADD does not write to it.
     let planned = config.all_allocations(node, &node_name)?;
+    config.refuse_closed(node, &node_name)?;
     node.run_is_writable()?;
     for (pool, allocation) in &planned {
         match Folder::existing(node, &node_name, pool)? {

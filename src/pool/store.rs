@@ -23,6 +23,11 @@ use crate::node::Node;
 pub const LEAF_PORTS: &str = "leaf-ports";
 /// A file that exists while a process writes the store, or after one was killed.
 pub const UNFINISHED: &str = ".unfinished";
+/// How the name of a file begins that closes a node: the plan may have given its prefixes to another one. The rest is the
+/// name of the node, and the content says why. It is no file of the node's directory, which each plan replaces.
+const CLOSED: &str = ".closed.";
+/// The most of such a text that is told, in bytes.
+const LONGEST_REASON: usize = 1024;
 /// A message about a large store looks at this many nodes.
 const MOST_LISTED: usize = 10_000;
 
@@ -78,6 +83,23 @@ pub fn allocations(node: &Node) -> Vec<(String, Allocation)> {
     all().unwrap_or_default()
 }
 
+/// The name of the file that closes a node to new leases.
+pub fn closed_name(node_name: &str) -> String {
+    format!("{CLOSED}{node_name}")
+}
+
+/// Fails if `node_name` is closed. The same call succeeds when it is open again.
+pub fn refuse_closed(node: &Node, node_name: &str) -> Result<()> {
+    let Some(why) = Store::open(node)?.closed(node_name)? else { return Ok(()) };
+    let file = node.store_dir.join(closed_name(node_name));
+    Err(failure!(
+        TryAgain,
+        "node {node_name:?} takes no new pods with rails: {why} (a plan that names it opens it, once written; \
+         {} says so)",
+        file.display()
+    ))
+}
+
 /// Whether `error` says that a file of the store is damaged, and not that it cannot be read.
 pub fn is_damage(error: &anyhow::Error) -> bool {
     error::code_of(error) == Code::Decode as u32
@@ -110,6 +132,17 @@ impl Store {
         nodes.retain(|name| super::is_name(name));
         nodes.sort();
         Ok(nodes)
+    }
+
+    /// Why no new lease may come from the allocations of `node_name`; `None` if they are its own. A file that cannot be read
+    /// is an error, and so nothing comes from them either.
+    pub fn closed(&self, node_name: &str) -> Result<Option<String>> {
+        let read = self.root.as_ref().map(|root| root.read(&closed_name(node_name))).transpose()?.flatten();
+        let text = read.map(|content| {
+            let start = content.get(..LONGEST_REASON).unwrap_or(&content);
+            String::from_utf8_lossy(start).split_whitespace().collect::<Vec<_>>().join(" ")
+        });
+        Ok(text)
     }
 
     /// At most `most` nodes, in no order. A large store has a million.

@@ -100,6 +100,56 @@ pub fn network() -> Value {
         "ipam": {"type": "rail-ipam", "pool": "rail-0,rail-0-v6"}})
 }
 
+/// What the plan may have given to another machine, no new pod gets; those that have it keep it, and end.
+#[test]
+fn a_closed_node_gives_no_new_lease_and_serves_those_that_are() {
+    let Some(store) = Store::new("store::closed") else { return };
+    store.import(1, &[]).ok();
+    let mut checked = network();
+    checked["prevResult"] = store.call("ADD", "c1").run(&network()).ok().json();
+    let close = |text: &str| fs::write(store.path(".closed.node-1"), text).unwrap();
+    // Whatever is in the file.
+    for text in ["name it in the plan\n", "", "\0\u{7f}\n\n", &"x".repeat(1 << 20)] {
+        close(text);
+        let refused = store.call("ADD", "c2").run(&network());
+        assert_eq!(refused.error(11)["code"], 11);
+        assert!(refused.stdout.len() < 4096, "{refused:?}");
+        store.call("STATUS", "").run(&network()).error(50);
+    }
+    close("name it in the plan\n");
+    assert!(store.call("ADD", "c2").run(&network()).msg().contains("name it in the plan"));
+    let doctor = store.call("", "").args(&["doctor", "--output", "json"]).run(&json!(null)).json();
+    let is_it =
+        |check: &&Value| check["check"] == "pools" && check["text"].to_string().contains("name it in");
+    let told = doctor["checks"].as_array().unwrap().iter().find(is_it);
+    assert_eq!(told.unwrap()["verdict"], "fail", "{doctor}");
+    store.call("CHECK", "c1").run(&checked).ok();
+    let mut kept = network();
+    kept["cni.dev/valid-attachments"] = json!([{"containerID": "c1", "ifname": "net1"}]);
+    store.call("GC", "").var("CNI_NETNS", "").run(&kept).ok();
+    assert_eq!(store.host.leases().len(), 2);
+    // An inline pool is none of the plan.
+    let inline = json!({"cniVersion": "1.1.0", "name": "inline", "type": "any",
+        "ipam": {"type": "rail-ipam", "cidr": "10.9.0.0/24", "perNodeNetworkPrefix": 24,
+            "staticAllocations": [{"nodeName": "node-1", "prefix": "10.9.0.0/24"}]}});
+    store.call("ADD", "c3").run(&inline).ok();
+    store.call("DEL", "c3").run(&inline).ok();
+    // A plan that is refused, and one that does not name the node, leave it closed.
+    assert_eq!(store.import(2, &[]).status, 1);
+    let manifests = store.manifests(1).display().to_string();
+    store.call("", "").args(&["import", "--node", "node-2", &manifests]).run(&json!(null)).ok();
+    store.call("ADD", "c2").run(&network()).error(11);
+    store.call("DEL", "c1").run(&network()).ok();
+    // The same plan, and another one.
+    for number in [1, 2] {
+        close("x");
+        store.import(number, &[]).ok();
+        assert!(!store.path(".closed.node-1").exists(), "plan {number}");
+        store.call("ADD", "c4").run(&network()).ok();
+        store.call("DEL", "c4").run(&network()).ok();
+    }
+}
+
 /// Live leases outside the new plan are named and nothing is written without `--force`.
 #[test]
 fn a_plan_without_room_for_a_running_pod_is_not_written() {

@@ -198,6 +198,12 @@ fn a_rail_is_with_a_claim_or_with_a_pod_of_rail_cni_and_the_other_is_refused_by_
             assert!(text.contains(holder), "{text}");
             let (status, answer) = give(0, "u-2", &profile("rail"));
             assert!(status == 409 && answer["error"].as_str().unwrap().contains(holder), "{answer}");
+            // A plan that closes the node gives no further claim an address, and the pod of this one may be prepared again.
+            sh("echo no more >/var/lib/rail-cni/store/.closed.worker-gpu-0");
+            let (status, answer) = give(1, "u-3", &profile("rail"));
+            assert!(status == 409 && answer["error"].as_str().unwrap().contains("no more"), "{answer}");
+            assert_eq!(give(0, "u-1", &profile("rail")).0, 200);
+            sh("rm /var/lib/rail-cni/store/.closed.worker-gpu-0");
             // What looks after pods leaves the claim alone.
             sh("/opt/cni/bin/railctl reap; /opt/cni/bin/railctl release --dead");
             let doctor: Value =

@@ -299,7 +299,7 @@ fn uninstall_refuses_while_a_pod_has_a_rail_and_then_leaves_nothing() {
         // What a killed agent, install or import left, and another node whose store is on the same file system.
         sh("cd /run/rail-cni; touch .calls.new agent.lock; cd /opt/cni/bin; touch .rail-cni/rail-cni.new .rail-cni/.rail-ipam.kept
             cd /etc/rail-cni; touch .node.json.new .node.json.kept
-            cd /var/lib/rail-cni/store; mkdir .new.1 worker-gpu-1; touch .unfinished worker-gpu-1/rail-0.json");
+            cd /var/lib/rail-cni/store; mkdir .new.1 worker-gpu-1; touch .unfinished .closed.worker-gpu-0 worker-gpu-1/rail-0.json");
         let kubeconfig = crate::node::kubeconfig(&format!("http://{}", api.address));
         let mut inside =
             crate::node::in_container(&[crate::node::AGENT, "uninstall", "--node", crate::node::NAME]);
@@ -312,7 +312,9 @@ fn uninstall_refuses_while_a_pod_has_a_rail_and_then_leaves_nothing() {
             assert!(!Path::new(path).exists(), "{path}");
         }
         assert!(Path::new("/var/lib/rail-cni/store/worker-gpu-1/rail-0.json").exists());
-        assert!(!Path::new("/var/lib/rail-cni/store").join(crate::node::NAME).exists());
+        for of_node in [crate::node::NAME, ".closed.worker-gpu-0"] {
+            assert!(!Path::new("/var/lib/rail-cni/store").join(of_node).exists(), "{of_node}");
+        }
         sh("rm -r /var/lib/rail-cni/store/worker-gpu-1");
         let node = api.get(NODE);
         assert!(node["metadata"]["labels"]["rail-cni/ready"].is_null(), "{node}");

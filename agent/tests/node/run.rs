@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 use crate::api::Api;
 use crate::node::{
-    CONFIG_MAP, NODE, POOLS, Running, agent as agent_command, allocation, call, cluster, condition,
-    config_map, end_pod, in_container, install, node_json, on_a_node, pool, ready, served, sh, start_pod,
-    text_of,
+    CONFIG_MAP, NODE, POOLS, Running, agent as agent_command, allocation, call, call_behind_macvlan, cluster,
+    condition, config_map, end_pod, in_container, install, node_json, on_a_node, pool, ready, served, sh,
+    start_pod, text_of,
 };
 
 fn taints(node: &Value) -> Vec<&str> {
@@ -249,9 +249,9 @@ fn a_node_with_prefixes_that_the_plan_does_not_name_is_not_opened() {
         let closed = |agent: &Running| {
             agent.until("the label", || api.get(NODE)["metadata"]["labels"]["rail-cni/ready"] == "false");
             assert_eq!(taints(&api.get(NODE)), ["rail-cni/not-ready"]);
-            assert_eq!(condition(&api, "RailsReady")["status"], "True");
         };
         closed(&agent);
+        agent.until_condition(&api, "RailsReady", "False", "ClosedByPlan");
         // What nobody can judge opens nothing that was closed.
         let mut wrong = pool(1, None);
         wrong["spec"]["staticAllocations"][0]["prefix"] = json!("172.18.0.1/31");
@@ -276,11 +276,58 @@ fn a_node_with_prefixes_that_the_plan_does_not_name_is_not_opened() {
             api.put(&format!("{POOLS}/rail-{rail}"), pool(rail, None));
         }
         agent.until("the taint away", || taints(&api.get(NODE)).is_empty());
-        // It does not come back under a plan that is wrong.
-        all_of_another();
-        until_told(&agent, "NotNamed", "does not name this node worker-gpu-0");
-        agent.until("the label", || api.get(NODE)["metadata"]["labels"]["rail-cni/ready"] == "false");
-        assert!(taints(&api.get(NODE)).is_empty());
+    });
+}
+
+/// The prefixes of an open node go to another machine: no new pod may have their addresses.
+#[test]
+fn a_node_that_was_open_closes_when_its_prefixes_are_another_machines() {
+    on_a_node("run::a_node_that_was_open_closes_when_its_prefixes_are_another_machines", || {
+        let (api, agent) = ready(&[]);
+        agent.until("open", || taints(&api.get(NODE)) == ["other"]);
+        start_pod("pod-a", 0);
+        for rail in 0..2 {
+            let mut of_another = pool(rail, None);
+            of_another["spec"]["staticAllocations"][0]["nodeName"] = json!("worker-gpu-7");
+            api.put(&format!("{POOLS}/rail-{rail}"), of_another);
+        }
+        let message = agent.until_condition(&api, "RailsReady", "False", "ClosedByPlan");
+        assert!(message.contains("name it in the plan"), "{message}");
+        let is_closed = || {
+            api.get(NODE)["metadata"]["labels"]["rail-cni/ready"] == "false"
+                && taints(&api.get(NODE)) == ["other", "rail-cni/not-ready"]
+        };
+        agent.until("label and taint", is_closed);
+        let refused = |pod: &str| {
+            sh(&format!("ip netns add {pod}"));
+            let output = call("ADD", pod, 1);
+            let error: Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(error["code"], 11, "{error}");
+            assert!(error["msg"].as_str().unwrap().contains("name it in the plan"), "{error}");
+            assert!(!call_behind_macvlan("ADD", pod, 1).status.success());
+            sh(&format!("ip netns del {pod}"));
+        };
+        refused("pod-b");
+        // Also after a boot on which nobody answers, and no agent runs.
+        assert!(agent.stop());
+        refused("pod-c");
+        api.refuse("/cidrpools?", &[403; 1000]);
+        let agent = Running::start(&api, &[]);
+        agent.until_condition(&api, "RailsPlanCurrent", "False", "NotRead");
+        assert_eq!(condition(&api, "RailsReady")["reason"], "ClosedByPlan");
+        assert!(is_closed());
+        refused("pod-d");
+        // Who runs goes on, and ends.
+        let addresses = sh("ip netns exec pod-a ip -br address show net1");
+        assert!(addresses.contains("172.16.0.0/31"), "{addresses}");
+        end_pod("pod-a", 0);
+        for rail in 0..2 {
+            api.put(&format!("{POOLS}/rail-{rail}"), pool(rail, None));
+        }
+        api.relent();
+        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        agent.until("open", || taints(&api.get(NODE)) == ["other"]);
+        start_pod("pod-e", 1);
     });
 }
 
@@ -434,12 +481,21 @@ fn a_plan_that_would_take_an_address_from_a_pod_waits_for_it() {
             served("/metrics").contains("rail_cni_plan_held_back 1") && api.events("PlanHeldBack").len() == 1
         });
         assert_eq!(api.events("PlanHeldBack")[0]["regarding"]["kind"], "Node");
+        // Another pod would only make the plan wait for longer.
+        let message = agent.until_condition(&api, "RailsReady", "False", "ClosedByPlan");
+        assert!(message.contains("pod ai/pod-a"), "{message}");
+        agent.until("the taint", || taints(&api.get(NODE)) == ["other", "rail-cni/not-ready"]);
+        sh("ip netns add pod-b");
+        let refused = text_of(&call("ADD", "pod-b", 1));
+        assert!(refused.contains("pod ai/pod-a"), "{refused}");
         end_pod("pod-a", 0);
         // A change brings the next try; without one it comes within a minute.
         api.put(&format!("{POOLS}/rail-0"), pool(0, Some("172.16.8.0/31")));
         agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
         assert!(allocation(0).contains("172.16.8.0/31"));
         assert!(served("/metrics").contains("rail_cni_plan_held_back 0"));
+        agent.until("the taint away", || taints(&api.get(NODE)) == ["other"]);
+        start_pod("pod-c", 1);
     });
 }
 

@@ -646,7 +646,10 @@ pub fn write(node: &Node, writer: Writer, import: &Import, force: Force) -> Resu
         .filter(|line| line.is_change())
         .map(|Line { node_name, pool, after, .. }| Change { node_name, pool, allocation: after.as_ref() })
         .collect();
-    crate::store::apply(writer, &changes, || {
+    let mut named: Vec<&str> =
+        import.lines.iter().filter(|line| line.after.is_some()).map(|line| line.node_name.as_str()).collect();
+    named.dedup();
+    crate::store::apply(writer, &changes, &named, || {
         // A pod that takes an address from now on takes it from the new plan. By force, nobody is waited for.
         let held = if force == Force::No { hold(node, &import.lines)? } else { None };
         refuse_hurt()?;

@@ -23,9 +23,12 @@ fn a_gateway_tells_its_leaf_port_and_the_allocation_is_as_before() {
     assert_eq!(peer_of(&node, gateway, &[]), None);
     let mut ours = allocation("172.16.0.2/31", Some("172.16.0.3"));
     let write = |allocation: Option<&Allocation>| {
-        apply(Writer::new(&node).unwrap(), &[Change { node_name: "n", pool: "rail-0", allocation }], || {
-            Ok(())
-        })
+        apply(
+            Writer::new(&node).unwrap(),
+            &[Change { node_name: "n", pool: "rail-0", allocation }],
+            &[],
+            || Ok(()),
+        )
         .unwrap();
     };
     write(Some(&ours));
@@ -65,7 +68,7 @@ fn planned(temp: &tempfile::TempDir) -> (Node, impl FnMut() + use<>) {
         turn += 1;
         let plan = ["10.0", "10.1"].map(|net| allocation(&format!("{net}.{turn}.0/31"), None));
         let change = |pool, at: usize| Change { node_name: "n", pool, allocation: Some(&plan[at]) };
-        apply(Writer::new(&of_call).unwrap(), &[change("a", 0), change("b", 1)], || Ok(())).unwrap();
+        apply(Writer::new(&of_call).unwrap(), &[change("a", 0), change("b", 1)], &[], || Ok(())).unwrap();
     };
     next();
     (node, next)

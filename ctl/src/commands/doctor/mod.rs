@@ -140,6 +140,7 @@ pub fn doctor(mtu: u32, needs_rdma: bool, output: Output) -> Result<ExitCode> {
             roce::check(&node, &inventory, &mut found);
             watchdog::step(|| "the checks pools and leases".to_owned());
             pools::check(&node, &inventory, &networks, &mut found);
+            pools::check_closed(&node, &mut found);
         }
         Err(error) => {
             found.add(Check::fail(

@@ -14,7 +14,7 @@ use rail_cni::files;
 use rail_cni::ipam::lease::{self, Folder, Holder, Lease};
 use rail_cni::netns::Life;
 use rail_cni::node::Node;
-use rail_cni::pool::store::Store;
+use rail_cni::pool::store::{Store, refuse_closed};
 use rail_cni::pool::{Allocation, rail_in};
 
 /// Number of other nodes in the store whose pools are compared with this node's; a large store is not read
@@ -46,6 +46,15 @@ pub fn check(node: &Node, inventory: &Inventory, networks: &[Network], found: &m
             format!("{error:#}"),
             "correct that: until then ADDs in that pool fail",
         ));
+    }
+}
+
+/// Whether the plan has closed this node. `railctl wait` does not ask: what opens the node may only start after it.
+pub fn check_closed(node: &Node, found: &mut Findings) {
+    let Ok(node_name) = rail_cni::pool::node_name(node) else { return };
+    if let Err(error) = refuse_closed(node, &node_name) {
+        let remedy = "let the plan name this node, and write it: rail-agent does, or `railctl plan` or `railctl import`";
+        found.add(Check::fail("pools", format!("{error:#}"), remedy));
     }
 }
 
