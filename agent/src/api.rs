@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
+use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Namespace, Node, NodeCondition, ObjectReference, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -224,19 +225,32 @@ pub async fn patch_conditions(client: &Client, name: &str, conditions: &Value) -
 
 /// Removes from the Node what the agent wrote.
 pub fn forget(name: &str, names: &Names) -> Result<()> {
-    runtime()?.block_on(async {
-        let client = client().await?;
-        let node = within(Api::<Node>::all(client.clone()).get(name)).await?;
-        // The taint stays: without the plugins no pod with rails can start.
-        let mut change = label_change(&node, &BTreeMap::new()).unwrap_or_else(|| json!({}));
-        if !names.ready_label.is_empty() {
-            change["metadata"]["labels"][&names.ready_label] = Value::Null;
-        }
-        change["metadata"]["annotations"][HAD_TAINT] = Value::Null;
-        patch(&client, name, &change).await?;
-        let gone = [ready::READY, ready::CURRENT].map(|kind| json!({"type": kind, "$patch": "delete"}));
-        patch_conditions(&client, name, &json!(gone)).await.map(drop)
-    })
+    runtime()?.block_on(async { forget_with(&client().await?, name, names).await })
+}
+
+/// The same with a client that is there.
+pub async fn forget_with(client: &Client, name: &str, names: &Names) -> Result<()> {
+    let node = within(Api::<Node>::all(client.clone()).get(name)).await?;
+    // The taint stays: nobody knows whether pods with rails can start.
+    let mut change = label_change(&node, &BTreeMap::new()).unwrap_or_else(|| json!({}));
+    if !names.ready_label.is_empty() {
+        change["metadata"]["labels"][&names.ready_label] = Value::Null;
+    }
+    change["metadata"]["annotations"][HAD_TAINT] = Value::Null;
+    patch(client, name, &change).await?;
+    let gone = [ready::READY, ready::CURRENT].map(|kind| json!({"type": kind, "$patch": "delete"}));
+    patch_conditions(client, name, &json!(gone)).await.map(drop)
+}
+
+/// Whether no other agent comes to this node: its DaemonSet was deleted, or has another node selector. A pod that is replaced
+/// ends in the same way, and the node must not be taken away from schedulers for that.
+pub async fn is_removed(client: &Client, namespace: &str, name: &str, node: Option<&Node>) -> Result<bool> {
+    let asked = within(Api::<DaemonSet>::namespaced(client.clone(), namespace).get_opt(name)).await?;
+    let Some(set) = asked else { return Ok(true) };
+    let pod = set.spec.and_then(|spec| spec.template.spec);
+    let selector = pod.and_then(|pod| pod.node_selector).unwrap_or_default();
+    let is_selected = |node: &Node| selector.iter().all(|(key, value)| label(node, key) == Some(value));
+    Ok(set.metadata.deletion_timestamp.is_some() || !node.is_none_or(is_selected))
 }
 
 /// A runtime with one thread.

@@ -52,6 +52,8 @@ const AGAIN_AT_MOST: Duration = Duration::from_secs(60);
 const SILENT: u32 = 3;
 /// Conditions are written after this time though they are the same.
 const HEARTBEAT: Duration = Duration::from_secs(300);
+/// The agent has 10 s to end (terminationGracePeriodSeconds).
+const LEAVING: Duration = Duration::from_secs(7);
 /// How often the calls of the plugins are read.
 const CALLS: Duration = Duration::from_secs(1);
 /// Events that wait to be sent.
@@ -96,6 +98,9 @@ pub struct RunArgs {
     /// Namespace of the CIDRPools: what is elsewhere is not read. Without it, those of all namespaces are the plan
     #[arg(long, value_name = "NAME")]
     cidrpools_namespace: Option<String>,
+    /// DaemonSet of this pod: when it is gone, or its node selector excludes the Node, so are labels and conditions
+    #[arg(long, value_name = "NAME", default_value = "rail-agent")]
+    daemon_set: String,
     #[command(flatten)]
     names: api::Names,
     /// Directory of the plugins on the host
@@ -165,15 +170,14 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
         if args.dranet {
             dranet::serve(Host::open()?, path, &args.plugins_dir)?;
         }
-        let agent = Agent::new(args, host, run_dir, alive, tail).await?;
+        let mut agent = Agent::new(args, host, run_dir, alive, tail).await?;
         tokio::select! {
-            never = agent.run() => never,
-            stopped = api::stopped() => {
-                stopped?;
-                say("info", "stopped; running pods keep their rails, and pods start as before");
-                Ok(ExitCode::SUCCESS)
-            }
+            never = agent.run() => return never,
+            stopped = api::stopped() => stopped?,
         }
+        say("info", "stopped; running pods keep their rails, and pods start as before");
+        agent.leave().await;
+        Ok(ExitCode::SUCCESS)
     })
 }
 
@@ -330,7 +334,28 @@ impl Agent {
         })
     }
 
-    async fn run(mut self) -> Result<ExitCode> {
+    /// Takes its word back, if no other agent comes to this node: nobody would know when it is wrong.
+    async fn leave(&self) {
+        let RunArgs { node, namespace, daemon_set, pod, names, .. } = &self.args;
+        // A service of the host, which is started again by hand.
+        if pod.is_none() {
+            return;
+        }
+        let leave = async {
+            if api::is_removed(&self.client, namespace, daemon_set, self.node.as_ref()).await? {
+                api::forget_with(&self.client, node, names).await?;
+                say("info", "no agent comes after this one: removed the labels and conditions of the Node");
+            }
+            Ok(())
+        };
+        let left = tokio::time::timeout(LEAVING, leave).await;
+        let left = left.unwrap_or_else(|_| Err(anyhow::anyhow!("the API server did not answer")));
+        if let Err(error) = left {
+            say("warn", &format!("the labels and conditions of the Node stay as they are: {}", of(&error)));
+        }
+    }
+
+    async fn run(&mut self) -> Result<ExitCode> {
         loop {
             self.look().await;
             self.tell("alive", self.alive.now().err().map(|error| of(&error)));

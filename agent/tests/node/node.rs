@@ -17,6 +17,7 @@ use crate::api::Api;
 pub const NAME: &str = "worker-gpu-0";
 pub const NODE: &str = "/api/v1/nodes/worker-gpu-0";
 pub const CONFIG_MAP: &str = "/api/v1/namespaces/kube-system/configmaps/rail-cni";
+pub const DAEMON_SET: &str = "/apis/apps/v1/namespaces/kube-system/daemonsets/rail-agent";
 pub const POOLS: &str = "/apis/nv-ipam.nvidia.com/v1alpha1/namespaces/nvidia-network-operator/cidrpools";
 pub const PLUGINS: &str = "/opt/cni/bin";
 pub const AGENT: &str = env!("CARGO_BIN_EXE_rail-agent");
@@ -172,6 +173,10 @@ pub fn cluster() -> Api {
             "metadata": {"name": NAME, "labels": {"rail-cni/node-class": "dgx"}},
             "spec": {"taints": [{"key": "other", "effect": "NoExecute"}, {"key": "rail-cni/not-ready", "effect": "NoSchedule"}]}}),
     );
+    api.put(
+        DAEMON_SET,
+        json!({"metadata": {"name": "rail-agent"}, "spec": {"selector": {}, "template": {}}}),
+    );
     api.put("crd", json!({}));
     api.put(
         CONFIG_MAP,
@@ -295,9 +300,15 @@ impl Running {
     }
 
     /// Ends it as the kubelet does, and returns whether it ended well.
-    pub fn stop(mut self) -> bool {
+    pub fn stop(self) -> bool {
+        self.stopped().0
+    }
+
+    /// The same, with the log.
+    pub fn stopped(mut self) -> (bool, String) {
         sh(&format!("kill {}", self.child.get_mut().id()));
-        self.child.get_mut().wait().unwrap().success()
+        let is_well = self.child.get_mut().wait().unwrap().success();
+        (is_well, self.log())
     }
 
     /// Waits until it has ended by itself, and returns its log.

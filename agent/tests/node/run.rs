@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 use crate::api::Api;
 use crate::node::{
-    CONFIG_MAP, NODE, POOLS, Running, agent as agent_command, allocation, call, call_behind_macvlan, cluster,
-    condition, config_map, end_pod, in_container, install, node_json, on_a_node, pool, ready, served, sh,
-    start_pod, text_of,
+    CONFIG_MAP, DAEMON_SET, NODE, POOLS, Running, agent as agent_command, allocation, call,
+    call_behind_macvlan, cluster, condition, config_map, end_pod, in_container, install, node_json,
+    on_a_node, pool, ready, served, sh, start_pod, text_of,
 };
 
 fn taints(node: &Value) -> Vec<&str> {
@@ -331,6 +331,63 @@ fn a_node_that_was_open_closes_when_its_prefixes_are_another_machines() {
     });
 }
 
+/// What nobody looks after must not call itself ready; a rollout takes no node away.
+#[test]
+fn labels_and_conditions_end_with_the_last_agent_and_not_with_one_that_is_replaced() {
+    on_a_node("run::labels_and_conditions_end_with_the_last_agent_and_not_with_one_that_is_replaced", || {
+        let (api, agent) = ready(&[]);
+        let labels = || api.get(NODE)["metadata"]["labels"].as_object().unwrap().len();
+        agent.until("the labels", || labels() == 3 && taints(&api.get(NODE)) == ["other"]);
+        let set = |change: Value| {
+            let mut set = api.get(DAEMON_SET);
+            for (key, value) in change.as_object().unwrap() {
+                set[key] = value.clone();
+            }
+            api.put(DAEMON_SET, set);
+        };
+        let selector = |class: &str| {
+            json!({"spec": {"selector": {}, "template": {"spec": {"containers": [],
+            "nodeSelector": {"rail-cni/node-class": class}}}}})
+        };
+        // A rollout; one of a DaemonSet that has this node; what cannot be known.
+        assert!(agent.stop());
+        set(selector("dgx"));
+        let looking = || {
+            let looks = || api.count("GET /api/v1/nodes/worker-gpu-0");
+            let before = looks();
+            let agent = Running::start(&api, &[]);
+            agent.until("looking", || looks() > before + 1);
+            agent
+        };
+        assert!(looking().stop());
+        api.refuse("/daemonsets/", &[403; 10]);
+        let (is_well, log) = looking().stopped();
+        assert!(is_well && log.contains("stay as they are"), "{log}");
+        api.relent();
+        assert_eq!((labels(), condition(&api, "RailsReady")["status"].clone()), (3, "True".into()));
+        // Other nodes; one that goes, with its pods before it; one that is gone.
+        let last: [&dyn Fn(); 3] = [
+            &|| set(selector("hgx")),
+            &|| set(json!({"metadata": {"name": "rail-agent", "deletionTimestamp": "2026-01-01T00:00:00Z"}})),
+            &|| api.delete(DAEMON_SET),
+        ];
+        for end in last {
+            let agent = looking();
+            agent.until("the labels", || labels() == 3 && condition(&api, "RailsReady")["status"] == "True");
+            end();
+            let (is_well, log) = agent.stopped();
+            assert!(is_well, "{log}");
+            assert_eq!((labels(), taints(&api.get(NODE))), (1, vec!["other"]), "{log}");
+            for kind in ["RailsReady", "RailsPlanCurrent"] {
+                assert!(condition(&api, kind).is_null(), "{kind}: {log}");
+            }
+            set(selector("dgx"));
+        }
+        // Pods start all the same.
+        start_pod("pod-a", 0);
+    });
+}
+
 #[test]
 fn what_the_api_server_refuses_of_labels_and_taint_does_not_keep_the_other() {
     on_a_node("run::what_the_api_server_refuses_of_labels_and_taint_does_not_keep_the_other", || {
@@ -453,12 +510,14 @@ fn the_agent_asks_the_api_server_for_nothing_that_its_roles_do_not_have() {
         let (api, agent) = ready(&[]);
         api.put(&format!("{POOLS}/rail-0"), json!({"metadata": {"name": "rail-0"}, "spec": {}}));
         agent.until("an Event", || !api.events("PlanRefused").is_empty());
+        assert!(agent.stop());
         assert_eq!(
             api.requests(),
             [
                 "GET /api/v1/namespaces/kube-system",
                 "GET /api/v1/namespaces/kube-system/configmaps",
                 "GET /api/v1/nodes/worker-gpu-0",
+                "GET /apis/apps/v1/namespaces/kube-system/daemonsets/rail-agent",
                 "GET /apis/nv-ipam.nvidia.com/v1alpha1/cidrpools",
                 "PATCH /api/v1/nodes/worker-gpu-0",
                 "PATCH /api/v1/nodes/worker-gpu-0/status",
