@@ -30,8 +30,7 @@ pub struct Names {
     /// Label that is true while pods with rails can start, and false otherwise; empty: none
     #[arg(long, value_name = "KEY", default_value = "rail-cni/ready")]
     pub ready_label: String,
-    /// Taint that is removed when the rails are there, and that returns to a node that had it when they are away and no
-    /// pod has one; empty: none
+    /// Taint (NoSchedule) of a node whose rails are away, or whose plan keeps new pods away; empty: none
     #[arg(long, value_name = "KEY", default_value = "rail-cni/not-ready")]
     pub taint: String,
     /// Label for the node's place in the fabric: {tier} is 1 for its leaf switches, 2 for its SU, 3 for its pod; empty: none

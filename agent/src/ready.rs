@@ -1,7 +1,7 @@
 //! Whether the rails of this node can be used, and what follows from it: a condition, a label, and the taint that keeps
 //! pods away.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::report::{Doctor, Show, Status};
 use crate::text::clean;
@@ -15,9 +15,6 @@ const WRITTEN: &str = "Written";
 const HELD_BACK: &str = "HeldBack";
 const REFUSED: &str = "Refused";
 const NOT_NAMED: &str = "NotNamed";
-/// A rail is away for so long before new pods are kept away: a link that flaps moves no pod.
-pub const PATIENCE: Duration = Duration::from_secs(60);
-
 /// A condition of the Node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
@@ -173,43 +170,65 @@ pub enum Taint {
     Add,
 }
 
-/// Whether the taint goes or comes. It comes with a plan that [closes](closes) the node; running pods do not mind. It goes as
-/// soon as the rails are there and [pods may come](may_open). It comes back when they were away for [`PATIENCE`] and no pod
-/// has a rail, as after a reboot; while pods run, the condition alone says it. A node that never had it, such as one without
-/// rails, is not closed for that.
-pub fn taint(
-    has_taint: bool,
-    had_taint: bool,
-    is_ready: bool,
-    may_open: bool,
-    is_closed: bool,
-    away_for: Duration,
-    known: Option<(&Status, &Show)>,
-) -> Taint {
-    match (has_taint, is_ready) {
-        (false, _) if is_closed => Taint::Add,
-        (true, true) if may_open => Taint::Remove,
-        (false, false) if had_taint && away_for >= PATIENCE => {
-            // Without an answer of the plugins nobody knows whether pods have rails.
-            if known.is_some_and(|(status, show)| is_idle(status, show)) { Taint::Add } else { Taint::Keep }
+/// Whether the rails are there or away, as far as new pods are concerned: what comes and goes is neither until it stays.
+#[derive(Debug, Default)]
+pub struct Steady {
+    verdict: Option<bool>,
+    /// Since when each look says something else.
+    since: Option<Instant>,
+}
+
+impl Steady {
+    /// The verdict after a look at `now`; `None` before there is one. It changes when all looks have said the same for as long
+    /// as `patience`. Rails that are there at the first look, or come before they were called away, need no time.
+    pub fn look(&mut self, is_ready: bool, now: Instant, patience: Duration) -> Option<bool> {
+        if self.verdict == Some(is_ready) {
+            self.since = None;
+            return self.verdict;
         }
+        let since = *self.since.get_or_insert(now);
+        if (self.verdict.is_none() && is_ready) || now.duration_since(since) >= patience {
+            *self = Steady { verdict: Some(is_ready), since: None };
+        }
+        self.verdict
+    }
+}
+
+/// What the taint follows from.
+#[derive(Clone, Copy, Debug)]
+pub struct Grounds {
+    /// Whether the plan [closes](closes) the node.
+    pub is_closed: bool,
+    /// Whether [the plan lets pods come](may_open).
+    pub may_open: bool,
+    /// Whether the rails are there at this moment.
+    pub is_ready: bool,
+    /// What [`Steady`] says of them.
+    pub steady: Option<bool>,
+    /// Whether the node has rails at all: it had the taint, or a PF of node.json exists.
+    pub has_rails: bool,
+}
+
+/// Whether the taint goes or comes. Running pods do not mind it. A node without rails is not closed because it has none.
+pub fn taint(has_taint: bool, of: Grounds) -> Taint {
+    let is_away = of.steady == Some(false) && of.has_rails;
+    let is_there = of.is_ready && of.steady == Some(true);
+    match has_taint {
+        false if of.is_closed || is_away => Taint::Add,
+        true if !of.is_closed && is_there && of.may_open => Taint::Remove,
         _ => Taint::Keep,
     }
 }
 
-/// Whether it is certain that no pod has a rail: neither one on record, nor one whose record is lost, nor one of a resource
-/// claim or behind another plugin, which have leases alone.
-fn is_idle(status: &Status, show: &Show) -> bool {
-    let is_on_record = status.attachments.iter().any(|one| one.is_alive());
-    let is_unknown = status.emptied || !status.lost.is_empty() || !status.unreadable.is_empty();
-    let leases = || show.pools.iter().flat_map(|pool| &pool.leases);
-    !is_on_record && !is_unknown && leases().all(|lease| lease.state == "dead")
+/// Whether a PF of node.json exists.
+pub fn has_pf(status: &Status) -> bool {
+    status.rails.iter().any(|rail| rail.pf.link != "missing")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Attachment, Check, Lease, Pool};
+    use crate::report::{Check, Pool};
 
     fn doctor(verdicts: &[(&str, &str)]) -> Doctor {
         let checks = verdicts.iter().map(|(check, verdict)| Check {
@@ -238,61 +257,82 @@ mod tests {
         assert_eq!(camel("0-x"), "Check0X");
     }
 
+    const OPEN: Grounds =
+        Grounds { is_closed: false, may_open: true, is_ready: true, steady: Some(true), has_rails: true };
+
     #[test]
-    fn the_taint_goes_when_the_rails_are_there_and_never_comes_back_under_running_pods() {
-        let with = |state: &str| Status {
-            attachments: vec![Attachment { state: state.to_owned(), ..Attachment::default() }],
+    fn the_taint_follows_the_plan_and_rails_that_stay_as_they_are() {
+        let away = Grounds { is_ready: false, steady: Some(false), ..OPEN };
+        for (has, of, expected) in [
+            (true, OPEN, Taint::Remove),
+            (false, OPEN, Taint::Keep),
+            (false, away, Taint::Add),
+            (true, away, Taint::Keep),
+            // A flap, in both directions, and an agent that has just begun.
+            (false, Grounds { is_ready: false, ..OPEN }, Taint::Keep),
+            (true, Grounds { is_ready: false, ..OPEN }, Taint::Keep),
+            (true, Grounds { is_ready: true, ..away }, Taint::Keep),
+            (false, Grounds { is_ready: false, steady: None, ..OPEN }, Taint::Keep),
+            // A node that has no rails, and one whose plan is not known.
+            (false, Grounds { has_rails: false, ..away }, Taint::Keep),
+            (true, Grounds { may_open: false, ..OPEN }, Taint::Keep),
+            (false, Grounds { may_open: false, ..OPEN }, Taint::Keep),
+            // A plan that closes the node.
+            (false, Grounds { is_closed: true, ..OPEN }, Taint::Add),
+            (false, Grounds { is_closed: true, has_rails: false, ..away }, Taint::Add),
+            (true, Grounds { is_closed: true, ..OPEN }, Taint::Keep),
+        ] {
+            assert_eq!(taint(has, of), expected, "{has} {of:?}");
+        }
+        let with = |link: &str| Status {
+            rails: vec![crate::report::Rail {
+                pf: crate::report::Pf { link: link.to_owned(), ..Default::default() },
+                ..Default::default()
+            }],
             ..Status::default()
         };
-        let (now, long) = (Duration::ZERO, PATIENCE);
-        let idle = Status::default();
-        let none = Show::default();
-        let taint = |has, ready, away, status: Option<&Status>| {
-            super::taint(has, true, ready, true, false, away, status.map(|status| (status, &none)))
-        };
-        assert_eq!(taint(true, true, now, None), Taint::Remove);
-        assert_eq!(taint(true, false, long, Some(&idle)), Taint::Keep);
-        assert_eq!(taint(false, true, now, Some(&idle)), Taint::Keep);
-        assert_eq!(taint(false, false, long, Some(&idle)), Taint::Add);
-        assert_eq!(
-            super::taint(false, false, false, true, false, long, Some((&idle, &none))),
-            Taint::Keep,
-            "it never had one"
-        );
-        assert_eq!(taint(false, false, long, Some(&with("dead"))), Taint::Add);
-        // A flap; running pods; nobody knows.
-        assert_eq!(taint(false, false, now, Some(&idle)), Taint::Keep);
-        for state in ["live", "busy", "unknown", "elsewhere", "on-host"] {
-            assert_eq!(taint(false, false, long, Some(&with(state))), Taint::Keep, "{state}");
-        }
-        assert_eq!(taint(false, false, long, None), Taint::Keep);
-        // Pods may have what is on no record.
-        for unknown in [
-            Status { lost: vec![serde_json::json!({})], ..Status::default() },
-            Status { unreadable: vec!["x.json".to_owned()], ..Status::default() },
-            Status { emptied: true, ..Status::default() },
+        assert!(has_pf(&with("no-carrier")) && !has_pf(&with("missing")) && !has_pf(&Status::default()));
+    }
+
+    /// A look each ten seconds: `+` the link is there, `-` it is away; below, the verdict: `?` none, `1` there, `0` away.
+    #[test]
+    fn a_link_that_comes_and_goes_changes_the_verdict_only_when_it_stays() {
+        for (looks, verdicts) in [
+            ("+++", "111"),
+            // It goes for a minute.
+            ("+------++++++++", "111111111111111"),
+            ("+-------++++++++", "1111111000000011"),
+            // It flaps: neither half is a minute long.
+            ("+-----+-----+-----+", "1111111111111111111"),
+            ("+-------+++++-+++++-+++++++", "111111100000000000000000001"),
+            // An agent that begins: rails that come need no time, and those that are away are given a minute.
+            ("-----+", "?????1"),
+            ("-------+", "??????00"),
+            ("--+-----+", "??1111111"),
         ] {
-            assert_eq!(taint(false, false, long, Some(&unknown)), Taint::Keep, "{unknown:?}");
+            let begun = Instant::now();
+            let mut steady = Steady::default();
+            let told: String = (0u64..)
+                .zip(looks.chars())
+                .map(|(look, link)| {
+                    let now = begun + Duration::from_secs(10 * look);
+                    match steady.look(link == '+', now, Duration::from_secs(60)) {
+                        None => '?',
+                        Some(is_there) => {
+                            if is_there {
+                                '1'
+                            } else {
+                                '0'
+                            }
+                        }
+                    }
+                })
+                .collect();
+            assert_eq!(told, verdicts, "{looks}");
         }
-        // Those of resource claims, and behind other plugins, have leases alone.
-        for (state, expected) in [("live", Taint::Keep), ("unknown", Taint::Keep), ("dead", Taint::Add)] {
-            let lease = Lease { state: state.to_owned(), ..Lease::default() };
-            let show = Show { pools: vec![Pool { leases: vec![lease], ..Pool::default() }] };
-            assert_eq!(
-                super::taint(false, true, false, true, false, long, Some((&idle, &show))),
-                expected,
-                "{state}"
-            );
-        }
-        // A plan that does not open the node brings no taint, and one that closes it does, under running pods too.
-        for has in [true, false] {
-            assert_eq!(super::taint(has, true, true, false, false, long, Some((&idle, &none))), Taint::Keep);
-        }
-        for had in [true, false] {
-            let live = with("live");
-            assert_eq!(super::taint(false, had, false, true, true, now, Some((&live, &none))), Taint::Add);
-        }
-        assert_eq!(super::taint(true, true, false, true, true, long, None), Taint::Keep);
+        let (mut steady, now) = (Steady::default(), Instant::now());
+        assert_eq!(steady.look(false, now, Duration::ZERO), Some(false), "without patience");
+        assert_eq!(steady.look(true, now, Duration::ZERO), Some(true));
     }
 
     #[test]

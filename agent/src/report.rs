@@ -18,8 +18,6 @@ pub struct Status {
     pub lost: Vec<serde_json::Value>,
     /// Files of damaged records.
     pub unreadable: Vec<String>,
-    /// Whether the run directory was emptied, with the records of running pods.
-    pub emptied: bool,
 }
 
 /// A rail of the node.

@@ -34,7 +34,7 @@ use crate::host::{Host, HostDir, Said};
 use crate::install::{PLUGINS, RAILCTL};
 use crate::node_json::{self, Paths};
 use crate::place::{self, Place};
-use crate::ready::{self, Condition, Plan};
+use crate::ready::{self, Condition, Grounds, Plan, Steady};
 use crate::report::{Attachment, Doctor, Obstacle, Refused, Show, Status};
 use crate::serve::{self, Shared};
 use crate::text::{clean, of, say};
@@ -119,6 +119,9 @@ pub struct RunArgs {
     /// Seconds between two runs of `railctl doctor` while all is well
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
     doctor_interval: u64,
+    /// Seconds for which the rails must be away before the taint comes, and there before it goes
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=86400))]
+    taint_after: u64,
     /// Seconds between two runs of `railctl reap`; 0: never
     #[arg(long, value_name = "SECONDS", default_value_t = 900, value_parser = clap::value_parser!(u64).range(0..=86400))]
     reap_interval: u64,
@@ -268,7 +271,8 @@ struct Agent {
     ready: Condition,
     reap_due: Option<Instant>,
     claims_due: Instant,
-    not_ready_since: Option<Instant>,
+    steady: Steady,
+    is_steady: Option<bool>,
     /// What of the rails must bring the doctor at once.
     outline: Vec<(String, String, u64)>,
     links: Carriers,
@@ -327,7 +331,8 @@ impl Agent {
             broken: None,
             closed: None,
             claims_due: now,
-            not_ready_since: None,
+            steady: Steady::default(),
+            is_steady: None,
             outline: Vec::new(),
             links: HashMap::new(),
             told: HashMap::new(),
@@ -887,10 +892,10 @@ impl Agent {
                 (None, None) => ready::rails_ready(&self.doctor),
             },
         };
-        if condition.is_true {
-            self.not_ready_since = None;
-        } else {
-            self.not_ready_since.get_or_insert_with(Instant::now);
+        // A plan says at once that it closes the node, and at once that it does not.
+        if self.closed.is_none() {
+            let patience = Duration::from_secs(self.args.taint_after);
+            self.is_steady = self.steady.look(condition.is_true, Instant::now(), patience);
         }
         self.ready = condition.clone();
         if !condition.is_true {
@@ -944,14 +949,13 @@ impl Agent {
             let is_open = is_unjudged && api::label(node, &names.ready_label) == Some("true");
             labels.insert(names.ready_label.clone(), (is_ready && (may_open || is_open)).to_string());
         }
-        let away_for = self.not_ready_since.map_or(Duration::ZERO, |since| since.elapsed());
         let taint = match names.taint.as_str() {
             "" => ready::Taint::Keep,
             key => {
-                let (has, had) = (api::has_taint(node, key), api::had_taint(node, key));
-                let is_closed = self.closed.is_some();
-                let known = status.as_ref().zip(show.as_ref());
-                ready::taint(has, had, is_ready, may_open, is_closed, away_for, known)
+                let has_rails = api::had_taint(node, key) || status.as_ref().is_some_and(ready::has_pf);
+                let (is_closed, steady) = (self.closed.is_some(), self.is_steady);
+                let grounds = Grounds { is_closed, may_open, is_ready, steady, has_rails };
+                ready::taint(api::has_taint(node, key), grounds)
             }
         };
         // First the condition, so that whoever sees the label finds the reason.

@@ -488,7 +488,6 @@ fn an_event_that_the_api_server_refused_is_sent_when_it_happens_again() {
     });
 }
 
-/// The agent's own tests say what follows from it: the taint does not return.
 #[test]
 fn status_says_that_the_run_directory_was_emptied_under_a_pod() {
     on_a_node("run::status_says_that_the_run_directory_was_emptied_under_a_pod", || {
@@ -821,6 +820,34 @@ fn pods_and_node_are_told_of_what_happens_to_their_rails() {
         assert!(output.status.success(), "{}", text_of(&output));
         agent.until("RailHealed", || api.events("RailHealed").len() == 1);
         assert!(served("/metrics").contains("rail_cni_heals_total 1"));
+    });
+}
+
+/// NoSchedule moves no pod that runs.
+#[test]
+fn a_rail_that_stays_away_keeps_new_pods_away_also_under_running_pods() {
+    on_a_node("run::a_rail_that_stays_away_keeps_new_pods_away_also_under_running_pods", || {
+        let (api, agent) = ready(&["--taint-after", "3"]);
+        agent.until("open", || taints(&api.get(NODE)) == ["other"]);
+        start_pod("pod-a", 0);
+        let cable = |state: &str| sh(&format!("ip -n leaf link set cable1 {state}"));
+        let looks = || api.count("GET /api/v1/nodes/worker-gpu-0");
+        // The plug is moved.
+        cable("down");
+        agent.until_condition(&api, "RailsReady", "False", "PfLink");
+        assert_eq!(taints(&api.get(NODE)), ["other"]);
+        cable("up");
+        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        let before = looks();
+        agent.until("some looks", || looks() > before + 4);
+        assert_eq!(taints(&api.get(NODE)), ["other"]);
+        cable("down");
+        agent.until("the taint", || taints(&api.get(NODE)) == ["other", "rail-cni/not-ready"]);
+        assert!(sh("ip -n pod-a -br address show net1").contains("172.16.0.0/31"));
+        cable("up");
+        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        assert_eq!(taints(&api.get(NODE)), ["other", "rail-cni/not-ready"]);
+        agent.until("open", || taints(&api.get(NODE)) == ["other"]);
     });
 }
 
