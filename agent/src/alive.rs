@@ -1,5 +1,6 @@
-//! `rail-agent health`: whether the agent of the node still looks at it. The agent writes the time into a file of the run
-//! directory, which only root can enter: an address could be taken or kept busy by any process of the node.
+//! `rail-agent health`: whether the agent of the node still looks at it, and whether pods with rails can start. The agent
+//! writes the time and what it found into a file of the run directory, which only root can enter: an address could be taken or
+//! kept busy by any process of the node.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -7,6 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use clap::Args;
 use rail_cni::node::Node;
 
 use crate::host::{Host, HostDir};
@@ -16,6 +18,18 @@ use crate::node_json::Paths;
 pub const NAME: &str = "agent.alive";
 /// The agent hangs if it has looked at nothing for so long: the longest program takes two minutes.
 const SILENT: Duration = Duration::from_secs(600);
+
+/// What stands behind the time on a node that is ready; the other word is as long.
+const READY: &str = "ready";
+const WAITS: &str = "waits";
+
+/// Arguments of `rail-agent health`.
+#[derive(Debug, Args)]
+pub struct HealthArgs {
+    /// Also fail while pods with rails cannot start, as the condition RailsReady says: the readiness probe
+    #[arg(long)]
+    ready: bool,
+}
 
 /// The file, which the agent keeps open.
 #[derive(Debug)]
@@ -27,34 +41,39 @@ impl Alive {
         let mut options = File::options();
         let open = options.write(true).create(true).truncate(false).mode(0o600).open(run_dir.at(NAME));
         let alive = Alive(open.with_context(|| format!("cannot open {} on the host", run_dir.shown(NAME)))?);
-        alive.now()?;
+        alive.now(false)?;
         Ok(alive)
     }
 
     /// Notes that the agent looked at the node. The text always has the same length, so that it needs no more room.
-    pub fn now(&self) -> Result<()> {
-        let written = self.0.write_all_at(format!("{:020}\n", since_boot()?.as_secs()).as_bytes(), 0);
+    pub fn now(&self, is_ready: bool) -> Result<()> {
+        let found = if is_ready { READY } else { WAITS };
+        let written = self.0.write_all_at(format!("{:020} {found}\n", since_boot()?.as_secs()).as_bytes(), 0);
         written.with_context(|| format!("cannot write {NAME}"))
     }
 }
 
 /// `rail-agent health`.
-pub fn health() -> Result<ExitCode> {
+pub fn health(args: &HealthArgs) -> Result<ExitCode> {
     let host = Host::open()?;
     // An agent that cannot use the run directory of node.json is in the usual one.
     let named = Paths::of(&host).map(|paths| paths.run_dir).unwrap_or_default();
     let mut looked = None;
     for path in [named, Node::default().run_dir] {
-        let text = host.read(&path.join(NAME)).unwrap_or_default();
-        let seconds = text.and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
-        looked = looked.max(seconds);
+        let text = host.read(&path.join(NAME)).unwrap_or_default().unwrap_or_default();
+        let mut words = text.split_whitespace();
+        let seconds = words.next().and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
+        looked = looked.max(seconds.map(|seconds| (seconds, words.next() == Some(READY))));
     }
-    let Some(looked) = looked else {
+    let Some((looked, is_ready)) = looked else {
         bail!("no agent has run on this node since it was started: {NAME} is not in the run directory");
     };
     let silent = since_boot()?.saturating_sub(looked);
     if silent > SILENT {
         bail!("the agent has looked at nothing for {} s", silent.as_secs());
+    }
+    if args.ready && !is_ready {
+        bail!("pods with rails cannot start on this node: its condition RailsReady says why");
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -59,8 +59,8 @@ before it is kept as .rail-cni/NAME.previous in the directory. An executable tha
 agent's files in the run directory. While a pod has a rail nothing is removed, because only the plugins can restore its device."
     )]
     Uninstall(install::UninstallArgs),
-    /// Fail if the agent of this node has hung for ten minutes: the liveness probe of the DaemonSet
-    Health,
+    /// Fail if the agent of this node has hung for ten minutes: the probes of the DaemonSet
+    Health(alive::HealthArgs),
     /// Runs a program in the namespaces of process 1
     #[command(name = host::IN_HOST, hide = true)]
     InHost {
@@ -80,7 +80,7 @@ pub fn run() -> ExitCode {
     let done = match Cli::parse().command {
         Command::InHost { command } => return host::enter_and_become(&command),
         Command::Run(args) => run::run(*args),
-        Command::Health => alive::health(),
+        Command::Health(args) => alive::health(&args),
         Command::Install(args) => install::install(&args),
         Command::Uninstall(args) => install::uninstall(&args),
     };

@@ -363,7 +363,8 @@ impl Agent {
     async fn run(&mut self) -> Result<ExitCode> {
         loop {
             self.look().await;
-            self.tell("alive", self.alive.now().err().map(|error| of(&error)));
+            let noted = self.alive.now(self.ready.is_true);
+            self.tell("alive", noted.err().map(|error| of(&error)));
             self.check_run_dir()?;
             let interval = jittered(Duration::from_secs(self.args.interval));
             let changed = async {

@@ -404,7 +404,7 @@ fn the_roles_are_as_small_as_what_the_agent_asks() {
 
 #[test]
 fn the_pods_call_the_agent_with_arguments_that_it_has_and_see_the_hosts_processes() {
-    let mut seen = 0;
+    let (mut seen, mut probes) = (0, 0);
     for set in manifests().iter().filter(|object| object["kind"] == "DaemonSet") {
         let pod = &set["spec"]["template"]["spec"];
         assert_eq!((&pod["hostPID"], &pod["hostNetwork"]), (&json!(true), &json!(true)));
@@ -415,14 +415,23 @@ fn the_pods_call_the_agent_with_arguments_that_it_has_and_see_the_hosts_processe
             let args = container["args"].as_array().unwrap().iter();
             let args = args.map(|one| one.as_str().unwrap().replace("$(HOST_IP)", "192.0.2.1"));
             knows(args.collect());
-            if let Some(probe) = container["livenessProbe"]["exec"]["command"].as_array() {
+            for kind in ["startupProbe", "livenessProbe", "readinessProbe"] {
+                let Some(probe) = container[kind]["exec"]["command"].as_array() else { continue };
                 assert_eq!(probe[0], "/rail-agent");
+                // A node that is not ready is no reason to start its agent anew.
+                let asks_for_rails = probe.contains(&json!("--ready"));
+                assert_eq!(
+                    asks_for_rails,
+                    kind == "readinessProbe" && container["name"] == "agent",
+                    "{kind}"
+                );
                 knows(probe[1..].iter().map(|one| one.as_str().unwrap().to_owned()).collect());
+                probes += 1;
             }
             seen += 1;
         }
     }
-    assert_eq!(seen, 4);
+    assert_eq!((seen, probes), (4, 3));
 }
 
 #[track_caller]
