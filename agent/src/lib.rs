@@ -14,6 +14,7 @@ mod metrics;
 mod node_json;
 mod place;
 mod ready;
+mod refusals;
 mod report;
 mod run;
 mod serve;

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 
 use crate::calls::Call;
 use crate::ready::{Condition, Plan};
+use crate::refusals::Refusals;
 use crate::report::{Doctor, Show, Status};
 
 /// Name, type and help of each metric.
@@ -93,6 +94,8 @@ pub struct Metrics {
     calls: BTreeMap<(&'static str, &'static str, String), u64>,
     durations: BTreeMap<(&'static str, &'static str), Histogram>,
     heals: u64,
+    /// What the node refuses to pods.
+    pub refusals: Refusals,
     /// Devices that `railctl reap` restored.
     pub reaped: u64,
     /// Events that are lost.

@@ -93,6 +93,11 @@ pub fn closed_by_plan(why: &str) -> Condition {
     Condition { kind: READY, is_true: false, reason: "ClosedByPlan".to_owned(), message: clean(why) }
 }
 
+/// The condition [`READY`] of a node that refuses pods although the doctor finds nothing wrong.
+pub fn refusing(what: &str) -> Condition {
+    Condition { kind: READY, is_true: false, reason: "PodsRefused".to_owned(), message: clean(what) }
+}
+
 /// The condition [`CURRENT`]; none before anything is known. Its reason also says for the next agent what [`was_named`] reads.
 pub fn plan_current(plan: &Plan, is_named: Option<bool>) -> Option<Condition> {
     let (is_true, reason, message) = match plan {

@@ -893,11 +893,16 @@ impl Agent {
                 (None, None) => ready::rails_ready(&self.doctor),
             },
         };
-        // A plan says at once that it closes the node, and at once that it does not.
+        // What the doctor finds is nearer to the cause.
+        let refused = self.shared.with(|metrics| metrics.refusals.standing(Instant::now()));
+        let refused = refused.filter(|_| condition.is_true);
+        // A plan says at once that it closes the node, and at once that it does not. Refused pods bring no taint: without
+        // others, nobody would find out that the cause is gone.
         if self.closed.is_none() {
             let patience = Duration::from_secs(self.args.taint_after);
             self.is_steady = self.steady.look(condition.is_true, Instant::now(), patience);
         }
+        let condition = refused.map_or(condition, |what| ready::refusing(&what));
         self.ready = condition.clone();
         if !condition.is_true {
             self.tell("ready", Some(format!("pods with rails cannot start: {}", condition.message)));
@@ -1099,7 +1104,10 @@ async fn read_calls(mut tail: Tail, shared: Shared, news: mpsc::Sender<News>, ui
         match tail.read() {
             Ok(calls) => {
                 for call in &calls {
-                    shared.with(|metrics| metrics.count(call));
+                    shared.with(|metrics| {
+                        metrics.count(call);
+                        metrics.refusals.count(call, Instant::now());
+                    });
                     if let (Some(pod), Some(uid)) = (&call.pod, &call.pod_uid) {
                         let mut uids = uids.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                         if uids.len() >= PODS {

@@ -350,8 +350,13 @@ pub fn served(path: &str) -> String {
 
 /// Calls rail-cni for the rail of a pod, as a runtime does.
 pub fn call(verb: &str, pod: &str, rail: u8) -> Output {
+    call_with_mtu(verb, pod, rail, 9000)
+}
+
+/// The same with another MTU in the network.
+pub fn call_with_mtu(verb: &str, pod: &str, rail: u8, mtu: u32) -> Output {
     let network = json!({"cniVersion": "1.1.0", "name": format!("rail-{rail}"), "type": "rail-cni", "rail": rail,
-        "mtu": 9000, "deviceID": pf(rail).replace("00.0", "00.2"), "ipam": {"type": "rail-ipam", "pool": format!("rail-{rail}")}});
+        "mtu": mtu, "deviceID": pf(rail).replace("00.0", "00.2"), "ipam": {"type": "rail-ipam", "pool": format!("rail-{rail}")}});
     call_plugin("rail-cni", verb, pod, rail, &network)
 }
 

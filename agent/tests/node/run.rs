@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use crate::api::Api;
 use crate::node::{
     CONFIG_MAP, DAEMON_SET, NODE, POOLS, Running, agent as agent_command, allocation, call,
-    call_behind_macvlan, cluster, condition, config_map, end_pod, in_container, install, node_json,
-    on_a_node, pool, ready, served, sh, start_pod, text_of,
+    call_behind_macvlan, call_with_mtu, cluster, condition, config_map, end_pod, in_container, install,
+    node_json, on_a_node, pool, ready, served, sh, start_pod, text_of,
 };
 
 fn taints(node: &Value) -> Vec<&str> {
@@ -820,6 +820,47 @@ fn pods_and_node_are_told_of_what_happens_to_their_rails() {
         assert!(output.status.success(), "{}", text_of(&output));
         agent.until("RailHealed", || api.events("RailHealed").len() == 1);
         assert!(served("/metrics").contains("rail_cni_heals_total 1"));
+    });
+}
+
+/// The doctor knows no network of this rail, and finds nothing wrong.
+#[test]
+fn a_node_that_refuses_pods_again_and_again_is_not_ready_until_one_starts() {
+    on_a_node("run::a_node_that_refuses_pods_again_and_again_is_not_ready_until_one_starts", || {
+        let (api, agent) = ready(&["--taint-after", "0"]);
+        agent.until("open", || taints(&api.get(NODE)) == ["other"]);
+        let is_ready = || agent_command(&["health", "--ready"]).status.success();
+        agent.until("well", is_ready);
+        sh("ip netns add pod-b");
+        let looks = || api.count("GET /api/v1/nodes/worker-gpu-0");
+        let refuse = |mtu: u32, text: &str| {
+            for _ in 0..2 {
+                let told = text_of(&call_with_mtu("ADD", "pod-b", 1, mtu));
+                assert!(told.contains(text), "{told}");
+            }
+        };
+        // The network is wrong wherever the pod is.
+        refuse(10, "is outside of what");
+        let before = looks();
+        agent.until("some looks", || looks() > before + 3);
+        assert_eq!(condition(&api, "RailsReady")["status"], "True");
+        // The PF is smaller here.
+        refuse(9500, "9216 of the PF");
+        start_pod("pod-a", 0);
+        let message = agent.until_condition(&api, "RailsReady", "False", "PodsRefused");
+        assert!(
+            message.contains("rail 1, network rail-1: ") && message.contains("9216 of the PF"),
+            "{message}"
+        );
+        agent.until("the label", || api.get(NODE)["metadata"]["labels"]["rail-cni/ready"] == "false");
+        agent.until("not well", || !is_ready());
+        assert!(agent_command(&["health"]).status.success(), "the process is");
+        sh("ip link set pf1 mtu 9600");
+        let output = call_with_mtu("ADD", "pod-b", 1, 9500);
+        assert!(output.status.success(), "{}", text_of(&output));
+        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        agent.until("well", is_ready);
+        assert_eq!(taints(&api.get(NODE)), ["other"]);
     });
 }
 
