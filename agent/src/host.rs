@@ -128,8 +128,8 @@ impl Host {
         }
     }
 
-    /// Fails if this node cannot execute a program, or if it is not the one of that name.
-    pub async fn try_out(&self, name: &str, program: &Path) -> Result<()> {
+    /// What a program says of its version. Fails if this node cannot execute it, or if it is not the one of that name.
+    pub async fn try_out(&self, name: &str, program: &Path) -> Result<String> {
         let said = self.run(program, &["--version"], b"").await?;
         // A file that is for another machine, or empty, is executed by a shell, and that may succeed.
         if !said.is_success || !said.stdout.starts_with(name) {
@@ -139,7 +139,7 @@ impl Host {
                 said.stderr.trim()
             );
         }
-        Ok(())
+        Ok(said.stdout)
     }
 
     /// [`Host::run`] for a process without other tasks.

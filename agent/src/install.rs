@@ -183,12 +183,13 @@ fn remove_old(dir: &HostDir) -> Result<()> {
 
 /// Fails if this node cannot execute a file of the image.
 fn try_out(host: &Host, name: &str, path: &Path) -> Result<()> {
-    api::runtime()?.block_on(host.try_out(name, path)).with_context(|| {
+    let said = api::runtime()?.block_on(host.try_out(name, path)).with_context(|| {
         format!(
             "{name} of this image cannot be executed on this node; what was installed before is unchanged: use the image \
              for this architecture"
         )
-    })
+    });
+    said.map(drop)
 }
 
 fn is_same(source: &mut File, dir: &HostDir, name: &str) -> io::Result<bool> {

@@ -16,6 +16,7 @@ mod place;
 mod ready;
 mod refusals;
 mod report;
+mod revision;
 mod run;
 mod serve;
 mod text;

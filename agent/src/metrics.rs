@@ -8,10 +8,15 @@ use crate::calls::Call;
 use crate::ready::{Condition, Plan};
 use crate::refusals::Refusals;
 use crate::report::{Doctor, Show, Status};
+use crate::revision::Revision;
 
 /// Name, type and help of each metric.
 pub const METRICS: [(&str, &str, &str); 23] = [
-    ("rail_cni_agent_info", "gauge", "1, with the version of the agent and of the plugins that it installs."),
+    (
+        "rail_cni_agent_info",
+        "gauge",
+        "1, with the version of the agent, and with the revisions of node.json and of the plan.",
+    ),
     (
         "rail_cni_ready",
         "gauge",
@@ -94,6 +99,8 @@ pub struct Metrics {
     calls: BTreeMap<(&'static str, &'static str, String), u64>,
     durations: BTreeMap<(&'static str, &'static str), Histogram>,
     heals: u64,
+    /// What of the rollouts the node has.
+    pub revision: Revision,
     /// What the node refuses to pods.
     pub refusals: Refusals,
     /// Devices that `railctl reap` restored.
@@ -146,7 +153,14 @@ impl Metrics {
     /// The text that Prometheus reads. A metric whose value is not known is absent.
     pub fn text(&self) -> String {
         let mut page = Page::default();
-        page.add("rail_cni_agent_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
+        let known = |one: &Option<String>| one.clone().unwrap_or_default();
+        let (node_json, plan) = (known(&self.revision.node_json), known(&self.revision.plan));
+        let labels = [
+            ("version", env!("CARGO_PKG_VERSION")),
+            ("node_json", node_json.as_str()),
+            ("plan", plan.as_str()),
+        ];
+        page.add("rail_cni_agent_info", &labels, 1);
         if let Some(ready) = &self.ready {
             page.add("rail_cni_ready", &[], u64::from(ready.is_true));
         }

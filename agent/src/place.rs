@@ -61,7 +61,7 @@ fn key(pattern: &str, tier: u8) -> String {
 }
 
 /// The name of a switch as the value of a label: at most 63 letters, digits, `-`, `_` and `.`, no such sign at an end.
-fn value(name: &str) -> String {
+pub fn value(name: &str) -> String {
     let is_sign = |c: char| !c.is_ascii_alphanumeric();
     let clean: String =
         name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect();

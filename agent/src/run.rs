@@ -36,6 +36,7 @@ use crate::node_json::{self, Paths};
 use crate::place::{self, Place};
 use crate::ready::{self, Condition, Grounds, Plan, Steady};
 use crate::report::{Attachment, Doctor, Obstacle, Refused, Show, Status};
+use crate::revision::{self, Revision};
 use crate::serve::{self, Shared};
 use crate::text::{clean, of, say};
 use crate::watch::{self, Seen};
@@ -263,6 +264,8 @@ struct Agent {
     warned: String,
     doctor: Result<Doctor, String>,
     doctor_due: Instant,
+    /// What of the rollouts this node has.
+    revision: Revision,
     /// Which plugin cannot be run, and why.
     broken: Option<String>,
     /// Why the plan keeps new pods away; the store of the node says the same.
@@ -328,6 +331,7 @@ impl Agent {
             ready: ready::rails_ready(&doctor),
             doctor,
             doctor_due: now,
+            revision: Revision::default(),
             broken: None,
             closed: None,
             claims_due: now,
@@ -634,6 +638,9 @@ impl Agent {
                     return;
                 }
                 let plan = self.write_plan(&source).await;
+                if let Plan::Current(_) = plan {
+                    self.revision.plan = Some(revision::plan(&source.text));
+                }
                 let again = match plan {
                     Plan::Current(_) => jittered(RESYNC),
                     _ => AGAIN_AT_MOST.min(Duration::from_secs(self.args.interval) * AGAIN),
@@ -718,6 +725,8 @@ impl Agent {
 
     /// Reads rails, attachments and leases, and looks whether the plugins are there.
     async fn inspect(&mut self) {
+        let node_json = self.host.read(&Path::new(node_json::DIRECTORY).join(node_json::NAME)).ok().flatten();
+        self.revision.node_json = node_json.and_then(|text| revision::node_json(&text));
         let broken = self.try_plugins().await.err();
         if broken.is_some() != self.broken.is_some() {
             self.doctor_due = Instant::now();
@@ -755,10 +764,11 @@ impl Agent {
     }
 
     /// Fails if a plugin cannot be run: no pod with rails could start.
-    async fn try_plugins(&self) -> Result<()> {
+    async fn try_plugins(&mut self) -> Result<()> {
         for plugin in PLUGINS {
             let program = self.args.plugins_dir.join(plugin);
-            self.count_failed(plugin, self.host.try_out(plugin, &program).await)?;
+            let said = self.count_failed(plugin, self.host.try_out(plugin, &program).await)?;
+            self.revision.version = revision::version(&said);
         }
         Ok(())
     }
@@ -922,7 +932,10 @@ impl Agent {
             Some(error) => Plan::Refused(error.clone()),
             None => self.plan.clone(),
         };
-        self.shared.with(|metrics| metrics.plan = Some(plan.clone()));
+        self.shared.with(|metrics| {
+            metrics.plan = Some(plan.clone());
+            metrics.revision = self.revision.clone();
+        });
         let conditions: Vec<_> = [Some(self.ready.clone()), ready::plan_current(&plan, self.is_named)]
             .into_iter()
             .flatten()
@@ -947,6 +960,7 @@ impl Agent {
             // Nobody knows the plan just now.
             None => api::own_labels(node),
         };
+        labels.extend(self.revision.labels(&api::own_labels(node)));
         labels.retain(|key, _| !api::is_foreign(node, key));
         let may_open = ready::may_open(&self.plan, self.is_named, show.as_ref());
         if !names.ready_label.is_empty() {

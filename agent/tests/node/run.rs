@@ -38,6 +38,20 @@ fn a_new_node_gets_its_plan_and_is_ready() {
         assert!(allocation(1).replace(' ', "").contains(r#""rail":1"#), "{}", allocation(1));
         let tier = || api.get(NODE)["metadata"]["labels"]["fabric.topograph.run/tier-1"].clone();
         agent.until("the leaf", || tier() == "leaf-su01-r1");
+        // Which of the rollouts it has.
+        let revision = |key: &str| api.get(NODE)["metadata"]["labels"][format!("rail-cni/{key}")].clone();
+        let version = sh("/opt/cni/bin/rail-cni --version");
+        let told = revision("version").as_str().unwrap().to_owned();
+        assert!(told.split('_').all(|word| version.contains(word)), "{told} of {version}");
+        let (old_json, old_plan) = (revision("node-json"), revision("plan"));
+        let mut other = pool(1, None);
+        other["spec"]["routes"] = json!([]);
+        api.put(&format!("{POOLS}/rail-1"), other);
+        agent.until("the next plan", || revision("plan") != old_plan);
+        let mut other = node_json();
+        other["policy"]["rails"] = json!([0, 1, 2]);
+        api.put(CONFIG_MAP, config_map(&json!({"node.dgx.json": other.to_string(), "cluster": "cluster-1"})));
+        agent.until("the next node.json", || revision("node-json") != old_json);
         let mode = fs::metadata("/run/rail-cni").unwrap().permissions().mode() & 0o777;
         assert_eq!(mode, 0o700, "the run directory is as the plugins make it");
         start_pod("pod-a", 0);
@@ -337,7 +351,7 @@ fn labels_and_conditions_end_with_the_last_agent_and_not_with_one_that_is_replac
     on_a_node("run::labels_and_conditions_end_with_the_last_agent_and_not_with_one_that_is_replaced", || {
         let (api, agent) = ready(&[]);
         let labels = || api.get(NODE)["metadata"]["labels"].as_object().unwrap().len();
-        agent.until("the labels", || labels() == 3 && taints(&api.get(NODE)) == ["other"]);
+        agent.until("the labels", || labels() == 6 && taints(&api.get(NODE)) == ["other"]);
         let set = |change: Value| {
             let mut set = api.get(DAEMON_SET);
             for (key, value) in change.as_object().unwrap() {
@@ -364,7 +378,7 @@ fn labels_and_conditions_end_with_the_last_agent_and_not_with_one_that_is_replac
         let (is_well, log) = looking().stopped();
         assert!(is_well && log.contains("stay as they are"), "{log}");
         api.relent();
-        assert_eq!((labels(), condition(&api, "RailsReady")["status"].clone()), (3, "True".into()));
+        assert_eq!((labels(), condition(&api, "RailsReady")["status"].clone()), (6, "True".into()));
         // Other nodes; one that goes, with its pods before it; one that is gone.
         let last: [&dyn Fn(); 3] = [
             &|| set(selector("hgx")),
@@ -373,7 +387,7 @@ fn labels_and_conditions_end_with_the_last_agent_and_not_with_one_that_is_replac
         ];
         for end in last {
             let agent = looking();
-            agent.until("the labels", || labels() == 3 && condition(&api, "RailsReady")["status"] == "True");
+            agent.until("the labels", || labels() == 6 && condition(&api, "RailsReady")["status"] == "True");
             end();
             let (is_well, log) = agent.stopped();
             assert!(is_well, "{log}");
