@@ -229,8 +229,17 @@ struct Source {
     dry: &'static str,
 }
 
-/// Which devices in pods have a carrier, by container and interface.
-type Carriers = HashMap<(String, String), bool>;
+/// The carrier of a device in a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Carrier {
+    Up,
+    Down,
+    /// It had none when it was seen first: a link that was just brought up takes a while.
+    NotYet,
+}
+
+/// The carriers of devices in pods, by container and interface.
+type Carriers = HashMap<(String, String), Carrier>;
 
 struct Agent {
     args: RunArgs,
@@ -773,7 +782,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Tells a pod that a rail lost its carrier, or has it again.
+    /// Tells a pod that a rail has no carrier, or has it again.
     fn follow_carriers(&mut self, attachments: &[Attachment]) {
         let (links, changes) = carriers(&self.links, attachments);
         self.links = links;
@@ -1067,16 +1076,23 @@ fn outline(status: &Status) -> Vec<(String, String, u64)> {
     status.rails.iter().map(of_rail).collect()
 }
 
-/// The carrier of each device in a living pod, and those that changed.
+/// The carrier of each device in a living pod, and those that pods must know of.
 fn carriers<'a>(before: &Carriers, attachments: &'a [Attachment]) -> (Carriers, Vec<(&'a Attachment, bool)>) {
     let (mut links, mut changes) = (Carriers::new(), Vec::new());
     for one in attachments.iter().filter(|one| one.state == "live") {
         let Some(link) = &one.link else { continue };
-        let (key, is_up) = ((one.container.clone(), one.ifname.clone()), link == "up");
-        if before.get(&key).is_some_and(|was_up| *was_up != is_up) {
-            changes.push((one, is_up));
+        let key = (one.container.clone(), one.ifname.clone());
+        let now = match (before.get(&key), link == "up") {
+            (_, true) => Carrier::Up,
+            (None, false) => Carrier::NotYet,
+            (Some(_), false) => Carrier::Down,
+        };
+        match (before.get(&key), now) {
+            (Some(Carrier::Down), Carrier::Up) => changes.push((one, true)),
+            (Some(Carrier::Up | Carrier::NotYet), Carrier::Down) => changes.push((one, false)),
+            _ => (),
         }
-        links.insert(key, is_up);
+        links.insert(key, now);
     }
     (links, changes)
 }
@@ -1192,7 +1208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_carrier_that_changes_under_a_pod_is_told_once() {
+    fn a_carrier_that_changes_under_a_pod_or_never_comes_is_told_once() {
         let one = |state: &str, link: &str| Attachment {
             state: state.to_owned(),
             link: Some(link.to_owned()),
@@ -1207,9 +1223,18 @@ mod tests {
         };
         let (links, changes) = step(&Carriers::new(), one("live", "no-carrier"));
         assert!(changes.is_empty());
+        let (soon, changes) = step(&links, one("live", "up"));
+        assert!(changes.is_empty());
+        let (_, changes) = step(&soon, one("live", "no-carrier"));
+        assert_eq!(changes, [false]);
+        // It starts on a rail without a cable.
+        let (links, changes) = step(&links, one("live", "no-carrier"));
+        assert_eq!(changes, [false]);
+        let (links, changes) = step(&links, one("live", "no-carrier"));
+        assert!(changes.is_empty());
         let (links, changes) = step(&links, one("live", "up"));
         assert_eq!(changes, [true]);
-        let (links, changes) = step(&links, one("live", "no-carrier"));
+        let (links, changes) = step(&links, one("live", "down"));
         assert_eq!(changes, [false]);
         let (links, changes) = step(&links, one("live", "down"));
         assert!(changes.is_empty());

@@ -817,6 +817,13 @@ fn pods_and_node_are_told_of_what_happens_to_their_rails() {
         agent.until("metric", || served("/metrics").contains("rail_cni_attachments_without_carrier 1"));
         sh("ip -n leaf link set leaf0 up");
         agent.until("RailCarrierBack", || api.events("RailCarrierBack").len() == 1);
+        // A pod that starts without one is told, too.
+        sh("ip -n leaf link set leaf1 down");
+        start_pod("pod-c", 1);
+        agent.until("told", || api.events("RailCarrierLost").len() == 2);
+        assert_eq!(api.events("RailCarrierLost")[1]["regarding"]["uid"], "uid-of-pod-c");
+        end_pod("pod-c", 1);
+        sh("ip -n leaf link set leaf1 up");
         // The PF is down: the node is not ready, and its pods stay where they are.
         sh("ip link set pf1 down");
         let message = agent.until_condition(&api, "RailsReady", "False", "PfLink");
