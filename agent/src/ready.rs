@@ -210,7 +210,7 @@ pub struct Grounds {
     pub is_ready: bool,
     /// What [`Steady`] says of them.
     pub steady: Option<bool>,
-    /// Whether the node has rails at all: it had the taint, or a PF of node.json exists.
+    /// Whether the node has rails at all: it had the taint, or a PF of node.json was seen.
     pub has_rails: bool,
 }
 

@@ -285,6 +285,8 @@ struct Agent {
     claims_due: Instant,
     steady: Steady,
     is_steady: Option<bool>,
+    /// Whether a PF of node.json was seen.
+    has_rails: bool,
     /// What of the rails must bring the doctor at once.
     outline: Vec<(String, String, u64)>,
     links: Carriers,
@@ -346,6 +348,7 @@ impl Agent {
             claims_due: now,
             steady: Steady::default(),
             is_steady: None,
+            has_rails: false,
             outline: Vec::new(),
             links: HashMap::new(),
             told: HashMap::new(),
@@ -744,6 +747,7 @@ impl Agent {
         match self.ask::<Status>(&["status"]).await {
             Ok(status) => {
                 self.follow_carriers(&status.attachments);
+                self.has_rails |= ready::has_pf(&status);
                 let outline = outline(&status);
                 if outline != self.outline {
                     // A PF or its VFs came or went: the doctor says what that means.
@@ -963,7 +967,7 @@ impl Agent {
         let Some(node) = &self.node else { bail!("the API server did not answer yet") };
         let names = &self.args.names;
         let is_ready = self.ready.is_true;
-        let (status, show) = self.shared.with(|metrics| (metrics.status.clone(), metrics.show.clone()));
+        let show = self.shared.with(|metrics| metrics.show.clone());
         let mut labels = match &show {
             Some(show) => place::labels(show, self.place.as_ref(), &api::own_labels(node), &names.tier_label),
             // Nobody knows the plan just now.
@@ -981,7 +985,7 @@ impl Agent {
         let taint = match names.taint.as_str() {
             "" => ready::Taint::Keep,
             key => {
-                let has_rails = api::had_taint(node, key) || status.as_ref().is_some_and(ready::has_pf);
+                let has_rails = api::had_taint(node, key) || self.has_rails;
                 let (is_closed, steady) = (self.closed.is_some(), self.is_steady);
                 let grounds = Grounds { is_closed, may_open, is_ready, steady, has_rails };
                 ready::taint(api::has_taint(node, key), grounds)
