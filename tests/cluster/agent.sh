@@ -24,7 +24,9 @@ take_tag() {
             resources: [{install: "../deploy", uninstall: "../deploy/uninstall"}[$of]],
             images: [{name: "rail-cni", newTag: $tag}]}
             + if $of == "install" then {patches: [{path: "class.json"}, {target: {kind: "DaemonSet", name: "rail-agent"},
-                patch: ([{op: "replace", path: "/spec/minReadySeconds", value: 1}] | tojson)}]} else {} end' >"$own/$of/kustomization.yaml"
+                patch: ([{op: "replace", path: "/spec/minReadySeconds", value: 1},
+                    {op: "add", path: "/spec/template/spec/containers/0/args/-", value: "--taint-after=5"}] | tojson)}]}
+            else {} end' >"$own/$of/kustomization.yaml"
     done
 }
 
@@ -58,6 +60,26 @@ waits_for_a_node() {
 }
 
 apply_plan() { "$target/static/railctl" plan "$root/conf/fabric.yaml" --to cidrpool | kubectl apply -f -; }
+
+# apply_plan_of_another NODE: the plan gives the prefixes of the node to a machine in its place.
+apply_plan_of_another() {
+    "$target/static/railctl" plan "$root/conf/fabric.yaml" --to cidrpool | sed -E "s/\b$1\b/spare-gpu-9/" | kubectl apply -f -
+}
+
+# is_closed NODE REASON: no new pod comes, and the pod of the agent is not ready.
+is_closed() {
+    has_taint "$1" && has_label "$1" rail-cni/ready=false &&
+        kubectl get node "$1" -o json | jq -e --arg reason "$2" \
+            '[.status.conditions[] | select(.type == "RailsReady") | "\(.status) \(.reason)"] == ["False \($reason)"]' &&
+        kubectl get pod "${of_agent[@]}" "$(agent_on "$1")" -o json |
+        jq -e '[.status.conditions[] | select(.type == "Ready").status] == ["False"]'
+}
+
+# is_forgotten NODE: the agent took its labels and conditions with it.
+is_forgotten() {
+    kubectl get node "$1" -o json | jq -e '[(.metadata.labels | keys[] | select(startswith("rail-cni/") and
+        . != "rail-cni/node-class")), (.status.conditions[].type | select(startswith("Rails")))] == []'
+}
 
 # has_label NODE KEY=VALUE
 has_label() {
@@ -148,6 +170,17 @@ for node in "${nodes[@]}"; do
         'rail_cni_attachments\{state="live"\} 8' 'rail_cni_calls_total\{plugin="rail-cni",verb="ADD",code="0"\} 8'
 done
 
+check "the prefixes of worker-gpu-0 go to another machine" apply_plan_of_another worker-gpu-0
+check "worker-gpu-0 closes" within 90 is_closed worker-gpu-0 ClosedByPlan
+check "its pod keeps its rails" all_reach_all trainer-0 trainer-1
+check "the plan names worker-gpu-0 again" apply_plan
+check "worker-gpu-0 opens" within 90 node_is_ready worker-gpu-0
+check "a cable of worker-gpu-1 is cut" ip -n leaf link set n1-p3 down
+check "worker-gpu-1 gets the taint under its pod" within 90 is_closed worker-gpu-1 PfLink
+check "the pod of worker-gpu-1 keeps its rails" all_reach_all trainer-0 trainer-1
+check "the cable is there again" ip -n leaf link set n1-p3 up
+check "worker-gpu-1 opens" within 90 node_is_ready worker-gpu-1
+
 kubectl get net-attach-def rail-0 -o json | jq '{apiVersion, kind,
     metadata: {name: "it", annotations: {"k8s.v1.cni.cncf.io/resourceName": "nvidia.com/rail-0"}},
     spec: {config: (.spec.config | fromjson | .plugins[0].mtu = 9500 | tojson)}}' | kubectl apply -f - >/dev/null
@@ -178,6 +211,7 @@ check "the largest packets pass between all rails" all_reach_all trainer-0 train
 check "uninstall by hand is refused, and names the pod" fails_with "default/trainer-" \
     kubectl exec "${of_agent[@]}" "$(agent_on worker-gpu-0)" -- /rail-agent uninstall
 check "the DaemonSet is deleted" kubectl delete "${of_agent[@]}" daemonset rail-agent --wait --timeout 60s
+for node in "${nodes[@]}"; do check "labels and conditions of $node go with it" within 60 is_forgotten "$node"; done
 check "deploy/uninstall/ is applied" kubectl apply -k "$own/uninstall"
 for node in "${nodes[@]}"; do
     # shellcheck disable=SC2016

@@ -225,7 +225,16 @@ fn with_the_roles_of_deploy_a_node_gets_ready_and_the_agent_can_change_no_other(
             let output = kubectl(&["--token", token, "auth", "can-i", asked[0], asked[1], "-A"]);
             assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "no", "{asked:?}");
         }
+        // A rollout leaves the Node as it is; labels and conditions go with the DaemonSet.
         assert!(agent.stop());
+        assert_eq!(node()["metadata"]["labels"]["rail-cni/ready"], "true");
+        kubectl_ok(&["delete", "daemonset", "rail-agent", "-n", "kube-system"]);
+        let agent = Running::start_with(&config, &[]);
+        agent.until("looking", || crate::node::served("/metrics").contains("rail_cni_api_up 1"));
+        let (is_well, log) = agent.stopped();
+        assert!(is_well, "{log}");
+        assert!(node()["metadata"]["labels"]["rail-cni/ready"].is_null(), "{log}");
+        assert!(condition("RailsReady").is_null(), "{log}");
         // In another namespace, by a kustomization of an operator, its token is good for no more.
         kubectl_ok(&["create", "namespace", "gpu"]);
         write("/run/own/kustomization.yaml", format!("resources: [../..{ROOT}/deploy]\nnamespace: gpu\n"));
