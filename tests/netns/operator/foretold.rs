@@ -1,8 +1,6 @@
-//! Each refusal of ADD that does not depend on the pod, and the check of doctor that foretells it: the table in
-//! docs/operations.md.
+//! Each refusal of ADD that does not depend on the pod, and the check of doctor that foretells it.
 
 use std::any::Any;
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -11,9 +9,9 @@ use serde_json::{Value, json};
 use super::{kept_away, two_rails};
 use crate::harness::{Call, Host, Ran, pf_address, rail, vf_address, with};
 
-/// A row that can be made here.
+/// A state of a node in which ADD is refused.
 struct Case {
-    /// As in the table.
+    /// What ADD says, with `…` for a name or number.
     says: &'static str,
     check: &'static str,
     /// Makes the state; what it returns is kept meanwhile.
@@ -303,19 +301,6 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Row by row: what ADD says, the check, and where it can be seen.
-fn table() -> Vec<[String; 3]> {
-    let text = include_str!("../../../docs/operations.md");
-    let (_, section) = text.split_once("\n### What ADD refuses on a node\n").expect("the section");
-    let rows =
-        section.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
-    let cells = |row: &str| {
-        let mut cells = row.split('|').skip(1).map(|cell| cell.trim().trim_matches('`').to_owned());
-        [(); 3].map(|()| cells.next().unwrap_or_default())
-    };
-    rows.skip(2).map(cells).collect()
-}
-
 fn has_all_parts(text: &str, pattern: &str) -> bool {
     let mut rest = text;
     pattern.split('…').all(|part| match rest.split_once(part) {
@@ -325,19 +310,6 @@ fn has_all_parts(text: &str, pattern: &str) -> bool {
         }
         None => false,
     })
-}
-
-#[test]
-fn the_table_of_refusals_is_that_of_the_cases() {
-    let cases: BTreeMap<_, _> = cases().iter().map(|case| (case.says, case.check)).collect();
-    let rows = table();
-    assert!(rows.len() > cases.len(), "{rows:?}");
-    let made: BTreeMap<_, _> = rows
-        .iter()
-        .filter(|[_, _, note]| !note.starts_with("not in a namespace"))
-        .map(|[says, check, _]| (says.as_str(), check.as_str()))
-        .collect();
-    assert_eq!(made, cases);
 }
 
 /// Every fourth of the cases, so that they run side by side.
@@ -386,7 +358,7 @@ fn what_add_refuses_doctor_foretells_4() {
     foretells(3);
 }
 
-/// Two rails whose nodes are well are told so: no row of the table is there by chance.
+/// Two rails whose nodes are well are told so: no case is there by chance.
 #[test]
 fn a_node_without_any_of_them_passes() {
     let Some(host) = two_rails("operator::foretold_none") else { return };
