@@ -46,9 +46,6 @@ struct Arguments {
     /// Measures nothing: makes the page of what is in the folder.
     #[arg(long)]
     page_only: bool,
-    /// The repository whose docs/performance.md and docs/images get the tables and pictures, too.
-    #[arg(long, value_name = "REPOSITORY")]
-    docs: Option<PathBuf>,
     /// The folder of rail-cni and rail-ipam.
     #[arg(long)]
     bin: PathBuf,
@@ -83,7 +80,7 @@ fn bench(arguments: Arguments) -> Result<(), String> {
     if !arguments.page_only {
         measure(&arguments)?;
     }
-    page::render(&arguments.to, arguments.docs.as_deref())
+    page::render(&arguments.to)
 }
 
 fn measure(arguments: &Arguments) -> Result<(), String> {

@@ -29,7 +29,6 @@ pub struct Run {
 /// A part of the page: its text, and its pictures by name.
 #[derive(Debug)]
 struct Section {
-    part: &'static str,
     heading: &'static str,
     text: String,
     pictures: Vec<(String, String)>,
@@ -89,8 +88,8 @@ const GROWTHS: [Growth; 7] = [
     },
 ];
 
-/// Reads what was measured, and writes summary, pictures and page beside it. With `repository`, also the documents.
-pub fn render(folder: &Path, repository: Option<&Path>) -> Result<(), String> {
+/// Reads what was measured, and writes summary, pictures and page beside it.
+pub fn render(folder: &Path) -> Result<(), String> {
     let samples: Vec<Sample> = read_csv(&folder.join("raw.csv"))?;
     let counted: Vec<Counted> = read_csv(&folder.join("counts.csv"))?;
     let text = read(&folder.join("run.json"))?;
@@ -100,22 +99,12 @@ pub fn render(folder: &Path, repository: Option<&Path>) -> Result<(), String> {
     let sections = sections(&summary, &counted, &run)?;
     let mut page = "# Figures\n".to_owned();
     for section in &sections {
-        page.push_str(&format!("\n## {}\n\n{}", section.heading, section.text.replace("images/", "")));
+        page.push_str(&format!("\n## {}\n\n{}", section.heading, section.text));
         for (name, svg) in &section.pictures {
             write(&folder.join(name), svg)?;
         }
     }
-    write(&folder.join("page.md"), &page)?;
-    let Some(repository) = repository else { return Ok(()) };
-    let document = repository.join("docs/performance.md");
-    let mut text = read(&document)?;
-    for section in &sections {
-        text = replaced(&text, section.part, &section.text)?;
-        for (name, svg) in &section.pictures {
-            write(&repository.join("docs/images").join(name), svg)?;
-        }
-    }
-    write(&document, &text)
+    write(&folder.join("page.md"), &page)
 }
 
 fn read(path: &Path) -> Result<String, String> {
@@ -124,17 +113,6 @@ fn read(path: &Path) -> Result<String, String> {
 
 fn write(path: &Path, text: &str) -> Result<(), String> {
     fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
-}
-
-/// `text` with what is between the two marks of `part` replaced.
-fn replaced(text: &str, part: &str, new: &str) -> Result<String, String> {
-    let (begin, end) =
-        (format!("<!-- scripts/bench --docs {part} -->\n"), format!("<!-- end of {part} -->\n"));
-    let (before, rest) =
-        text.split_once(&begin).ok_or_else(|| format!("docs/performance.md has no {}", begin.trim()))?;
-    let (_, after) =
-        rest.split_once(&end).ok_or_else(|| format!("docs/performance.md has no {}", end.trim()))?;
-    Ok(format!("{before}{begin}\n{}\n\n{end}{after}", new.trim()))
 }
 
 fn sections(summary: &[Summary], counted: &[Counted], run: &Run) -> Result<Vec<Section>, String> {
@@ -160,7 +138,7 @@ fn sections(summary: &[Summary], counted: &[Counted], run: &Run) -> Result<Vec<S
                 ms(del_of(&probed, add))
             ));
         }
-        sections.push(Section { part: "probe", heading: "The gateway probe", text, pictures: Vec::new() });
+        sections.push(Section { heading: "The gateway probe", text, pictures: Vec::new() });
     }
     if !short.is_empty() {
         let head = head("short", &short, run);
@@ -170,7 +148,7 @@ fn sections(summary: &[Summary], counted: &[Counted], run: &Run) -> Result<Vec<S
             vec![call, ms(row.p50_us), p99(row), ms(row.max_us), ms(row.cpu_us)]
         });
         let text = head + &table(&heads, &cells.collect::<Vec<_>>());
-        sections.push(Section { part: "short", heading: "VERSION and STATUS", text, pictures: Vec::new() });
+        sections.push(Section { heading: "VERSION and STATUS", text, pictures: Vec::new() });
     }
     for growth in &GROWTHS {
         let rows = of(growth.part);
@@ -269,7 +247,7 @@ fn ways(
             continue;
         }
         let name = format!("bench-{}.svg", shape.replace(' ', "-"));
-        text.push_str(&format!("![ADD, {shape}, by contender and caller](images/{name})\n\n"));
+        text.push_str(&format!("![ADD, {shape}, by contender and caller]({name})\n\n"));
         let times = ["ADD ms", "p99", "longest", "DEL ms", "p99", "longest"];
         let heads =
             [*shape, "caller"].into_iter().chain(times).chain(["both, of the floor", "CPU ms of both"]);
@@ -303,7 +281,7 @@ fn ways(
     }
     let counted: Vec<_> = counted.iter().filter(|one| one.part == part).collect();
     text.push_str(&counts_of(&counted));
-    Ok(Section { part, heading, text, pictures })
+    Ok(Section { heading, text, pictures })
 }
 
 /// As they are measured: the floor first, then ours.
@@ -424,7 +402,7 @@ fn grows(growth: &Growth, rows: &[&Summary], counted: &[Counted], run: &Run) -> 
     let name = format!("bench-{}.svg", growth.part);
     let title = format!("{}: {}", growth.heading, growth.says);
     let picture = lines(Labels { title: &title, x: growth.x, y: "median, ms" }, &series)?;
-    let mut text = format!("{}![{title}](images/{name})\n\n", head(growth.part, rows, run));
+    let mut text = format!("{}![{title}]({name})\n\n", head(growth.part, rows, run));
     let calls = |row: &Summary| {
         let is_same = |one: &&Counted| {
             one.part == row.part && one.x == row.x && one.contender == row.contender && one.verb == row.verb
@@ -448,7 +426,7 @@ fn grows(growth: &Growth, rows: &[&Summary], counted: &[Counted], run: &Run) -> 
         lines.push([grouped(count(x))].into_iter().chain(cells).collect());
     }
     text.push_str(&table(&heads, &lines));
-    Ok(Section { part: growth.part, heading: growth.heading, text, pictures: vec![(name, picture)] })
+    Ok(Section { heading: growth.heading, text, pictures: vec![(name, picture)] })
 }
 
 fn count(x: u64) -> f64 {
@@ -492,7 +470,7 @@ mod tests {
         write_csv(&folder.join("raw.csv"), &samples).unwrap();
         write_csv(&folder.join("counts.csv"), &counted.collect::<Vec<_>>()).unwrap();
         fs::write(folder.join("run.json"), serde_json::to_string(&run()).unwrap()).unwrap();
-        render(folder, None).unwrap();
+        render(folder).unwrap();
     }
 
     /// In scripts/test of a real run, whose folder is in RAIL_BENCH_PAGE.
@@ -533,15 +511,6 @@ mod tests {
             let svg = read(&folder.join(name)).unwrap();
             roxmltree::Document::parse(&svg).unwrap_or_else(|error| panic!("{name}: {error}"));
         }
-    }
-
-    #[test]
-    fn only_what_is_between_the_marks_is_replaced() {
-        let text = "a\n<!-- scripts/bench --docs rails -->\nold\n<!-- end of rails -->\nb\n";
-        let once = replaced(text, "rails", "new\n").unwrap();
-        assert_eq!(once, "a\n<!-- scripts/bench --docs rails -->\n\nnew\n\n<!-- end of rails -->\nb\n");
-        assert_eq!(replaced(&once, "rails", "new").unwrap(), once);
-        assert!(replaced(text, "pods", "new").is_err());
     }
 
     #[test]
@@ -597,7 +566,10 @@ mod tests {
             row("leases", "rail-ipam", "direct", "one call", 5000, "ADD", 1_500),
         ];
         let sections = sections(&rows, &[], &run()).unwrap();
-        assert_eq!(sections.iter().map(|section| section.part).collect::<Vec<_>>(), ["one", "leases"]);
+        assert_eq!(
+            sections.iter().map(|section| section.heading).collect::<Vec<_>>(),
+            ["One rail", "Leases in the pool"]
+        );
         let ours = "| rail-cni + rail-ipam | direct | 12.0 | 12.0 | 21.0 | 21.0 | 1.10 | 2.00 |";
         assert!(sections[0].text.contains(ours), "{}", sections[0].text);
         assert!(sections[0].text.contains("Left out: instructions, because perf is not here."));
