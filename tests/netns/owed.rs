@@ -305,7 +305,7 @@ fn attributes(mut rest: &[u8]) -> Vec<(u16, &[u8])> {
     found
 }
 
-/// docs/security.md has the numbers that this prints.
+/// Prints how many of the next pods started, by step.
 #[test]
 fn whatever_fails_at_a_pods_end_the_next_pod_starts() {
     let test = "owed::matrix";
