@@ -490,23 +490,6 @@ fn all_programs_say_release_and_commit() {
     }
 }
 
-#[test]
-fn planning_shows_what_import_prints() {
-    let output =
-        Bench::new().command(&RAILCTL, &["import", POOLS[0], POOLS[1], "--dry-run"]).output().unwrap();
-    let printed = String::from_utf8(output.stdout).unwrap();
-    assert!(printed.lines().count() == 11, "{printed}");
-    assert!(read("docs/planning.md").contains(&printed), "{printed}");
-}
-
-#[test]
-fn the_plan_of_the_example_is_the_one_that_is_shown() {
-    let output = Bench::new().command(&RAILCTL, &["plan", "conf/fabric.yaml"]).output().unwrap();
-    let printed = String::from_utf8(output.stdout).unwrap();
-    assert!(printed.lines().count() == 9, "{printed}");
-    assert!(read("docs/planning.md").contains(&printed), "{printed}");
-}
-
 /// The first table below a heading: the cells of the first column.
 fn first_column(text: &str, heading: &str) -> Vec<String> {
     column(text, heading, 1)
