@@ -184,7 +184,7 @@ fn paths(text: &str) -> Vec<String> {
 /// What is above uses what is below. The few uses upwards make no circle.
 #[test]
 fn the_files_of_attach_are_in_an_order() {
-    const ORDER: [&str; 25] = [
+    const ORDER: [&str; 26] = [
         "del",
         "check",
         "chained",
@@ -208,6 +208,7 @@ fn the_files_of_attach_are_in_an_order() {
         "locate",
         "locks",
         "owner",
+        "alias",
         "config",
         "",
     ];

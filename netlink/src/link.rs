@@ -19,9 +19,9 @@ use netlink_packet_core::{DefaultNla, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, pa
 use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkFlags, LinkHeader, LinkMessage, Prop};
 use nix::errno::Errno;
 use nix::libc::{
-    IFLA_ADDRESS, IFLA_ALT_IFNAME, IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINK, IFLA_LINK_NETNSID, IFLA_LINKINFO,
-    IFLA_MASTER, IFLA_MAX_MTU, IFLA_MIN_MTU, IFLA_MTU, IFLA_PARENT_DEV_NAME, IFLA_PERM_ADDRESS,
-    IFLA_PROP_LIST, IFLA_XDP, RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, RTM_SETLINK,
+    IFLA_ADDRESS, IFLA_ALT_IFNAME, IFLA_IFALIAS, IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINK, IFLA_LINK_NETNSID,
+    IFLA_LINKINFO, IFLA_MASTER, IFLA_MAX_MTU, IFLA_MIN_MTU, IFLA_MTU, IFLA_PARENT_DEV_NAME,
+    IFLA_PERM_ADDRESS, IFLA_PROP_LIST, IFLA_XDP, RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, RTM_SETLINK,
 };
 use rtnetlink::LinkUnspec;
 use serde::{Deserialize, Serialize};
@@ -264,7 +264,7 @@ pub fn is_same_mac(one: &str, other: &str) -> bool {
 }
 
 /// What a move changes about the link.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Move<'a> {
     /// Name in the other namespace.
     pub name: &'a str,
@@ -272,10 +272,12 @@ pub struct Move<'a> {
     pub mtu: Option<u32>,
     /// Hardware address; `None` keeps it.
     pub mac: Option<&'a [u8]>,
+    /// Alias, of at most 255 bytes; empty removes it, and `None` keeps it.
+    pub alias: Option<&'a str>,
 }
 
 /// The one message that moves a link to the namespace `to`. The kernel performs its parts in this order:
-/// namespace, address, MTU, name (net/core/rtnetlink.c, do_setlink). It stops at the first part that fails, so
+/// namespace, address, MTU, name, alias (net/core/rtnetlink.c, do_setlink). It stops at the first part that fails, so
 /// after an error the link may be in either namespace.
 pub fn move_message(index: Index, to: &impl AsFd, change: &Move<'_>) -> LinkMessage {
     let mut message = LinkUnspec::new_with_index(index.get())
@@ -287,7 +289,12 @@ pub fn move_message(index: Index, to: &impl AsFd, change: &Move<'_>) -> LinkMess
     if let Some(mac) = change.mac {
         message = message.address(mac.to_vec());
     }
-    message.build()
+    let mut message = message.build();
+    if let Some(alias) = change.alias {
+        let alias = DefaultNla::new(IFLA_IFALIAS, alias.as_bytes().to_vec());
+        message.attributes.push(LinkAttribute::Other(alias));
+    }
+    message
 }
 
 /// Moves a link to the namespace `to`; see [`move_message`].

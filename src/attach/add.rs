@@ -7,6 +7,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
+use super::alias::Alias;
 use super::claim::{self, Claim};
 use super::config::{NetConf, Routing};
 use super::context::{Cx, Pod};
@@ -426,7 +427,12 @@ impl<'m> Making<'m> {
                 if self.is_anew {
                     moved::look_again(cx)?;
                 }
-                moved::apply(conf, cx)?;
+                // Not where DEL would not know what there was before.
+                let is_known = attach.record.netdev().is_some_and(|netdev| netdev.settings.has("alias"));
+                let network = &cx.owner.network;
+                let alias = || Some(Alias::of(conf, network, self.leased, cx.node)?.text());
+                let alias = is_known.then(alias).flatten();
+                moved::apply(conf, alias.as_deref(), cx)?;
             }
             Change::Rail(rail) => {
                 rail.apply(conf, cx)?;

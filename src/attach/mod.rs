@@ -1,6 +1,7 @@
 //! rail-cni: a device of the host becomes an interface of a pod, and is restored at the pod's end.
 
 mod add;
+pub mod alias;
 mod chained;
 pub mod check;
 pub mod claim;

@@ -9,12 +9,10 @@ use super::records::Records;
 use crate::fail;
 use crate::netns::Netns;
 use crate::node::Node;
+use crate::pool::RAILS;
 use crate::sysfs::{DeviceId, Function};
 use rail_netlink::Socket;
 use rail_netlink::link;
-
-/// A plane's network has the number rail + 8 * plane.
-const RAILS: u8 = 8;
 
 /// A plane of a rail.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -238,7 +238,7 @@ pub fn give_back_unrecorded(netns: &Netns, id: &DeviceId, ifname: &str, node: &N
     for altname in locate::clashing(&link, &mut host)? {
         link::remove_altname(&mut pod, &link, &altname)?;
     }
-    link::move_to(&mut pod, &link, &Netns::current()?, &Move { name: &name, mtu: None, mac: None })?;
+    link::move_to(&mut pod, &link, &Netns::current()?, &Move { name: &name, ..Move::default() })?;
     calls::restored(format!(
         "{} was in the pod as {ifname} without a record: it is on the host as {name}",
         id.as_str()

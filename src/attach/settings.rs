@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result};
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::alias::Alias;
 use crate::failure;
 use rail_netlink::ethtool::{self, Ethtool, GROUPS, Group};
 use rail_netlink::link::{self, Link};
@@ -41,6 +42,11 @@ const TX_FILES: [(&str, &str); 6] = [
 pub struct Settings(BTreeMap<String, String>);
 
 impl Settings {
+    /// Whether the setting `name` was reported.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
     /// Reads the settings of `link`, which is on the host. Whatever cannot be read is left out.
     pub fn take(link: &Link, sysfs: &Path, host: &mut Socket) -> Settings {
         let or_none = |read: Result<BTreeMap<String, String>>| {
@@ -50,6 +56,9 @@ impl Settings {
             })
         };
         let mut all = or_none(of_link(link, host));
+        if let Some((_, alias)) = all.iter_mut().find(|(name, alias)| is_of_rail(name, alias)) {
+            alias.clear();
+        }
         if let Some(mut ethtool) = open() {
             all.extend(or_none(of_ethtool(link, &mut ethtool)));
         }
@@ -83,6 +92,7 @@ impl Settings {
                     || failure!(Internal, "{}: the XDP program {was} was replaced by {now}", link.name);
                 detached.and_then(|()| Err(lost()))
             }
+            None if is_of_rail(name, now) => tunables::set(host, link, name, &|_| Some(String::new())),
             // It was not reported at ADD.
             None => Ok(()),
             Some(_) => {
@@ -230,6 +240,11 @@ fn of_link(link: &Link, host: &mut Socket) -> Result<BTreeMap<String, String>> {
         all.insert(name.to_owned(), value);
     }
     Ok(all)
+}
+
+/// Whether the setting is the alias of a rail: of an earlier pod, whose record was lost.
+fn is_of_rail(name: &str, value: &str) -> bool {
+    name == "alias" && Alias::parse(value).is_some()
 }
 
 fn of_ethtool(link: &Link, ethtool: &mut Ethtool) -> Result<BTreeMap<String, String>> {

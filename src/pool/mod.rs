@@ -32,19 +32,27 @@ pub fn is_name(name: &str) -> bool {
 
 /// The `rail` in the name of a pool, such as `rail-3`, `rail3-v6` or `rail-3-plane-1`, if the plan does not say it.
 pub fn rail_in(pool: &str) -> Option<u8> {
-    let lower = pool.to_ascii_lowercase();
-    let number_after = |word: &str| -> Option<u8> {
-        let (_, after) = lower.split_once(word)?;
-        let after = after.trim_start_matches(['-', '_', '.']);
-        after.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
-    };
-    Some(number(number_after("rail")?, number_after("plane")))
+    Some(number(number_after("rail", pool)?, plane_in(pool)))
 }
+
+/// The plane in the name of a pool or network, such as `rail-3-plane-1`.
+pub fn plane_in(name: &str) -> Option<u8> {
+    number_after("plane", name)
+}
+
+fn number_after(word: &str, name: &str) -> Option<u8> {
+    let lower = name.to_ascii_lowercase();
+    let (_, after) = lower.split_once(word)?;
+    let after = after.trim_start_matches(['-', '_', '.']);
+    after.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// A plane's network has the number rail + 8 * plane.
+pub const RAILS: u8 = 8;
 
 /// The `rail` of a network. Each plane of a rail is a network of its own, with a routing table of its own in the pod, so
 /// the rails of plane 1 count from 8.
 pub fn number(rail: u8, plane: Option<u8>) -> u8 {
-    const RAILS: u8 = 8;
     rail.saturating_add(plane.unwrap_or(0).saturating_mul(RAILS))
 }
 

@@ -1,6 +1,6 @@
 //! The store: `NODE/POOL.json` below storeDir, one small file for each node in each pool, so that the cost of an ADD does
 //! not depend on the number of nodes. `NODE/leaf-ports` has the leaf ports of the cables, if the plan has them; an older
-//! rail-ipam ignores that file, and so does ADD.
+//! rail-ipam ignores that file, and ADD reads it only to tell the pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -71,6 +71,21 @@ pub fn peer_of(node: &Node, gateway: IpAddr, addresses: &[IpNet]) -> Option<Stri
     let of_rail = of_gateway.iter().find(|(_, one)| has(one));
     let only = if of_gateway.len() == 1 { of_gateway.first() } else { None };
     of_rail.or(only).map(|(_, one)| allocation::join(&one.leaf_ports))
+}
+
+/// The leaf ports behind `gateway`, from the file of leaf ports alone, however many pools the node has. Empty if the plan
+/// does not say them, if several leaves have this gateway, or if the file cannot be read: it is only for people and jobs.
+pub fn leaf_ports_of(node: &Node, gateway: IpAddr) -> Vec<LeafPort> {
+    let all = || -> Result<BTreeMap<String, OfPool>> {
+        let folder = Store::open(node)?.folder(&super::node_name(node)?)?;
+        Ok(folder.map(|folder| read_leaf_ports(&folder)).transpose()?.unwrap_or_default())
+    };
+    let all = all().unwrap_or_default();
+    let mut of_gateway = all.into_values().filter(|one| one.gateway == Some(gateway));
+    match (of_gateway.next(), of_gateway.next()) {
+        (Some(one), None) => one.ports,
+        _ => Vec::new(),
+    }
 }
 
 /// The allocations of this node, by pool. Empty if the store cannot be read, because this is for messages about errors

@@ -136,12 +136,12 @@ impl Road<'_> {
 
     fn enters_as(&mut self, from: &str, name: &str, mtu: Option<u32>) -> f64 {
         let link = find(&mut self.host, from);
-        timed(|| link::move_to(&mut self.host, &link, &self.pod, &Move { name, mtu, mac: None }))
+        timed(|| link::move_to(&mut self.host, &link, &self.pod, &Move { name, mtu, ..Move::default() }))
     }
 
     fn returns(&mut self, from: &str, name: &str, mtu: Option<u32>) -> f64 {
         let link = find(&mut self.inside, from);
-        timed(|| link::move_to(&mut self.inside, &link, &self.here, &Move { name, mtu, mac: None }))
+        timed(|| link::move_to(&mut self.inside, &link, &self.here, &Move { name, mtu, ..Move::default() }))
     }
 
     fn in_pod(&mut self, name: &str, change: impl FnOnce(&mut Socket, &Link) -> anyhow::Result<()>) -> f64 {

@@ -287,7 +287,8 @@ impl Host {
                     link["altnames"].as_array().into_iter().flatten().map(Value::to_string).collect();
                 altnames.sort();
                 let up = link["flags"].as_array().unwrap().iter().any(|flag| flag == "UP");
-                (name, json!({"mtu": link["mtu"], "mac": link["address"], "altnames": altnames, "up": up}))
+                let alias = &link["ifalias"];
+                (name, json!({"mtu": link["mtu"], "mac": link["address"], "altnames": altnames, "up": up, "alias": alias}))
             })
             .collect();
         json!({"links": links, "leases": self.leases(), "records": self.records(), "pending": self.pending(),

@@ -12,6 +12,7 @@ use rail_cni::{failure, watchdog};
 
 use super::check::check;
 use super::doctor::{Needs, doctor, wait};
+use super::env::{EnvArgs, env};
 use super::import::{ImportArgs, import};
 use super::lease::{LeaseArgs, lease};
 use super::leases::{LeasesArgs, leases};
@@ -149,6 +150,18 @@ A lease is kept if its network namespace exists or if nothing proves that it is 
 pod would get an address that the first one uses. That of a resource claim is kept if its device is
 in a pod. --force releases it all the same. The exit status is 1 if a lease was kept.")]
     Release(ReleaseArgs),
+    /// In a pod: print which interface and RDMA device is which rail, in the form that NCCL, UCX and gloo read
+    #[command(after_help = "Examples:
+  railctl env
+  railctl env --format nccl.conf --out /etc/nccl.conf
+  eval \"$(railctl env --format sh)\"
+  railctl env --check --pid 42
+
+It needs no privilege, no node.json and no API server. What is not known is left out, and said on stderr.
+--check looks at the variables of NCCL, which have to be set in the environment or in NCCL's files, and at those of other
+libraries where they are set.
+Exit status: 0 success, 1 no rails, rails that cannot be told apart, a difference, or a failure, 2 usage error.")]
+    Env(EnvArgs),
 }
 
 #[derive(Debug, Args)]
@@ -236,6 +249,7 @@ pub fn run() -> ExitCode {
             refused::told(start("lease").and_then(|node| lease(&node, &args, output)), output)
         }
         Command::Release(args) => start("release").and_then(|node| release(&node, &args, output)),
+        Command::Env(args) => look().and_then(|node| env(&node, &args, output)),
     };
     output::end(done)
 }

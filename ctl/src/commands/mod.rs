@@ -4,6 +4,7 @@ mod change;
 mod check;
 mod cli;
 mod doctor;
+mod env;
 mod import;
 mod inventory;
 mod lease;

@@ -32,8 +32,8 @@ pub fn look_again(cx: &mut Cx<'_>) -> Result<()> {
     cx.await_home()
 }
 
-/// Moves the device into the pod with one message.
-pub fn apply(conf: &NetConf, cx: &mut Cx<'_>) -> Result<()> {
+/// Moves the device into the pod with one message, which tells the pod what its rail is.
+pub fn apply(conf: &NetConf, alias: Option<&str>, cx: &mut Cx<'_>) -> Result<()> {
     let original = cx.link_on_host()?;
     let ifname = cx.owner.ifname.clone();
     for altname in clashing(&mut cx.pod()?.socket, &original, &ifname)? {
@@ -44,7 +44,7 @@ pub fn apply(conf: &NetConf, cx: &mut Cx<'_>) -> Result<()> {
     let mac = conf.mac.as_deref().filter(is_new);
     let Cx { host, pod, .. } = cx;
     let pod = pod.as_mut().context("the namespace of the pod is gone")?;
-    link::move_to(host, &original, &pod.netns, &Move { name: &ifname, mtu: conf.mtu, mac })?;
+    link::move_to(host, &original, &pod.netns, &Move { name: &ifname, mtu: conf.mtu, mac, alias })?;
     let moved = link::by_name(&mut pod.socket, &ifname)?;
     let moved = moved.filter(|link| link.parent == original.parent && link.kind == original.kind);
     let moved = moved.with_context(|| format!("{} vanished on its way to the pod", original.name))?;
@@ -136,11 +136,12 @@ fn move_home(link: &Link, cx: &mut Cx<'_>) -> Result<()> {
         // If it stays, the move fails, and is tried again below.
         link::remove_altname(pod, link, &altname).unwrap_or_else(|error| log::warn!("{error:#}"));
     }
-    let moved = link::move_to(pod, link, &host_ns, &Move { name: &name, mtu, mac: mac.as_deref() });
+    let moved =
+        link::move_to(pod, link, &host_ns, &Move { name: &name, mtu, mac: mac.as_deref(), alias: None });
     // The message is not atomic: what counts is where the device is. The rest is restored on the host.
     if moved.is_err() && locate::in_pod(owner, pod)?.is_some() {
         // Try again without the parts that a driver may refuse.
-        link::move_to(pod, link, &host_ns, &Move { name: &free(host)?, mtu: None, mac: None })?;
+        link::move_to(pod, link, &host_ns, &Move { name: &free(host)?, ..Move::default() })?;
     }
     Ok(())
 }

@@ -73,14 +73,14 @@ fn moves() -> Result<Duration> {
     let (pod, mut inside) = (netns::unnamed()?, Socket::open()?);
     let mut fastest = Duration::MAX;
     for _ in 0..ROUNDS {
-        let into_pod = Move { name: "net1", mtu: Some(9000), mac: None };
+        let into_pod = Move { name: "net1", mtu: Some(9000), ..Move::default() };
         let (link, began) = (find(&mut outside, "rail")?, Instant::now());
         link::move_to(&mut outside, &link, &pod, &into_pod)?;
         fastest = fastest.min(began.elapsed());
 
         let link = find(&mut inside, "net1")?;
         link::set_up(&mut inside, &link)?;
-        let back = Move { name: "rail", mtu: Some(1500), mac: None };
+        let back = Move { name: "rail", mtu: Some(1500), ..Move::default() };
         let began = Instant::now();
         link::move_to(&mut inside, &link, &host, &back)?;
         fastest = fastest.min(began.elapsed());
