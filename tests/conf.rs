@@ -394,6 +394,52 @@ fn resources_networks_and_pod_are_of_one_piece() {
     }
 }
 
+/// Each pod of the examples of jobs: wherever it stands, it is what conf/pod.yaml is, and its NCCL reads what the init container
+/// wrote, and no variable that would win over it.
+#[test]
+fn jobs_have_all_rails_and_read_what_their_init_container_writes() {
+    fn pods<'a>(value: &'a Value, found: &mut Vec<&'a Value>) {
+        if value.pointer("/spec/initContainers").is_some() {
+            found.push(value);
+        } else if let Some(object) = value.as_object() {
+            object.values().for_each(|inner| pods(inner, found));
+        } else {
+            value.as_array().into_iter().flatten().for_each(|inner| pods(inner, found));
+        }
+    }
+    let [plain] = &yaml_documents(&read("conf/pod.yaml")).unwrap()[..] else { panic!("one pod") };
+    let bench = Bench::new();
+    for name in ["pod", "pytorchjob", "mpijob", "jobset"] {
+        let file = format!("conf/jobs/{name}.yaml");
+        let [object] = &yaml_documents(&read(&file)).unwrap()[..] else { panic!("{file}: one object") };
+        let mut found = Vec::new();
+        pods(object, &mut found);
+        let [pod] = found[..] else { panic!("{file}: one pod with rails") };
+        assert_eq!(pod["metadata"]["annotations"], plain["metadata"]["annotations"], "{file}");
+        let [init] = &pod["spec"]["initContainers"].as_array().unwrap()[..] else { panic!("{file}") };
+        let [container] = &pod["spec"]["containers"].as_array().unwrap()[..] else { panic!("{file}") };
+        let of_plain = &plain["spec"]["containers"][0];
+        assert_eq!(container["resources"]["limits"], of_plain["resources"]["limits"], "{file}");
+        assert_eq!(container["securityContext"], of_plain["securityContext"], "{file}");
+        assert_eq!(container.get("env"), None, "{file}");
+        let args: Vec<_> =
+            init["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
+        assert_eq!(args[0], "/plugins/railctl");
+        let written = args.iter().find_map(|word| word.strip_prefix("--out=")).unwrap();
+        let (mount, read) = (&init["volumeMounts"][0], &container["volumeMounts"][0]);
+        let volume = &pod["spec"]["volumes"][0]["name"];
+        assert!(mount["name"] == *volume && read["name"] == *volume, "{file}");
+        let below = |path: &str| Path::new(path).join(read["subPath"].as_str().unwrap());
+        assert_eq!(below(mount["mountPath"].as_str().unwrap()), Path::new(written), "{file}");
+        assert_eq!(read["mountPath"], "/etc/nccl.conf", "{file}");
+        // Here is no rail, and nothing is written; a word that is not understood ends with 2.
+        let output = bench.command(&RAILCTL, &args[1..]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{file}: {output:?}");
+    }
+    let output = bench.command(&RAILCTL, &["lint", "conf/nads.yaml", "conf/jobs"]).output().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "8 networks: 0 errors, 0 warnings\n");
+}
+
 // --- documents -------------------------------------------------------------------------------------------------
 
 /// The pages of the root and of docs/.

@@ -81,7 +81,7 @@ impl Played {
             marks: RefCell::default(),
             is_told: Cell::new(true),
         };
-        played.host.ip("link set vf0 alias played");
+        played.host.ip("link set vf0 group 77");
         played.make_rdma();
         Some(played)
     }
@@ -105,7 +105,7 @@ impl Played {
     /// The names that the host's netdevs have now. udev and rail-cni change them.
     fn refresh(&self) {
         let links = self.host.json(None, "link show");
-        let ours = links.as_array().unwrap().iter().find(|link| link["ifalias"] == "played");
+        let ours = links.as_array().unwrap().iter().find(|link| link["group"] == "77");
         let name = ours.map(|link| link["ifname"].as_str().unwrap().to_owned());
         let _ = fs::remove_dir_all(self.at("net"));
         let class = self.host.path("sys/class/net");
@@ -139,7 +139,7 @@ impl Played {
     /// The driver is unbound: netdev and RDMA device go, wherever they are.
     fn unbind(&self) {
         let links = self.host.json(None, "link show");
-        let ours = links.as_array().unwrap().iter().find(|link| link["ifalias"] == "played");
+        let ours = links.as_array().unwrap().iter().find(|link| link["group"] == "77");
         let name = ours.expect("the driver was unbound while its netdev was in a pod")["ifname"].as_str();
         self.host.ip(&format!("link del {}", name.unwrap()));
         fs::remove_file(self.at("driver")).unwrap();
@@ -166,7 +166,7 @@ impl Played {
     fn make_netdev(&self) {
         let (leaf, name) = (self.host.leaf(), format!("ib{}", self.bound.get()));
         self.host.ip(&format!("link add {name} type veth peer name leaf0 netns {leaf}"));
-        self.host.ip(&format!("link set {name} alias played"));
+        self.host.ip(&format!("link set {name} group 77"));
         self.host.ip(&format!("-n {leaf} addr add 172.16.0.1/31 dev leaf0"));
         self.host.ip(&format!("-n {leaf} link set leaf0 mtu 9216 up"));
         self.make_rdma();
