@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::harness::{self, Host, Ran, Sleeper, pf_address, rail, vf_address, with};
 
 mod broken;
+mod cables;
 mod check;
 mod doctor;
 mod env;

@@ -10,6 +10,7 @@ use rail_cni::cni::{self, RELEASE, Version};
 use rail_cni::node::Node;
 use rail_cni::{failure, watchdog};
 
+use super::cables::{CablesArgs, cables};
 use super::check::check;
 use super::doctor::{Needs, doctor, wait};
 use super::env::{EnvArgs, env};
@@ -115,6 +116,15 @@ namespace or without permission. Run the command on the host, as root.
 Exit status: 0 success, 1 something remains or is pending, 2 usage error."
     )]
     Reap(ReapArgs),
+    /// Compare where the cable of each rail ends, as its leaf says by LLDP, with the plan
+    #[command(
+        after_help = "STATE is right, wrong (it is in another leaf or port than the plan has), unplanned (the plan has no \
+leaf port of this rail), unnamed (the leaf says only a MAC where the plan has a name), silent (no LLDP was seen in time), or \
+no-link (the PF cannot hear anything). Leaves send LLDP every 30 seconds, so this takes as long. Nothing is sent, and nothing \
+is changed. Run the command on the host, as root.
+Exit status: 0 every cable is right or unplanned, 1 another state, or the command failed, 2 usage error."
+    )]
+    Cables(CablesArgs),
     /// Put CIDRPool manifests into the store of this node
     #[command(after_help = "Each file is a CIDRPool, several as YAML documents, a list, or what \
 `kubectl get cidrpools -A -o yaml` prints; - is standard input. The import uses static allocations, and those that \
@@ -235,6 +245,7 @@ pub fn run() -> ExitCode {
             output::watch();
             wait(timeout, Needs { mtu, rdma, pfs }, output)
         }
+        Command::Cables(args) => look().and_then(|node| cables(&node, &args, output)),
         Command::Lint(args) => lint(&args.files, args.fix, output),
         Command::Reap(args) => start("reap").and_then(|node| reap(&node, &args, output)),
         Command::Import(args) => {

@@ -1,5 +1,6 @@
 //! The verbs. Each has one function that runs it, and all of their arguments are in `cli`.
 
+mod cables;
 mod change;
 mod check;
 mod cli;

@@ -1,0 +1,330 @@
+//! `railctl cables`: each leaf says by LLDP who it is, and the plan says where the cable of each rail should end.
+
+mod hear;
+mod lldp;
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::inventory::{Inventory, Rail, link_state};
+use crate::output::{self, Output};
+use hear::Heard;
+use lldp::Neighbour;
+use rail_cni::failure;
+use rail_cni::node::Node;
+use rail_cni::pool::{LeafPort, rail_in, store};
+use rail_cni::watchdog;
+
+/// Arguments of `railctl cables`.
+#[derive(Debug, Args)]
+pub struct CablesArgs {
+    /// The longest time to listen
+    #[arg(long, value_name = "SECONDS", default_value_t = 35, value_parser = clap::value_parser!(u32).range(1..=600))]
+    timeout: u32,
+}
+
+/// The cable of a rail.
+#[derive(Debug)]
+struct Cable {
+    rail: Option<u8>,
+    pf: String,
+    /// Where the plan has it end. With `hwplb` there are several, one on each plane.
+    expected: Vec<LeafPort>,
+    end: End,
+}
+
+/// What is known of the other end.
+#[derive(Debug)]
+enum End {
+    /// The PF hears nothing, because of this.
+    NoLink(String),
+    /// Nobody spoke, or what came could not be read.
+    Silent(Option<&'static str>),
+    /// Somebody spoke.
+    Heard(Neighbour),
+}
+
+/// Whether a cable is where the plan has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Right,
+    Wrong,
+    Unplanned,
+    Unnamed,
+    Silent,
+    NoLink,
+}
+
+impl State {
+    fn word(self) -> &'static str {
+        match self {
+            State::Right => "right",
+            State::Wrong => "wrong",
+            State::Unplanned => "unplanned",
+            State::Unnamed => "unnamed",
+            State::Silent => "silent",
+            State::NoLink => "no-link",
+        }
+    }
+}
+
+/// Listens on all rails at once, and compares.
+pub fn cables(node: &Node, args: &CablesArgs, output: Output) -> Result<ExitCode> {
+    let time = Duration::from_secs(args.timeout.into());
+    watchdog::allow(time + node.call_timeout());
+    let inventory = Inventory::take(node)?;
+    if inventory.rails.is_empty() {
+        return Err(failure!(InvalidConfig, "this node has no rails: list them in node.json"));
+    }
+    let planned = planned(node);
+    let deadline = Instant::now() + time;
+    let ends: Result<Vec<End>> = thread::scope(|scope| {
+        let threads: Vec<_> =
+            inventory.rails.iter().map(|rail| scope.spawn(|| listen(rail, &inventory, deadline))).collect();
+        let ended = threads.into_iter().map(|thread| thread.join());
+        ended
+            .map(|end| end.unwrap_or_else(|_| Err(failure!(Internal, "a thread panicked: please report it"))))
+            .collect()
+    });
+    let cables: Vec<Cable> = inventory
+        .rails
+        .iter()
+        .zip(ends?)
+        .map(|(rail, end)| {
+            let is_its = |(of, _): &&(u8, LeafPort)| rail.rail == Some(*of);
+            let expected = planned.iter().filter(is_its).map(|(_, port)| port.clone()).collect();
+            Cable { rail: rail.rail, pf: rail.pf().to_owned(), expected, end }
+        })
+        .collect();
+    output::print(&match output {
+        Output::Json => output::pretty(
+            &json!({ "cables": cables.iter().map(|one| json(one, &cables)).collect::<Vec<_>>() }),
+        ),
+        Output::Table => table(&cables, args.timeout),
+    })?;
+    let is_good = |cable: &Cable| matches!(cable.state(), State::Right | State::Unplanned);
+    Ok(if cables.iter().all(is_good) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The leaf ports of this node in the plan, each once, with the rails.
+fn planned(node: &Node) -> Vec<(u8, LeafPort)> {
+    let mut all: Vec<(u8, LeafPort)> = Vec::new();
+    for (pool, allocation) in store::allocations(node) {
+        let Some(rail) = allocation.rail.or_else(|| rail_in(&pool)) else { continue };
+        for port in allocation.leaf_ports {
+            if !all.contains(&(rail, port.clone())) {
+                all.push((rail, port));
+            }
+        }
+    }
+    all
+}
+
+/// Waits for the neighbour of a rail's PF.
+fn listen(rail: &Rail, inventory: &Inventory, deadline: Instant) -> Result<End> {
+    let Some(link) = &rail.link else {
+        let is_held = rail.function.as_ref().is_some_and(|pf| inventory.is_held(pf));
+        let why = if is_held { "it is in a pod" } else { "it has no netdev on the host" };
+        return Ok(End::NoLink(why.to_owned()));
+    };
+    if !link.carrier {
+        return Ok(End::NoLink(format!("{} is {}", link.name, link_state(link))));
+    }
+    Ok(match hear::neighbour(link, deadline)? {
+        Heard::Neighbour(neighbour) => End::Heard(neighbour),
+        Heard::Nobody(unread) => End::Silent(unread),
+        Heard::Lost(why) => End::NoLink(why),
+    })
+}
+
+impl Cable {
+    fn state(&self) -> State {
+        match &self.end {
+            End::NoLink(_) => State::NoLink,
+            End::Silent(_) => State::Silent,
+            End::Heard(_) if self.expected.is_empty() => State::Unplanned,
+            End::Heard(neighbour) => self.compare(neighbour),
+        }
+    }
+
+    fn compare(&self, neighbour: &Neighbour) -> State {
+        let states: Vec<_> = self.expected.iter().map(|port| is_at(neighbour, port)).collect();
+        match () {
+            () if states.contains(&Some(true)) => State::Right,
+            () if states.contains(&None) => State::Unnamed,
+            () => State::Wrong,
+        }
+    }
+
+    /// What is wrong, for people.
+    fn problem(&self, all: &[Cable], timeout: u32) -> Option<String> {
+        let title = self.rail.map_or_else(|| self.pf.clone(), |rail| format!("rail {rail}"));
+        let planned = || rail_cni::pool::allocation::join(&self.expected);
+        match (&self.end, self.state()) {
+            (End::NoLink(why), _) => Some(format!("{title}: {}: {why}, so it hears no leaf", self.pf)),
+            (End::Silent(Some(why)), _) => {
+                Some(format!("{title}: {} sends LLDP that cannot be read: {why}", self.pf_end()))
+            }
+            (End::Silent(None), _) => Some(format!(
+                "{title}: no LLDP was seen on {} within {timeout} s: is it on at the leaf port, and does the NIC's firmware \
+                 keep it for itself (`ethtool --show-priv-flags`, mlxconfig LLDP_NB_RX_MODE)?",
+                self.pf
+            )),
+            (End::Heard(neighbour), State::Wrong) => {
+                let swap = self.swap_with(all).map(|rail| format!(": swap with rail {rail}"));
+                Some(format!(
+                    "{title} is in {}, the plan has {}{}",
+                    described(neighbour),
+                    planned(),
+                    swap.unwrap_or_default()
+                ))
+            }
+            (End::Heard(neighbour), State::Unnamed) => Some(format!(
+                "{title}: the leaf calls itself {}, which cannot be compared with {} of the plan: let it send its system name and \
+                 the name of the port",
+                described(neighbour),
+                planned()
+            )),
+            (End::Heard(_), _) => None,
+        }
+    }
+
+    fn pf_end(&self) -> String {
+        format!("the other end of {}", self.pf)
+    }
+
+    /// The rail whose place in the plan this cable has.
+    fn swap_with(&self, all: &[Cable]) -> Option<u8> {
+        let End::Heard(neighbour) = &self.end else { return None };
+        let has_it = |other: &&Cable| other.expected.iter().any(|port| is_at(neighbour, port) == Some(true));
+        all.iter().filter(|other| other.rail != self.rail).find(has_it)?.rail
+    }
+}
+
+/// Whether the neighbour is this port of this leaf; `None` if it does not say its name.
+fn is_at(neighbour: &Neighbour, port: &LeafPort) -> Option<bool> {
+    let leaf = neighbour.system_name.as_deref().or(neighbour.chassis.text())?;
+    if !is_same_host(leaf, &port.leaf) {
+        return Some(false);
+    }
+    let Some(expected) = &port.port else { return Some(true) };
+    // Which of the two is the name of the port, and which a number or a comment, depends on the switch.
+    let said: Vec<&str> =
+        neighbour.port.text().into_iter().chain(neighbour.port_description.as_deref()).collect();
+    if said.is_empty() { None } else { Some(said.contains(&expected.as_str())) }
+}
+
+/// Names of hosts are the same in any letter case, and with or without their domain.
+fn is_same_host(one: &str, other: &str) -> bool {
+    let is_domain_of = |long: &str, short: &str| {
+        long.split_once('.').is_some_and(|(host, _)| host.eq_ignore_ascii_case(short))
+    };
+    one.eq_ignore_ascii_case(other) || is_domain_of(one, other) || is_domain_of(other, one)
+}
+
+/// `leaf-su0-r4 swp7`.
+fn described(neighbour: &Neighbour) -> String {
+    let leaf = neighbour.system_name.clone().unwrap_or_else(|| neighbour.chassis.to_string());
+    format!("{leaf} {}", neighbour.port)
+}
+
+fn table(cables: &[Cable], timeout: u32) -> String {
+    let rows = cables.iter().map(|cable| {
+        vec![
+            cable.rail.map(|rail| rail.to_string()).unwrap_or_default(),
+            cable.pf.clone(),
+            rail_cni::pool::allocation::join(&cable.expected),
+            match &cable.end {
+                End::Heard(neighbour) => described(neighbour),
+                End::NoLink(_) | End::Silent(_) => String::new(),
+            },
+            cable.state().word().to_owned(),
+        ]
+    });
+    let mut text = output::table(&["RAIL", "PF", "PLANNED", "FOUND", "STATE"], rows);
+    let problems: Vec<_> = cables.iter().filter_map(|cable| cable.problem(cables, timeout)).collect();
+    if !problems.is_empty() {
+        text += "\n";
+    }
+    text.extend(problems.iter().map(|line| output::printable(line) + "\n"));
+    text
+}
+
+/// docs/operations.md documents these keys: new keys may be added, but none may change its meaning.
+fn json(cable: &Cable, all: &[Cable]) -> Value {
+    let found = match &cable.end {
+        End::Heard(neighbour) => {
+            json!({"systemName": neighbour.system_name, "chassis": neighbour.chassis.to_string(),
+            "port": neighbour.port.to_string(), "portDescription": neighbour.port_description})
+        }
+        End::NoLink(_) | End::Silent(_) => Value::Null,
+    };
+    let swap_with = if cable.state() == State::Wrong { cable.swap_with(all) } else { None };
+    json!({"rail": cable.rail, "pf": cable.pf, "planned": cable.expected, "found": found,
+        "state": cable.state().word(), "swapWith": swap_with})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::lldp::Id;
+    use super::*;
+
+    fn port(leaf: &str, port: Option<&str>) -> LeafPort {
+        LeafPort { leaf: leaf.to_owned(), port: port.map(str::to_owned) }
+    }
+
+    fn neighbour(name: Option<&str>, id: Id, description: Option<&str>) -> Neighbour {
+        let text = |text: Option<&str>| text.map(str::to_owned);
+        let chassis = Id::Mac([2, 0, 0, 0, 0, 1]);
+        Neighbour { chassis, port: id, port_description: text(description), system_name: text(name) }
+    }
+
+    fn cable(rail: u8, expected: &[LeafPort], found: Neighbour) -> Cable {
+        Cable {
+            rail: Some(rail),
+            pf: format!("pf{rail}"),
+            expected: expected.to_owned(),
+            end: End::Heard(found),
+        }
+    }
+
+    #[test]
+    fn a_cable_is_right_by_any_name_of_its_port_and_wrong_in_another() {
+        let named = |text: &str| Id::Text(text.to_owned());
+        let mac = Id::Mac([2, 0, 0, 0, 0, 2]);
+        let plan = [port("leaf-1", Some("swp7"))];
+        for (found, state) in [
+            (neighbour(Some("leaf-1"), named("swp7"), None), State::Right),
+            (neighbour(Some("LEAF-1.example.com"), named("Eth7"), Some("swp7")), State::Right),
+            (neighbour(Some("leaf-1"), named("swp8"), Some("to gpu-7")), State::Wrong),
+            (neighbour(Some("leaf-10"), named("swp7"), None), State::Wrong),
+            (neighbour(Some("leaf-1"), mac.clone(), None), State::Unnamed),
+            (neighbour(None, named("swp7"), None), State::Unnamed),
+        ] {
+            assert_eq!(cable(3, &plan, found.clone()).state(), state, "{found:?}");
+        }
+        let leaf_alone = neighbour(Some("leaf-1"), mac, None);
+        assert_eq!(cable(3, &[port("leaf-1", None)], leaf_alone.clone()).state(), State::Right);
+        assert_eq!(cable(3, &[], leaf_alone).state(), State::Unplanned);
+        let planes = [port("leaf-1", Some("swp1")), port("leaf-2", Some("swp1"))];
+        assert_eq!(cable(3, &planes, neighbour(Some("leaf-2"), named("swp1"), None)).state(), State::Right);
+    }
+
+    #[test]
+    fn a_swapped_cable_is_named_with_the_rail_whose_place_it_has() {
+        let at = |leaf: &str| neighbour(Some(leaf), Id::Text("swp7".into()), None);
+        let plan = |leaf: &str| [port(leaf, Some("swp7"))];
+        let all = [
+            cable(3, &plan("r3"), at("r4")),
+            cable(4, &plan("r4"), at("r3")),
+            cable(5, &plan("r5"), at("r9")),
+        ];
+        assert_eq!(all.iter().map(|one| one.swap_with(&all)).collect::<Vec<_>>(), [Some(4), Some(3), None]);
+        assert!(all.iter().all(|one| one.state() == State::Wrong));
+    }
+}
