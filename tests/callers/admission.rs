@@ -577,3 +577,90 @@ fn what_is_admitted_the_nodes_policy_does_not_refuse() {
         }
     });
 }
+
+/// The pods as deploy/label makes them.
+fn mutate(pods: &[Value]) -> Vec<Value> {
+    let policy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/label/policy.yaml");
+    let mut command = Command::new(executable(CALLER, "mutation"));
+    let texts = Value::from(pods.to_vec()).to_string();
+    serde_json::from_value(json_of(&node::run(command.arg(policy), &BTreeMap::new(), &texts))).unwrap()
+}
+
+/// A pod without any YAML of rails becomes what conf/jobs/pod.yaml is.
+#[test]
+fn one_label_makes_the_pod_of_the_examples() {
+    let mut wanted = documents("conf/jobs/pod.yaml").remove(0);
+    let mut pod = wanted.clone();
+    pod["metadata"].as_object_mut().unwrap().remove("annotations");
+    pod["metadata"]["labels"] = json!({"rail-cni/rails": "8"});
+    for key in ["initContainers", "volumes"] {
+        pod["spec"].as_object_mut().unwrap().remove(key);
+    }
+    let container = pod["spec"]["containers"][0].as_object_mut().unwrap();
+    container.remove("securityContext");
+    container.remove("volumeMounts");
+    container["resources"] = json!({"limits": {"nvidia.com/gpu": 8}});
+    // What there was stays.
+    let mut more = pod.clone();
+    more["metadata"]["annotations"] = json!({"a": "b"});
+    more["spec"]["initContainers"] = json!([{"name": "first", "image": "i"}]);
+    more["spec"]["volumes"] = json!([{"name": "data", "emptyDir": {}}]);
+    more["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
+    more["spec"]["containers"][0]["securityContext"] =
+        json!({"capabilities": {"add": ["SYS_NICE"], "drop": ["ALL"]}});
+    let mut two = pod.clone();
+    two["metadata"]["labels"] = json!({"rail-cni/rails": "2"});
+    two["spec"]["containers"][0].as_object_mut().unwrap().remove("resources");
+    let mut named = pod.clone();
+    named["metadata"]["annotations"] = json!({"k8s.v1.cni.cncf.io/networks": "storage-a"});
+    let mut wrong = pod.clone();
+    wrong["metadata"]["labels"] = json!({"rail-cni/rails": "all"});
+    let made = mutate(&[pod, more, two, named.clone(), wrong.clone()]);
+
+    // As the API server writes numbers, and what it adds to nothing.
+    wanted["metadata"]["labels"] = json!({"rail-cni/rails": "8"});
+    let limits = wanted["spec"]["containers"][0]["resources"]["limits"].as_object_mut().unwrap();
+    limits.values_mut().for_each(|number| *number = json!(number.to_string()));
+    let plain = |pod: &Value| {
+        let mut pod = pod.clone();
+        for path in ["/metadata/creationTimestamp", "/status", "/spec/initContainers/0/resources"] {
+            let (above, key) = path.rsplit_once('/').unwrap();
+            pod.pointer_mut(above).and_then(Value::as_object_mut).and_then(|above| above.remove(key));
+        }
+        pod
+    };
+    assert_eq!(plain(&made[0]), plain(&wanted));
+    let names = |pod: &Value, list: &str| -> Vec<String> {
+        pod.pointer(list)
+            .unwrap()
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["name"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(made[1]["metadata"]["annotations"]["a"], "b");
+    assert_eq!(names(&made[1], "/spec/initContainers"), ["rails", "first"]);
+    assert_eq!(names(&made[1], "/spec/volumes"), ["data", "rails"]);
+    assert_eq!(names(&made[1], "/spec/containers/0/volumeMounts"), ["data", "rails"]);
+    let capabilities = json!({"add": ["SYS_NICE", "IPC_LOCK"], "drop": ["ALL"]});
+    assert_eq!(made[1]["spec"]["containers"][0]["securityContext"]["capabilities"], capabilities);
+    assert_eq!(made[2]["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"], "rail-0, rail-1");
+    let two = json!({"nvidia.com/rail-0": "1", "nvidia.com/rail-1": "1"});
+    assert_eq!(made[2]["spec"]["containers"][0]["resources"]["limits"], two);
+    let labelled = |label: &str| {
+        let mut pod = named.clone();
+        pod["metadata"]["labels"]["rail-cni/rails"] = json!(label);
+        create(TENANT, pod)
+    };
+    for (label, is_good) in
+        [("1", true), ("8", true), ("0", false), ("9", false), ("all", false), ("", false)]
+    {
+        let told = judge_by("deploy/label/policy.yaml", &[labelled(label)]);
+        assert_eq!(told[0].is_empty(), is_good, "{label:?}: {told:?}");
+    }
+    for (made, before) in made[3..].iter().zip([named, wrong]) {
+        assert_eq!(made["metadata"]["annotations"], before["metadata"]["annotations"]);
+        assert_eq!(made["spec"].get("initContainers"), None);
+    }
+}

@@ -47,6 +47,7 @@ var resources = map[string]string{
 	"Event":                       "events",
 	"NetworkAttachmentDefinition": "network-attachment-definitions",
 	"Node":                        "nodes",
+	"Pod":                         "pods",
 }
 
 type request struct {
@@ -112,6 +113,8 @@ func read(file string) ([]runtime.Object, error) {
 		var object runtime.Object
 		switch kind.Kind {
 		case "": // comments alone
+			continue
+		case "MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding": // see mutation
 			continue
 		case "ValidatingAdmissionPolicy":
 			object = &admissionregistration.ValidatingAdmissionPolicy{}
