@@ -12,6 +12,7 @@ mod emptied;
 mod errno;
 mod failures;
 mod free;
+mod frugal;
 mod harness;
 mod hidden;
 mod host_address;

@@ -53,6 +53,17 @@ pub fn run_with(call: &Call, config: &Value, fate: impl FnMut(Point) -> Fate) ->
     Traced { ran: Ran { status, stdout, stderr }, calls, killed }
 }
 
+/// How many system calls `call` makes that concern anything outside of its processes.
+#[expect(clippy::zombie_processes, reason = "the tracer waits for every process")]
+pub fn count(call: &Call, config: &Value) -> usize {
+    let mut child = call.clone().under(&WAITING).command().spawn().unwrap();
+    child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
+    let first = Pid::from_raw(child.id().cast_signed());
+    let Ended { status, calls, .. } = tracer::follow_but(&[], &[], first, |_| Fate::Made);
+    assert_eq!(status, 0);
+    calls
+}
+
 /// Can calls be made to fail here? Registers have other names on every processor. A skip if not.
 pub fn can_fail(test: &str) -> bool {
     if cfg!(not(target_arch = "x86_64")) {

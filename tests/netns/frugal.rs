@@ -1,0 +1,59 @@
+//! How much a call asks of the kernel. Times are in docs/performance.md; the counts do not depend on the machine.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use crate::harness::{Host, Sleeper, rail, skip, with};
+use crate::trace;
+
+/// The calls of a life, and the most system calls that each may make. A step that needs more says here what for.
+const MOST: [(&str, usize); 4] = [("ADD", 540), ("CHECK", 255), ("DEL", 425), ("STATUS", 178)];
+/// What differs between two runs: how often a process looks for an answer.
+const NOISE: usize = 12;
+
+fn counts(host: &Host, pod: &Path) -> [usize; 4] {
+    let result = json!({"cniVersion": "1.1.0", "interfaces": [{"name": "net1", "sandbox": pod}],
+        "ips": [{"address": "172.16.0.0/31", "gateway": "172.16.0.1", "interface": 0}],
+        "routes": [{"dst": "172.16.0.0/15", "gw": "172.16.0.1"}, {"dst": "172.16.0.0/12", "gw": "172.16.0.1"}]});
+    MOST.map(|(verb, _)| {
+        let config = match verb {
+            "CHECK" => with(rail(0), json!({"prevResult": result})),
+            _ => rail(0),
+        };
+        trace::count(&host.call(verb, "c1", pod), &config)
+    })
+}
+
+#[test]
+fn a_call_asks_no_more_than_it_needs_and_no_more_on_a_crowded_node() {
+    let test = "frugal::crowd";
+    let Some(host) = Host::new(test) else { return };
+    if !trace::is_allowed(test) {
+        return;
+    }
+    host.add_rail(0);
+    let pod = host.add_netns("pod");
+    // The first call makes the folders.
+    counts(&host, &pod);
+    let alone = counts(&host, &pod);
+    println!("{alone:?}");
+    for ((verb, most), count) in MOST.into_iter().zip(alone) {
+        assert!(count <= most, "{verb} makes {count} system calls, and {most} were enough");
+    }
+    let others: Vec<PathBuf> = (0..40).map(|number| host.add_netns(&format!("other{number}"))).collect();
+    // The tracer waits for the children of its thread.
+    let start = || others.iter().map(|netns| Sleeper::new(Some(netns))).collect::<Vec<_>>();
+    let processes = std::thread::scope(|scope| scope.spawn(start).join().unwrap());
+    let crowded = counts(&host, &pod);
+    println!("{crowded:?}");
+    drop(processes);
+    let has_vlans = Path::new("/proc/net/vlan").exists();
+    for (((verb, _), alone), crowded) in MOST.into_iter().zip(alone).zip(crowded) {
+        if verb == "DEL" && has_vlans {
+            skip(test, "where the kernel has VLANs, DEL looks for them in the namespaces of all processes");
+        } else {
+            assert!(crowded <= alone + NOISE, "{verb}: {crowded} system calls, and {alone} on an empty node");
+        }
+    }
+}
