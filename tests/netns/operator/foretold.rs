@@ -228,6 +228,15 @@ fn cases() -> Vec<Case> {
             ..ANY
         },
         Case {
+            says: "takes no new pods with rails: …",
+            check: "pools",
+            make: |host| {
+                fs::write(host.path("store/.closed.node-1"), "another node has its prefixes\n").unwrap();
+                None
+            },
+            ..ANY
+        },
+        Case {
             says: "the file is damaged, import the pool again",
             check: "pools",
             make: |host| {
