@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The pages of `railctl plan --to html` and `railctl status --output html` in a real browser, Chromium without a window.
+# The pages of `railctl plan --to html` and `railctl status --html` in a real browser, Chromium without a window.
 #
 # usage: tests/browser.sh [CASE...]
 #        tests/browser.sh --shots DIR      the pictures of the documents, for which Chromium draws into files
@@ -132,7 +132,7 @@ the_page_of_a_node_needs_no_script() {
 # This machine as a node, whatever it has.
 status_page() {
     printf '{"nodeName": "worker-gpu-0", "runDir": "%s/state", "storeDir": "%s/store"}\n' "$work" "$work" >node.json
-    RAIL_CNI_NODE_CONFIG=$work/node.json "$target/static/railctl" status --output html || (($? == 1))
+    RAIL_CNI_NODE_CONFIG=$work/node.json "$target/static/railctl" status --html || (($? == 1))
 }
 
 # --- the pictures of the documents ------------------------------------------------------------------------------

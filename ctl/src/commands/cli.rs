@@ -3,8 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::error::ErrorKind;
-use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 
 use rail_cni::cni::{self, RELEASE, Version};
 use rail_cni::node::Node;
@@ -23,7 +22,7 @@ use super::reap::{ReapArgs, reap};
 use super::refused;
 use super::release::{ReleaseArgs, release};
 use super::start;
-use super::status::{self, status};
+use super::status::{status, status_page};
 use crate::output::{self, Output, PROGRAM};
 
 const PLAN_HELP: &str = "Examples:
@@ -49,20 +48,9 @@ Exit status: 0 success, 1 the command failed or something remains to be done, 2 
 struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// Output format (html: status only)
+    /// Output format
     #[arg(long, global = true, value_enum, default_value = "table", value_name = "FORM")]
-    output: Form,
-}
-
-/// The value of `--output`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Form {
-    /// A table for people.
-    Table,
-    /// JSON for programs.
-    Json,
-    /// A page for a browser.
-    Html,
+    output: Output,
 }
 
 #[derive(Debug, Subcommand)]
@@ -76,7 +64,7 @@ not returned), elsewhere (the pod is alive, but its device is neither there nor 
 cannot be inspected). VFS is the number of VFs and the number that the PF supports.
 Exit status: 0 nothing to do, 1 the command failed or the lines below the tables say what to do, 2 usage error."
     )]
-    Status,
+    Status(StatusArgs),
     /// Check that the rails in pods are as ADD made them, and that their gateways answer; list every difference
     #[command(
         after_help = "The checks are those of the verb CHECK, for all attachments at once. Gateways are probed even \
@@ -175,6 +163,13 @@ Exit status: 0 success, 1 no rails, rails that cannot be told apart, a differenc
 }
 
 #[derive(Debug, Args)]
+struct StatusArgs {
+    /// Print a page for a browser instead, such as for a ticket
+    #[arg(long, conflicts_with = "output")]
+    html: bool,
+}
+
+#[derive(Debug, Args)]
 struct DoctorArgs {
     /// MTU to assume if no network here sets one
     #[arg(long, value_name = "BYTES", default_value_t = 9000)]
@@ -221,21 +216,10 @@ pub fn run() -> ExitCode {
         Ok(cli) => cli,
         Err(code) => return code,
     };
-    let output = match (&command, output) {
-        (_, Form::Table) => Output::Table,
-        (_, Form::Json) => Output::Json,
-        (Command::Status, Form::Html) => {
-            return output::end(look().and_then(|node| status(&node, status::Form::Html)));
-        }
-        (_, Form::Html) => {
-            let error = Cli::command().error(ErrorKind::ArgumentConflict, "--output html is for status only");
-            let _ = error.print();
-            return ExitCode::from(2);
-        }
-    };
     let done = match command {
         // These commands write no log: their output has all errors.
-        Command::Status => look().and_then(|node| status(&node, status::Form::Output(output))),
+        Command::Status(StatusArgs { html: true }) => look().and_then(|node| status_page(&node)),
+        Command::Status(_) => look().and_then(|node| status(&node, output)),
         Command::Check => look().and_then(|node| check(&node, output)),
         Command::Doctor(args) => {
             output::watch();
@@ -289,6 +273,8 @@ mod tests {
         Cli::command().debug_assert();
         let parse = |args: &str| Cli::try_parse_from([PROGRAM].into_iter().chain(args.split_whitespace()));
         for good in [
+            "status --html",
+            "status --output json",
             "reap --dry-run --output json",
             "reap --forget ai/trainer-0",
             "release --address 10.0.0.1 --force --output json",
@@ -300,6 +286,7 @@ mod tests {
         }
         for bad in [
             "",
+            "status --html --output json",
             // Not everything at once.
             "reap --force",
             "release",

@@ -24,25 +24,23 @@ const ATTACHMENTS: [&str; 11] =
     ["RAIL", "DEVICE", "POD", "INTERFACE", "ADDRESS", "MTU", "LINK", "RDMA", "GID", "AGE", "STATE"];
 const NO_RAILS: &str = "this node has no rails: node.json lists none, and no NIC has SR-IOV";
 
-/// The form in which `status` prints.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// As every command.
-    Output(Output),
-    /// A page for a browser.
-    Html,
+/// Prints the inventory and what there is to do. The exit status is 1 when there is something to do.
+pub fn status(node: &Node, output: Output) -> Result<ExitCode> {
+    show(node, |name, inventory, todo| match output {
+        Output::Json => output::pretty(&json(name, inventory, todo)),
+        Output::Table => text(name, inventory, todo, SystemTime::now()),
+    })
 }
 
-/// Prints the inventory and what there is to do. The exit status is 1 when there is something to do.
-pub fn status(node: &Node, form: Form) -> Result<ExitCode> {
+/// The same as a page for a browser.
+pub fn status_page(node: &Node) -> Result<ExitCode> {
+    show(node, |name, inventory, todo| page::page(name, inventory, todo, SystemTime::now()))
+}
+
+fn show(node: &Node, form: impl FnOnce(&str, &Inventory, &[String]) -> String) -> Result<ExitCode> {
     let inventory = Inventory::take(node)?;
     let todo = todo(node, &inventory);
-    let (name, now) = (node.name()?, SystemTime::now());
-    output::print(&match form {
-        Form::Output(Output::Json) => output::pretty(&json(&name, &inventory, &todo)),
-        Form::Output(Output::Table) => text(&name, &inventory, &todo, now),
-        Form::Html => page::page(&name, &inventory, &todo, now),
-    })?;
+    output::print(&form(&node.name()?, &inventory, &todo))?;
     Ok(if todo.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -1,4 +1,4 @@
-//! `railctl status --output html`: the same for a browser, in one file that can be attached to a ticket.
+//! `railctl status --html`: the same for a browser, in one file that can be attached to a ticket.
 
 use std::time::SystemTime;
 
