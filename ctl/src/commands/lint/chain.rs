@@ -197,6 +197,9 @@ impl Chain {
         if kind == "sbr" && plugin.get("table").is_some() {
             why.push_str("; the table follows from `rail`");
         }
+        if kind == "sbr" && add_default_route(&mut self.plugins[at]) {
+            why.push_str(", and give rail-cni the default route of its table (routes)");
+        }
         self.note(plugin, "type", format!("{kind}: {why}"));
     }
 
@@ -207,6 +210,21 @@ impl Chain {
         rdma.insert("mode".to_owned(), "rdma".into());
         self.plugins.push(rdma);
     }
+}
+
+/// sbr's table has a default route by the gateway of the address, whatever the network says: without one, what the pod sends
+/// from the rail's address to elsewhere would leave by eth0. Returns whether it was missing.
+fn add_default_route(main: &mut Map<String, Value>) -> bool {
+    const DEFAULT: &str = "0.0.0.0/0";
+    let has_it = |routes: Option<&Value>| {
+        let routes = routes.and_then(Value::as_array).into_iter().flatten();
+        routes.clone().any(|route| route.get("dst").is_some_and(|dst| dst == DEFAULT))
+    };
+    if has_it(main.get("routes")) || has_it(main.get("ipam").and_then(|ipam| ipam.get("routes"))) {
+        return false;
+    }
+    let routes = main.entry("routes".to_owned()).or_insert_with(|| json!([]));
+    routes.as_array_mut().map(|routes| routes.push(json!({"dst": DEFAULT}))).is_some()
 }
 
 /// nv-ipam with a CIDRPool becomes rail-ipam.

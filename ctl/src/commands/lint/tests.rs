@@ -611,7 +611,7 @@ fn a_chain_says_what_goes_what_stays_and_what_moves() {
     let [ours, tuning] = &config["plugins"].as_array().unwrap()[..] else { panic!("{config}") };
     assert_eq!(
         *ours,
-        json!({"type": "rail-cni", "rail": 0, "mtu": 4220, "rdmaQoS": {"tos": 96},
+        json!({"type": "rail-cni", "rail": 0, "mtu": 4220, "rdmaQoS": {"tos": 96}, "routes": [{"dst": "0.0.0.0/0"}],
             "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "ipam": {"type": "rail-ipam", "pool": "rail-0"},
             "capabilities": {"deviceID": true, "mac": true, "ips": true, "CNIDeviceInfoFile": true}})
     );
