@@ -290,7 +290,7 @@ impl Dir {
     pub fn visit(&self, mut look: impl FnMut(&str)) -> Result<()> {
         let mut list = || -> nix::Result<()> {
             let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-            for entry in DirStream::openat(&self.fd, ".", flags, Mode::empty())?.iter() {
+            for entry in DirStream::openat(&self.fd, ".", flags, Mode::empty())? {
                 match entry?.file_name().to_string_lossy() {
                     name if name == "." || name == ".." => (),
                     name => look(&name),
