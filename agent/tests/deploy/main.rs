@@ -50,6 +50,14 @@ fn helm(more: &[&str]) -> Option<Vec<Value>> {
     Some(render(helm_command(more)?.env("HOME", home.path())))
 }
 
+/// What Helm says of values that it refuses.
+fn refusal(more: &[&str]) -> Option<String> {
+    let home = tempfile::tempdir().unwrap();
+    let output = helm_command(more)?.current_dir(ROOT).env("HOME", home.path()).output().unwrap();
+    assert!(!output.status.success(), "{more:?} is accepted");
+    Some(String::from_utf8(output.stderr).unwrap())
+}
+
 fn helm_command(more: &[&str]) -> Option<Command> {
     let arguments =
         ["template", "rail-cni", "deploy/chart", "--namespace", "kube-system", "--kube-version", "1.34.2"];
@@ -245,7 +253,7 @@ fn the_values_of_the_chart_take_effect() {
     const TEST: &str = "the_values_of_the_chart_take_effect";
     let values = [
         "--set",
-        "image.repository=r.example.com/rail-cni,image.tag=1,args={--plan-from=config-map},pluginsDir=/home/cni/bin,cidrpoolsNamespace=n",
+        "image.repository=r.example.com/rail-cni,image.tag=v1,args={--plan-from=config-map},pluginsDir=/home/cni/bin,cidrpoolsNamespace=n",
         "--set-json",
         "nodeSelector={\"gpu\":\"yes\"}",
         "--set-json",
@@ -270,11 +278,91 @@ fn the_values_of_the_chart_take_effect() {
     }
     for pod in [pod, off] {
         for container in ["containers", "initContainers"] {
-            assert_eq!(pod[container][0]["image"], "r.example.com/rail-cni:1");
+            assert_eq!(pod[container][0]["image"], "r.example.com/rail-cni:v1");
             let arguments = pod[container][0]["args"].as_array().unwrap();
             assert!(arguments.contains(&json!("--plugins-dir=/home/cni/bin")), "{arguments:?}");
         }
     }
+}
+
+fn schema() -> Value {
+    serde_json::from_str(&read("deploy/chart/values.schema.json")).unwrap()
+}
+
+/// The keys that `values` has and the schema does not, and the other way round.
+fn differing_keys(schema: &Value, values: &Value, path: &str, differing: &mut Vec<String>) {
+    let (Some(known), Some(values)) = (schema["properties"].as_object(), values.as_object()) else { return };
+    for key in known.keys().chain(values.keys()).collect::<BTreeSet<_>>() {
+        match (known.get(key), values.get(key)) {
+            (Some(known), Some(value)) => differing_keys(known, value, &format!("{path}.{key}"), differing),
+            _ => differing.push(format!("{path}.{key}")),
+        }
+    }
+}
+
+#[test]
+fn the_values_and_their_schema_name_the_same_keys() {
+    let schema = schema();
+    let mut differing = Vec::new();
+    differing_keys(&schema, &documents(&read("deploy/chart/values.yaml"))[0], "", &mut differing);
+    // `global` is what Helm gives to each chart that is part of another one. The others are absent by default, as is said
+    // where their parents are documented.
+    let expected = [
+        ".affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution",
+        ".config.cluster",
+        ".config.fabric.yaml",
+        ".global",
+    ];
+    assert_eq!(differing, expected);
+}
+
+#[test]
+fn no_object_of_the_values_takes_keys_that_nobody_reads() {
+    let mut objects = 0;
+    let mut todo = vec![(String::new(), schema())];
+    while let Some((path, one)) = todo.pop() {
+        if one["type"] == "object" && path != ".properties.global" {
+            objects += 1;
+            let others = &one["additionalProperties"];
+            assert!(*others == json!(false) || others["type"].is_string(), "{path}");
+        }
+        let Some(members) = one.as_object() else { continue };
+        todo.extend(members.iter().map(|(key, value)| (format!("{path}.{key}"), value.clone())));
+    }
+    assert!(objects > 8, "{objects}");
+}
+
+#[test]
+fn values_that_nobody_reads_or_of_another_type_are_refused() {
+    const TEST: &str = "values_that_nobody_reads_or_of_another_type_are_refused";
+    for (value, key) in [
+        // A text is true for a template, whatever it says.
+        (["--set-string", "uninstall=false"], "uninstall"),
+        (["--set", "image.tg=x"], "tg"),
+        (["--set-json", "image.tag=1.20"], "tag"),
+        (["--set", "image.digest=abc"], "digest"),
+        (["--set", "imagePullSecrets={s}"], "imagePullSecrets"),
+        (["--set", "tain=x"], "tain"),
+        (["--set", "taint=x'y"], "taint"),
+        (["--set", "args=--dranet"], "args"),
+        (["--set", r"config.node\.jsn=x"], "node.jsn"),
+        (["--set-json", r#"affinity={"nodeAffinty":{}}"#], "nodeAffinty"),
+        // What `helm upgrade --reuse-values` leaves out, after an upgrade from a chart that did not have it.
+        (["--set", "taint=null"], "taint"),
+    ] {
+        let Some(text) = refusal(&value) else { return skip(TEST, "helm is not here") };
+        assert!(text.contains(key), "{value:?}: {text}");
+    }
+    // What is documented with its parent.
+    let accepted = [
+        "--set-json",
+        r#"config={"node.json":"{}","node.h200.json":"{}","fabric.yaml":"rails: 8","cluster":"u"}"#,
+        "--set-json",
+        r#"global={"registry":"of-a-parent"}"#,
+        "--set",
+        "affinity=null",
+    ];
+    assert!(helm(&accepted).is_some());
 }
 
 /// Otherwise each node would keep its taint.
@@ -284,8 +372,7 @@ fn the_taint_of_the_chart_is_that_of_agent_and_policy() {
     for (value, taint, argument) in [
         ("ours/no-rails", "ours/no-rails", Some("--taint=ours/no-rails")),
         ("", "", Some("--taint=")),
-        // `null` takes a value away, as `helm upgrade --reuse-values` from a chart that did not have it.
-        ("null", "rail-cni/not-ready", None),
+        ("rail-cni/not-ready", "rail-cni/not-ready", None),
     ] {
         let Some(chart) = helm(&["--set", &format!("taint={value}")]) else {
             return skip(TEST, "helm is not here");
@@ -301,11 +388,9 @@ fn the_taint_of_the_chart_is_that_of_agent_and_policy() {
         assert_eq!(arguments.find(|one| one.starts_with("--taint")), argument);
     }
     // In `args` the policy would not know it.
-    let home = tempfile::tempdir().unwrap();
-    let mut command = helm_command(&["--set", "args={--taint=ours/no-rails}"]).unwrap();
-    let output = command.current_dir(ROOT).env("HOME", home.path()).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && text.contains("name the taint in the value taint"), "{text}");
+    let text = refusal(&["--set", "args={--taint=ours/no-rails}"]).unwrap();
+    assert!(text.contains("value taint"), "{text}");
+    assert!(helm(&["--set", "args={--taint-after=30}"]).is_some());
 }
 
 /// Of nodes that have the label of the control plane, both DaemonSets have to be.
@@ -476,8 +561,9 @@ fn the_metrics_are_an_option_of_chart_and_kustomization_and_off_by_default() {
     let args = set["args"].as_array().unwrap().iter();
     knows(args.map(|one| one.as_str().unwrap().replace("$(HOST_IP)", "192.0.2.1")).collect());
     assert!(set["args"].to_string().contains("--metrics-secret"), "{set}");
-    let digest = helm(&["--set", "image.digest=sha256:abc"]).unwrap();
-    assert!(json!(digest).to_string().contains("\"rail-cni@sha256:abc\""));
+    let digest = format!("sha256:{}", "0f".repeat(32));
+    let objects = helm(&["--set", &format!("image.digest={digest}")]).unwrap();
+    assert!(json!(objects).to_string().contains(&format!("\"rail-cni@{digest}\"")));
 }
 
 #[test]
