@@ -324,12 +324,168 @@ fn no_object_of_the_values_takes_keys_that_nobody_reads() {
         if one["type"] == "object" && path != ".properties.global" {
             objects += 1;
             let others = &one["additionalProperties"];
-            assert!(*others == json!(false) || others["type"].is_string(), "{path}");
+            assert!(*others == json!(false) || others.get("type").is_some(), "{path}");
         }
         let Some(members) = one.as_object() else { continue };
         todo.extend(members.iter().map(|(key, value)| (format!("{path}.{key}"), value.clone())));
     }
     assert!(objects > 8, "{objects}");
+}
+
+/// The rows of helm-docs, by the comments of values.yaml: `# -- DESCRIPTION`, and `# @default -- TEXT` below it.
+fn rows_of_values() -> Vec<String> {
+    let text = read("deploy/chart/values.yaml");
+    let values = &documents(&text)[0];
+    let (mut rows, mut path) = (Vec::new(), Vec::new());
+    let (mut description, mut default) = (String::new(), None);
+    for line in text.lines() {
+        let word = line.trim_start();
+        if let Some(start) = word.strip_prefix("# -- ") {
+            description = start.to_owned();
+        } else if let Some(text) = word.strip_prefix("# @default -- ") {
+            default = Some(text.to_owned());
+        } else if let Some(more) = word.strip_prefix("# ").filter(|_| !description.is_empty()) {
+            description = format!("{description} {more}");
+        } else {
+            let description = std::mem::take(&mut description);
+            let default = default.take();
+            let Some((key, _)) = word.split_once(':').filter(|_| !word.starts_with('-')) else { continue };
+            path.truncate((line.len() - word.len()) / 2);
+            path.push(key.to_owned());
+            if description.is_empty() {
+                continue;
+            }
+            let value = &values.pointer(&format!("/{}", path.join("/"))).unwrap();
+            let kind = match value {
+                Value::Bool(_) => "bool",
+                Value::Number(_) => "int",
+                Value::String(_) => "string",
+                Value::Array(_) => "list",
+                _ => "object",
+            };
+            let default = default.unwrap_or_else(|| format!("`{value}`"));
+            rows.push(format!("| {} | {kind} | {default} | {description} |", path.join(".")));
+        }
+    }
+    rows.sort();
+    rows
+}
+
+/// Every value is in it, too: what is not documented is in no row.
+#[test]
+fn the_table_of_the_charts_page_is_what_values_yaml_says() {
+    let page = read("deploy/chart/README.md");
+    let table = page.lines().skip_while(|line| *line != "|-----|------|---------|-------------|").skip(1);
+    let table: Vec<_> = table.take_while(|line| line.starts_with('|')).collect();
+    let rows = rows_of_values();
+    assert_eq!(table, rows, "{}", rows.join("\n"));
+    let values = &documents(&read("deploy/chart/values.yaml"))[0];
+    for key in values.as_object().unwrap().keys() {
+        let is_of_key =
+            |row: &String| row.contains(&format!("| {key} |")) || row.contains(&format!("| {key}."));
+        assert!(rows.iter().any(is_of_key), "{key}");
+    }
+}
+
+/// Each value with another one than the default, and what shows it.
+const CHANGES: [(&str, &str, &str); 23] = [
+    ("affinity", "null", ""),
+    ("args", r#"["--reap-interval=7"]"#, "--reap-interval=7"),
+    ("cidrpoolsNamespace", r#""ours""#, "--cidrpools-namespace=ours"),
+    ("config", r#"{"cluster":"the-uid"}"#, "the-uid"),
+    ("dranet", "true", "--dranet"),
+    ("fullnameOverride", r#""second""#, "--daemon-set=second"),
+    (
+        "image.digest",
+        r#""sha256:0000000000000000000000000000000000000000000000000000000000000000""#,
+        "@sha256:0",
+    ),
+    ("image.pullPolicy", r#""Always""#, r#""imagePullPolicy":"Always""#),
+    ("image.repository", r#""r.example.com/rail-cni""#, "r.example.com/rail-cni:"),
+    ("image.tag", r#""v9""#, "rail-cni:v9"),
+    ("imagePullSecrets", r#"[{"name":"our-secret"}]"#, "our-secret"),
+    ("metricsPort", "9999", "--listen=127.0.0.1:9999"),
+    ("metricsSecret", r#""our-secret""#, r#""secretName":"our-secret""#),
+    ("nodeSelector", r#"{"gpu":"yes"}"#, r#""nodeSelector":{"gpu":"yes"}"#),
+    ("openshift", "true", "system:openshift:scc:privileged"),
+    ("pluginsDir", r#""/home/cni/bin""#, "--plugins-dir=/home/cni/bin"),
+    ("podAnnotations", r#"{"our/annotation":"a"}"#, r#""our/annotation":"a""#),
+    ("podLabels", r#"{"our/label":"a"}"#, r#""our/label":"a""#),
+    ("priorityClassName", r#""ours""#, r#""priorityClassName":"ours""#),
+    ("resources", r#"{"limits":{"memory":"1Gi"}}"#, r#""memory":"1Gi""#),
+    ("taint", r#""ours/taint""#, "--taint=ours/taint"),
+    ("tolerations", r#"[{"key":"gpu","operator":"Exists"}]"#, r#""tolerations":[{"key":"gpu""#),
+    ("uninstall", "true", "rail-uninstall"),
+];
+
+#[test]
+fn every_value_of_the_chart_does_something() {
+    const TEST: &str = "every_value_of_the_chart_does_something";
+    let Some(default) = helm(&[]) else { return skip(TEST, "helm is not here") };
+    let rows = rows_of_values();
+    let documented: Vec<_> = rows.iter().map(|row| row.split(" | ").next().unwrap()).collect();
+    assert_eq!(documented, CHANGES.map(|(key, ..)| format!("| {key}")));
+    for (key, value, shown) in CHANGES {
+        let changed = helm(&["--set-json", &format!("{key}={value}")]).unwrap();
+        assert_ne!(changed, default, "{key}");
+        let (changed, default) = (json!(changed).to_string(), json!(default).to_string());
+        assert!(
+            shown.is_empty() || (changed.contains(shown) && !default.contains(shown)),
+            "{key}: {changed}"
+        );
+    }
+}
+
+/// Two releases in one cluster share nothing, and each agent asks for what is its own.
+#[test]
+fn with_another_name_no_object_of_the_chart_has_the_default_one() {
+    const TEST: &str = "with_another_name_no_object_of_the_chart_has_the_default_one";
+    let second = ["--set", "fullnameOverride=second,openshift=true,dranet=true"];
+    for more in [&[][..], &["--set", "uninstall=true"]] {
+        let Some(objects) = helm(&[&second[..], more].concat()) else {
+            return skip(TEST, "helm is not here");
+        };
+        for object in &objects {
+            let name = object["metadata"]["name"].as_str().unwrap();
+            assert!(name == "second" || name.starts_with("second-"), "{name}");
+            for subject in object["subjects"].as_array().into_iter().flatten() {
+                assert_eq!(subject["name"], "second");
+            }
+            if object["kind"] == "Role" {
+                for rule in object["rules"].as_array().unwrap() {
+                    assert_eq!(rule["resourceNames"], json!(["second"]));
+                }
+            }
+            if object["kind"] == "ValidatingAdmissionPolicy" {
+                let expression = object["spec"]["matchConditions"][0]["expression"].as_str().unwrap();
+                assert!(expression.contains(r#"endsWith(":second")"#), "{expression}");
+            }
+            if object["kind"] == "DaemonSet" {
+                let template = &object["spec"]["template"];
+                assert_eq!(template["spec"]["serviceAccountName"], "second");
+                assert_eq!(object["spec"]["selector"]["matchLabels"], template["metadata"]["labels"]);
+            }
+        }
+        let text = json!(objects).to_string();
+        assert!(
+            !more.is_empty() || text.contains(r#""--daemon-set=second","--config-map=second""#),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn helm_finds_no_fault_in_the_chart_and_it_asks_for_a_kubernetes_that_has_its_objects() {
+    const TEST: &str = "helm_finds_no_fault_in_the_chart_and_it_asks_for_a_kubernetes_that_has_its_objects";
+    let Some(tool) = given("RAIL_HELM") else { return skip(TEST, "helm is not here") };
+    let home = tempfile::tempdir().unwrap();
+    let mut lint = Command::new(tool);
+    lint.args(["lint", "--strict", "deploy/chart"]).current_dir(ROOT).env("HOME", home.path());
+    let output = lint.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    let of = |version: &str| helm(&["--kube-version", version]).unwrap();
+    assert_eq!(of("1.32.0"), of("1.34.2"));
+    assert!(refusal(&["--kube-version", "1.31.9"]).unwrap().contains("kubeVersion"));
 }
 
 #[test]
@@ -345,6 +501,12 @@ fn values_that_nobody_reads_or_of_another_type_are_refused() {
         (["--set", "tain=x"], "tain"),
         (["--set", "taint=x'y"], "taint"),
         (["--set", "args=--dranet"], "args"),
+        (["--set", "image.pullPolicy=always"], "pullPolicy"),
+        (["--set", "fullnameOverride=Rails"], "fullnameOverride"),
+        (["--set", r"podLabels.app\.kubernetes\.io/name=x"], "podLabels"),
+        (["--set-json", r#"tolerations=[{"key":"a","efect":"NoSchedule"}]"#], "efect"),
+        (["--set", "resources.request.cpu=1"], "request"),
+        (["--set-string", "metricsPort=1"], "metricsPort"),
         (["--set", r"config.node\.jsn=x"], "node.jsn"),
         (["--set-json", r#"affinity={"nodeAffinty":{}}"#], "nodeAffinty"),
         // What `helm upgrade --reuse-values` leaves out, after an upgrade from a chart that did not have it.
@@ -360,7 +522,7 @@ fn values_that_nobody_reads_or_of_another_type_are_refused() {
         "--set-json",
         r#"global={"registry":"of-a-parent"}"#,
         "--set",
-        "affinity=null",
+        "affinity=null,resources=null",
     ];
     assert!(helm(&accepted).is_some());
 }
