@@ -2,6 +2,8 @@
 //! gets the tools and the schemas.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod monitoring;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write as _;
@@ -388,7 +390,7 @@ fn the_table_of_the_charts_page_is_what_values_yaml_says() {
 }
 
 /// Each value with another one than the default, and what shows it.
-const CHANGES: [(&str, &str, &str); 23] = [
+const CHANGES: [(&str, &str, &str); 28] = [
     ("affinity", "null", ""),
     ("args", r#"["--reap-interval=7"]"#, "--reap-interval=7"),
     ("cidrpoolsNamespace", r#""ours""#, "--cidrpools-namespace=ours"),
@@ -406,6 +408,11 @@ const CHANGES: [(&str, &str, &str); 23] = [
     ("imagePullSecrets", r#"[{"name":"our-secret"}]"#, "our-secret"),
     ("metricsPort", "9999", "--listen=127.0.0.1:9999"),
     ("metricsSecret", r#""our-secret""#, r#""secretName":"our-secret""#),
+    ("monitoring.dashboard", "true", "grafana_dashboard"),
+    ("monitoring.enabled", "true", "PodMonitor"),
+    ("monitoring.labels", r#"{"release":"ours"}"#, r#""release":"ours""#),
+    ("monitoring.runbooks", r#""https://ours/runbooks""#, "https://ours/runbooks#rail"),
+    ("monitoring.serverName", r#""ours""#, r#""serverName":"ours""#),
     ("nodeSelector", r#"{"gpu":"yes"}"#, r#""nodeSelector":{"gpu":"yes"}"#),
     ("openshift", "true", "system:openshift:scc:privileged"),
     ("pluginsDir", r#""/home/cni/bin""#, "--plugins-dir=/home/cni/bin"),
@@ -421,12 +428,21 @@ const CHANGES: [(&str, &str, &str); 23] = [
 #[test]
 fn every_value_of_the_chart_does_something() {
     const TEST: &str = "every_value_of_the_chart_does_something";
-    let Some(default) = helm(&[]) else { return skip(TEST, "helm is not here") };
+    if helm(&[]).is_none() {
+        return skip(TEST, "helm is not here");
+    }
     let rows = rows_of_values();
     let documented: Vec<_> = rows.iter().map(|row| row.split(" | ").next().unwrap()).collect();
     assert_eq!(documented, CHANGES.map(|(key, ..)| format!("| {key}")));
     for (key, value, shown) in CHANGES {
-        let changed = helm(&["--set-json", &format!("{key}={value}")]).unwrap();
+        // What is about objects that are an option is tried with them.
+        let with: &[&str] = match key {
+            "monitoring.enabled" => &["--set", "metricsSecret=s"],
+            key if key.starts_with("monitoring.") => &["--set", "metricsSecret=s,monitoring.enabled=true"],
+            _ => &[],
+        };
+        let changed = helm(&[with, &["--set-json", &format!("{key}={value}")]].concat()).unwrap();
+        let default = helm(with).unwrap();
         assert_ne!(changed, default, "{key}");
         let (changed, default) = (json!(changed).to_string(), json!(default).to_string());
         assert!(
@@ -504,9 +520,11 @@ fn values_that_nobody_reads_or_of_another_type_are_refused() {
         (["--set", "image.pullPolicy=always"], "pullPolicy"),
         (["--set", "fullnameOverride=Rails"], "fullnameOverride"),
         (["--set", r"podLabels.app\.kubernetes\.io/name=x"], "podLabels"),
-        (["--set-json", r#"tolerations=[{"key":"a","efect":"NoSchedule"}]"#], "efect"),
+        (["--set-json", r#"tolerations=[{"key":"a","effects":"NoSchedule"}]"#], "effects"),
         (["--set", "resources.request.cpu=1"], "request"),
         (["--set-string", "metricsPort=1"], "metricsPort"),
+        (["--set", "monitoring.enabled=true"], "metricsSecret"),
+        (["--set", "monitoring.enable=true"], "enable"),
         (["--set", r"config.node\.jsn=x"], "node.jsn"),
         (["--set-json", r#"affinity={"nodeAffinty":{}}"#], "nodeAffinty"),
         // What `helm upgrade --reuse-values` leaves out, after an upgrade from a chart that did not have it.
