@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The manifests of deploy/, as kustomize and Helm render them, compared with each other, with the schemas of two
-# versions of Kubernetes and of the Prometheus Operator, and with the agent. promtool tries the alerts.
+# versions of Kubernetes and of the Prometheus Operator, and with the agent. promtool tries the alerts, and an API
+# server what is applied (tests/apply.sh).
 #
 # usage: tests/deploy.sh
 #
@@ -37,7 +38,8 @@ main() {
     RAIL_SCHEMAS=$(IFS=: && printf '%s' "${schemas[*]}")
     export RAIL_KUSTOMIZE RAIL_HELM RAIL_SCHEMAS RAIL_CRDS RAIL_PROMTOOL
     cd "$root"
-    exec cargo test --locked --quiet --package rail-agent --test deploy
+    cargo test --locked --quiet --package rail-agent --test deploy
+    tests/apply.sh
 }
 
 # tool MODULE@VERSION: prints the path of its executable.

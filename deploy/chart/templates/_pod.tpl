@@ -60,5 +60,6 @@ resources:
         items:
         - path: namespace
           fieldRef:
+            apiVersion: v1
             fieldPath: metadata.namespace
 {{- end }}
