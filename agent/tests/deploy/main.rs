@@ -139,6 +139,11 @@ fn what_is_rendered_is_what_two_versions_of_kubernetes_know() {
         (Some(one), Some(other)) => all.extend(one.into_iter().chain(other)),
         _ => skip(TEST, "kustomize is not here: the files were checked as they are"),
     }
+    let options = ["--set", "metricsSecret=s,monitoring.dashboard=true,openshift=true,dranet=true"];
+    match (helm(&options), helm(&["--set", "uninstall=true,fullnameOverride=second"])) {
+        (Some(one), Some(other)) => all.extend(one.into_iter().chain(other)),
+        _ => skip(TEST, "helm is not here: the chart was not checked"),
+    }
     for file in files.split(':') {
         let schema: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
         for object in &all {
