@@ -461,7 +461,7 @@ impl Beside {
         let more = all.count();
         let more = if more > 0 { format!(", and {more} more are in two pools") } else { String::new() };
         Some(format!(
-            "{first}{more}: no pod can have both: plan both fabrics together, or remove the other pools with --prune"
+            "{first}{more}: a network without `pool` would get both, and jobs cannot tell them apart: plan both fabrics together, or remove the other pools with --prune"
         ))
     }
 

@@ -285,7 +285,7 @@ impl Plan {
         few(found.iter().enumerate().map(line).collect())
     }
 
-    /// Two pools of a family that have the same rail on one node. A pod cannot have both: a rail has one routing table.
+    /// Two pools of a family that have the same rail on one node. A network without `pool` would get both.
     fn same_rail(&self) -> Vec<String> {
         let mut by_rail: BTreeMap<(u8, bool), Vec<&Pool>> = BTreeMap::new();
         for pool in &self.pools {
@@ -300,7 +300,7 @@ impl Plan {
                 let other = seen.insert(&row.node_name, pool).filter(|_| !row.node_name.is_empty());
                 if let Some(other) = other.filter(|other| other.name != pool.name) {
                     let problem = format!(
-                        "rail {number} of node {} is in {} and in {}: no pod can have both",
+                        "rail {number} of node {} is in {} and in {}: jobs cannot tell them apart",
                         row.node_name, other.name, pool.name
                     );
                     found.push(problem);

@@ -156,8 +156,11 @@ fn a_failed_add_leaves_the_other_rails_of_the_pod() {
     bench.host.add_rail(1);
     let first = bench.added(&config());
     let pod = state(&bench.host, Some(&bench.pod));
-    // The same rail twice: its routes clash.
-    let clash = with(rail(1), json!({"rail": 0, "routes": [{"dst": "172.16.0.0/15"}]}));
+    // The same rail twice, without tables of their own: their routes clash.
+    let clash = with(
+        rail(1),
+        json!({"rail": 0, "routes": [{"dst": "172.16.0.0/15"}], "routing": "destination-based"}),
+    );
     let error = bench.call("ADD").ifname("net2").run(&clash).error(7);
     assert!(error["msg"].as_str().unwrap().contains("same rail"), "{error}");
     assert_eq!(state(&bench.host, Some(&bench.pod)), pod);

@@ -98,8 +98,8 @@ fn a_rail_that_another_pool_of_the_node_has_is_told() {
     written(&node, &changes(&node, &compute, &Nodes::All, &terms).unwrap(), Force::No).unwrap();
     let storage = |rail| told(&of("storage-0", "10.50.0.0/31", "10.50.0.1", rail));
     assert!(storage(0).contains("rail 0 of node n is in rail-0 and in storage-0"), "{}", storage(0));
-    assert!(!storage(8).contains("no pod can have both"));
-    assert!(!told(&compute).contains("no pod can have both"));
+    assert!(!storage(8).contains("jobs cannot tell them apart"));
+    assert!(!told(&compute).contains("jobs cannot tell them apart"));
 }
 
 #[test]

@@ -31,7 +31,7 @@ fn fabrics_of_one_node_have_rails_of_their_own() {
     assert_eq!(named(&plan), expected.map(|(name, rail)| (name.to_owned(), Some(rail))));
     plan.check().unwrap();
     assert!(
-        !plan.warnings.iter().any(|warning| warning.contains("no pod can have both")),
+        !plan.warnings.iter().any(|warning| warning.contains("jobs cannot tell them apart")),
         "{:?}",
         plan.warnings
     );

@@ -90,11 +90,11 @@ fn two_pools_of_a_node_with_the_same_rail_are_told() {
         plan.check().unwrap();
         plan.warnings
             .iter()
-            .filter(|warning| warning.contains("no pod can have both"))
+            .filter(|warning| warning.contains("jobs cannot tell them apart"))
             .cloned()
             .collect::<Vec<_>>()
     };
-    let same = "rail 3 of node b is in one and in two: no pod can have both";
+    let same = "rail 3 of node b is in one and in two: jobs cannot tell them apart";
     assert_eq!(told(pool("two", third, "10.0.0.2/31", "b")), [same]);
     for (rail, prefix, node) in [
         (third, "10.0.0.2/31", "c"),

@@ -393,7 +393,11 @@ fn a_network_that_the_formulas_did_not_make_gets_no_number_of_a_plane() {
             ("rail-10-v6", Some(10))
         ]
     );
-    assert!(!plan.warnings.iter().any(|told| told.contains("no pod can have both")), "{:?}", plan.warnings);
+    assert!(
+        !plan.warnings.iter().any(|told| told.contains("jobs cannot tell them apart")),
+        "{:?}",
+        plan.warnings
+    );
 }
 
 /// Rails without a supernet of their own: by the formulas, else by the names of the interfaces.
