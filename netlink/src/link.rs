@@ -11,6 +11,7 @@
 //! # }
 //! ```
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, AsRawFd as _};
 
@@ -21,7 +22,8 @@ use nix::errno::Errno;
 use nix::libc::{
     IFLA_ADDRESS, IFLA_ALT_IFNAME, IFLA_IFALIAS, IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINK, IFLA_LINK_NETNSID,
     IFLA_LINKINFO, IFLA_MASTER, IFLA_MAX_MTU, IFLA_MIN_MTU, IFLA_MTU, IFLA_PARENT_DEV_NAME,
-    IFLA_PERM_ADDRESS, IFLA_PROP_LIST, IFLA_XDP, RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, RTM_SETLINK,
+    IFLA_PERM_ADDRESS, IFLA_PROP_LIST, IFLA_STATS64, IFLA_XDP, RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK,
+    RTM_SETLINK,
 };
 use rtnetlink::LinkUnspec;
 use serde::{Deserialize, Serialize};
@@ -149,6 +151,37 @@ pub fn seen(socket: &mut Socket) -> Result<Vec<Link>> {
     let message = Message::new(RTM_GETLINK, &request());
     let replies = socket.glance(&message, &[], "cannot list links")?;
     Ok(replies.iter().filter_map(parse).collect())
+}
+
+/// What the kernel counts of errors and discards of a link, by its names of the counters; empty if the link is gone.
+pub fn faults(socket: &mut Socket, index: Index) -> Result<BTreeMap<&'static str, u64>> {
+    /// The places in struct rtnl_link_stats64.
+    const COUNTERS: [(usize, &str); 10] = [
+        (4, "rx_errors"),
+        (5, "tx_errors"),
+        (6, "rx_dropped"),
+        (7, "tx_dropped"),
+        (10, "rx_length_errors"),
+        (12, "rx_crc_errors"),
+        (13, "rx_frame_errors"),
+        (14, "rx_fifo_errors"),
+        (15, "rx_missed_errors"),
+        (17, "tx_carrier_errors"),
+    ];
+    let mut message = LinkMessage::default();
+    message.header.index = index.get();
+    let what = format!("cannot read the counters of the link with index {index}");
+    let Some(reply) = socket.get(Message::new(RTM_GETLINK, &message), &[Errno::ENODEV], &what)? else {
+        return Ok(BTreeMap::new());
+    };
+    let all = attributes(reply.payload.get(HEADER_LEN..).unwrap_or_default());
+    let values: Vec<u64> = all
+        .filter(|one| one.kind() == IFLA_STATS64)
+        .flat_map(|one| {
+            one.value().chunks_exact(8).map(|raw| raw.try_into().map(u64::from_ne_bytes)).collect::<Vec<_>>()
+        })
+        .collect::<Result<_, _>>()?;
+    Ok(COUNTERS.iter().filter_map(|(at, name)| Some((*name, *values.get(*at)?))).collect())
 }
 
 /// A request without statistics, and without the VFs of a PF, which take milliseconds and may not fit into the

@@ -15,6 +15,7 @@ mod doctor;
 mod env;
 mod foretold;
 mod moves;
+mod preflight;
 mod status;
 mod wait;
 

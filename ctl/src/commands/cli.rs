@@ -18,6 +18,7 @@ use super::lease::{LeaseArgs, lease};
 use super::leases::{LeasesArgs, leases};
 use super::lint::lint;
 use super::plan::{PlanArgs, plan};
+use super::preflight::{PreflightArgs, preflight};
 use super::reap::{ReapArgs, reap};
 use super::refused;
 use super::release::{ReleaseArgs, release};
@@ -113,6 +114,15 @@ is changed. Run the command on the host, as root.
 Exit status: 0 every cable is right or unplanned, 1 another state, or the command failed, 2 usage error."
     )]
     Cables(CablesArgs),
+    /// Try the rails of this node before a job does: take a free VF of each as a pod would, ask gateway and peers with packets
+    /// of the PF's MTU, and give everything back
+    #[command(
+        after_help = "STATE is fine, wrong (the lines below the table say what to do), or in-use (pods have all VFs of the \
+rail, or its addresses, so it was not tried). COUNTED is what the kernel counted of errors and discards meanwhile. Whatever \
+ends this command, everything is given back; after SIGKILL, by the next ADD or `railctl reap`. Run it on the host, as root.
+Exit status: 0 no rail is wrong (with --all: every rail is fine), 1 another state, or the command failed, 2 usage error."
+    )]
+    Preflight(PreflightArgs),
     /// Put CIDRPool manifests into the store of this node
     #[command(after_help = "Each file is a CIDRPool, several as YAML documents, a list, or what \
 `kubectl get cidrpools -A -o yaml` prints; - is standard input. The import uses static allocations, and those that \
@@ -230,6 +240,7 @@ pub fn run() -> ExitCode {
             wait(timeout, Needs { mtu, rdma, pfs }, output)
         }
         Command::Cables(args) => look().and_then(|node| cables(&node, &args, output)),
+        Command::Preflight(args) => start("preflight").and_then(|node| preflight(&node, &args, output)),
         Command::Lint(args) => lint(&args.files, args.fix, output),
         Command::Reap(args) => start("reap").and_then(|node| reap(&node, &args, output)),
         Command::Import(args) => {

@@ -13,13 +13,18 @@ mod leases;
 pub mod lint;
 mod out;
 mod plan;
+mod preflight;
 mod reap;
 mod refused;
 mod release;
 mod report;
 mod status;
 
-use anyhow::Result;
+use std::process::{Child, Output};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
 use rail_cni::node::Node;
 use rail_cni::watchdog;
 
@@ -39,4 +44,18 @@ fn start(command: &str) -> Result<Node> {
 /// A number with a noun: `1 VF`, `2 VFs`.
 fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
+/// What a program printed that ended within `patience`, and is killed otherwise. It must fit into the pipe.
+fn output_within(patience: Duration, mut child: Child) -> Result<Output> {
+    let deadline = Instant::now() + patience;
+    while child.try_wait()?.is_none() {
+        if Instant::now() > deadline {
+            child.kill()?;
+            child.wait()?;
+            bail!("it did not answer within {patience:?}");
+        }
+        sleep(Duration::from_millis(2));
+    }
+    Ok(child.wait_with_output()?)
 }

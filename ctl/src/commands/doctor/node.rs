@@ -4,12 +4,13 @@ use std::fs::{self, FileType};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::unistd::{AccessFlags, access};
 
+use super::super::output_within;
 use super::order;
 use super::{Check, Findings, count};
 use rail_cni::cni::RELEASE;
@@ -195,18 +196,8 @@ fn version_of(path: &Path, name: &str) -> Result<String> {
     let mut command = Command::new(path);
     command.arg("--version").env_remove("CNI_COMMAND");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = command.spawn().context("it cannot be started")?;
-    let deadline = Instant::now() + PATIENCE;
-    while child.try_wait()?.is_none() {
-        if Instant::now() > deadline {
-            child.kill()?;
-            child.wait()?;
-            anyhow::bail!("it did not answer within {PATIENCE:?}");
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    // One line fits into the pipe. A program that prints more has run into the deadline above.
-    let output = child.wait_with_output()?;
+    // One line fits into the pipe. A program that prints more runs into the deadline.
+    let output = output_within(PATIENCE, command.spawn().context("it cannot be started")?)?;
     let answer = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     let version = answer.strip_prefix(name).and_then(|answer| answer.strip_prefix(' '));
     version.map(str::to_owned).with_context(|| format!("it says {answer:?}"))
