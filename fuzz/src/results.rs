@@ -100,9 +100,9 @@ pub fn ipam_result(data: &[u8]) {
     if choice(choices, 2, 2) == 1 {
         conf.routes.clear();
     }
-    // The rail says which table, so nothing is asked.
+    // The rail has its own table, so nothing is asked.
     let mut nobody = Socket::over(netlink_sys::Socket::new(2).expect("a socket"));
-    let applied = match rail::plan(&conf, &leased, None, &mut nobody) {
+    let applied = match rail::plan(&conf, &leased, conf.rail.map(u32::from), &mut nobody) {
         Ok(applied) => applied,
         Err(error) => return judge::refused(&error, &REFUSED),
     };
