@@ -34,21 +34,22 @@ pub fn plan(conf: &NetConf, device: &Device) -> Result<Option<Bound>> {
 
 /// Refuses a device whose driver cannot be bound again, or not without others. `key` is the network's that needs it.
 pub fn refuse(key: &str, device: &Device, function: &Function) -> Result<()> {
-    let what = device.describe();
-    if device.original.siblings {
-        fail!(UnsupportedField, "{key}: {what} has several netdevs, which would go with its driver");
-    }
-    if function.vf_count() > 0 {
-        fail!(UnsupportedField, "{key}: {what} has VFs, which would go with its driver");
-    }
-    let only = function.driver_override();
-    if let Some(only) = only.filter(|only| function.driver().as_ref() != Some(only)) {
-        fail!(
-            UnsupportedField,
-            "{key}: {what} would get the driver {only} when it is bound again (driver_override)"
-        );
+    if let Some(why) = hindrance(device.original.siblings, function) {
+        fail!(UnsupportedField, "{key}: {} {why}", device.describe());
     }
     Ok(())
+}
+
+/// Why the driver cannot be bound again without more than this device changing. `siblings`: the function has several netdevs.
+fn hindrance(siblings: bool, function: &Function) -> Option<String> {
+    if siblings {
+        return Some("has several netdevs, which would go with its driver".to_owned());
+    }
+    if function.vf_count() > 0 {
+        return Some("has VFs, which would go with its driver".to_owned());
+    }
+    let only = function.driver_override().filter(|only| function.driver().as_ref() != Some(only))?;
+    Some(format!("would get the driver {only} when it is bound again (driver_override)"))
 }
 
 /// The driver of a function that can be bound again without anything else: see [`refuse`].
@@ -56,8 +57,7 @@ pub fn alone(cx: &Cx<'_>) -> Option<Bound> {
     let function = cx.function.as_ref().filter(|function| function.exists())?;
     let bound = cx.facts.driver.clone()?;
     let is_it = function.driver().as_ref() == Some(&bound.driver);
-    let would_be = function.driver_override().is_none_or(|only| only == bound.driver);
-    (is_it && would_be && !cx.owner.device.siblings && function.vf_count() == 0).then_some(bound)
+    (is_it && hindrance(cx.owner.device.siblings, function).is_none()).then_some(bound)
 }
 
 /// Gives the function its driver back, where it has none or one for programs in user space.
