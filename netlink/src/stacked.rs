@@ -57,10 +57,8 @@ pub struct Stacked {
 pub enum Receiver {
     /// Nothing, in no namespace.
     Nobody,
-    /// A macvlan or macvtap.
-    Macvlan,
-    /// Another of those that the kernel allows one of: ipvlan, macsec, bridge, bond, team, openvswitch.
-    Other,
+    /// A macvlan or macvtap, or one of those of which the kernel allows one: ipvlan, macsec, bridge, bond, team, openvswitch.
+    Somebody,
     /// The kernel does not say: this one has no macvlan, or the link is not of Ethernet.
     Unknown,
 }
@@ -84,8 +82,7 @@ pub fn receiver(socket: &mut Socket, link: &Link) -> Result<Receiver> {
     let request = Message::new(RTM_NEWLINK, &message);
     Ok(match socket.try_change(&request, NLM_F_CREATE | NLM_F_EXCL)? {
         Answer::Ended(Some((Errno::EEXIST, _))) => Receiver::Nobody,
-        Answer::Ended(Some((Errno::EINVAL, _))) => Receiver::Macvlan,
-        Answer::Ended(Some((Errno::EBUSY, _))) => Receiver::Other,
+        Answer::Ended(Some((Errno::EINVAL | Errno::EBUSY, _))) => Receiver::Somebody,
         // It was renamed at this moment, so there is a macvlan now.
         Answer::Ended(None) => {
             let made = LinkUnspec::new_with_index(message.header.index).build();

@@ -301,8 +301,10 @@ impl<'a> Request<'a> {
             }
             rail => rail.map(u32::from),
         };
-        let is_any_slot = own_slot.is_none();
-        let lock = is_any_slot.then(|| attach.cx.locks.netns(&attach.cx.owner.netns)).transpose()?;
+        let lock = match own_slot {
+            Some(_) => None,
+            None => Some(attach.cx.locks.netns(&attach.cx.owner.netns)?),
+        };
         let rail = rail::plan(&self.conf, leased, own_slot, &mut attach.cx.pod()?.socket)?;
         rail::check_routes(&rail, &rails, &mut attach.cx)?;
         if let Some(gateways) = gateway::plan(&self.conf, &rail, leased)? {

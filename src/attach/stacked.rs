@@ -27,12 +27,7 @@ const VLANS: &str = "/proc/net/vlan";
 /// move into the pod, when nobody can make another: see [`crate::attach::steps::moved`].
 pub fn refuse(what: &str, link: &Link, host: &mut Socket) -> Result<()> {
     let receiver = stacked::receiver(host, link)?;
-    let which = match receiver {
-        Receiver::Macvlan | Receiver::Other => Which::Kept,
-        Receiver::Unknown if !link.up => Which::Mounted,
-        Receiver::Nobody if !link.up || !Path::new(VLANS).exists() => return Ok(()),
-        Receiver::Unknown | Receiver::Nobody => Which::All,
-    };
+    let Some(which) = where_to_look(receiver, link.up) else { return Ok(()) };
     let mut found = None;
     let seen = look(link, which, SearchTime::Short, |_, uppers, path| {
         found = uppers.into_iter().next().map(|upper| (upper, path.to_owned()));
@@ -42,8 +37,10 @@ pub fn refuse(what: &str, link: &Link, host: &mut Socket) -> Result<()> {
         let (name, kind, netns) = (upper.name, upper.kind, netns.display());
         fail!(InvalidConfig, "{what} is in use: {name} ({kind}) is stacked on it, in the namespace {netns}");
     }
-    if seen == Seen::Part || which == Which::Kept {
-        log::warn!("{what}: {receiver:?} has its frames, or may have, in a namespace that was not found");
+    if receiver == Receiver::Somebody {
+        log::warn!("{what}: its frames go to a namespace that was not found");
+    } else if seen == Seen::Part {
+        log::warn!("{what}: the search for links stacked on it ended before every namespace was examined");
     }
     Ok(())
 }
@@ -52,11 +49,8 @@ pub fn refuse(what: &str, link: &Link, host: &mut Socket) -> Result<()> {
 /// with them nor is refused because of them. A pod's end may wait for a search through every process of the node. Fails
 /// where one is left, or may be.
 pub fn remove_elsewhere(link: &Link, host: &mut Socket) -> Result<()> {
-    let which = match stacked::receiver(host, link)? {
-        Receiver::Nobody if !Path::new(VLANS).exists() => return Ok(()),
-        Receiver::Nobody | Receiver::Unknown => Which::All,
-        Receiver::Macvlan | Receiver::Other => Which::Kept,
-    };
+    // A VLAN that the pod left may be on the device although that is down by now.
+    let Some(which) = where_to_look(stacked::receiver(host, link)?, true) else { return Ok(()) };
     let seen = look(link, which, SearchTime::Long, |socket, uppers, path| {
         let names: Vec<_> = uppers.iter().map(|upper| &*upper.name).take(SHOWN).collect();
         let (name, count, path) = (&link.name, uppers.len(), path.display());
@@ -66,7 +60,7 @@ pub fn remove_elsewhere(link: &Link, host: &mut Socket) -> Result<()> {
         Ok(ControlFlow::Continue(()))
     })?;
     match (seen, stacked::receiver(host, link)?) {
-        (_, Receiver::Macvlan | Receiver::Other) => {
+        (_, Receiver::Somebody) => {
             fail!(Internal, "{}: a link in another namespace takes its frames, and is not found", link.name)
         }
         (Seen::Part, _) => fail!(
@@ -75,6 +69,16 @@ pub fn remove_elsewhere(link: &Link, host: &mut Socket) -> Result<()> {
             link.name
         ),
         (Seen::All, _) => Ok(()),
+    }
+}
+
+/// Which namespaces may have a link that is stacked on a device; `None` where it is certain that none has.
+fn where_to_look(receiver: Receiver, may_carry_vlans: bool) -> Option<Which> {
+    match receiver {
+        Receiver::Somebody => Some(Which::Kept),
+        Receiver::Unknown if may_carry_vlans => Some(Which::All),
+        Receiver::Unknown => Some(Which::Mounted),
+        Receiver::Nobody => (may_carry_vlans && Path::new(VLANS).exists()).then_some(Which::All),
     }
 }
 

@@ -63,7 +63,7 @@ fn refuse_shared(cx: &mut Cx<'_>) -> Result<()> {
     let id = cx.owner.device.id.clone();
     match stacked::receiver(&mut cx.pod()?.socket, &link)? {
         Receiver::Nobody | Receiver::Unknown => Ok(()),
-        Receiver::Macvlan | Receiver::Other => fail!(
+        Receiver::Somebody => fail!(
             TryAgain,
             "{id}: a link in another namespace, such as a macvlan, takes its frames: it is removed, or the driver is bound again"
         ),
