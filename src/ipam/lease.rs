@@ -634,11 +634,13 @@ impl Folder {
             return Ok(None);
         };
         let lease: Lease = serde_json::from_slice(&content).map_err(|error| damaged(error.to_string()))?;
-        match () {
-            () if lease.version != VERSION => Err(damaged(format!("version {}", lease.version))),
-            () if lease.file_name() != entry.name => Err(damaged("it is about another lease".to_owned())),
-            () => Ok(Some(lease)),
+        if lease.version != VERSION {
+            return Err(damaged(format!("version {}", lease.version)));
         }
+        if lease.file_name() != entry.name {
+            return Err(damaged("it is about another lease".to_owned()));
+        }
+        Ok(Some(lease))
     }
 
     /// The lease of an attachment, in any state.

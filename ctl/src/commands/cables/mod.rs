@@ -154,10 +154,12 @@ impl Cable {
 
     fn compare(&self, neighbour: &Neighbour) -> State {
         let states: Vec<_> = self.expected.iter().map(|port| is_at(neighbour, port)).collect();
-        match () {
-            () if states.contains(&Some(true)) => State::Right,
-            () if states.contains(&None) => State::Unnamed,
-            () => State::Wrong,
+        if states.contains(&Some(true)) {
+            State::Right
+        } else if states.contains(&None) {
+            State::Unnamed
+        } else {
+            State::Wrong
         }
     }
 
