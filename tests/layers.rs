@@ -184,7 +184,7 @@ fn paths(text: &str) -> Vec<String> {
 /// What is above uses what is below. The few uses upwards make no circle.
 #[test]
 fn the_files_of_attach_are_in_an_order() {
-    const ORDER: [&str; 26] = [
+    const ORDER: [&str; 27] = [
         "del",
         "check",
         "chained",
@@ -203,6 +203,7 @@ fn the_files_of_attach_are_in_an_order() {
         "device",
         "userspace",
         "stacked",
+        "bpf",
         "settings",
         "context",
         "locate",

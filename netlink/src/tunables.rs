@@ -68,13 +68,17 @@ const NUMBERS: [(u16, usize, &str); 9] = [
 const XDP: [(u16, u32, &str); 3] =
     [(5, 1 << 2, "xdpdrv"), (6, 1 << 1, "xdpgeneric"), (7, 1 << 3, "xdpoffload")];
 
-/// Reads every setting of the link with its value. For XDP, only the programs that are attached.
+/// Reads every setting of the link with its value.
 pub fn read(socket: &mut Socket, index: Index) -> Result<Vec<(&'static str, String)>> {
+    let reply = ask(socket, index)?;
+    Ok(reply.map(|reply| parse(&reply.payload)).unwrap_or_default())
+}
+
+fn ask(socket: &mut Socket, index: Index) -> Result<Option<Message>> {
     // Without statistics, RTEXT_FILTER_SKIP_STATS.
     let mask = DefaultNla::new(nix::libc::IFLA_EXT_MASK, (1u32 << 3).to_ne_bytes().to_vec());
     let message = Message::raw(RTM_GETLINK, &header(index, 0, 0), &[mask]);
-    let reply = socket.get(message, &[Errno::ENODEV], "cannot read the settings of the link")?;
-    Ok(reply.map(|reply| parse(&reply.payload)).unwrap_or_default())
+    socket.get(message, &[Errno::ENODEV], "cannot read the settings of the link")
 }
 
 fn parse(payload: &[u8]) -> Vec<(&'static str, String)> {
@@ -91,14 +95,6 @@ fn parse(payload: &[u8]) -> Vec<(&'static str, String)> {
         match attribute.kind() {
             IFLA_IFALIAS => alias = String::from_utf8_lossy(value).trim_end_matches('\0').to_owned(),
             IFLA_BROADCAST => found.push(("broadcast", format_mac(value))),
-            IFLA_XDP => {
-                for program in attributes(value) {
-                    let mode = XDP.iter().find(|(kind, ..)| *kind == program.kind());
-                    found.extend(
-                        mode.zip(word(program.value())).map(|((.., name), id)| (*name, id.to_string())),
-                    );
-                }
-            }
             kind => {
                 let number = NUMBERS.iter().find(|(number, ..)| *number == kind);
                 found.extend(number.zip(word(value)).map(|((.., name), value)| (*name, value.to_string())));
@@ -115,11 +111,6 @@ fn word(value: &[u8]) -> Option<u32> {
         [byte] => Some(u32::from(*byte)),
         _ => Some(u32::from_ne_bytes(value.get(..4)?.try_into().ok()?)),
     }
-}
-
-/// Whether `name` is that of a place for XDP programs.
-pub fn is_xdp(name: &str) -> bool {
-    XDP.iter().any(|(.., mode)| *mode == name)
 }
 
 /// Sets the setting `name` to `wanted`.
@@ -171,19 +162,27 @@ fn message(index: Index, name: &str, wanted: &dyn Fn(&str) -> Option<String>) ->
     Some(Message::raw(RTM_SETLINK, &header(index, flags, change), &attributes))
 }
 
-/// Detaches the XDP program at the place called `mode`.
-pub fn detach_xdp(socket: &mut Socket, link: &Link, mode: &str) -> Result<()> {
-    let Some((_, flag, _)) = XDP.iter().find(|(.., name)| *name == mode) else { return Ok(()) };
-    // EBUSY is final here: dev_xdp_attach does not detach a program that a bpf_link holds.
-    let detached = socket.change_once(&xdp_message(link.index, *flag), || {
-        format!("cannot detach the XDP program ({mode}) of {}", link.name)
-    });
-    detached.map_err(|error| {
-        if !Error::is(&error, Errno::EBUSY) {
-            return error;
-        }
-        error.context("a bpf_link holds it: end the program that made it, or remove its pin (`bpftool link`)")
-    })
+/// Detaches all XDP programs of the link. One that a bpf_link holds stays, and is an error.
+pub fn detach_xdp(socket: &mut Socket, link: &Link) -> Result<()> {
+    let Some(reply) = ask(socket, link.index)? else { return Ok(()) };
+    let rest = reply.payload.get(HEADER_LEN..).unwrap_or_default();
+    let Some(attached) = attributes(rest).find(|one| one.kind() == IFLA_XDP) else { return Ok(()) };
+    let is_attached = |kind| attributes(attached.value()).any(|one| one.kind() == kind);
+    for (_, flag, mode) in XDP.iter().filter(|(kind, ..)| is_attached(*kind)) {
+        // EBUSY is final here: dev_xdp_attach does not detach a program that a bpf_link holds.
+        let detached = socket.change_once(&xdp_message(link.index, *flag), || {
+            format!("cannot detach the XDP program ({mode}) of {}", link.name)
+        });
+        detached.map_err(|error| {
+            if !Error::is(&error, Errno::EBUSY) {
+                return error;
+            }
+            error.context(
+                "a bpf_link holds it: end the program that made it, or remove its pin (`bpftool link`)",
+            )
+        })?;
+    }
+    Ok(())
 }
 
 fn xdp_message(index: Index, flag: u32) -> Message {

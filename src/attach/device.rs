@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use super::config::{NetConf, Selector};
 use super::owner::Original;
-use super::{stacked, userspace};
+use super::{bpf, stacked, userspace};
 use crate::node::{self, Judged, Node};
 use crate::sysfs::{self, DeviceId, Function, Pf};
 use crate::{fail, failure};
@@ -390,13 +390,7 @@ fn check_mtu(device: &Device, link: &Link, conf: &NetConf, node: &Node, host: &m
 /// routes are left to [`refuse_addresses`] or [`super::steps::host_addresses`].
 pub fn refuse_what_the_host_needs(what: &str, link: &Link, node: &Node, host: &mut Socket) -> Result<()> {
     refuse_parts(what, link, node, host)?;
-    if link.xdp {
-        let name = &link.name;
-        fail!(
-            InvalidConfig,
-            "{what} is in use by the host: it has an XDP program: `ip link set {name} xdp off`, or `xdpgeneric off`"
-        );
-    }
+    bpf::refuse(what, link)?;
     stacked::refuse(what, link, host)
 }
 

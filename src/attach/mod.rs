@@ -2,6 +2,7 @@
 
 mod add;
 pub mod alias;
+mod bpf;
 mod chained;
 pub mod check;
 pub mod claim;

@@ -13,7 +13,6 @@ use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::alias::Alias;
-use crate::failure;
 use rail_netlink::ethtool::{self, Ethtool, GROUPS, Group};
 use rail_netlink::link::{self, Link};
 use rail_netlink::{Socket, tunables};
@@ -85,13 +84,6 @@ impl Settings {
         };
         let changed = now.iter().filter(|(name, value)| self.0.get(*name) != Some(value));
         let restore = |(name, now): (&String, &String)| match self.0.get(name) {
-            None if tunables::is_xdp(name) => tunables::detach_xdp(host, link, name),
-            Some(was) if tunables::is_xdp(name) => {
-                let detached = tunables::detach_xdp(host, link, name);
-                let lost =
-                    || failure!(Internal, "{}: the XDP program {was} was replaced by {now}", link.name);
-                detached.and_then(|()| Err(lost()))
-            }
             None if is_of_rail(name, now) => tunables::set(host, link, name, &|_| Some(String::new())),
             // It was not reported at ADD.
             None => Ok(()),

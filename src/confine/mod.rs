@@ -148,7 +148,6 @@ pub const NEVER: &[i64] = &[
     libc::SYS_init_module,
     libc::SYS_finit_module,
     libc::SYS_delete_module,
-    libc::SYS_bpf,
     libc::SYS_kexec_load,
     libc::SYS_kexec_file_load,
     libc::SYS_reboot,
@@ -175,6 +174,9 @@ pub const NEVER: &[i64] = &[
     libc::SYS_io_uring_setup,
 ];
 
+/// The only command of bpf(2) that is made: which programs a netdev has (linux/bpf.h).
+const BPF_PROG_QUERY: u32 = 16;
+
 /// Whether Landlock holds the call. Undoing an ADD is a DEL in the same process, which is confined already.
 static HOLDS_DIRECTORIES: OnceLock<bool> = OnceLock::new();
 
@@ -191,7 +193,8 @@ pub fn ipam(writes_below: Option<&Path>) {
 /// Confines rail-cni, and the plugins that it starts.
 pub fn cni() {
     HOLDS_DIRECTORIES.get_or_init(|| {
-        let never: Vec<_> = NEVER.iter().map(|call| (*call, Answer::Refused)).collect();
+        let mut never: Vec<_> = NEVER.iter().map(|call| (*call, Answer::Refused)).collect();
+        never.push((libc::SYS_bpf, Answer::MadeIf(0, BPF_PROG_QUERY)));
         let _ = install(&filter(&never, Answer::Made));
         false
     });

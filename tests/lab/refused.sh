@@ -5,6 +5,8 @@
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,4s/^# //p' "$0" && exit ;; esac
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+bpf_link=$target/debug/examples/bpf-link
+[[ -x $bpf_link ]] || die "no $bpf_link: cargo build --example bpf-link"
 
 # refused_as TEXT KEYS: an ADD of VF 0 of rail 0, or of what KEYS say; nothing is changed.
 refused_as() {
@@ -118,21 +120,41 @@ a_pf_with_vfs_is_refused() {
     refused_as "it has VFs (2): take one of them, or allow this with policy.pfsWithVfs" "$(conf 0 "$(pf 0)")"
 }
 
-# What clang makes of `SEC("xdp") int pass(struct xdp_md *ctx) { return XDP_PASS; }`, without debug data.
-xdp_object() {
-    base64 -d <<'END' | gunzip
-H4sIAAAAAAACA6t39XFjYmRkgAFGhu8MCB4CXEBiO0BJNgZWhu1AFhMQT4XKuQf4MOADILOFkGwQgNJsQCwINgkCWGCMgsTiYob4
-nMzk1LziVCC/IqWAAcbTK67MLUlMAtIlRSCaCoARitnQxB3Q3AsDHGh8Vqh+ZjTxAHR/IdmHDHih4YkOIqC0B5I5jEj2S0BpUSx2
-g8ACKM1PwH5c+jdAaVkC+gFEBLQvUAIAAA==
-END
-}
-
 a_vf_with_an_xdp_program_is_refused() {
     pod pod1
-    xdp_object >/run/pass.o
-    ip link set ens0f0v0 xdpgeneric obj /run/pass.o sec xdp || skip "ip or this kernel loads no XDP program"
+    ip link set ens0f0v0 xdpgeneric obj "$root/tests/xdp-drop.o" sec xdp || skip "ip or this kernel loads no XDP program"
     refused_as "it has an XDP program"
     ip link set ens0f0v0 xdpgeneric off
+}
+
+# hold HOOK NETDEV [COMMAND...]: holds a BPF program there, by COMMAND in a pod's namespace.
+hold() {
+    local hook=$1 netdev=$2
+    shift 2
+    "$@" "$bpf_link" "$hook" "$netdev" >/run/held 2>&1 &
+    holder=$!
+    wait_until grep -q held /run/held
+}
+
+# Whoever holds a bpf_link holds the program, and neither netlink nor `ip` ends it.
+programs_that_somebody_holds_end_with_the_driver() {
+    local hook config
+    config=$(conf 0 "$(vf 0)")
+    pod pod1 && pod pod2
+    for hook in xdp tcx; do
+        hold "$hook" ens0f0v0
+        refused_as "program"
+        kill "$holder"
+        wait "$holder" || true
+        add pod1 net1 "$config"
+        hold "$hook" net1 ip netns exec pod1
+        del pod1 net1 "$config"
+        add pod2 net1 "$config"
+        in_pod pod2 ping -q -c 2 -W 5 172.16.0.1 >/dev/null || fail "$hook: the leaf port does not answer"
+        del pod2 net1 "$config"
+        kill "$holder"
+        wait "$holder" || true
+    done
 }
 
 a_vf_with_a_filter_is_refused() {
@@ -198,5 +220,6 @@ a_vf_whose_group_somebody_holds_is_refused() {
 
 run_cases links_of_other_namespaces_on_a_vf_are_seen links_that_nobody_finds_end_with_the_driver \
     a_vlan_in_a_namespace_without_a_name_is_seen_on_a_vf_that_is_up a_pf_with_vfs_is_refused \
-    a_vf_with_an_xdp_program_is_refused a_vf_with_a_filter_is_refused other_kinds_of_netdev_need_a_policy \
+    a_vf_with_an_xdp_program_is_refused programs_that_somebody_holds_end_with_the_driver \
+    a_vf_with_a_filter_is_refused other_kinds_of_netdev_need_a_policy \
     the_rail_of_a_network_without_one_is_that_of_the_vf a_vf_whose_group_somebody_holds_is_refused

@@ -218,14 +218,6 @@ impl Host {
         name
     }
 
-    /// Puts an XDP program on `device` that lets everything pass; `false`: this kernel or user may not.
-    pub fn add_xdp(&self, device: &str) -> bool {
-        let program = self.path("xdp.o");
-        fs::write(&program, xdp_object()).unwrap();
-        let args = ["link", "set", device, "xdpgeneric", "obj", program.to_str().unwrap(), "sec", "xdp"];
-        Command::new("ip").args(args).output().expect("iproute2").status.success()
-    }
-
     /// Makes a namespace and returns its path, as a runtime would for a pod.
     pub fn add_netns(&self, name: &str) -> PathBuf {
         let name = format!("{}-{name}", self.id);
@@ -402,45 +394,6 @@ impl Drop for Host {
             let _ = Command::new("ip").args(["netns", "del", name]).output();
         }
     }
-}
-
-/// What clang makes of `int pass(struct xdp_md *ctx) { return XDP_PASS; }` in the section `xdp`, with a licence:
-/// an ELF object with the sections xdp, license, .symtab, .strtab, .shstrtab.
-fn xdp_object() -> Vec<u8> {
-    const HEADER: usize = 64;
-    let code = [[0xb7, 0, 0, 0, 2, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]].concat();
-    // Elf64_Sym: name, info, other, section, value, size.
-    let symbol = |name: u32, info: u8, section: u16, size: u64| {
-        let head = [&name.to_le_bytes()[..], &[info, 0], &section.to_le_bytes()].concat();
-        [head, vec![0; 8], size.to_le_bytes().to_vec()].concat()
-    };
-    let symbols = [symbol(0, 0, 0, 0), symbol(1, 0x12, 1, 16), symbol(6, 0x11, 2, 4)].concat();
-    let names = b"\0xdp\0license\0.symtab\0.strtab\0".to_vec();
-    // Name, type, flags, content, link and info, alignment, size of an entry.
-    let sections = [
-        (1, 1, 6, code, [0, 0], 8, 0),
-        (5, 1, 3, b"GPL\0".to_vec(), [0, 0], 1, 0),
-        (13, 2, 0, symbols, [4, 1], 8, 24),
-        (21, 3, 0, b"\0pass\0_license\0".to_vec(), [0, 0], 1, 0),
-        (21, 3, 0, names, [0, 0], 1, 0),
-    ];
-    let (mut body, mut table) = (Vec::new(), vec![0; HEADER]);
-    for (name, kind, flags, content, link, align, entry) in sections {
-        let (offset, size) = ((HEADER + body.len()) as u64, content.len() as u64);
-        table.extend([name, kind].map(u32::to_le_bytes).concat());
-        table.extend([flags, 0, offset, size].map(u64::to_le_bytes).concat());
-        table.extend(link.map(u32::to_le_bytes).concat());
-        table.extend([align, entry].map(u64::to_le_bytes).concat());
-        body.extend(content);
-        body.resize(body.len().next_multiple_of(8), 0);
-    }
-    let mut object = [&b"\x7fELF\x02\x01\x01"[..], &[0; 9]].concat();
-    object.extend([1_u16, 247].map(u16::to_le_bytes).concat());
-    object.extend(1_u32.to_le_bytes());
-    object.extend([0, 0, (HEADER + body.len()) as u64].map(u64::to_le_bytes).concat());
-    object.extend(0_u32.to_le_bytes());
-    object.extend([64_u16, 0, 0, 64, 6, 5].map(u16::to_le_bytes).concat());
-    [object, body, table].concat()
 }
 
 fn collect(dir: &Path, files: &mut Vec<PathBuf>) {

@@ -5,9 +5,11 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use rail_cni::netns::Netns;
 use rail_netlink::{Socket, link, rule};
 use serde_json::Value;
 
+use crate::bpf::{self, Hook};
 use crate::harness::{self, Host, rail, skip};
 
 /// What `ip` and `ethtool` tell of a device of the host.
@@ -95,13 +97,39 @@ fn what_a_dead_pod_set_is_gone_after_the_next_add() {
     assert_eq!(device(&host, "vf0"), before);
 }
 
+/// No veth can end them by its driver: it waits, and is nobody's until whoever holds the program has let it go.
+#[test]
+fn a_device_with_a_program_that_its_pod_holds_is_not_handed_out() {
+    let Some(host) = Host::new("inherit::held") else { return };
+    host.add_rail(0);
+    let before = host.snapshot();
+    let (pod, next) = (host.add_netns("pod"), host.add_netns("next"));
+    host.ip(&format!("-n {} link set leaf0 mtu 1500", host.leaf()));
+    for hook in [Hook::Xdp, Hook::Tcx] {
+        host.cni("ADD", "c1", &pod, &rail(0)).ok();
+        host.ip_in(&pod, "link set net1 mtu 1500");
+        let held = Netns::open(&pod).unwrap().run(|| bpf::hold("net1", hook));
+        if held.is_err() {
+            host.cni("DEL", "c1", &pod, &rail(0)).ok();
+            return skip("inherit::held", &format!("{hook:?}: {:#}", held.unwrap_err()));
+        }
+        host.cni("DEL", "c1", &pod, &rail(0)).ok();
+        host.cni("ADD", "next", &next, &rail(0)).error(11);
+        drop(held);
+        host.cni("ADD", "next", &next, &rail(0)).ok();
+        host.run_in(&next, "ping -c1 -W2 172.16.0.1").ok();
+        host.cni("DEL", "next", &next, &rail(0)).ok();
+        assert_eq!(host.snapshot(), before, "{hook:?}");
+    }
+}
+
 /// It would drop, or read, the packets of the next tenant.
 #[test]
 fn an_xdp_program_of_a_pod_is_gone_after_del() {
     let Some(host) = Host::new("inherit::xdp") else { return };
     host.add_rail(0);
     // SEC("xdp") int drop() { return XDP_DROP; }
-    let program = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/xdp-drop.o");
+    let program = bpf::OBJECT;
     let tried =
         Command::new("ip").args(["link", "set", "vf0", "xdpgeneric", "obj", program, "sec", "xdp"]).output();
     if !tried.as_ref().is_ok_and(|tried| tried.status.success()) {

@@ -4,6 +4,8 @@
 
 mod attach;
 mod badinput;
+#[path = "../bpf.rs"]
+mod bpf;
 mod calls;
 mod clock;
 mod confine;

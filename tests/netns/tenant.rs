@@ -970,7 +970,7 @@ fn no_pod_keeps_its_rail_by_what_is_stacked_on_it_or_leads_over_it() {
 #[test]
 fn no_pod_changes_its_rail_for_the_next() {
     let set = |args: &str| format!("ip link set net1 {args}");
-    let xdp = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/xdp-drop.o");
+    let xdp = crate::bpf::OBJECT;
     survives_all(
         "settings",
         &[

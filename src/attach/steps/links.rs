@@ -1,14 +1,14 @@
-//! The end of the pod's use of the netdev: it goes down, and links that the pod stacked on it, in whatever namespace, are
-//! removed. They would be on the wire of the next pod, so until that is done the device is not handed out again. A device
-//! whose links cannot all be found gets its driver bound again, where it has one of its own.
+//! The end of the pod's use of the netdev: it goes down, and what would see the packets of the next pod is removed: links
+//! that the pod stacked on it, in whatever namespace, and BPF programs. Until that is done the device is not handed out
+//! again. A device of which something cannot be found or removed gets its driver bound again, where it has one of its own.
 
 use anyhow::Result;
 
 use crate::attach::context::Cx;
-use crate::attach::stacked;
 use crate::attach::steps::driver;
+use crate::attach::{bpf, stacked};
 use rail_netlink::link::{self, Link};
-use rail_netlink::{Socket, address};
+use rail_netlink::{Socket, address, all_of};
 
 /// Ends the use of the device, which is on the host.
 pub fn undo(cx: &mut Cx<'_>) -> Result<()> {
@@ -21,8 +21,10 @@ pub fn undo(cx: &mut Cx<'_>) -> Result<()> {
         return Ok(());
     }
     let down = if link.up { link::set_down(&mut cx.host, &link) } else { Ok(()) };
-    let removed = stacked::remove_elsewhere(&link, &mut cx.host).or_else(|error| end_with_driver(error, cx));
-    rail_netlink::all_of([down, removed])
+    // First: a program limits the MTU.
+    let programs = bpf::remove(&link, &mut cx.host);
+    let removed = all_of([programs, stacked::remove_elsewhere(&link, &mut cx.host)]);
+    all_of([down, removed.or_else(|error| end_with_driver(error, cx))])
 }
 
 /// What is left on the netdev, wherever it hides, ends with it: the driver is bound again.

@@ -57,7 +57,7 @@ impl Netdev {
 
     fn restore(&self, link: &Link, original: &Link, cx: &mut Cx<'_>) -> Vec<Result<()>> {
         let host = &mut cx.host;
-        // These come first: an XDP program limits the MTU, and sysfs has the device under its present name.
+        // These come first: sysfs has the device under its present name.
         let mut done = self.settings.restore(link, &cx.node.sysfs_root, host);
         // An altname that the pod gave must not stay: the next pod may have the same one already.
         done.push(link::remove_unreadable(host, link));

@@ -9,6 +9,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use super::device::{host, no_device, refused, taken};
+use crate::bpf::{self, Hook};
 use crate::harness::{Sleeper, pf_address, rail, skip, vf_address, with};
 
 fn by_name(name: &str) -> Value {
@@ -188,16 +189,18 @@ fn a_device_with_a_program_or_filter_of_the_host_is_refused() {
         host.cni("ADD", "c1", &pod, &rail(0)).ok();
         host.cni("DEL", "c1", &pod, &rail(0)).ok();
     }
-    if !host.add_xdp("vf0") {
-        return skip(test, "this user may load no XDP program, or the kernel has none");
+    for (hook, text) in [
+        (Hook::Xdp, "it has an XDP program: `ip link set vf0 xdp off`, or `xdpgeneric off`"),
+        (Hook::Tcx, "it has a BPF program at tcx_ingress"),
+    ] {
+        let held = bpf::hold("vf0", hook);
+        if held.is_err() {
+            return skip(test, &format!("{hook:?}: {:#}", held.unwrap_err()));
+        }
+        refused(&host, &pod, &rail(0), 7, text);
     }
-    refused(
-        &host,
-        &pod,
-        &rail(0),
-        7,
-        "it has an XDP program: `ip link set vf0 xdp off`, or `xdpgeneric off`",
-    );
+    host.cni("ADD", "c1", &pod, &rail(0)).ok();
+    host.cni("DEL", "c1", &pod, &rail(0)).ok();
     host.ip("link set vf0 xdpgeneric off");
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
 }
