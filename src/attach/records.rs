@@ -52,8 +52,7 @@ impl Records {
         let run = Dir::create(&node.run_dir)?;
         let (records, locks) = (run.create_sub(RECORDS)?, Locks::new(run.create_sub(LOCKS)?));
         take_over_debts(&run)?;
-        let pending = run.sub(PENDING)?.map(OnceLock::from).unwrap_or_default();
-        Ok(Records { records, pending, locks, run })
+        Ok(Records { records, pending: OnceLock::new(), locks, run })
     }
 
     /// Opens the directories; `None` where they are missing and cannot be made, because then nothing was ever attached.
@@ -185,10 +184,10 @@ impl Records {
 
     /// Moves the record to the pending ones: from then on the device is free, and what is left to do blocks no other call.
     pub fn end(&self, record: &Record, device: &mut DeviceLock) -> Result<Pending> {
-        if self.pending.get().is_none() {
-            self.pending.set(self.run.create_sub(PENDING)?).ok();
+        if self.pending_dir()?.is_none() {
+            self.run.create_sub(PENDING)?;
         }
-        let pending = self.pending.get().context("no directory of pending steps")?;
+        let pending = self.pending_dir()?.context("no directory of pending steps")?;
         let on_file = file_name(record);
         let json = to_json(record)?;
         // How far the steps are is on file before the device is free: the next ADD of it reads that. On a full /run, it takes
@@ -227,8 +226,16 @@ impl Records {
         })
     }
 
+    /// The directory of pending steps. Another call may have made it since this one began.
+    fn pending_dir(&self) -> Result<Option<&Dir>> {
+        if self.pending.get().is_none() {
+            self.run.sub(PENDING)?.map(|dir| self.pending.set(dir));
+        }
+        Ok(self.pending.get())
+    }
+
     fn pending_named(&self, is_meant: impl Fn(&str) -> bool) -> Result<Vec<Pending>> {
-        let Some(pending) = self.pending.get() else { return Ok(Vec::new()) };
+        let Some(pending) = self.pending_dir()? else { return Ok(Vec::new()) };
         let mut found = Vec::new();
         for name in pending.names()?.into_iter().filter(|name| is_meant(name)) {
             match read_pending(pending, &name) {
@@ -241,7 +248,7 @@ impl Records {
 
     /// The pending record as it is on file now; `None` if another call has undone it all.
     pub fn pending_now(&self, pending: &Pending) -> Option<Pending> {
-        let dir = self.pending.get()?;
+        let dir = self.pending_dir().ok().flatten()?;
         let record = read_pending(dir, &pending.name).unwrap_or_else(|error| {
             log::warn!("{error:#}: it is replaced");
             Some(pending.record.clone())

@@ -514,6 +514,10 @@ fn a_device_of_a_pod_that_is_ending_is_waited_for() {
     let Some((host, pod)) = host("device::ending") else { return };
     let next = host.add_netns("next");
     let before = host.snapshot();
+    // Its device is free some time before its address.
+    let ipam = env!("CARGO_BIN_EXE_rail-ipam");
+    host.add_plugin("stand-in", &format!("test $CNI_COMMAND = DEL && sleep 0.5; exec {ipam}"));
+    let rail = |number| with(rail(number), json!({"ipam": {"type": "stand-in", "pool": "rail-0"}}));
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
     let locks = host.path("run/locks");
     std::thread::scope(|scope| {
