@@ -1,5 +1,6 @@
 //! What people write: YAML, JSON, and networks.
 
+use rail_cni::node::Node;
 use railctl::commands::lint::Lint;
 use railctl::document::{Part, parse};
 use railctl::output::{Output, printable};
@@ -111,8 +112,9 @@ pub fn networks(data: &[u8]) {
         .zip(&parts)
         .map(|(name, part)| directory.write(name, part))
         .collect();
-    let cluster = vec!["10.96.0.0/12".parse().expect("a network")];
-    let lint = Lint::of(&files, cluster);
+    let mut node = Node::default();
+    node.cluster_networks = vec!["10.96.0.0/12".parse().expect("a network")];
+    let lint = Lint::of(&files, node.clone());
     let text = lint.text(Output::Table);
     for line in text.lines() {
         assert_eq!(printable(line), line);
@@ -129,6 +131,6 @@ pub fn networks(data: &[u8]) {
         assert!(finding["line"].as_u64().is_none_or(|line| (1..=lines).contains(&line)), "{finding}");
         assert!(!finding["message"].as_str().expect("a text").is_empty());
     }
-    let again = Lint::of(&files, vec!["10.96.0.0/12".parse().expect("a network")]);
+    let again = Lint::of(&files, node);
     assert_eq!(again.text(Output::Table), text);
 }

@@ -13,7 +13,8 @@ use crate::cni::{self, Attachment, Dns, GC_KEYS, Keys, Network, Route};
 use crate::error::{Code, Failure};
 use crate::fail;
 use crate::fault::Fault;
-use crate::node::{MAX_RAIL, Node};
+use crate::nearest::nearest;
+use crate::node::{MAX_RAIL, Node, Policy};
 use crate::sysfs::DeviceId;
 use rail_netlink::link::parse_mac;
 use rail_netlink::vf::{LinkState, VfState, Vlan};
@@ -261,49 +262,6 @@ pub const NETWORK: Keys = Keys {
     ],
 };
 
-/// Plugins that make or change interfaces and cannot serve as IPAM. One that calls an IPAM would call us again, and
-/// one that does not would change what it finds under the pod's name. `antrea` and `kube-ovn` are missing because each
-/// is an IPAM as well.
-pub const NO_IPAM: [&str; 37] = [
-    "rail-cni",
-    "accelerated-bridge",
-    "aws-cni",
-    "azure-vnet",
-    "bandwidth",
-    "bond",
-    "bridge",
-    "calico",
-    "cilium-cni",
-    "coordinator",
-    "dummy",
-    "egress-cni",
-    "firewall",
-    "flannel",
-    "host-device",
-    "ib-sriov",
-    "ifacer",
-    "ipoib",
-    "ipvlan",
-    "istio-cni",
-    "linkerd-cni",
-    "loopback",
-    "macvlan",
-    "multus",
-    "multus-shim",
-    "ovn-k8s-cni-overlay",
-    "ovs",
-    "portmap",
-    "ptp",
-    "rdma",
-    "route-override",
-    "sbr",
-    "sriov",
-    "tap",
-    "tuning",
-    "vlan",
-    "vrf",
-];
-
 impl NetConf {
     /// Reads the configuration for `attachment` on `node`. Of one for the RDMA device alone ([`is_chained`]), the keys of the
     /// netdev are refused.
@@ -371,7 +329,7 @@ impl NetConf {
             min_planes: min_planes(&raw)?,
             reset_on_del: one_of("resetOnDel", &raw.reset_on_del, &[("off", false), ("flr", true)])?
                 .unwrap_or(false),
-            ipam: ipam(&raw)?.filter(|_| !is_of_host),
+            ipam: ipam(&raw, &node.policy)?.filter(|_| !is_of_host),
             is_of_host,
             dns: raw.dns.clone().unwrap_or_default(),
             device_info: device_info(network, node)?,
@@ -744,32 +702,31 @@ fn check_of_host(network: &Network, raw: &Raw) -> Result<()> {
     Ok(())
 }
 
-fn ipam(raw: &Raw) -> Result<Option<String>> {
+fn ipam(raw: &Raw, policy: &Policy) -> Result<Option<String>> {
     let Some(name) = raw.ipam.as_ref().and_then(|ipam| text(&ipam.r#type)) else { return Ok(None) };
-    check_plugin_name(name)?;
     if name == "dhcp" {
         let why = "dhcp asks through the link, which is attached after its address is known";
         let not_supported = Failure::new(Code::UnsupportedField, "not supported");
         return Err(anyhow::Error::from(Fault::new("ipam.type", why)).context(not_supported));
     }
+    check_ipam(name, policy)?;
     Ok(Some(name.to_owned()))
 }
 
-/// A name, not a path, and not of a plugin that is known to give no addresses.
-pub fn check_plugin_name(name: &str) -> Result<()> {
-    if name.contains(['/', '\0']) || name == "." || name == ".." {
-        wrong!("ipam.type", "{name:?} is not the name of a plugin");
+/// Whoever writes a network names a program that this one executes as root: only those that the node's policy lists.
+fn check_ipam(name: &str, policy: &Policy) -> Result<()> {
+    if policy.ipam.iter().any(|allowed| allowed == name) {
+        return Ok(());
     }
-    if NO_IPAM.contains(&name) {
-        wrong!("ipam.type", "{name} is not an IPAM plugin: use one, such as rail-ipam");
-    }
-    Ok(())
+    let meant = nearest(name, policy.ipam.iter().map(String::as_str));
+    let meant = meant.map_or(String::new(), |meant| format!(": did you mean {meant}?"));
+    wrong!("ipam.type", "{name:?} is not an IPAM plugin of this node (policy.ipam of node.json){meant}")
 }
 
 /// The name of the IPAM plugin to call, for verbs that need nothing else of the configuration.
-pub fn ipam_of(network: &Network) -> Result<Option<&str>> {
+pub fn ipam_of<'n>(network: &'n Network, policy: &Policy) -> Result<Option<&'n str>> {
     let name = network.get(&["ipam", "type"]).and_then(Value::as_str).filter(|name| !name.is_empty());
-    name.map_or(Ok(()), check_plugin_name)?;
+    name.map_or(Ok(()), |name| check_ipam(name, policy))?;
     Ok(name.filter(|_| !is_of_host(network)))
 }
 

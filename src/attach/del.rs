@@ -21,7 +21,7 @@ use rail_netlink::all_of;
 /// DEL needs only the key of the attachment: everything else is in its record, or gone.
 pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> Result<()> {
     let node = started(Node::load_lenient()?, network);
-    let ipam = config::ipam_of(network).unwrap_or_else(|error| {
+    let ipam = config::ipam_of(network, &node.policy).unwrap_or_else(|error| {
         log::warn!("{error:#}");
         None
     });

@@ -70,7 +70,7 @@ impl Plugin for Attach {
     ) -> Result<()> {
         let node = started(Node::load()?, network);
         node.check_place(Some(path))?;
-        let ipam = config::ipam_of(network)?;
+        let ipam = config::ipam_of(network, &node.policy)?;
         let mut found = Vec::new();
         let records = Records::open_existing(&node)?;
         let key = chained::key(network, attachment);
@@ -100,17 +100,8 @@ impl Plugin for Attach {
     }
 
     fn status(&self, network: &Network) -> Result<()> {
-        let ipam = config::ipam_of(network)?;
-        let ready = (|| -> Result<()> {
-            let node = started(Node::load()?, network);
-            node.check_place(None)?;
-            node.run_is_writable()?;
-            let sysfs = node.sysfs_root.join("class/net");
-            sysfs.metadata().with_context(|| format!("cannot read {}", sysfs.display()))?;
-            rail_is_there(network, &node)
-        })();
-        ready.map_err(|error| failure!(NotAvailable, "{error:#}"))?;
-        let Some(name) = ipam else { return Ok(()) };
+        let node = ready(network).map_err(|error| failure!(NotAvailable, "{error:#}"))?;
+        let Some(name) = config::ipam_of(network, &node.policy)? else { return Ok(()) };
         let delegate = Delegate::find(name, &network.path, &network.stdin);
         delegate.map_err(|error| failure!(NotAvailable, "{error:#}"))?.run("STATUS")
     }
@@ -120,7 +111,7 @@ impl Plugin for Attach {
     fn gc(&self, network: &Network, keep: &[Attachment]) -> Result<()> {
         let node = started(Node::load()?, network);
         node.check_place(None)?;
-        let ipam = config::ipam_of(network)?;
+        let ipam = config::ipam_of(network, &node.policy)?;
         let mut done = Vec::new();
         if let Some(records) = Records::open_existing(&node)? {
             let (all, _) = records.all()?;
@@ -136,6 +127,17 @@ impl Plugin for Attach {
         }
         all_of(done)
     }
+}
+
+/// Fails when an ADD of the network would, whatever its device. Returns the node.
+fn ready(network: &Network) -> Result<Node> {
+    let node = started(Node::load()?, network);
+    node.check_place(None)?;
+    node.run_is_writable()?;
+    let sysfs = node.sysfs_root.join("class/net");
+    sysfs.metadata().with_context(|| format!("cannot read {}", sysfs.display()))?;
+    rail_is_there(network, &node)?;
+    Ok(node)
 }
 
 /// Fails when the PF of the network's rail is not on this node.

@@ -30,7 +30,22 @@ pub struct Policy {
     pub inline_pools: bool,
     /// Whether a network may take a device with the host's addresses, and these with it.
     pub host_addresses: bool,
+    /// The IPAM plugins that networks may name; by default [`IPAM`].
+    pub ipam: Vec<String>,
 }
+
+/// The IPAM plugins that are known to be no more than that, and to work with a device that comes after its address.
+const IPAM: [&str; 9] = [
+    "rail-ipam",
+    "host-local",
+    "static",
+    "whereabouts",
+    "nv-ipam",
+    "spiderpool",
+    "calico-ipam",
+    "kube-ovn",
+    "antrea",
+];
 
 impl Default for Policy {
     fn default() -> Policy {
@@ -44,6 +59,7 @@ impl Default for Policy {
             pfs_with_vfs: false,
             inline_pools: true,
             host_addresses: false,
+            ipam: IPAM.map(str::to_owned).to_vec(),
         }
     }
 }

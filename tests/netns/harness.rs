@@ -135,6 +135,7 @@ impl Host {
     pub fn set_node(&self, mut more: Value) {
         if let Some(policy) = more.get_mut("policy").and_then(Value::as_object_mut) {
             policy.entry("kinds").or_insert(json!(["veth"]));
+            policy.entry("ipam").or_insert(json!(IPAM));
         }
         let mut node = json!({
             "nodeName": "node-1",
@@ -142,7 +143,7 @@ impl Host {
             "storeDir": self.path("store"),
             "sysfsRoot": self.path("sys"),
             "deviceInfoDir": self.path("devinfo"),
-            "policy": {"kinds": ["veth"]},
+            "policy": {"kinds": ["veth"], "ipam": IPAM},
             // A search through all namespaces may take 30 s: tests beside this one make many, and hold the kernel's lock.
             "callTimeout": 1080,
         });
@@ -395,6 +396,29 @@ impl Drop for Host {
         }
     }
 }
+
+/// What networks of the tests may name as their IPAM: real ones, and names of scripts.
+const IPAM: [&str; 19] = [
+    "rail-ipam",
+    "host-local",
+    "static",
+    "stand-in",
+    "absent",
+    "any",
+    "asleep",
+    "between",
+    "cat",
+    "copy",
+    "fails",
+    "garbage",
+    "impossible",
+    "link",
+    "loud",
+    "never",
+    "no-such",
+    "nothing",
+    "wrong",
+];
 
 fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {

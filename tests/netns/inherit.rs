@@ -109,9 +109,9 @@ fn a_device_with_a_program_that_its_pod_holds_is_not_handed_out() {
         host.cni("ADD", "c1", &pod, &rail(0)).ok();
         host.ip_in(&pod, "link set net1 mtu 1500");
         let held = Netns::open(&pod).unwrap().run(|| bpf::hold("net1", hook));
-        if held.is_err() {
+        if let Err(error) = &held {
             host.cni("DEL", "c1", &pod, &rail(0)).ok();
-            return skip("inherit::held", &format!("{hook:?}: {:#}", held.unwrap_err()));
+            return skip("inherit::held", &format!("{hook:?}: {error:#}"));
         }
         host.cni("DEL", "c1", &pod, &rail(0)).ok();
         host.cni("ADD", "next", &next, &rail(0)).error(11);

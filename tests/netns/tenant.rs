@@ -299,11 +299,12 @@ fn no_network_reads_or_writes_a_file_of_the_node() {
         ("an IPAM is any program", ipam("../../../bin/sh"), 7, vec!["ipam.type"]),
         ("an IPAM is any program, absolutely", ipam("/bin/sh"), 7, vec!["ipam.type"]),
         ("an IPAM is the folder", ipam(".."), 7, vec!["ipam.type"]),
-        ("the IPAM is rail-cni itself", ipam("rail-cni"), 7, vec!["rail-cni is not an IPAM plugin"]),
-        ("the IPAM is macvlan", ipam("macvlan"), 7, vec!["macvlan is not an IPAM plugin"]),
-        ("the IPAM is tuning", ipam("tuning"), 7, vec!["tuning is not an IPAM plugin"]),
-        ("the IPAM is host-device", ipam("host-device"), 7, vec!["host-device is not an IPAM plugin"]),
+        ("the IPAM is rail-cni itself", ipam("rail-cni"), 7, vec!["rail-cni"]),
+        ("the IPAM is macvlan", ipam("macvlan"), 7, vec!["macvlan"]),
+        ("the IPAM is tuning", ipam("tuning"), 7, vec!["tuning"]),
+        ("the IPAM is host-device", ipam("host-device"), 7, vec!["host-device"]),
         ("the IPAM is no plugin at all", ipam("no-such"), 7, vec!["no-such"]),
+        ("the IPAM is a plugin that nobody has heard of", ipam("route-warden"), 7, vec!["route-warden"]),
     ];
     for (attack, more, code, words) in table {
         let config = node.asking(more).to_string();

@@ -211,7 +211,7 @@ fn the_ipam_is_searched_in_cni_path_alone() {
 fn a_plugin_that_gives_no_addresses_is_no_ipam() {
     let Some(bench) = Bench::cni("delegation::main") else { return };
     let before = bench.host.snapshot();
-    for name in ["rail-cni", "macvlan", "tuning", "multus-shim"] {
+    for name in ["rail-cni", "macvlan", "tuning", "of-nobody"] {
         bench.host.add_plugin(name, "touch $0.called");
         let path = format!("{}:{}", bench.host.path("bin").display(), bench.host.cni_path());
         let call = |verb: &str| bench.call(verb).var("CNI_PATH", &path);
@@ -219,10 +219,10 @@ fn a_plugin_that_gives_no_addresses_is_no_ipam() {
         let wrong = with(config(), json!({"ipam": {"type": name}, "prevResult": previous}));
         for verb in ["ADD", "CHECK", "STATUS", "GC"] {
             let error = call(verb).run(&wrong).error(7);
-            assert!(error["msg"].as_str().unwrap().contains(&format!("ipam.type: {name}")), "{error}");
+            assert!(error["msg"].as_str().unwrap().contains(&format!("ipam.type: \"{name}\"")), "{error}");
         }
         let deleted = call("DEL").run(&wrong).ok();
-        assert!(deleted.stderr.contains(&format!("ipam.type: {name}")), "{deleted:?}");
+        assert!(deleted.stderr.contains(&format!("ipam.type: \"{name}\"")), "{deleted:?}");
         call("ADD").run(&config()).ok();
         call("DEL").run(&wrong).ok();
         assert_eq!(bench.host.snapshot(), before, "{name}");

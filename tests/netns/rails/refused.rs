@@ -194,8 +194,8 @@ fn a_device_with_a_program_or_filter_of_the_host_is_refused() {
         (Hook::Tcx, "it has a BPF program at tcx_ingress"),
     ] {
         let held = bpf::hold("vf0", hook);
-        if held.is_err() {
-            return skip(test, &format!("{hook:?}: {:#}", held.unwrap_err()));
+        if let Err(error) = &held {
+            return skip(test, &format!("{hook:?}: {error:#}"));
         }
         refused(&host, &pod, &rail(0), 7, text);
     }

@@ -97,7 +97,7 @@ impl Lint {
             .map(|Routes { name, to }| (name.clone(), to.iter().map(|(net, _)| *net).collect()))
             .collect();
         let usual: Vec<IpNet> = USUAL.iter().filter_map(|usual| usual.network()).collect();
-        let known = &self.cluster_networks;
+        let known = &self.node.cluster_networks;
         let taken = cluster_networks::taken_by(&routes, if known.is_empty() { &usual } else { known });
         let place = |taken: &Taken| {
             let mut all = self.routes.iter().flat_map(|routes| &routes.to);

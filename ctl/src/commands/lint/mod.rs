@@ -141,8 +141,8 @@ pub struct Lint {
     shared: BTreeSet<String>,
     /// The number of objects beside networks that were read.
     noted: usize,
-    /// The cluster's own networks, of node.json.
-    cluster_networks: Vec<IpNet>,
+    /// Of node.json, the cluster's own networks and the IPAM plugins: what is meant for all nodes.
+    node: Node,
     /// The number of CIDRPools.
     pools: usize,
     /// The first position of each network, by cluster, namespace and name.
@@ -154,7 +154,9 @@ pub struct Lint {
 /// Checks all files, and all files in directories, and prints the findings; with `fix`, the networks, and the findings
 /// on stderr.
 pub fn lint(files: &[String], fix: bool, output: Output) -> Result<ExitCode> {
-    let mut lint = Lint::of(files, Node::load()?.cluster_networks);
+    let (here, mut node) = (Node::load()?, Node::default());
+    (node.cluster_networks, node.policy.ipam) = (here.cluster_networks, here.policy.ipam);
+    let mut lint = Lint::of(files, node);
     if fix {
         let networks = lint.fixed();
         output::print(&networks)?;
@@ -229,8 +231,8 @@ impl Context<'_> {
 
 impl Lint {
     /// Checks all files, and all files in directories, of a cluster with these networks of its own.
-    pub fn of(files: &[String], cluster_networks: Vec<IpNet>) -> Lint {
-        let mut lint = Lint { cluster_networks, ..Lint::default() };
+    pub fn of(files: &[String], node: Node) -> Lint {
+        let mut lint = Lint { node, ..Lint::default() };
         for file in files {
             lint.path(file);
         }

@@ -13,7 +13,6 @@ use rail_cni::cni::{Args, Attachment, Dns, Keys, Network, Route, Strictness, Ver
 use rail_cni::fault::Fault;
 use rail_cni::ipam;
 use rail_cni::nearest::nearest;
-use rail_cni::node::Node;
 
 /// Capabilities of other plugins (CONVENTIONS.md of the CNI specification).
 const OTHER_CAPABILITIES: [&str; 6] =
@@ -157,7 +156,7 @@ impl Lint {
         }
         for _ in 0..=map.len() {
             let Ok(network) = parse(&map) else { return };
-            let Err(error) = NetConf::parse(&network, &attachment, &Node::default()) else { return };
+            let Err(error) = NetConf::parse(&network, &attachment, &self.node) else { return };
             let mut fault = refusal(plugin, &error);
             let path = fault.path.clone();
             if path.strip_prefix("sysctl.").is_some_and(|key| !chain::is_of_the_rail(key)) {
@@ -229,10 +228,7 @@ impl Lint {
         if kind != OUR_IPAM {
             match nearest(kind, [OUR_IPAM, OURS]) {
                 // `refused` reports it.
-                _ if config::NO_IPAM.contains(&kind) => (),
-                Some(_) => {
-                    self.error(plugin, name, "ipam.type", format!("{kind:?}: did you mean {OUR_IPAM}?"));
-                }
+                Some(_) => (),
                 None => self.default_routes(plugin, name, "ipam.routes"),
             }
             return None;

@@ -57,7 +57,8 @@ fn routes_that_take_networks_of_the_cluster_away_are_told_with_all_who_have_them
         let file = temp.path().join("f");
         fs::write(&file, &route).unwrap();
         let cluster_networks = known.iter().map(|net: &&str| net.parse().unwrap()).collect();
-        let mut lint = Lint { cluster_networks, ..Lint::default() };
+        let mut lint = Lint::default();
+        lint.node.cluster_networks = cluster_networks;
         lint.path(&file.display().to_string());
         lint.finish();
         let told: Vec<_> = lint.findings.iter().map(Finding::to_string).collect();
@@ -158,8 +159,8 @@ const FINDINGS: &str = r#"
 "pool": "rail-3" => "poolType": "ippool" => 18: error: rail-3: ipam.poolType: "ippool" is not cidrpool
 "pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 9 => 18: error: rail-3: ipam.gatewayIndex: 9 is outside
 "pool": "rail-3" => "cidr": "172.16.0.0/15" => 18: error: rail-3: ipam: missing field `perNodeNetworkPrefix`
-"rail-ipam" => "rail-cni" => 18: error: rail-3: ipam.type: rail-cni is not an IPAM plugin
-"rail-ipam" => "macvlan" => 18: error: rail-3: ipam.type: macvlan is not an IPAM plugin
+"rail-ipam" => "rail-cni" => 18: error: rail-3: ipam.type: "rail-cni" is not an IPAM plugin
+"rail-ipam" => "macvlan" => 18: error: rail-3: ipam.type: "macvlan" is not an IPAM plugin
 "mtu": 9000, => "mtu": 9000, "resetOnDel": "vfr", => 16: error: rail-3: resetOnDel: "vfr" is not one of off, flr
 "rail-ipam" => "dhcp" => 18: error: rail-3: ipam.type: dhcp
 "name": "rail-3" => "name": "rail 3" => 12: error: rail 3: name: invalid characters
@@ -178,7 +179,7 @@ const FINDINGS: &str = r#"
 "type": "rail-cni" => "type": "rail_cni" => 14: error: rail-3: type: "rail_cni": did you mean rail-cni?
 "type": "rail-cni" => "type": "rail-ipam" => 14: error: rail-3: type: rail-ipam is an IPAM plugin
 "type": "rail-cni", =>  => 13: error: rail-3: type: is missing
-"type": "rail-ipam" => "type": "railipam" => 18: error: rail-3: ipam.type: "railipam": did you mean rail-ipam?
+"type": "rail-ipam" => "type": "railipam" => 18: error: rail-3: ipam.type: "railipam" is not an IPAM plugin
 }]\n => }, {"type": "sbr"}]\n => 19: warning: rail-3: type: sbr: rail-cni makes rules and tables itself
 "type": "rail-cni" => "type": "sriov" => 14: warning: rail-3: type: sriov: rail-cni takes this configuration when type is changed
 "type": "rail-cni" => "type": "host-device", "device": "a b" => 14: warning: rail-3: type: host-device: rail-cni takes this configuration when type is changed, apart from: device: 
@@ -778,8 +779,9 @@ fn addresses_of_every_ipam_are_compared_with_the_clusters_networks_and_with_each
         let text = good().replace(r#"{"type": "rail-ipam", "pool": "rail-3"}"#, ipam);
         let temp = tempfile::tempdir().unwrap();
         fs::write(temp.path().join("f"), text).unwrap();
-        let lint =
-            Lint::of(&[temp.path().join("f").display().to_string()], vec!["10.96.0.0/12".parse().unwrap()]);
+        let mut node = Node::default();
+        node.cluster_networks = vec!["10.96.0.0/12".parse().unwrap()];
+        let lint = Lint::of(&[temp.path().join("f").display().to_string()], node);
         lint.count(Severity::Error)
     };
     for (ipam, errors) in [
