@@ -16,24 +16,9 @@ pub fn by_distance<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> 
     known
 }
 
-/// The number of letters to insert, remove, replace or swap with their neighbour (Damerau-Levenshtein).
+/// The number of letters to insert, remove, replace or swap with their neighbour.
 fn distance(one: &str, other: &str) -> usize {
-    let one: Vec<char> = one.to_lowercase().chars().collect();
-    let other: Vec<char> = other.to_lowercase().chars().collect();
-    let (mut before, mut above): (Vec<usize>, Vec<usize>) = (Vec::new(), (0..=other.len()).collect());
-    for (i, a) in one.iter().enumerate() {
-        let mut row = vec![i + 1];
-        for (j, b) in other.iter().enumerate() {
-            let replaced = above[j] + usize::from(a != b);
-            let mut least = replaced.min(above[j + 1] + 1).min(row[j] + 1);
-            if i > 0 && j > 0 && *a == other[j - 1] && one[i - 1] == *b {
-                least = least.min(before[j - 1] + 1);
-            }
-            row.push(least);
-        }
-        before = std::mem::replace(&mut above, row);
-    }
-    above[other.len()]
+    strsim::osa_distance(&one.to_lowercase(), &other.to_lowercase())
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
+use comfy_table::{Table, presets};
 use serde_json::Value;
 
 use rail_cni::watchdog;
@@ -59,23 +60,14 @@ pub fn end(done: Result<ExitCode>) -> ExitCode {
 
 /// A table whose columns are as wide as their widest cell. An empty cell is a dash, so that scripts can count columns.
 pub fn table(headers: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
-    let headers = headers.iter().map(|header| (*header).to_owned()).collect();
     let clean = |cell: String| if cell.is_empty() { "-".to_owned() } else { printable(&cell) };
-    let rows: Vec<Vec<String>> = std::iter::once(headers)
-        .chain(rows)
-        .map(|row: Vec<String>| row.into_iter().map(clean).collect())
-        .collect();
-    let mut widths = vec![0; rows[0].len()];
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = cell.chars().count().max(*width);
-        }
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header(headers);
+    table.add_rows(rows.map(|row| row.into_iter().map(clean).collect::<Vec<_>>()));
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
     }
-    let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
-    };
-    rows.iter().map(line).collect()
+    table.trim_fmt() + "\n"
 }
 
 /// The text without control characters: a text of a tenant must not control the terminal.
