@@ -98,6 +98,92 @@ fn spiderpool_stays_the_ipam_of_its_networks() {
     is_clean(&nads);
 }
 
+/// A file of tests/field/lint: the status, what the findings say and do not say, and what the networks have.
+struct Verdict {
+    file: &'static str,
+    status: i32,
+    told: &'static [&'static str],
+    untold: &'static [&'static str],
+    fixed: &'static [&'static str],
+}
+
+const VERDICTS: [Verdict; 9] = [
+    Verdict {
+        file: "default-network",
+        status: 0,
+        told: &["coordinator"],
+        untold: &["perf"],
+        fixed: &[r#""link_state": "enable""#, r#""rdma": "required""#, r#""match_master_subnet": true"#],
+    },
+    Verdict { file: "gpu-nics", status: 0, told: &[], untold: &["run"], fixed: &[] },
+    Verdict {
+        file: "letter-case",
+        status: 0,
+        told: &[":7: warning: rdma: spec.ResourceName: ", "resourceName?", "no resource"],
+        untold: &[],
+        fixed: &["namespace: default"],
+    },
+    Verdict {
+        file: "chained",
+        status: 0,
+        told: &["spec.sriov.mtuSize", "podDefaultRouteNIC"],
+        untold: &[],
+        fixed: &[r#""gatewayProbe": "require""#, "net.core.somaxconn"],
+    },
+    Verdict { file: "template", status: 1, told: &["template"], untold: &[], fixed: &[] },
+    Verdict {
+        file: "typed-lists",
+        status: 1,
+        told: &[":5: warning: rail-0: kind: SriovNetwork", ":13: error: wrong: metadata.annotations."],
+        untold: &["run"],
+        fixed: &["namespace: ops", "openshift.io/rail0"],
+    },
+    Verdict {
+        file: "userspace",
+        status: 0,
+        told: &["vfio-pci"],
+        untold: &[],
+        fixed: &["namespace: apps", r#""userspace": true"#, r#""spoofchk": "on""#],
+    },
+    Verdict {
+        file: "claims",
+        status: 0,
+        told: &["spec.ovsConfig", "instead of a claim"],
+        untold: &[],
+        fixed: &[r#""pool": "rail-0-plane-1""#, r#""rail": 8"#],
+    },
+    Verdict {
+        file: "behind-ours",
+        status: 1,
+        told: &[":9: error: rail-0: type: vrf", ":10: error: rail-0: type: rdma"],
+        untold: &[],
+        fixed: &[r#""type": "rail-cni""#],
+    },
+];
+
+#[test]
+fn each_file_of_the_field_has_its_verdict() {
+    for Verdict { file, status, told, untold, fixed } in VERDICTS {
+        let path = format!("tests/field/lint/{file}.yaml");
+        let output = Bench::new().command(&RAILCTL, &["lint", "--fix", &path]).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap().replace(&path, "");
+        let networks = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(status), "{file}: {said}");
+        for part in told {
+            assert!(said.contains(part), "{file}: {part}: {said}");
+        }
+        for part in untold {
+            assert!(!said.contains(&format!(": {part}: ")), "{file}: {part}: {said}");
+        }
+        for part in fixed {
+            assert!(networks.contains(part), "{file}: {part}: {networks}");
+        }
+        assert!(read(&path).starts_with("# "), "{file} does not say where it was seen");
+    }
+    let files = std::fs::read_dir(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/field/lint"));
+    assert_eq!(files.unwrap().count(), VERDICTS.len());
+}
+
 /// docs/migration.md has an example of each.
 #[test]
 fn each_stack_is_in_the_page() {
@@ -106,6 +192,9 @@ fn each_stack_is_in_the_page() {
         std::fs::read_dir(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/field")).unwrap()
     {
         let name = entry.unwrap().file_name().into_string().unwrap();
+        if !name.ends_with(".yaml") {
+            continue;
+        }
         assert!(page.contains(&format!("(../tests/field/{name})")), "{name}");
         assert!(
             read(&format!("tests/field/{name}")).starts_with("# "),

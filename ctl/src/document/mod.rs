@@ -165,10 +165,22 @@ type Placed = (Value, Lines);
 
 fn documents(text: &[u8]) -> Result<(Vec<Placed>, Format), Fault> {
     let text = checked(text)?;
-    if text.trim_start().starts_with(['{', '[']) {
-        return json(text, None).map(|document| (vec![document], Format::Json));
+    let parsed = if text.trim_start().starts_with(['{', '[']) {
+        json(text, None).map(|document| (vec![document], Format::Json))
+    } else {
+        yaml(text).map(|documents| (documents, Format::Yaml))
+    };
+    parsed.map_err(|fault| of_template(fault, text))
+}
+
+/// Says what to do with a text that Helm, Jinja or a shell is to make YAML or JSON of.
+fn of_template(fault: Fault, text: &str) -> Fault {
+    match ["{{", "{%", "${"].into_iter().find(|sign| text.contains(sign)) {
+        Some(sign) => {
+            fault.remedy(format!("this may be a template ({sign}): read what its tool makes of it"))
+        }
+        None => fault,
     }
-    yaml(text).map(|documents| (documents, Format::Yaml))
 }
 
 /// The bytes as text, without a byte order mark. Fails for binary files and for UTF-16.

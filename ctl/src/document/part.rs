@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::json::json;
-use super::{Document, Format, Lines, Placed, object};
+use super::{Document, Format, Lines, Placed, object, of_template};
 use rail_cni::fault::{Fault, Place};
 
 /// A value of a document, which knows its lines.
@@ -83,7 +83,7 @@ impl<'a> Part<'a> {
             }
             Err(mut fault) => {
                 fault.place = Place { line: line(fault.place.line), ..Place::file(self.file) };
-                Err(fault)
+                Err(of_template(fault, self.value.as_str().unwrap_or_default()))
             }
         }
     }

@@ -15,6 +15,10 @@ const OF_RDMA: [&str; 2] = ["rdmaQoS", "rdmaDeviceName"];
 /// Keys of amd-host-device that say where a route goes, which the host's own routes say here.
 const OF_AMD: [&str; 2] = ["nexthopNetAddrOffset", "routeDstPrefixLen"];
 
+/// Keys of any plugin.
+const OF_ANY: [&str; 8] =
+    ["type", "name", "cniVersion", "mode", "capabilities", "runtimeConfig", "prevResult", "args"];
+
 /// Plugins that people chain behind these, and why they go.
 const REPLACED: [(&str, &str); 5] = [
     ("sbr", "rail-cni makes rules and tables itself (routing), and sbr would move them: remove it"),
@@ -39,18 +43,21 @@ pub(super) struct Chain {
     /// Which of them attaches the device, if that one is ours.
     pub(super) whole: Option<usize>,
     pub(super) notes: Vec<Fault>,
+    /// What ADD or CHECK of the network as it is now fails for.
+    pub(super) faults: Vec<Fault>,
 }
 
 /// Rewrites a chain with a plugin of ours, or one like ours. A plugin that attaches otherwise (ovs) stays.
 pub(super) fn chain(plugins: &[Part], context: &Context) -> Chain {
-    let mut chain = Chain { plugins: Vec::new(), whole: None, notes: Vec::new() };
+    let mut chain = Chain { plugins: Vec::new(), whole: None, notes: Vec::new(), faults: Vec::new() };
     for plugin in plugins {
         let kind = plugin.text("type").unwrap_or_default();
         match (kind, chain.whole) {
             (kind, None) if kind == OURS || is_like_ours(kind) => chain.main(*plugin, context),
             ("tuning", Some(at)) => chain.tuning(*plugin, at),
             (kind, Some(at)) if REPLACED.iter().any(|(other, _)| *other == kind) => {
-                chain.replaced(*plugin, at)
+                let is_ours = plugins.iter().any(|one| one.text("type") == Some(OURS));
+                chain.replaced(*plugin, at, is_ours)
             }
             ("rdma", None) if !chain.plugins.is_empty() => chain.behind(*plugin),
             ("rail", None) if !chain.plugins.is_empty() => chain.note(
@@ -79,7 +86,8 @@ impl Chain {
             plugin.respelt(&mut |_, path, key| config::NETWORK.at(path).spelt(key).unwrap_or(key).to_owned());
         let mut main = spelt.value.as_object().cloned().unwrap_or_default();
         if kind != OURS {
-            main.retain(|key, _| config::is_known(key));
+            // `mode` of another plugin means something else.
+            main.retain(|key, _| config::is_known(key) && key != "mode");
             // Multus and the operators write a VLAN of 0 for none.
             main.retain(|key, value| key != "vlan" || value.as_u64() != Some(0));
             if !main.contains_key("vlan") {
@@ -177,22 +185,37 @@ impl Chain {
         }
     }
 
-    fn replaced(&mut self, plugin: Part, at: usize) {
+    /// A plugin that goes: its keys move to rail-cni, or are named.
+    fn replaced(&mut self, plugin: Part, at: usize, is_ours: bool) {
         let kind = plugin.text("type").unwrap_or_default();
         let mut why = REPLACED
             .iter()
             .find(|(other, _)| *other == kind)
             .map(|(_, why)| (*why).to_owned())
             .unwrap_or_default();
-        let mut moved = Vec::new();
-        for key in OF_RDMA.iter().filter(|_| kind == "rdma") {
-            if let Some(part) = plugin.get(key) {
-                self.plugins[at].entry((*key).to_owned()).or_insert_with(|| part.value.clone());
-                moved.push(*key);
+        let (mut moved, mut lost) = (Vec::new(), Vec::new());
+        let of_any = |key: &str| OF_ANY.contains(&key) || (kind == "sbr" && key == "table");
+        for (key, part) in plugin.entries().filter(|(key, part)| !of_any(key) && !part.value.is_null()) {
+            let own = match (kind, key) {
+                ("rdma", key) if OF_RDMA.contains(&key) => Some((key, part.value.clone())),
+                ("coordinator", "detectGateway") if *part.value == true => {
+                    Some(("gatewayProbe", "require".into()))
+                }
+                _ => None,
+            };
+            match own {
+                Some((meant, value)) => {
+                    self.plugins[at].entry(meant.to_owned()).or_insert(value);
+                    moved.push(meant);
+                }
+                None => lost.push(key),
             }
         }
         if !moved.is_empty() {
             why = format!("{why}, and move {} to rail-cni", moved.join(", "));
+        }
+        if !lost.is_empty() {
+            why = format!("{why}; rail-cni has nothing for {}", lost.join(", "));
         }
         if kind == "sbr" && plugin.get("table").is_some() {
             why.push_str("; the table follows from `rail`");
@@ -200,7 +223,13 @@ impl Chain {
         if kind == "sbr" && add_default_route(&mut self.plugins[at]) {
             why.push_str(", and give rail-cni the default route of its table (routes)");
         }
-        self.note(plugin, "type", format!("{kind}: {why}"));
+        let keeps_rdma = self.plugins[at].get("rdma") == Some(&json!("off"));
+        let fault = plugin.fault("type", format!("{kind}: {why}"));
+        if is_ours && (kind == "vrf" || (kind == "rdma" && !keeps_rdma)) {
+            self.faults.push(fault);
+        } else {
+            self.notes.push(fault);
+        }
     }
 
     /// rdma-cni behind a plugin that stays.

@@ -30,12 +30,15 @@ impl Lint {
         let rails = numbers(&self.fixed);
         for (fixed, rail) in self.fixed.iter_mut().zip(rails) {
             let mtu = fixed.resource.as_ref().and_then(|resource| self.mtus.get(resource));
+            let is_userspace = fixed.resource.as_ref().is_some_and(|one| self.userspace.contains(one));
             let main = fixed.plugins.iter_mut().find(|plugin| plugin.get("type") == Some(&json!(OURS)));
             let Some(main) = main.filter(|main| !main.contains_key("mode")) else { continue };
             if let Some(rail) = rail {
                 main.entry("rail".to_owned()).or_insert_with(|| rail.into());
             }
-            if let Some(mtu) = mtu {
+            if is_userspace {
+                main.entry("userspace".to_owned()).or_insert_with(|| true.into());
+            } else if let Some(mtu) = mtu {
                 main.entry("mtu".to_owned()).or_insert_with(|| (*mtu).into());
             }
         }

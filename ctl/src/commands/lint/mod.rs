@@ -9,6 +9,7 @@ mod ignore;
 mod operators;
 mod plugin;
 mod pods;
+mod spiderpool;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -139,6 +140,8 @@ pub struct Lint {
     mtus: BTreeMap<String, u64>,
     /// Resources of the shared RDMA device plugin.
     shared: BTreeSet<String>,
+    /// Resources whose VFs have a driver for user space.
+    userspace: BTreeSet<String>,
     /// The number of objects beside networks that were read.
     noted: usize,
     /// Of node.json, the cluster's own networks and the IPAM plugins: what is meant for all nodes.
@@ -369,27 +372,7 @@ impl Lint {
             (Value::Array(list), _) if list.iter().all(Value::is_object) => {
                 part.items().for_each(|item| self.value(item, document))
             }
-            (_, Some("List" | "NetworkAttachmentDefinitionList")) => {
-                part.get("items").into_iter().for_each(|items| self.value(items, document));
-            }
-            (_, Some("NetworkAttachmentDefinition")) => {
-                self.begin();
-                self.nad(part);
-                self.of = 0;
-            }
-            (_, Some("CIDRPool")) => {
-                self.pools += 1;
-                let name = part.text("metadata.name").unwrap_or_default();
-                for fault in manifest::faults(part) {
-                    self.fault("", fault.of(format!("CIDRPool {name}")));
-                }
-                self.leads_to(part, name, &["spec.routes"], &["spec.cidr"]);
-            }
-            (_, Some(kind)) => {
-                if !self.of_operator(part, kind) {
-                    self.pods(part, part.text("metadata.name").unwrap_or_default());
-                }
-            }
+            (_, Some(kind)) => self.object(part, kind, document),
             (_, None) if has("type") || has("plugins") || has("cniVersion") => {
                 self.begin();
                 if document.format == Format::Yaml {
@@ -402,6 +385,37 @@ impl Lint {
                 let problem =
                     "neither a NetworkAttachmentDefinition (kind) nor a CNI configuration (type, plugins)";
                 self.error(part, "", "", problem);
+            }
+        }
+    }
+
+    /// An object of Kubernetes, or a list of them.
+    fn object(&mut self, part: Part, kind: &str, document: &Document) {
+        match (kind, kind.strip_suffix("List"), part.get("items")) {
+            ("NetworkAttachmentDefinition", ..) => {
+                self.begin();
+                self.nad(part);
+                self.of = 0;
+            }
+            ("CIDRPool", ..) => {
+                self.pools += 1;
+                let name = part.text("metadata.name").unwrap_or_default();
+                for fault in manifest::faults(part) {
+                    self.fault("", fault.of(format!("CIDRPool {name}")));
+                }
+                self.leads_to(part, name, &["spec.routes"], &["spec.cidr"]);
+            }
+            // The API server leaves the kind out of the items of a list that has it.
+            (_, Some(of), Some(items)) => {
+                items.items().for_each(|item| match item.text("kind") {
+                    None if !of.is_empty() => self.object(item, of, document),
+                    _ => self.value(item, document),
+                });
+            }
+            _ => {
+                if !self.of_operator(part, kind) {
+                    self.pods(part, part.text("metadata.name").unwrap_or_default());
+                }
             }
         }
     }
@@ -631,7 +645,7 @@ impl Lint {
 
     /// What is to be changed behind a plugin of ours, or one like ours; and the network as it is then.
     fn become_ours(&mut self, part: Part, plugins: &[Part], context: &Context) -> bool {
-        let Chain { plugins: mut becomes, whole, notes } = chain::chain(plugins, context);
+        let Chain { plugins: mut becomes, whole, notes, faults } = chain::chain(plugins, context);
         // Keys of the network, where it is one plugin.
         becomes.iter_mut().for_each(|plugin| plugin.retain(|key, _| !LIST_KEYS[..3].contains(&key.as_str())));
         let is_ours = |plugin: &Map<String, Value>| {
@@ -640,7 +654,10 @@ impl Lint {
         if whole.is_none() && !becomes.iter().any(is_ours) {
             return false;
         }
-        let told = notes.iter().map(Fault::message).collect();
+        let told = notes.iter().chain(&faults).map(Fault::message).collect();
+        for fault in faults {
+            self.fault(&context.name, fault);
+        }
         for note in notes {
             self.say(Severity::Warning, &context.name, note);
         }
@@ -684,6 +701,13 @@ impl Lint {
         for plugin in plugins.iter().copied() {
             self.hands_out(plugin, context);
         }
+        let is_ours = |plugin: &&Part| is_like_ours(plugin.text("type").unwrap_or_default());
+        let names_a_device = |plugin: Part| plugin::SELECTORS.iter().any(|key| plugin.get(key).is_some());
+        if context.resource.is_none() && plugins.iter().find(is_ours).is_some_and(|one| !names_a_device(*one))
+        {
+            let problem = "has no resource, so no pod gets a device of it";
+            self.warning(part, name, "kind", problem);
+        }
         let becomes = self
             .fixed
             .last()
@@ -693,9 +717,9 @@ impl Lint {
         } else {
             format!(" in namespace {}", context.namespace)
         };
-        let resource = context
-            .resource
-            .map_or(String::new(), |resource| format!(" with the annotation {RESOURCE}: {resource} and"));
+        let resource = context.resource.map_or(" with".to_owned(), |resource| {
+            format!(" with the annotation {RESOURCE}: {resource} and")
+        });
         let also = if also.is_empty() { String::new() } else { format!("; {also}") };
         let problem = format!(
             "{kind}: its operator makes a network of it, and would undo an edit of that network: delete it, and \

@@ -4,19 +4,25 @@ use serde_json::{Map, Value, json};
 
 use super::{Lint, OUR_IPAM, RESOURCE, Severity};
 use crate::document::Part;
+use rail_cni::nearest::nearest;
 
 /// Prefixes of the SR-IOV Network Operator's resources: upstream's default, and NVIDIA's.
 const PREFIXES: [&str; 2] = ["openshift.io", "nvidia.com"];
 
+const POLICY: &str = "it also makes the VFs, behind OVS: a SriovNetworkNodePolicy with eSwitchMode legacy and this resource \
+                      takes its place";
+const CLAIMED: &str = "it also makes the VFs, behind OVS, and a claim's devices (draEnabled): a SriovNetworkNodePolicy with \
+                       eSwitchMode legacy takes its place, and pods ask for this resource instead of a claim";
+
 /// A network that an operator makes.
-struct Made {
-    name: String,
-    namespace: Option<String>,
-    resource: Option<String>,
+pub(super) struct Made {
+    pub(super) name: String,
+    pub(super) namespace: Option<String>,
+    pub(super) resource: Option<String>,
     /// The plugins, as the operator writes them.
-    plugins: Vec<Value>,
+    pub(super) plugins: Vec<Value>,
     /// What the operator takes away together with its object.
-    also: &'static str,
+    pub(super) also: &'static str,
 }
 
 impl Lint {
@@ -56,10 +62,9 @@ impl Lint {
         true
     }
 
-    /// JSON in a text of the object. Wrong JSON is an error, and read as nothing.
-    fn json_in(&mut self, part: Part, path: &str) -> Option<Value> {
-        let text =
-            part.get(path).filter(|text| text.value.as_str().is_some_and(|text| !text.trim().is_empty()))?;
+    /// JSON in a text of the object. Another value and wrong JSON are errors, and read as nothing.
+    pub(super) fn json_in(&mut self, part: Part, path: &str) -> Option<Value> {
+        let text = self.text_in(part, path)?;
         match text.json() {
             Ok(document) => Some(document.value),
             Err(fault) => {
@@ -70,9 +75,34 @@ impl Lint {
         }
     }
 
+    /// A text of the object, if it is not empty. Another value is an error.
+    fn text_in<'a>(&mut self, part: Part<'a>, path: &str) -> Option<Part<'a>> {
+        let text = part.get(path).filter(|given| !given.value.is_null())?;
+        if !text.value.is_string() {
+            let name = part.text("metadata.name").unwrap_or_default();
+            self.error(part, name, path, "is not a text, and the operator takes JSON in a text");
+        }
+        Some(text).filter(|text| text.value.as_str().is_some_and(|text| !text.trim().is_empty()))
+    }
+
+    /// Keys of the object at `path` that have no place in the network.
+    pub(super) fn lost(&mut self, part: Part, name: &str, path: &str, known: &[&str]) {
+        let given = part.get(path).into_iter().flat_map(Part::entries);
+        let is_set = |value: &Value| !value.is_null() && *value != "";
+        for (key, _) in given.filter(|(key, inner)| !known.contains(key) && is_set(inner.value)) {
+            let problem = match nearest(key, known.iter().copied()) {
+                Some(meant) => format!("unknown key, and lost: did you mean {meant}?"),
+                None => "unknown key: the network that takes its place has nothing of it".to_owned(),
+            };
+            self.warning(part, name, &format!("{path}.{key}"), problem);
+        }
+    }
+
     /// Objects with commas between them, as in `metaPlugins`.
     fn objects_in(&mut self, part: Part, path: &str) -> Vec<Value> {
-        let Some(text) = part.text(path).filter(|text| !text.trim().is_empty()) else { return Vec::new() };
+        let Some(text) = self.text_in(part, path).and_then(|text| text.value.as_str()) else {
+            return Vec::new();
+        };
         let list = format!("[{}]", text.trim().trim_end_matches(','));
         serde_json::from_str(&list).unwrap_or_else(|error| {
             let name = part.text("metadata.name").unwrap_or_default();
@@ -100,6 +130,9 @@ impl Lint {
             ("interfaceType", "interface_type"),
             ("mtu", "mtu"),
         ];
+        let others = ["resourceName", "networkNamespace", "capabilities", "ipam", "metaPlugins"];
+        let known: Vec<_> = KEYS.iter().map(|(key, _)| *key).chain(others).collect();
+        self.lost(part, part.text("metadata.name").unwrap_or_default(), "spec", &known);
         let mut main = Map::new();
         main.insert("type".to_owned(), plugin.into());
         for (key, meant) in KEYS {
@@ -119,13 +152,12 @@ impl Lint {
         );
         let mut plugins = vec![Value::from(main)];
         plugins.extend(self.objects_in(part, "spec.metaPlugins"));
-        let resource = part.text("spec.resourceName").map(|name| prefixed(part, name));
+        let resource = given(part, "spec.resourceName").map(|name| prefixed(part, name));
         let guessed = "the resource has the prefix of the operator (RESOURCE_PREFIX)";
         vec![Made {
             name: part.text("metadata.name").unwrap_or_default().to_owned(),
-            namespace: part
-                .text("spec.networkNamespace")
-                .or(part.text("metadata.namespace"))
+            namespace: given(part, "spec.networkNamespace")
+                .or(given(part, "metadata.namespace"))
                 .map(str::to_owned),
             resource,
             plugins,
@@ -139,6 +171,8 @@ impl Lint {
 
     /// HostDeviceNetwork of NVIDIA's Network Operator.
     fn host_device(&mut self, part: Part) -> Vec<Made> {
+        let name = part.text("metadata.name").unwrap_or_default();
+        self.lost(part, name, "spec", &["networkNamespace", "resourceName", "ipam"]);
         let mut main = json!({"type": "host-device"});
         if let Some(ipam) = self.json_in(part, "spec.ipam") {
             main["ipam"] = ipam;
@@ -146,9 +180,9 @@ impl Lint {
         let full =
             |name: &str| if name.contains('/') { name.to_owned() } else { format!("nvidia.com/{name}") };
         vec![Made {
-            name: part.text("metadata.name").unwrap_or_default().to_owned(),
-            namespace: part.text("spec.networkNamespace").map(str::to_owned),
-            resource: part.text("spec.resourceName").map(full),
+            name: name.to_owned(),
+            namespace: given(part, "spec.networkNamespace").or(Some("default")).map(str::to_owned),
+            resource: given(part, "spec.resourceName").map(full),
             plugins: vec![main],
             also: "",
         }]
@@ -167,8 +201,21 @@ impl Lint {
             );
             return Vec::new();
         };
+        const SPEC: [&str; 7] = [
+            "draEnabled",
+            "vfStateFollow",
+            "nodeSelector",
+            "maxUnavailable",
+            "networkNamespace",
+            "numVfs",
+            "railTopology",
+        ];
+        self.lost(part, name, "spec", &SPEC);
+        let has_claims = part.get("spec.draEnabled").is_none_or(|on| *on.value != false);
         let mut all = Vec::new();
         for (at, rail) in rails.items().enumerate() {
+            let known = ["name", "nicSelector", "cidrPoolRef", "ipam", "mtu", "swPlane"];
+            self.lost(part, name, &format!("spec.railTopology[{at}]"), &known);
             let of_rail = rail.text("name").unwrap_or_default().to_owned();
             let pfs = rail.get("nicSelector.pfNames").map_or(0, |pfs| pfs.items().count());
             if pfs > 1 {
@@ -192,82 +239,12 @@ impl Lint {
             all.push(Made {
                 resource: Some(format!("nvidia.com/{of_rail}")),
                 name: of_rail,
-                namespace: part.text("spec.networkNamespace").map(str::to_owned),
+                namespace: given(part, "spec.networkNamespace").map(str::to_owned),
                 plugins: vec![main],
-                also: "it also makes the VFs, behind OVS: a SriovNetworkNodePolicy with eSwitchMode legacy and this \
-                       resource takes its place",
+                also: if has_claims { CLAIMED } else { POLICY },
             });
         }
         all
-    }
-
-    /// SpiderMultusConfig of Spiderpool.
-    fn spider(&mut self, part: Part) -> Vec<Made> {
-        let spec =
-            |path: &str| part.get("spec").and_then(|spec| spec.get(path)).map(|part| part.value.clone());
-        let kind = part.text("spec.cniType").unwrap_or_default();
-        let name = part.get("metadata.annotations").and_then(|all| all.text("multus.spidernet.io/cr-name"));
-        let name = name.or(part.text("metadata.name")).unwrap_or_default().to_owned();
-        let (section, keys): (&str, &[(&str, &str)]) = match kind {
-            "sriov" => (
-                "sriov",
-                &[("vlanID", "vlan"), ("minTxRateMbps", "min_tx_rate"), ("maxTxRateMbps", "max_tx_rate")],
-            ),
-            "ib-sriov" => (
-                "ibsriov",
-                &[
-                    ("pkey", "pkey"),
-                    ("linkState", "link_state"),
-                    ("rdmaIsolation", "rdmaIsolation"),
-                    ("ibKubernetesEnabled", "ibKubernetesEnabled"),
-                ],
-            ),
-            "host-device" => (
-                "hostDevice",
-                &[
-                    ("deviceName", "device"),
-                    ("hwAddr", "hwaddr"),
-                    ("kernelPath", "kernelpath"),
-                    ("pciAddr", "pciBusID"),
-                ],
-            ),
-            "custom" => ("custom", &[]),
-            _ => {
-                let problem = format!(
-                    "SpiderMultusConfig: {kind} shares an interface of the host between pods, and rail-cni hands out whole \
-                     devices: sriov with a resource of VFs first"
-                );
-                self.warning(part, &name, "spec.cniType", problem);
-                return Vec::new();
-            }
-        };
-        let mut main = Map::from_iter([("type".to_owned(), Value::from(kind))]);
-        for (key, meant) in keys {
-            main.extend(spec(&format!("{section}.{key}")).map(|value| ((*meant).to_owned(), value)));
-        }
-        if spec("disableIPAM") != Some(true.into()) {
-            let mut ipam = json!({"type": "spiderpool"});
-            for family in ["ipv4", "ipv6"] {
-                if let Some(pools) = spec(&format!("{section}.ippools.{family}")) {
-                    ipam[format!("default_{family}_ippool")] = pools;
-                }
-            }
-            main.insert("ipam".to_owned(), ipam);
-        }
-        let mut plugins = vec![Value::from(main)];
-        if kind == "custom" {
-            plugins = self.json_in(part, "spec.customCNI").into_iter().collect();
-        }
-        if spec("sriov.enableRdma") == Some(true.into()) {
-            plugins.push(json!({"type": "rdma"}));
-        }
-        if kind != "custom" && spec("enableCoordinator") != Some(false.into()) {
-            plugins.push(json!({"type": "coordinator"}));
-        }
-        let resource =
-            spec(&format!("{section}.resourceName")).and_then(|name| name.as_str().map(str::to_owned));
-        let namespace = part.text("metadata.namespace").map(str::to_owned);
-        vec![Made { name, namespace, resource, plugins, also: "" }]
     }
 
     /// The additional networks of OpenShift's Cluster Network Operator.
@@ -318,6 +295,7 @@ impl Lint {
                     let problem =
                         "vfio-pci: its VFs have no interface: a network of them needs \"userspace\": true";
                     self.note(part, name, "spec.deviceType", problem);
+                    self.userspace.extend(part.text("spec.resourceName").map(|name| prefixed(part, name)));
                 }
                 self.note(
                     part,
@@ -388,6 +366,11 @@ impl Lint {
     fn note(&mut self, part: Part, network: &str, path: &str, problem: impl Into<String>) {
         self.say(Severity::Note, network, part.fault(path, problem));
     }
+}
+
+/// The text at `path`, if it is not empty.
+fn given<'a>(part: Part<'a>, path: &str) -> Option<&'a str> {
+    part.text(path).filter(|text| !text.is_empty())
 }
 
 /// The name of a resource with the prefix that the SR-IOV Network Operator puts before it.

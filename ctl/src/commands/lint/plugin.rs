@@ -17,7 +17,7 @@ use rail_cni::nearest::nearest;
 /// Capabilities of other plugins (CONVENTIONS.md of the CNI specification).
 const OTHER_CAPABILITIES: [&str; 6] =
     ["portMappings", "ipRanges", "bandwidth", "dns", "aliases", "cgroupPath"];
-const SELECTORS: [&str; 5] = ["deviceID", "pciBusID", "device", "hwaddr", "kernelpath"];
+pub(super) const SELECTORS: [&str; 5] = ["deviceID", "pciBusID", "device", "hwaddr", "kernelpath"];
 /// A device for configurations that leave it to the runtime. Nothing opens it.
 const SOME_DEVICE: &str = "0000:00:00.1";
 

@@ -8,6 +8,8 @@ use super::{Lint, number_in};
 use crate::document::Part;
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+/// The network that takes the place of the cluster's own.
+const DEFAULT: &str = "v1.multus-cni.io/default-network";
 
 /// A pod, or the template of one.
 #[derive(Debug)]
@@ -36,41 +38,52 @@ impl Lint {
     }
 
     fn pod(&mut self, part: Part, name: &str) {
-        let annotation = part.get("metadata.annotations").and_then(|all| all.get(NETWORKS));
+        let annotation = |key: &str| {
+            let all = part.get("metadata.annotations")?;
+            all.get(key).filter(|given| !given.value.is_null())
+        };
         let namespace = part.text("metadata.namespace").unwrap_or_default();
-        let networks = match annotation {
-            Some(annotation) => match networks(annotation, namespace) {
-                Some(networks) => networks,
+        let mut all = Vec::new();
+        for key in [DEFAULT, NETWORKS] {
+            match annotation(key).map_or(Some(Vec::new()), |given| networks(given, namespace)) {
+                Some(networks) => all.extend(networks),
                 None => {
                     let problem = "is neither names with commas nor a list of objects with a name";
-                    return self.error(part, name, &format!("metadata.annotations.{NETWORKS}"), problem);
+                    return self.error(part, name, &format!("metadata.annotations.{key}"), problem);
                 }
-            },
-            None => Vec::new(),
-        };
+            }
+        }
         let mut resources = BTreeMap::new();
+        let mut of_init: BTreeMap<String, u64> = BTreeMap::new();
         let mut may_lock = false;
-        for container in part.get("spec.containers").into_iter().flat_map(Part::items) {
+        let of = |list: &str| part.get(list).into_iter().flat_map(Part::items).collect::<Vec<_>>();
+        for container in of("spec.initContainers") {
+            for (resource, count) in devices(container) {
+                let most = of_init.entry(resource.to_owned()).or_insert(0);
+                *most = count.max(*most);
+            }
+        }
+        for container in of("spec.containers") {
             let security = container.get("securityContext");
             let is_on = |path: &str| security.and_then(|of| of.get(path)).is_some_and(|on| *on.value == true);
             let adds = security.and_then(|of| of.get("capabilities.add")).into_iter().flat_map(Part::items);
             let locks = |one: Part| matches!(one.value.as_str(), Some("IPC_LOCK" | "CAP_IPC_LOCK" | "ALL"));
             may_lock |= is_on("privileged") || adds.into_iter().any(locks);
-            // Of an extended resource the request is the limit.
-            let all = container.get("resources.limits").or(container.get("resources.requests"));
-            for (resource, count) in
-                all.into_iter().flat_map(Part::entries).filter(|(key, _)| key.contains('/'))
-            {
-                let count = count.value.as_u64().or(count.value.as_str().and_then(|text| text.parse().ok()));
-                *resources.entry(resource.to_owned()).or_insert(0) += count.unwrap_or(0);
+            for (resource, count) in devices(container) {
+                *resources.entry(resource.to_owned()).or_insert(0) += count;
             }
         }
-        let place = match annotation {
+        // Containers that run one after the other have the same devices.
+        for (resource, count) in of_init {
+            let all = resources.entry(resource).or_insert(0);
+            *all = count.max(*all);
+        }
+        let place = match annotation(NETWORKS) {
             Some(annotation) => annotation.place(""),
             None => part.place("spec.containers"),
         };
         let has_claims = part.get("spec.resourceClaims").is_some();
-        self.pods.push(Pod { place, name: name.to_owned(), networks, resources, has_claims, may_lock });
+        self.pods.push(Pod { place, name: name.to_owned(), networks: all, resources, has_claims, may_lock });
     }
 
     /// Compares pods with the networks, when all files are read.
@@ -121,7 +134,7 @@ impl Lint {
             .resources
             .iter()
             .filter(|(resource, _)| {
-                !wanted.contains_key(resource.as_str()) && !resource.to_ascii_lowercase().contains("gpu")
+                !wanted.contains_key(resource.as_str()) && (!is_of_gpu(resource) || is_of_networks(resource))
             })
             .map(|(_, count)| count)
             .sum();
@@ -158,10 +171,28 @@ impl Lint {
     }
 }
 
+/// The extended resources of a container. Of these the request is the limit.
+fn devices(container: Part<'_>) -> Vec<(&str, u64)> {
+    let all = container.get("resources.limits").or(container.get("resources.requests"));
+    let extended = all.into_iter().flat_map(Part::entries).filter(|(key, _)| key.contains('/'));
+    let number =
+        |count: Part| count.value.as_u64().or(count.value.as_str().and_then(|text| text.parse().ok()));
+    extended.map(|(resource, count)| (resource, number(count).unwrap_or(0))).collect()
+}
+
+/// Whether a resource such as `nvidia.com/gpu.shared` or `amd.com/gpu` is one of GPUs. `x/gpu1rdma` is a NIC beside one.
+fn is_of_gpu(resource: &str) -> bool {
+    let lower = resource.to_ascii_lowercase();
+    lower
+        .split(|c: char| !c.is_ascii_alphanumeric())
+        .any(|word| ["gpu", "gpus", "vgpu", "mig"].contains(&word))
+}
+
 /// The networks of the annotation: `ns/name@net1, other`, or a JSON list of objects.
 fn networks(annotation: Part, namespace: &str) -> Option<Vec<(String, String)>> {
     let text = annotation.value.as_str()?.trim();
-    if text.starts_with('[') {
+    // As Multus tells the two forms apart.
+    if text.contains(['[', '{', '"']) {
         let list: Vec<Value> = serde_json::from_str(text).ok()?;
         let one = |one: Value| {
             let namespace = one["namespace"].as_str().unwrap_or(namespace).to_owned();
