@@ -43,10 +43,13 @@ pub fn load(node: &Node, node_name: &str, pools: &[String]) -> Result<Vec<Alloca
 /// rail is an error.
 pub fn of_rail(node: &Node, node_name: &str, rail: u64) -> Result<Vec<(String, Allocation)>> {
     let all = Store::open(node)?.everything(node_name)?;
-    let said: BTreeSet<_> = all.values().flatten().flatten().filter_map(|one| one.rail).collect();
     let named: BTreeSet<_> = all.keys().filter_map(|pool| rail_in(pool)).collect();
-    // Of names that count from 1, nobody knows what they mean.
-    let by_name = said.is_empty() && named.contains(&0);
+    let said = |found: &Result<Option<Allocation>>| found.as_ref().ok().and_then(|one| one.as_ref()?.rail);
+    let differs = |(pool, found): (&String, &Result<Option<Allocation>>)| {
+        said(found).is_some_and(|rail| rail_in(pool) != Some(rail))
+    };
+    // Of names that count from 1, nobody knows what they mean; of others, those whose rail the plan says tell it.
+    let by_name = named.contains(&0) && !all.iter().any(differs);
     let mut pools = Vec::new();
     for (pool, found) in all {
         let in_name = rail_in(&pool);

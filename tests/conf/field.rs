@@ -184,6 +184,75 @@ fn each_file_of_the_field_has_its_verdict() {
     assert_eq!(files.unwrap().count(), VERDICTS.len());
 }
 
+/// A file of tests/field/plan: the status of `plan --to csv`, the rows without the host's name, and what is said besides.
+const PLANS: [(&str, i32, &[&str], &[&str]); 11] = [
+    (
+        "on-link.yaml",
+        0,
+        &[
+            ",0,,rail-0,ipv4,198.18.0.4,198.18.255.1,198.18.0.4/32,rdma0,,,",
+            ",1,,rail-1,ipv4,198.19.0.4,198.19.255.1,198.19.0.4/32,rdma1,,,",
+        ],
+        &[],
+    ),
+    (
+        "vrf.yaml",
+        0,
+        &[
+            ",0,,rail-0,ipv4,198.18.0.0,198.18.0.1,198.18.0.0/31,eth1,,,9216",
+            ",1,,rail-1,ipv4,198.18.1.0,198.18.1.1,198.18.1.0/31,eth2,,,9216",
+        ],
+        &["network.vrfs.rails"],
+    ),
+    ("installer.yaml", 0, &[",0,,rail-0,ipv4,198.18.0.0,198.18.0.1,198.18.0.0/31,eth1,,,"], &[]),
+    ("cloud-init.yaml", 0, &[",0,,rail-0,ipv4,198.18.0.0,198.18.0.1,198.18.0.0/31,eth1,,,"], &[]),
+    ("version-1.yaml", 1, &[], &["50-cloud-init.yaml"]),
+    (
+        "out-of-band.dot",
+        0,
+        &[",0,,rail-0,ipv4,172.16.0.0,172.16.0.1,172.16.0.0/31,eth1,leaf-su00-r0,swp1s0,"],
+        &[":7: content.links[1][1].node: hgx-su00-h01"],
+    ),
+    (
+        "outside.json",
+        0,
+        &[",0,,rail-0,ipv4,172.16.0.0,172.16.0.1,172.16.0.0/31,eth1,leaf-su00-r0,swp1,"],
+        &[],
+    ),
+    ("wiring.yaml", 1, &[], &["fabric file"]),
+    ("switches.yaml", 1, &[], &["fabric file"]),
+    (
+        "beside.yaml",
+        0,
+        &[",0,,eth-rail1,ipv4,172.16.0.0,172.16.0.1,172.16.0.0/31,,,,"],
+        &[":3: kind: \"Namespace\"", "eth-rail1 is rail 0"],
+    ),
+    ("blocks.yaml", 1, &[], &[":3: kind: \"IPPool\"", ":8: kind: \"IPPool\"", "railctl lint"]),
+];
+
+#[test]
+fn each_source_of_the_field_is_read_or_refused() {
+    for (file, status, rows, told) in PLANS {
+        let path = format!("tests/field/plan/{file}");
+        let tiers: &[&str] =
+            if file.ends_with("dot") || file.ends_with("json") { &["--tiers", "2"] } else { &[] };
+        let arguments =
+            [&["plan", &path, "--to", "csv", "--cluster-networks", "10.96.0.0/12"], tiers].concat();
+        let output = Bench::new().command(&RAILCTL, &arguments).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(status), "{file}: {said}");
+        let found = String::from_utf8(output.stdout).unwrap();
+        let found: Vec<_> = found.lines().skip(1).map(|row| &row[row.find(',').unwrap()..]).collect();
+        assert_eq!(found, rows, "{file}: {said}");
+        for part in told {
+            assert!(said.contains(part), "{file}: {part}: {said}");
+        }
+        assert!(!told.is_empty() || said.is_empty(), "{file}: {said}");
+    }
+    let files = std::fs::read_dir(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/field/plan"));
+    assert_eq!(files.unwrap().count(), PLANS.len());
+}
+
 /// docs/migration.md has an example of each.
 #[test]
 fn each_stack_is_in_the_page() {

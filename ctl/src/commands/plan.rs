@@ -343,7 +343,13 @@ impl PlanArgs {
         let kind = match from {
             Some(kind) => kind,
             None if fabric::is_fabric(&first.value) => Kind::Fabric,
-            None if crate::netplan::is_netplan(&first.value) => Kind::Netplan,
+            None if crate::netplan::network(first.root()).is_some() => Kind::Netplan,
+            None if !manifest::is_manifest(&first.value) => fail!(
+                InvalidConfig,
+                "{}: no source of a plan: neither topology.json (nodes, links), topology.dot, a fabric file (fabric), netplan \
+                 (network) nor CIDRPools (kind): describe the fabric in a fabric file",
+                first.file
+            ),
             None => Kind::Cidrpool,
         };
         let plan = match kind {

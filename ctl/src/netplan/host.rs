@@ -11,7 +11,7 @@ use super::files::Host;
 use crate::document::Part;
 use rail_cni::cni::is_netdev_name;
 use rail_cni::fault::{Fault, Place, with_others};
-use rail_cni::pool::allocation::{Allocation, IpVersion, NUMBERED, To};
+use rail_cni::pool::allocation::{Allocation, IpVersion, NUMBERED, To, UNNUMBERED};
 
 /// The host's end of a rail's link.
 #[derive(Clone, Debug)]
@@ -75,6 +75,8 @@ struct Ethernet<'a> {
     id: &'a str,
     /// Its value in each of the host's files that have it.
     parts: Vec<Part<'a>>,
+    /// The VRFs that it is in.
+    vrfs: Vec<Part<'a>>,
     /// The renderer of all interfaces, if the files name one.
     renderer: Option<&'a Value>,
 }
@@ -82,10 +84,10 @@ struct Ethernet<'a> {
 /// The ethernets of a host.
 fn interfaces<'a>(host: &'a Host, notes: &mut Notes) -> Vec<Ethernet<'a>> {
     let mut found: BTreeMap<&str, Ethernet<'_>> = BTreeMap::new();
-    let mut renderer = None;
+    let (mut renderer, mut vrfs) = (None, Vec::new());
     for document in &host.documents {
         let root = document.root();
-        let Some(network) = root.get("network").filter(|network| network.value.is_object()) else {
+        let Some(network) = super::network(root) else {
             notes.faults.push(root.fault("network", "is missing: this is not a netplan file"));
             continue;
         };
@@ -94,13 +96,17 @@ fn interfaces<'a>(host: &'a Host, notes: &mut Notes) -> Vec<Ethernet<'a>> {
             let fault = |path: &str, problem: &str| Fault::new(path, problem).at(part.place(""));
             match (key, part.value) {
                 ("version", version) if *version == 2 => (),
-                ("version", _) => notes.faults.push(fault(&path, &format!("{} is not 2", part.value))),
+                ("version", _) => {
+                    let remedy =
+                        "cloud-init makes a file of version 2 of it: /etc/netplan/50-cloud-init.yaml";
+                    notes.faults.push(fault(&path, &format!("{} is not 2", part.value)).remedy(remedy));
+                }
                 ("renderer", value) => renderer = Some(value),
                 (_, Value::Null) => (),
                 ("ethernets", Value::Object(_)) => {
                     for (id, part) in part.entries() {
                         if part.value.is_object() {
-                            let new = || Ethernet { id, parts: Vec::new(), renderer: None };
+                            let new = || Ethernet { id, parts: Vec::new(), vrfs: Vec::new(), renderer: None };
                             found.entry(id).or_insert_with(new).parts.push(part);
                         } else if !part.value.is_null() {
                             let fault = Fault::new(format!("{path}.{id}"), "is not an object");
@@ -109,12 +115,23 @@ fn interfaces<'a>(host: &'a Host, notes: &mut Notes) -> Vec<Ethernet<'a>> {
                     }
                 }
                 ("ethernets", _) => notes.faults.push(fault(&path, "is not an object")),
+                ("vrfs", _) => vrfs.extend(part.entries()),
                 _ => {
                     for (id, part) in part.entries() {
                         let warning = Fault::new(format!("{path}.{id}"), "is left out: rails are ethernets");
                         notes.warn(warning.at(part.place("")));
                     }
                 }
+            }
+        }
+    }
+    for (id, vrf) in vrfs {
+        let problem = "is left out; its routes are those of its interfaces";
+        notes.warn(Fault::new(format!("network.vrfs.{id}"), problem).at(vrf.place("")));
+        let members = vrf.get("interfaces").into_iter().flat_map(Part::items);
+        for member in members.filter_map(|member| member.value.as_str()) {
+            if let Some(ethernet) = found.get_mut(member) {
+                ethernet.vrfs.push(vrf);
             }
         }
     }
@@ -133,6 +150,8 @@ struct Route<'a> {
     /// The destination; `None` for a default route.
     to: Option<IpNet>,
     via: IpAddr,
+    /// The gateway is on the link, whatever the prefixes of the interface say.
+    is_on_link: bool,
     part: Part<'a>,
 }
 
@@ -140,7 +159,8 @@ impl<'a> Ethernet<'a> {
     /// The links of this interface, at most one in each family.
     fn rails(&self, node_name: &str, notes: &mut Notes) -> Vec<Rail> {
         let before = notes.faults.len();
-        let (addresses, routes) = (self.addresses(notes), self.routes(notes));
+        let addresses = self.addresses(notes);
+        let routes = self.routes(&addresses, notes);
         if notes.faults.len() > before {
             return Vec::new();
         }
@@ -216,8 +236,10 @@ impl<'a> Ethernet<'a> {
         let mut found: Option<(&Address<'_>, &Route<'_>, Vec<IpNet>)> = None;
         for route in routes {
             let Some(to) = route.to else { continue };
-            let Some(address) = addresses.iter().filter(has_room).find(|one| one.net.contains(&route.via))
-            else {
+            let contains = |one: &&&Address<'_>| one.net.contains(&route.via);
+            // An address alone is the host's end of an unnumbered link.
+            let alone = || addresses.iter().find(|one| route.is_on_link && !has_room(one));
+            let Some(address) = addresses.iter().filter(has_room).find(contains).or_else(alone) else {
                 self.astray(route, addresses, notes)?;
                 continue;
             };
@@ -246,8 +268,9 @@ impl<'a> Ethernet<'a> {
             return Err(self.fault(&first.part, ".routes", problem));
         }
         let dsts = all.iter().map(|dst| To { dst: *dst }).collect();
+        let is_alone = prefix.prefix_len() == prefix.max_prefix_len();
         let allocation = Allocation {
-            version: NUMBERED,
+            version: if is_alone { UNNUMBERED } else { NUMBERED },
             prefix,
             gateway: Some(gateway),
             rail: None,
@@ -321,13 +344,18 @@ impl<'a> Ethernet<'a> {
         addresses
     }
 
-    fn routes(&self, notes: &mut Notes) -> Vec<Route<'a>> {
+    fn routes(&self, addresses: &[Address<'_>], notes: &mut Notes) -> Vec<Route<'a>> {
         let mut routes = Vec::new();
         for part in self.list("routes", notes) {
             match route(part) {
                 Ok(route) => routes.extend(route),
                 Err(problem) => notes.faults.push(self.fault(&part, ".routes", problem)),
             }
+        }
+        // A VRF has those of all its interfaces.
+        let is_own = |route: &Route<'_>| addresses.iter().any(|one| one.net.contains(&route.via));
+        for part in self.vrfs.iter().filter_map(|vrf| vrf.get("routes")).flat_map(Part::items) {
+            routes.extend(route(part).ok().flatten().filter(is_own));
         }
         routes
     }
@@ -352,15 +380,7 @@ impl<'a> Ethernet<'a> {
     }
 
     fn is_on(&self, key: &str) -> bool {
-        let last = self.all(key).last().map(|part| part.value);
-        match last {
-            Some(Value::Bool(is_on)) => *is_on,
-            // As netplan reads them.
-            Some(Value::String(text)) => {
-                ["on", "yes", "y"].iter().any(|word| word.eq_ignore_ascii_case(text))
-            }
-            _ => false,
-        }
+        self.all(key).last().is_some_and(|part| is_true(part.value))
     }
 
     /// The netdev: `set-name`, or the name that is matched, or without `match` the key itself.
@@ -427,7 +447,17 @@ fn route(part: Part<'_>) -> Result<Option<Route<'_>>, String> {
     if let Some(to) = to.filter(|to| to.addr().is_ipv4() != via.is_ipv4()) {
         return Err(format!("to: {to} and via: {via} are of different address families"));
     }
-    Ok(Some(Route { to: to.filter(|to| to.prefix_len() > 0), via, part }))
+    let is_on_link = part.get("on-link").is_some_and(|on| is_true(on.value));
+    Ok(Some(Route { to: to.filter(|to| to.prefix_len() > 0), via, is_on_link, part }))
+}
+
+/// Whether a value is true as netplan reads it.
+fn is_true(value: &Value) -> bool {
+    match value {
+        Value::Bool(is_on) => *is_on,
+        Value::String(text) => ["on", "yes", "y"].iter().any(|word| word.eq_ignore_ascii_case(text)),
+        _ => false,
+    }
 }
 
 fn number(value: &Value) -> Option<u32> {

@@ -8,14 +8,19 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
-use serde_json::Value;
-
+use crate::document::Part;
 use files::Host;
 use host::Notes;
 
-/// Whether the file is a netplan file.
-pub fn is_netplan(value: &Value) -> bool {
-    value.get("network").is_some_and(Value::is_object)
+/// The network of a netplan file, of cloud-init's network-config, which may begin with what is in it, or of an installer's
+/// file (`autoinstall`), which holds such a file.
+pub fn network(root: Part<'_>) -> Option<Part<'_>> {
+    let object = |part: &Part<'_>| part.value.is_object();
+    let root = root.get("autoinstall").filter(object).unwrap_or(root);
+    match root.get("network").filter(object) {
+        Some(network) => Some(network.get("network").filter(object).unwrap_or(network)),
+        None => Some(root).filter(|root| root.get("ethernets").is_some_and(|part| object(&part))),
+    }
 }
 
 /// The netdev and the address of each rail in the files of this host's own directory. Empty if the files cannot be

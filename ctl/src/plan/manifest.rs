@@ -6,10 +6,11 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::yaml::scalar;
-use super::{Cable, File, Plan, Pool, is_object_name, leaf_ports, refused};
+use super::{Cable, File, Plan, Pool, is_object_name, leaf_ports, rails, refused};
 use crate::document::{Document, Part};
 use rail_cni::fail;
 use rail_cni::fault::{Fault, Place, some_of, with_others};
+use rail_cni::nearest::nearest;
 use rail_cni::node::MAX_RAIL;
 use rail_cni::pool::cidrpool::{Row, Spec, Wanted};
 use rail_cni::pool::{self, allocation, is_name};
@@ -32,11 +33,21 @@ const MAX_OBJECT: usize = 3 << 19;
 
 /// The plan of the CIDRPools in these documents. One error has all faults of all of them.
 pub fn read(documents: &[Document]) -> Result<Plan> {
-    let (mut manifests, mut faults) = (Vec::new(), Vec::new());
+    let mut found = Found::default();
     for document in documents {
-        pools_in(document.root(), &mut manifests, &mut faults);
+        found.pools_in(document.root());
     }
-    let (mut plan, mut warnings) = (Plan::default(), Vec::new());
+    let Found { manifests, mut faults, others } = found;
+    let mut warnings = Vec::new();
+    // Files of operators have namespaces and networks beside the pools.
+    let is_left_out =
+        |fault: Fault| Fault { problem: format!("{}, and is left out", fault.problem).into(), ..fault };
+    if manifests.is_empty() && faults.is_empty() {
+        faults.extend(others);
+    } else {
+        warnings.extend(others.into_iter().map(is_left_out));
+    }
+    let mut plan = Plan::default();
     for manifest in manifests {
         let Manifest { name, ref spec, ref status, .. } = manifest;
         if spec.is_dynamic() && status.is_empty() {
@@ -67,6 +78,7 @@ pub fn read(documents: &[Document]) -> Result<Plan> {
         plan.warnings
             .push(format!("{names}: they get their addresses only if nodeName in node.json says so"));
     }
+    rails::number(&mut plan);
     plan.pools.sort_by_cached_key(|pool| (pool.rail, pool.plane, pool.name.clone()));
     Ok(plan)
 }
@@ -143,27 +155,55 @@ impl Manifest<'_> {
     }
 }
 
-/// Finds the CIDRPools: the value itself, a list, or several as `kubectl get -o yaml` prints them.
-fn pools_in<'a>(part: Part<'a>, found: &mut Vec<Manifest<'a>>, faults: &mut Vec<Fault>) {
-    match (part.value, part.text("kind")) {
-        (Value::Array(_), _) => part.items().for_each(|item| pools_in(item, found, faults)),
-        (Value::Object(_), Some("List" | "CIDRPoolList")) => match part.get("items") {
-            Some(items) if items.value.is_array() => pools_in(items, found, faults),
-            _ => faults.push(part.fault("items", "is not a list")),
-        },
-        (Value::Object(_), Some("CIDRPool")) => match manifest(part) {
-            Ok(manifest) => found.push(manifest),
-            Err(fault) => faults.push(fault),
-        },
-        (Value::Object(_), Some(other)) => {
-            faults.push(part.fault("kind", format!("{other:?} is not CIDRPool")));
-        }
-        (Value::Object(_), None) => faults.push(part.fault("kind", "is missing: CIDRPool")),
-        (other, _) => {
-            let shown: String = other.to_string().chars().take(40).collect();
-            faults.push(part.fault("", format!("{shown} is not a CIDRPool")));
+/// What documents have.
+#[derive(Default)]
+struct Found<'a> {
+    manifests: Vec<Manifest<'a>>,
+    faults: Vec<Fault>,
+    /// Objects that are no CIDRPools.
+    others: Vec<Fault>,
+}
+
+impl<'a> Found<'a> {
+    /// Finds the CIDRPools: the value itself, a list, or several as `kubectl get -o yaml` prints them.
+    fn pools_in(&mut self, part: Part<'a>) {
+        match (part.value, part.text("kind")) {
+            (Value::Array(_), _) => part.items().for_each(|item| self.pools_in(item)),
+            (Value::Object(_), Some("List" | "CIDRPoolList")) => match part.get("items") {
+                Some(items) if items.value.is_array() => self.pools_in(items),
+                _ => self.faults.push(part.fault("items", "is not a list")),
+            },
+            (Value::Object(_), Some("CIDRPool")) => match manifest(part) {
+                Ok(manifest) => self.manifests.push(manifest),
+                Err(fault) => self.faults.push(fault),
+            },
+            (Value::Object(_), Some(other)) => {
+                let fault = part.fault("kind", format!("{other:?} is not CIDRPool"));
+                if nearest(other, ["CIDRPool"]).is_some() {
+                    return self.faults.push(fault);
+                }
+                let version = part.text("apiVersion").unwrap_or_default();
+                let group = version.split('.').next().unwrap_or_default();
+                self.others.push(match group {
+                    "nv-ipam" | "spiderpool" | "whereabouts" => {
+                        fault.remedy("`railctl lint` says what becomes of it")
+                    }
+                    "wiring" => fault.remedy("describe the fabric in a fabric file"),
+                    _ => fault,
+                });
+            }
+            (Value::Object(_), None) => self.faults.push(part.fault("kind", "is missing: CIDRPool")),
+            (other, _) => {
+                let shown: String = other.to_string().chars().take(40).collect();
+                self.faults.push(part.fault("", format!("{shown} is not a CIDRPool")));
+            }
         }
     }
+}
+
+/// Whether a document may have CIDRPools: it is an object of Kubernetes, or a list.
+pub fn is_manifest(value: &Value) -> bool {
+    value.is_array() || value.get("kind").is_some()
 }
 
 fn manifest(part: Part<'_>) -> Result<Manifest<'_>, Fault> {

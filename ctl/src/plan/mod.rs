@@ -15,6 +15,7 @@ pub mod networks;
 pub mod nics;
 pub mod nvue;
 pub mod pattern;
+mod rails;
 pub mod refusal;
 pub mod scheme;
 pub mod slurm;

@@ -1,13 +1,10 @@
 //! NetworkAttachmentDefinitions: one network for each rail, or with `swplb` for each rail and plane, or one for all.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use anyhow::{Context as _, Result};
-use ipnet::IpNet;
+use std::collections::BTreeMap;
 
 use super::pattern::Pattern;
-use super::scheme::place_of;
 use super::{File, Plan, Pool, is_object_name, refused, yaml};
+use anyhow::{Context as _, Result};
 use rail_cni::fail;
 use rail_cni::fault::Fault;
 use rail_cni::node::MAX_RAIL;
@@ -72,7 +69,8 @@ pub enum Form {
 /// Writes one file. A network has the name of its (IPv4) pool. Without a namespace, kubectl chooses it.
 pub fn write(plan: &mut Plan, networks: &Networks, form: Form, namespace: Option<&str>) -> Result<Vec<File>> {
     if !networks.is_one {
-        number(plan);
+        let lacking: Vec<_> = plan.pools.iter().filter(|pool| pool.rail.is_none()).collect();
+        plan.warnings.extend(unknown(&lacking));
     }
     let head = match form {
         _ if networks.is_one => OF_ONE,
@@ -162,63 +160,6 @@ fn of_all_rails(plan: &Plan) -> Result<Vec<&Pool>> {
     });
     let unknown: Vec<_> = unknown.collect();
     if unknown.is_empty() { Ok(plan.pools.iter().collect()) } else { Err(refused(unknown)) }
-}
-
-/// Numbers the rails if no source does: by the formulas if these made all addresses, or else by the names if these count
-/// from 0. Names that count from 1 may mean either.
-fn number(plan: &mut Plan) {
-    if plan.pools.iter().any(|pool| pool.rail.is_some()) {
-        let lacking: Vec<_> = plan.pools.iter().filter(|pool| pool.rail.is_none()).collect();
-        plan.warnings.extend(unknown(&lacking));
-        return;
-    }
-    let by_address = plan.pools.iter().map(of_addresses).collect();
-    let by_name = plan.pools.iter().map(|pool| Some((rail_in(&pool.name)?, 0))).collect();
-    let of_names = |rails: &Vec<(u8, u8)>| {
-        let rails: BTreeSet<u8> = rails.iter().map(|(rail, _)| *rail).collect();
-        rails.iter().zip(0..).all(|(rail, count)| *rail == count)
-    };
-    let (rails, from) = match (unique(plan, by_address), unique(plan, by_name).filter(of_names)) {
-        (Some(rails), _) => (rails, "addresses"),
-        (None, Some(rails)) => (rails, "names"),
-        (None, None) => {
-            let all: Vec<_> = plan.pools.iter().collect();
-            plan.warnings.extend(unknown(&all));
-            return;
-        }
-    };
-    let has_planes = rails.iter().any(|(_, plane)| *plane > 0);
-    for (pool, (rail, plane)) in plan.pools.iter_mut().zip(rails) {
-        (pool.rail, pool.plane) = (Some(rail), has_planes.then_some(plane));
-    }
-    let shown =
-        plan.pools.iter().filter_map(|pool| Some(format!("{} is rail {}", pool.name, pool.number()?)));
-    let shown: Vec<_> = shown.collect();
-    plan.warnings.push(format!(
-        "no source says which rail a pool is, so `rail` of the networks follows from the {from} of the pools: {}",
-        shown.join(", ")
-    ));
-}
-
-/// The rail and the plane of each pool, if all are known and no two pools of a family have the same.
-fn unique(plan: &Plan, rails: Option<Vec<(u8, u8)>>) -> Option<Vec<(u8, u8)>> {
-    let rails = rails?;
-    let all: BTreeSet<_> = plan.pools.iter().map(Pool::is_ipv4).zip(&rails).collect();
-    (!rails.is_empty() && all.len() == rails.len()).then_some(rails)
-}
-
-/// The rail and the plane for which the formulas make all prefixes of the pool.
-fn of_addresses(pool: &Pool) -> Option<(u8, u8)> {
-    let routes = pool.spec.routes.iter().filter_map(|to| to.dst.parse::<IpNet>().ok());
-    let all_length = routes.map(|dst| dst.prefix_len()).min()?;
-    let cidr: IpNet = pool.spec.cidr.parse().ok()?;
-    let place =
-        |prefix: &str| place_of(prefix.parse().ok()?, all_length).filter(|(.., of_rail)| *of_rail == cidr);
-    let mut places = pool.spec.static_allocations.iter().map(|row| place(&row.prefix));
-    let (rail, plane, _) = places.next()??;
-    places
-        .all(|place| place.is_some_and(|place| (place.0, place.1) == (rail, plane)))
-        .then_some((rail, plane))
 }
 
 fn unknown(pools: &[&Pool]) -> Option<String> {

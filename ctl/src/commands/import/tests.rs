@@ -140,3 +140,40 @@ fn what_cannot_be_meant_is_refused_with_its_place() {
         plan_of(&good, &Nodes::One("A.example".into())).unwrap_err().to_string().contains("did you mean a?")
     );
 }
+
+/// Pools that do not say their rail, imported one after the other, are found by it.
+#[test]
+fn the_rail_that_addresses_or_names_tell_is_written_down() {
+    for (rows, rails) in [
+        (["172.16.0.0/31, gateway: 172.16.0.1", "172.18.0.0/31, gateway: 172.18.0.1"], [Some(0), Some(1)]),
+        // The formulas make neither, and nobody knows what the name of the second alone means.
+        (["10.0.0.0/31, gateway: 10.0.0.1", "10.2.0.0/31, gateway: 10.2.0.1"], [Some(0), None]),
+    ] {
+        let temp = tempfile::tempdir().unwrap();
+        let node = node(temp.path());
+        for (number, row) in rows.iter().enumerate() {
+            let file = temp.path().join("pools");
+            let cidr = format!("{}/15", row.split('/').next().unwrap());
+            let text = pool(&format!("eth-rail{number}"), &format!("{{nodeName: a, prefix: {row}}}"))
+                .replace(
+                    "172.16.0.0/15",
+                    &format!(
+                        "{cidr:?}, gatewayIndex: 0, routes: [{{dst: {cidr:?}}}, {{dst: 172.16.0.0/12}}]"
+                    ),
+                );
+            std::fs::write(&file, text).unwrap();
+            let import = plan(&node, &[file.display().to_string()], &Nodes::All, &Terms::default()).unwrap();
+            write(&node, &import, Force::No).unwrap();
+        }
+        for (number, rail) in rails.into_iter().enumerate() {
+            let pool = format!("eth-rail{number}");
+            assert_eq!(
+                store::load(&node, "a", std::slice::from_ref(&pool)).unwrap()[0].rail,
+                rail,
+                "{rows:?}"
+            );
+            let found = store::of_rail(&node, "a", number as u64).unwrap();
+            assert_eq!(found.iter().map(|(name, _)| name).collect::<Vec<_>>(), [&pool], "{rows:?}");
+        }
+    }
+}

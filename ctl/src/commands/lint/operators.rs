@@ -279,6 +279,11 @@ impl Lint {
                 self.warning(part, name, "kind", problem);
             }
             ("IPPool", "nv-ipam.nvidia.com") => self.block_pool(part, name),
+            ("IPPool" | "NodeSlicePool", "whereabouts.cni.cncf.io") => {
+                let problem =
+                    "whereabouts stays the IPAM plugin of its networks, which rail-cni calls as any other";
+                self.note(part, name, "kind", problem);
+            }
             ("SpiderIPPool", _) => {
                 self.leads_to(part, name, &[], &["spec.subnet"]);
                 let problem = "SpiderIPPool: Spiderpool stays the IPAM plugin of its networks, which rail-cni calls as any other";

@@ -766,10 +766,8 @@ fn each_kind_of_an_operator_has_a_network_or_a_reason() {
         }
     }
     // Others of the same names.
-    let (lint, told) = lint_of(&[(
-        "f",
-        "apiVersion: whereabouts.cni.cncf.io/v1alpha1\nkind: IPPool\nmetadata: {name: a}\n",
-    )]);
+    let (lint, told) =
+        lint_of(&[("f", "apiVersion: crd.projectcalico.org/v1\nkind: IPPool\nmetadata: {name: a}\n")]);
     assert_eq!((told.len(), lint.noted), (1, 0), "{told:#?}");
 }
 

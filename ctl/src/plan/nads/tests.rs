@@ -136,6 +136,10 @@ fn planes_of_a_rail_are_networks_with_numbers_of_their_own() {
 
 #[test]
 fn pools_without_a_rail_get_the_one_of_their_addresses_or_names() {
+    let numbered = |plan: &mut Plan| {
+        crate::plan::rails::number(plan);
+        shown(plan)
+    };
     let unnamed = |names: [&str; 4]| {
         let mut plan = plan(Mode::None, Family::Dual, &cabled());
         for (pool, name) in plan.pools.iter_mut().zip(names) {
@@ -144,7 +148,7 @@ fn pools_without_a_rail_get_the_one_of_their_addresses_or_names() {
         plan
     };
     let mut plan = unnamed(["gpu-a", "7", "gpu-b", "true"]);
-    assert_eq!(shown(&mut plan), ["gpu-a 0 9000 \"gpu-a,7\"", "gpu-b 1 9000 \"gpu-b,true\""]);
+    assert_eq!(numbered(&mut plan), ["gpu-a 0 9000 \"gpu-a,7\"", "gpu-b 1 9000 \"gpu-b,true\""]);
     assert!(
         plan.warnings[0].ends_with(
             "the addresses of the pools: gpu-a is rail 0, 7 is rail 0, gpu-b is rail 1, true is rail 1"
@@ -155,7 +159,7 @@ fn pools_without_a_rail_get_the_one_of_their_addresses_or_names() {
     // Addresses take precedence over names: this deployment counts from 1.
     let mut plan = unnamed(["rail-1", "rail-1-v6", "rail-2", "rail-2-v6"]);
     assert_eq!(
-        shown(&mut plan),
+        numbered(&mut plan),
         ["rail-1 0 9000 \"rail-1,rail-1-v6\"", "rail-2 1 9000 \"rail-2,rail-2-v6\""]
     );
 
@@ -166,7 +170,10 @@ fn pools_without_a_rail_get_the_one_of_their_addresses_or_names() {
         plan
     };
     let mut plan = other(["rail-1", "rail1-v6", "rail-0", "rail0-v6"]);
-    assert_eq!(shown(&mut plan), ["rail-0 0 9000 \"rail-0,rail0-v6\"", "rail-1 1 9000 \"rail-1,rail1-v6\""]);
+    assert_eq!(
+        numbered(&mut plan),
+        ["rail-0 0 9000 \"rail-0,rail0-v6\"", "rail-1 1 9000 \"rail-1,rail1-v6\""]
+    );
     assert!(plan.warnings[0].contains("the names of the pools: rail-1 is rail 1"), "{:?}", plan.warnings);
     for names in [
         ["rail-1", "rail-1-v6", "rail-2", "rail-2-v6"],
@@ -174,7 +181,7 @@ fn pools_without_a_rail_get_the_one_of_their_addresses_or_names() {
         ["rail-0", "rail-0-v6", "rail-0-b", "x"],
     ] {
         let mut plan = other(names);
-        assert!(shown(&mut plan).iter().all(|network| network.contains(" null 9000 ")), "{names:?}");
+        assert!(numbered(&mut plan).iter().all(|network| network.contains(" null 9000 ")), "{names:?}");
         let told = &plan.warnings[0];
         assert!(told.contains(&format!("which rail {} is", names.join(", "))), "{told}");
         assert!(told.contains(&format!("kubectl annotate cidrpool {} rail-cni/rail=0", names[0])), "{told}");
@@ -182,7 +189,7 @@ fn pools_without_a_rail_get_the_one_of_their_addresses_or_names() {
     // One of several.
     let mut plan = other(["rail-0", "rail-0-v6", "rail-1", "rail-1-v6"]);
     plan.pools[0].rail = Some(0);
-    assert_eq!(shown(&mut plan).iter().filter(|network| network.contains(" null ")).count(), 3);
+    assert_eq!(numbered(&mut plan).iter().filter(|network| network.contains(" null ")).count(), 3);
     assert!(plan.warnings[0].contains("which rail rail-0-v6, rail-1, rail-1-v6 is"), "{:?}", plan.warnings);
 }
 

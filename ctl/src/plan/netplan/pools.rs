@@ -109,9 +109,13 @@ impl Rail {
         self.routes.iter().filter(holds).max_by_key(|dst| dst.prefix_len()).copied()
     }
 
-    /// The distance of the gateway from the first address of the prefix.
-    fn gateway_index(&self) -> u128 {
-        index(self.prefix, self.gateway)
+    /// The distance of the gateway from the first address of the prefix; `None` on an unnumbered link.
+    fn gateway_index(&self) -> Option<u128> {
+        self.prefix.contains(&self.gateway).then(|| index(self.prefix, self.gateway))
+    }
+
+    fn is_unnumbered(&self) -> bool {
+        self.prefix.prefix_len() == self.prefix.max_prefix_len()
     }
 }
 
@@ -288,14 +292,14 @@ impl<'a> Group<'a> {
             spec: Spec {
                 cidr: self.cidr.to_string(),
                 per_node_network_prefix: self.rails.first().map_or(0, |rail| rail.prefix.prefix_len().into()),
-                gateway_index: Some(gateway_index),
+                gateway_index,
                 static_allocations,
                 routes: routes.iter().map(|dst| RouteTo { dst: dst.to_string() }).collect(),
                 exclusions,
                 per_node_exclusions,
                 default_gateway: false,
                 node_selector: None,
-                is_unnumbered: false,
+                is_unnumbered: self.rails.first().is_some_and(|rail| rail.is_unnumbered()),
             },
             cables,
             // `duplicates` has compared the prefixes of all pools.
@@ -304,24 +308,29 @@ impl<'a> Group<'a> {
     }
 
     /// The gateway's index, and exclusions with which the first address for a pod is that of the host.
-    fn indexes(&self) -> (i64, Vec<IndexRange>, Vec<AddressRange>) {
+    fn indexes(&self) -> (Option<i64>, Vec<IndexRange>, Vec<AddressRange>) {
+        if self.rails.iter().any(|rail| rail.is_unnumbered()) {
+            return (None, Vec::new(), Vec::new());
+        }
         let all_of_two =
             self.rails.iter().all(|rail| rail.prefix.max_prefix_len() - rail.prefix.prefix_len() == 1);
         let small = |index: u128| i64::try_from(index).ok().filter(|index| *index <= i64::from(i32::MAX));
         let indexes: BTreeSet<_> =
             self.rails.iter().map(|rail| (rail.gateway_index(), index(rail.prefix, rail.address))).collect();
         let same = match indexes.first() {
-            Some((gateway, host)) if indexes.len() == 1 => small(*gateway).zip(small(*host)),
+            Some((Some(gateway), host)) if indexes.len() == 1 => small(*gateway).zip(small(*host)),
             _ => None,
         };
         let range = |start_index, end_index| IndexRange { start_index, end_index };
         match same {
             // As in the pools of the formulas: a node without a row gets no address, instead of the leaf's.
-            Some((gateway, host)) if all_of_two => (host, vec![range(gateway, gateway)], Vec::new()),
-            Some((gateway, 1)) => (gateway, vec![range(gateway, gateway)], Vec::new()),
-            Some((gateway, host)) if gateway < host => (gateway, vec![range(1, host - 1)], Vec::new()),
-            Some((gateway, host)) => (gateway, vec![range(1, host - 1), range(gateway, gateway)], Vec::new()),
-            None => (i64::from(!all_of_two), Vec::new(), self.exclusions()),
+            Some((gateway, host)) if all_of_two => (Some(host), vec![range(gateway, gateway)], Vec::new()),
+            Some((gateway, 1)) => (Some(gateway), vec![range(gateway, gateway)], Vec::new()),
+            Some((gateway, host)) if gateway < host => (Some(gateway), vec![range(1, host - 1)], Vec::new()),
+            Some((gateway, host)) => {
+                (Some(gateway), vec![range(1, host - 1), range(gateway, gateway)], Vec::new())
+            }
+            None => (Some(i64::from(!all_of_two)), Vec::new(), self.exclusions()),
         }
     }
 

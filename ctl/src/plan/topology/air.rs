@@ -31,7 +31,10 @@ impl Reader<'_> {
         ends: [End<'b>; 2],
         nodes: &HashMap<&str, Part<'_>>,
     ) -> Result<Option<Found<'b>>, Fault> {
-        let Some((host, leaf, own)) = host_first(ends, nodes)? else { return Ok(None) };
+        let Some((host, leaf, own)) = host_first(ends, nodes)? else {
+            self.strangers(ends, nodes)?;
+            return Ok(None);
+        };
         let host_name = host.node()?;
         let spot = self.spot(host, leaf)?;
         check_interface(host, leaf.node()?, own, &spot)?;
@@ -43,12 +46,31 @@ impl Reader<'_> {
         Ok(Some(Found { host, leaf, node_name: host_name.to_owned(), spot }))
     }
 
+    /// Warns of a node that has a link to a leaf, and is neither a host nor named like a switch.
+    fn strangers(&mut self, ends: [End<'_>; 2], nodes: &HashMap<&str, Part<'_>>) -> Result<(), Fault> {
+        let is_leaf = |name: &str| name.to_ascii_lowercase().starts_with("leaf-");
+        let [one, other] = [ends[0].node()?, ends[1].node()?];
+        for (at, (name, peer)) in [(one, other), (other, one)].into_iter().enumerate() {
+            let os = nodes.get(name).and_then(|node| node.text("os")).unwrap_or_default();
+            let is_switch = is_switch(name) || os.starts_with("cumulus") || os.starts_with("sonic");
+            if is_leaf(peer) && !is_switch && self.strangers.insert(name.to_owned()) {
+                let problem = format!(
+                    "{name} is linked to {peer} and gets no address: nothing says that it is a host (\"model\": \"host\", \
+                     \"emulation_type\": \"host\", or NICs in network_pci)"
+                );
+                self.warn("strangers", ends[at].fault("node", problem));
+            }
+        }
+        Ok(())
+    }
+
     /// The place of a host link, by the names of its ends. Where both names say the same thing, they must agree.
     fn spot(&self, host: End<'_>, leaf: End<'_>) -> Result<Spot, Fault> {
         let (host_name, leaf_name) = (host.node()?, leaf.node()?);
         if !leaf_name.to_ascii_lowercase().starts_with("leaf-") {
             let problem = format!("{leaf_name} is linked to a host, and its name does not begin with leaf-");
-            return Err(leaf.fault("node", problem));
+            let remedy = "take links that are no rail's out of the file";
+            return Err(leaf.fault("node", problem).remedy(remedy));
         }
         let last: Last = self.scheme.last();
         let needs = |end: End<'_>, prefix: &str, limit: u64| {
@@ -83,7 +105,8 @@ impl Reader<'_> {
     }
 }
 
-/// The host and the leaf of a link, and the host's own entry; `None` for a link between switches.
+/// The host and the leaf of a link, and the host's own entry; `None` for a link between switches, and of the network out of
+/// band, whose nodes have reserved names.
 fn host_first<'b, 'n>(
     ends: [End<'b>; 2],
     nodes: &HashMap<&str, Part<'n>>,
@@ -94,6 +117,9 @@ fn host_first<'b, 'n>(
         let Some(node) = nodes.get(name) else {
             return Err(end.fault("node", format!("{name} is not in content.nodes")));
         };
+        if name.starts_with("oob-mgmt-") {
+            return Ok(None);
+        }
         *of = Some(*node).filter(is_host);
     }
     match of {

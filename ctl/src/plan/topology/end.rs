@@ -31,7 +31,7 @@ pub enum Base {
     One,
 }
 
-/// Both ends of a link; `None` for a link without ends or with an unconnected one.
+/// Both ends of a link; `None` for a link without ends, with an unconnected one, or out of the fabric.
 pub fn both_ends<'a>(
     link: Part<'a>,
     list: &'static str,
@@ -47,7 +47,8 @@ pub fn both_ends<'a>(
     for (index, part) in parts.iter().enumerate() {
         match part.value {
             Value::Object(_) => (),
-            Value::String(text) if text == "unconnected" => (),
+            // AIR calls the world outside of the fabric exit.
+            Value::String(text) if text == "unconnected" || text == "exit" => (),
             other => {
                 return wrong(&format!("[{index}]"), format!("{} is not an end of a link", short(other)));
             }

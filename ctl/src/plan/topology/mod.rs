@@ -96,6 +96,8 @@ struct Reader<'a> {
     other_rail: Vec<OtherRail>,
     /// Links of hosts that have one on that rail already.
     second: HashSet<usize>,
+    /// Nodes that may be hosts, and do not say so.
+    strangers: HashSet<String>,
     /// The nodes of links that have a fault and are left out: they lack a rail for no other reason.
     broken: HashSet<String>,
     /// A fault for each host without an SU.
@@ -176,6 +178,7 @@ impl<'a> Reader<'a> {
             apart: Vec::new(),
             other_rail: Vec::new(),
             second: HashSet::new(),
+            strangers: HashSet::new(),
             broken: HashSet::new(),
             without_su: Vec::new(),
             has_su: false,
