@@ -40,8 +40,7 @@ const REQUESTS: usize = 16;
 const LONGEST: Duration = Duration::from_secs(15);
 /// How often the socket is looked at: somebody may have emptied the run directory.
 const LOOK: Duration = Duration::from_secs(5);
-/// The table and the rule of rail 0, as rail-cni has them.
-const FIRST_TABLE: u32 = 100;
+/// The rule of rail 0, as rail-cni has it.
 const FIRST_PRIORITY: u32 = 1000;
 /// The scope of a route to a neighbour (RT_SCOPE_LINK).
 const LINK: u8 = 253;
@@ -367,8 +366,9 @@ impl Config {
 /// source address. A route that no other rail has is in the main table, for sockets that have no address yet. In a VRF
 /// there are no rules, and DRANET chooses the table.
 fn network_config(leased: &Value, has_vrf: bool) -> Result<Value, String> {
-    let rail = leased["rail"].as_u64().and_then(|rail| u32::try_from(rail).ok());
-    let table = rail.filter(|_| !has_vrf).map(|rail| FIRST_TABLE + rail);
+    let number = |key: &str| leased[key].as_u64().and_then(|number| u32::try_from(number).ok());
+    let rail = number("rail").unwrap_or_default();
+    let table = number("table").filter(|_| !has_vrf);
     let (mut addresses, mut routes, mut rules) = (Vec::new(), Vec::new(), Vec::new());
     for one in leased["addresses"].as_array().ok_or("railctl says no addresses")? {
         let net = one["address"].as_str().ok_or("railctl says no address")?;
@@ -395,7 +395,7 @@ fn network_config(leased: &Value, has_vrf: bool) -> Result<Value, String> {
             routes.push(new);
         }
         if let (Some(table), true) = (table, is_in_table) {
-            let priority = FIRST_PRIORITY + table - FIRST_TABLE;
+            let priority = FIRST_PRIORITY.saturating_add(rail);
             let source = format!("{address}/{whole}");
             rules.push(json!({"priority": priority, "source": source, "table": table}));
         }
@@ -450,7 +450,7 @@ mod tests {
 
     #[test]
     fn a_shared_route_is_in_the_table_of_the_rail_and_its_own_in_the_main_one() {
-        let leased = json!({"rail": 3, "addresses": [
+        let leased = json!({"rail": 3, "table": 103, "addresses": [
             {"pool": "rail-3", "address": "172.22.0.0/31", "gateway": "172.22.0.1",
                 "routes": [{"dst": "172.22.0.0/15", "shared": false}, {"dst": "172.16.0.0/12", "shared": true}]},
             {"pool": "rail-3-v6", "address": "fd00::/127", "gateway": "fd00::1", "routes": []}]});
@@ -468,7 +468,7 @@ mod tests {
     fn the_gateway_of_a_link_without_a_prefix_is_a_neighbour() {
         let of = |address: &str, gateway: &str| {
             network_config(
-                &json!({"rail": 0, "addresses": [{"pool": "p", "address": address, "gateway": gateway,
+                &json!({"rail": 0, "table": 100, "addresses": [{"pool": "p", "address": address, "gateway": gateway,
                     "routes": [{"dst": "10.0.0.0/8", "shared": false}]}]}),
                 false,
             )

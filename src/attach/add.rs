@@ -297,7 +297,7 @@ impl<'a> Request<'a> {
         };
         let own_slot = match self.conf.rail {
             Some(rail) if self.conf.routing == Routing::SourceBased => {
-                rail::own_slot(rail, &rails, rail_of, &mut attach.cx.pod()?.socket)?
+                rail::own_slot(&self.conf, rail, &rails, rail_of, &mut attach.cx.pod()?.socket)?
             }
             rail => rail.map(u32::from),
         };

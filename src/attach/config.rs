@@ -27,6 +27,8 @@ pub struct NetConf {
     /// Number of the rail. With `None` it is the rail of the device's PF in node.json; where node.json lists no rails,
     /// the network gets a free routing table.
     pub rail: Option<u8>,
+    /// The routing table of rail 0, by node.json.
+    pub first_table: u32,
     /// MTU in bytes; `None` keeps the device's.
     pub mtu: Option<u32>,
     /// Hardware address to set.
@@ -301,6 +303,7 @@ impl NetConf {
         Ok(NetConf {
             selector: selector(network, &raw, is_chained)?,
             rail,
+            first_table: node.first_table,
             mtu: raw.mtu.filter(|mtu| *mtu != 0),
             mac,
             vf,

@@ -43,6 +43,8 @@ pub struct Node {
     /// Directory in which device-info files may be written. `runtimeConfig.CNIDeviceInfoFile` is a path that a
     /// tenant's configuration can set.
     pub device_info_dir: PathBuf,
+    /// The routing table of rail 0 in pods; that of rail R is R more.
+    pub first_table: u32,
     /// Networks of Services and pods, which no route of a rail may cover; empty: not known.
     pub cluster_networks: Vec<IpNet>,
     /// What the port of every rail must be set to for RoCE; `None`: ports are compared with each other only.
@@ -56,7 +58,7 @@ pub struct Node {
     pub policy: Policy,
 }
 
-/// The largest number of a rail: each has a routing table of its own, 100 to 227, clear of the kernel's 253 to 255.
+/// The largest number of a rail. Each has a routing table of its own, which must not be one of the kernel's, 253 to 255.
 pub const MAX_RAIL: u8 = 127;
 
 /// A rail and its PF.
@@ -134,6 +136,7 @@ impl Default for Node {
             run_dir: "/run/rail-cni".into(),
             sysfs_root: "/sys".into(),
             device_info_dir: "/var/run/k8s.cni.cncf.io/devinfo/cni".into(),
+            first_table: 100,
             cluster_networks: Vec::new(),
             roce: None,
             log: LogConfig::default(),
@@ -297,6 +300,10 @@ fn parse(path: &Path, value: &Value) -> Result<Node> {
     if !(1..=3600).contains(&node.call_timeout) {
         let (path, seconds) = (path.display(), node.call_timeout);
         fail!(InvalidConfig, "{path}: callTimeout: {seconds} must be 1 to 3600 seconds");
+    }
+    if !matches!(node.first_table, 1..=125 | 256..=1_000_000) {
+        let (path, table) = (path.display(), node.first_table);
+        fail!(InvalidConfig, "{path}: firstTable: {table} must be 1 to 125 or 256 to 1000000");
     }
     if let Some(name) = node.node_name.as_ref().filter(|name| !cni::is_identifier(name)) {
         fail!(InvalidConfig, "{}: nodeName: {name:?} cannot be the name of a node", path.display());

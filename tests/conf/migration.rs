@@ -163,18 +163,27 @@ fn pods_and_networks_to_migrate_are_of_one_piece() {
     }
 }
 
-/// The pools that the networks name are there, for two nodes, and are imported without a complaint.
+/// The pools that the networks name are there, for two nodes, and are imported without a complaint: what is said is which
+/// rail the pools are whose names count from 1.
 #[test]
 fn the_pools_to_migrate_are_imported() {
-    for (pools, file, count) in
-        [("flat-pools", "sriov-host-local", 2), ("host-device-pools", "host-device-nv-ipam", 8)]
-    {
+    for (pools, file, count, told) in [
+        ("flat-pools", "sriov-host-local", 2, None),
+        (
+            "host-device-pools",
+            "host-device-nv-ipam",
+            8,
+            Some("the addresses of the pools: rail-1 is rail 0, "),
+        ),
+    ] {
         let bench = Bench::new();
         let output = bench
             .command(&RAILCTL, &["import", "--all-nodes", &path(pools), "--output", "json"])
             .output()
             .unwrap();
-        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success() && told.is_none_or(|told| said.contains(told)), "{said}");
+        assert_eq!(said.lines().count(), usize::from(told.is_some()), "{said}");
         let named = networks(file).into_iter().filter_map(|(network, _)| {
             let pool = network["ipam"].get("pool").or(network["ipam"].get("poolName"));
             Some(pool?.as_str().unwrap().to_owned())

@@ -383,6 +383,8 @@ fn a_wrong_node_json_is_named_with_its_key() {
         (changed(json!({"callTimeout": "1"})), "callTimeout"),
         (changed(json!({"callTimeout": 0})), "callTimeout: 0 must be 1 to 3600 seconds"),
         (changed(json!({"callTimeout": 3601})), "callTimeout: 3601 must be 1 to 3600 seconds"),
+        (changed(json!({"firstTable": 0})), "firstTable: 0 must be"),
+        (changed(json!({"firstTable": 200})), "firstTable: 200 must be"),
     ];
     for (content, word) in table {
         fs::write(&file, &content).unwrap();

@@ -51,7 +51,7 @@ pub fn lease(node: &Node, args: &LeaseArgs, output: Output) -> Result<ExitCode> 
     node.check_place(None)?;
     let given = claim::take(node, args.request())?;
     print(&match output {
-        Output::Json => pretty(&args.json(&given)?),
+        Output::Json => pretty(&args.json(node, &given)?),
         Output::Table => {
             let rows = given.addresses.iter().map(|(pool, allocation, address, _)| {
                 let gateway = allocation.gateway.map_or_else(String::new, |gateway| gateway.to_string());
@@ -74,7 +74,7 @@ impl LeaseArgs {
         }
     }
 
-    fn json(&self, given: &Given) -> Result<Value> {
+    fn json(&self, node: &Node, given: &Given) -> Result<Value> {
         let addresses = given.addresses.iter().map(|(pool, allocation, address, shared)| {
             let routes: Vec<_> = allocation
                 .routes
@@ -86,6 +86,10 @@ impl LeaseArgs {
             Ok(json!({"pool": pool, "address": net, "gateway": allocation.gateway, "routes": routes}))
         });
         let addresses = addresses.collect::<Result<Vec<_>>>()?;
-        Ok(json!({"claim": self.claim, "device": self.device, "rail": given.rail, "addresses": addresses}))
+        let table = given.rail.map(|rail| node.first_table + u32::from(rail));
+        let Given { rail, .. } = given;
+        Ok(
+            json!({"claim": self.claim, "device": self.device, "rail": rail, "table": table, "addresses": addresses}),
+        )
     }
 }

@@ -41,7 +41,7 @@ pub fn read(documents: &[Document]) -> Result<Plan> {
     let mut warnings = Vec::new();
     // Files of operators have namespaces and networks beside the pools.
     let is_left_out =
-        |fault: Fault| Fault { problem: format!("{}, and is left out", fault.problem).into(), ..fault };
+        |fault: Fault| Fault { problem: format!("{}, and is left out", fault.problem), ..fault };
     if manifests.is_empty() && faults.is_empty() {
         faults.extend(others);
     } else {

@@ -23,11 +23,9 @@ use rail_netlink::route::{MAIN, Route};
 use rail_netlink::rule::Rule;
 use rail_netlink::{Error, Socket, address, route, rule};
 
-/// The table of rail 0; rules and metrics count likewise.
-const FIRST_TABLE: u32 = 100;
-/// The metric of rail 0's routes in the main table, and the priority of its rule.
+/// The metric of rail 0's routes in the main table, and the priority of its rule; those of other rails count likewise.
 const FIRST_METRIC: u32 = 1000;
-/// Where networks without `rail` look for a free table: behind all rails and the kernel's tables.
+/// How far behind the first table networks without `rail` look for a free one: behind all rails and the kernel's tables.
 const FIRST_FREE: u32 = 900;
 /// Most addresses and routes of a rail. Every call reads the records of all pods: a tenant's must not be megabytes.
 const MAX_ROUTES: usize = 1000;
@@ -60,19 +58,21 @@ pub fn refuse_name_in_use(pod: &mut Socket, name: &str) -> Result<()> {
 /// the rails, because plugins such as sbr number tables from where ours begin. `rails` are the interfaces of the pod's other
 /// rails.
 pub fn own_slot(
+    conf: &NetConf,
     rail: u8,
     rails: &[String],
     rail_of: impl Fn(&str) -> Result<Option<u8>>,
     pod: &mut Socket,
 ) -> Result<Option<u32>> {
     let slot = u32::from(rail);
-    let table = FIRST_TABLE + slot;
+    let table = conf.first_table + slot;
     for (index, route) in route::all(pod)?.iter().filter(|(_, route)| route.table == table) {
         let Some(link) = link::by_index(pod, *index)? else { continue };
         let name = &link.name;
         if !rails.contains(name) {
             log::warn!(
-                "rail {rail} takes a table above {FIRST_FREE}: {name} has the route {route} in {table}"
+                "rail {rail} takes a table from {} on: {name} has the route {route} in {table}",
+                conf.first_table + FIRST_FREE
             );
             return Ok(None);
         }
@@ -112,9 +112,9 @@ pub fn plan(conf: &NetConf, leased: &AddResult, own_slot: Option<u32>, pod: &mut
     let slot = match own_slot {
         Some(slot) => slot,
         None if addresses.is_empty() => FIRST_FREE,
-        None => free_slot(pod)?,
+        None => free_slot(conf.first_table, pod)?,
     };
-    let (table, metric) = (FIRST_TABLE + slot, FIRST_METRIC + slot);
+    let (table, metric) = (conf.first_table + slot, FIRST_METRIC + slot);
 
     let is_source_based = conf.routing == Routing::SourceBased;
     let mut routes = Vec::new();
@@ -287,12 +287,12 @@ pub fn is_of_links(dst: IpNet) -> bool {
 }
 
 /// The first number whose table, rule priority and metric are free in the pod.
-fn free_slot(pod: &mut Socket) -> Result<u32> {
+fn free_slot(first_table: u32, pod: &mut Socket) -> Result<u32> {
     let routes = route::all(pod)?;
     let (rules, mut tables) = rule::all(pod)?;
     tables.extend(routes.iter().map(|(_, route)| route.table));
     let mut used: BTreeSet<u32> =
-        tables.into_iter().filter_map(|table| table.checked_sub(FIRST_TABLE)).collect();
+        tables.into_iter().filter_map(|table| table.checked_sub(first_table)).collect();
     used.extend(routes.iter().filter_map(|(_, route)| route.metric.checked_sub(FIRST_METRIC)));
     used.extend(rules.iter().filter_map(|rule| rule.priority.checked_sub(FIRST_METRIC)));
     let free = (FIRST_FREE..FIRST_FREE + 10_000).find(|slot| !used.contains(slot));

@@ -575,6 +575,38 @@ fn a_table_that_another_network_took_before_is_left_to_it() {
     assert_eq!(host.ip_in(&pod, "route show table 100"), theirs);
 }
 
+/// Where sbr numbers tables from 100 on, the operator gives rails others: before, behind and for networks without a rail. A pod
+/// that runs keeps the tables that it has.
+#[test]
+fn the_first_table_is_the_operators_choice() {
+    let Some(host) = fabric("routing::first", 3) else { return };
+    let pod = host.add_netns("pod");
+    let table = |number: u8| {
+        let rules = host.ip_in(&pod, "rule show");
+        let from = format!("from 172.{}.0.0 ", 16 + 2 * u32::from(number));
+        let rule = rules.lines().find(|rule| rule.contains(&from)).unwrap_or_else(|| panic!("{rules}"));
+        let table: u32 = rule.split_once("lookup ").unwrap().1.split(' ').next().unwrap().parse().unwrap();
+        (rule.split(':').next().unwrap().parse::<u32>().unwrap(), table)
+    };
+    let before = attach(&host, "c1", &pod, 0, &rail(0));
+    assert_eq!(table(0), (1000, 100));
+    host.set_node(json!({"firstTable": 5000}));
+    host.ip_in(&pod, "route add 10.9.0.0/16 dev net1 table 101");
+    attach(&host, "c1", &pod, 1, &rail(1));
+    assert_eq!(table(1), (1001, 5001));
+    let mut free = rail(2);
+    free.as_object_mut().unwrap().remove("rail");
+    attach(&host, "c1", &pod, 2, &free);
+    assert_eq!(table(2), (1900, 5900));
+    host.ip_in(&pod, "route del 10.9.0.0/16 dev net1 table 101");
+    host.call("CHECK", "c1", &pod).ifname("net1").run(&with(rail(0), json!({"prevResult": before}))).ok();
+    for (number, config) in [rail(0), rail(1), free].iter().enumerate() {
+        detach(&host, "c1", &pod, number.try_into().unwrap(), config);
+    }
+    let left = host.ip_in(&pod, "rule show");
+    assert!(!left.contains("from 172."), "{left}");
+}
+
 /// Compute and storage both begin at rail 0. What one sends must not leave by the other, and the same destination may be in
 /// both.
 #[test]
