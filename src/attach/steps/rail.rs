@@ -482,6 +482,7 @@ impl Rail {
             }
         }
         let routes = route::through(pod, link.index)?;
+        let before = found.len();
         for wanted in &self.routes {
             if !routes.iter().any(|route| wanted.is_same_path(route)) {
                 // One of another metric is another route.
@@ -491,6 +492,11 @@ impl Rail {
                 };
                 found.push(format!("the route {wanted}{metric} is gone"));
             }
+        }
+        if let Some(master) = link.master.and_then(link::Index::new).filter(|_| found.len() > before) {
+            let name = link::by_index(pod, master)?.map(|master| master.name).unwrap_or_default();
+            found
+                .push(format!("{name} is its master: a plugin such as vrf behind rail-cni takes its routes"));
         }
         // Multus adds one when a pod asks for it, and it is in prevResult then.
         if !previous.routes.iter().any(cni::Route::is_default)

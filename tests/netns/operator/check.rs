@@ -195,3 +195,15 @@ fn what_later_plugins_said_in_the_result_is_no_difference() {
         );
     }
 }
+
+/// As `vrf` behind rail-cni leaves it; a bridge stands for the VRF, which not every kernel has.
+#[test]
+fn a_master_that_took_the_routes_is_named() {
+    let Some((host, pod)) = attached("check::master") else { return };
+    host.ip_in(&pod, "link add blue type bridge");
+    host.ip_in(&pod, "link set net1 master blue");
+    let is_told = || differences(&host).iter().any(|line| line.starts_with("net1: blue is its master"));
+    assert!(!is_told());
+    host.ip_in(&pod, "route flush table 100");
+    assert!(is_told(), "{:?}", differences(&host));
+}
