@@ -107,7 +107,14 @@ struct Verdict {
     fixed: &'static [&'static str],
 }
 
-const VERDICTS: [Verdict; 9] = [
+const VERDICTS: [Verdict; 10] = [
+    Verdict {
+        file: "overridden",
+        status: 0,
+        told: &["nothing for flushroutes", ":13: warning: all: kind: MultiNicNetwork"],
+        untold: &[],
+        fixed: &[r#""routes": [{"dst": "198.18.0.0/16"}]"#],
+    },
     Verdict {
         file: "default-network",
         status: 0,
@@ -185,7 +192,8 @@ fn each_file_of_the_field_has_its_verdict() {
 }
 
 /// A file of tests/field/plan: the status of `plan --to csv`, the rows without the host's name, and what is said besides.
-const PLANS: [(&str, i32, &[&str], &[&str]); 11] = [
+const PLANS: [(&str, i32, &[&str], &[&str]); 12] = [
+    ("rail0.network", 1, &[], &[":1:1: an INI file"]),
     (
         "on-link.yaml",
         0,

@@ -165,12 +165,25 @@ type Placed = (Value, Lines);
 
 fn documents(text: &[u8]) -> Result<(Vec<Placed>, Format), Fault> {
     let text = checked(text)?;
+    if is_ini(text) {
+        let problem = "an INI file, such as those of systemd-networkd and NetworkManager, is not read: hosts have netplan files";
+        return Err(fault_at(1, 1, problem.to_owned()));
+    }
     let parsed = if text.trim_start().starts_with(['{', '[']) {
         json(text, None).map(|document| (vec![document], Format::Json))
     } else {
         yaml(text).map(|documents| (documents, Format::Yaml))
     };
     parsed.map_err(|fault| of_template(fault, text))
+}
+
+/// Whether the first line that is not empty and no comment is `[Section]`. A list of JSON has no words without quotes.
+fn is_ini(text: &str) -> bool {
+    let first = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with(['#', ';']));
+    let section = first.and_then(|line| line.strip_prefix('[')?.strip_suffix(']')).unwrap_or_default();
+    section.starts_with(|first: char| first.is_ascii_alphabetic())
+        && section.chars().all(|one| one.is_ascii_alphanumeric() || one == '-')
+        && !["true", "false", "null"].contains(&section)
 }
 
 /// Says what to do with a text that Helm, Jinja or a shell is to make YAML or JSON of.

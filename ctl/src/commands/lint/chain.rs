@@ -20,7 +20,7 @@ const OF_ANY: [&str; 8] =
     ["type", "name", "cniVersion", "mode", "capabilities", "runtimeConfig", "prevResult", "args"];
 
 /// Plugins that people chain behind these, and why they go.
-const REPLACED: [(&str, &str); 5] = [
+const REPLACED: [(&str, &str); 6] = [
     ("sbr", "rail-cni makes rules and tables itself (routing), and sbr would move them: remove it"),
     (
         "vrf",
@@ -33,6 +33,11 @@ const REPLACED: [(&str, &str); 5] = [
     (
         "coordinator",
         "rail-cni makes rules and tables itself (routing), and coordinator would make others: remove it",
+    ),
+    (
+        "route-override",
+        "rail-cni makes the routes of a rail itself (routes) and no default route, and route-override would change them: \
+         remove it",
     ),
     ("rail", "rail-cni makes the routes and rules of a rail itself (routing): remove it"),
 ];
@@ -196,6 +201,11 @@ impl Chain {
         let (mut moved, mut lost) = (Vec::new(), Vec::new());
         let of_any = |key: &str| OF_ANY.contains(&key) || (kind == "sbr" && key == "table");
         for (key, part) in plugin.entries().filter(|(key, part)| !of_any(key) && !part.value.is_null()) {
+            if (kind, key) == ("route-override", "addroutes") {
+                add_routes(&mut self.plugins[at], part);
+                moved.push("routes");
+                continue;
+            }
             let own = match (kind, key) {
                 ("rdma", key) if OF_RDMA.contains(&key) => Some((key, part.value.clone())),
                 ("coordinator", "detectGateway") if *part.value == true => {
@@ -239,6 +249,14 @@ impl Chain {
         rdma.insert("mode".to_owned(), "rdma".into());
         self.plugins.push(rdma);
     }
+}
+
+fn add_routes(main: &mut Map<String, Value>, more: Part) {
+    let routes = main.entry("routes".to_owned()).or_insert_with(|| json!([]));
+    routes
+        .as_array_mut()
+        .into_iter()
+        .for_each(|routes| routes.extend(more.items().map(|one| one.value.clone())));
 }
 
 /// sbr's table has a default route by the gateway of the address, whatever the network says: without one, what the pod sends

@@ -278,6 +278,19 @@ impl Lint {
                                hand out: VFs with ib-sriov (docs/infiniband.md), or keep it, with rail-ipam as its IPAM";
                 self.warning(part, name, "kind", problem);
             }
+            ("MultiNicNetwork", _) => {
+                let problem = "MultiNicNetwork: one network of all NICs of a node, with addresses of its own daemon: \
+                               `railctl plan --to nads --one` writes one for all rails";
+                self.warning(part, name, "kind", problem);
+            }
+            ("NetworkConfig", "amd.com") => {
+                self.note(
+                    part,
+                    name,
+                    "kind",
+                    "NetworkConfig: stays as it is: drivers, device plugin and Multus",
+                );
+            }
             ("IPPool", "nv-ipam.nvidia.com") => self.block_pool(part, name),
             ("IPPool" | "NodeSlicePool", "whereabouts.cni.cncf.io") => {
                 let problem =
