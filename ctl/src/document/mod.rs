@@ -128,7 +128,8 @@ pub fn parse_all(texts: &[Text]) -> Result<Vec<Document>> {
 
 /// Parses the text of a file: one document of JSON, or any number of YAML. Empty documents are left out.
 pub fn parse(file: &str, text: &[u8]) -> Result<Vec<Document>, Fault> {
-    let (documents, format) = documents(text).map_err(|fault| in_file(fault, file))?;
+    let is_strict = [".json", ".conf", ".conflist"].iter().any(|end| file.ends_with(end));
+    let (documents, format) = documents(text, is_strict).map_err(|fault| in_file(fault, file))?;
     let named = |(value, lines)| Document { file: file.to_owned(), value, format, lines };
     Ok(documents.into_iter().map(named).collect())
 }
@@ -163,18 +164,31 @@ fn bytes(file: &str) -> io::Result<Vec<u8>> {
 /// A value with its lines.
 type Placed = (Value, Lines);
 
-fn documents(text: &[u8]) -> Result<(Vec<Placed>, Format), Fault> {
+/// What is nearly JSON may be YAML all the same: keys without quotes, documents with lines between them. kubectl reads it; what
+/// reads a file whose name says JSON does not, if `is_strict`.
+fn documents(text: &[u8], is_strict: bool) -> Result<(Vec<Placed>, Format), Fault> {
     let text = checked(text)?;
     if is_ini(text) {
         let problem = "an INI file, such as those of systemd-networkd and NetworkManager, is not read: hosts have netplan files";
         return Err(fault_at(1, 1, problem.to_owned()));
     }
+    let yaml = || yaml(text).map(|documents| (documents, Format::Yaml));
     let parsed = if text.trim_start().starts_with(['{', '[']) {
-        json(text, None).map(|document| (vec![document], Format::Json))
+        let json = json(text, None).map(|document| (vec![document], Format::Json));
+        json.or_else(|fault| match is_strict || !is_flow(text) {
+            true => Err(fault),
+            false => yaml().map_err(|_| fault),
+        })
     } else {
-        yaml(text).map(|documents| (documents, Format::Yaml))
+        yaml()
     };
     parsed.map_err(|fault| of_template(fault, text))
+}
+
+/// Whether the first key has no quotes of JSON, or a line says that another document begins.
+fn is_flow(text: &str) -> bool {
+    let first = text.trim_start_matches(|one: char| one.is_whitespace() || "[{".contains(one));
+    !first.starts_with(['"', '}', ']']) || text.lines().any(|line| line.starts_with("---"))
 }
 
 /// Whether the first line that is not empty and no comment is `[Section]`. A list of JSON has no words without quotes.

@@ -16,6 +16,24 @@ fn error(text: impl AsRef<[u8]>) -> String {
 }
 
 #[test]
+fn what_is_nearly_json_is_read_as_kubectl_reads_it() {
+    for (text, values) in [
+        ("{kind: Pod, spec: {a: 'b'}}\n", vec![json!({"kind": "Pod", "spec": {"a": "b"}})]),
+        ("{\"a\": 1}\n---\n{\"b\": 2}\n", vec![json!({"a": 1}), json!({"b": 2})]),
+    ] {
+        let documents = parse("f.yaml", text.as_bytes()).unwrap();
+        assert_eq!(documents.iter().map(|one| one.value.clone()).collect::<Vec<_>>(), values);
+        assert!(documents.iter().all(|one| one.format == Format::Yaml));
+        // A runtime and jq do not.
+        for file in ["f.json", "f.conf", "f.conflist"] {
+            assert!(parse(file, text.as_bytes()).unwrap_err().to_string().contains("JSON: "), "{text}");
+        }
+    }
+    // Neither of both.
+    assert!(error("{a: [}").contains(": JSON: "));
+}
+
+#[test]
 fn every_value_has_its_line() {
     let yaml = "# a comment\n---\nz:\n  y: 1\n  \"x.example.com/w\": [a,\n    b]\nlist:\n- k: 1\n  l: 2\n-\n  k: 3\n\
                 ...\n--- # next\nspec:\n    config: 1\n";

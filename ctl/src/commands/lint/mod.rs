@@ -423,8 +423,12 @@ impl Lint {
     fn nad(&mut self, nad: Part) {
         let name = nad.text("metadata.name").unwrap_or_default();
         self.annotated(nad, name);
-        if name.is_empty() {
-            self.error(nad, "", "metadata.name", "is missing");
+        match nad.get("metadata.name").filter(|name| !name.value.is_null()) {
+            Some(given) if !given.value.is_string() => {
+                self.error(nad, "", "metadata.name", "is not a text: write it in quotes");
+            }
+            _ if name.is_empty() => self.error(nad, "", "metadata.name", "is missing"),
+            _ => (),
         }
         if nad.text("apiVersion") != Some("k8s.cni.cncf.io/v1") {
             self.error(nad, name, "apiVersion", "is not k8s.cni.cncf.io/v1");
