@@ -1,9 +1,10 @@
 //! A call of a plugin, as a runtime makes it, and how it ended.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -357,20 +358,92 @@ fn ended(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     }
 }
 
-/// What the processes of a group wait for, as far as the kernel says it.
-pub fn waits(group: Pid) -> String {
+/// What a call waits for that was started as this process, as far as the kernel says it: each thread of it, of its group and of
+/// what they started.
+pub fn waits(first: Pid) -> String {
+    let processes = processes();
+    let mut found = BTreeSet::from([first.as_raw()]);
+    loop {
+        let is_of = |one: &&Process| found.contains(&one.parent) || one.group == first.as_raw();
+        let more: Vec<_> = processes.iter().filter(is_of).map(|one| one.number).collect();
+        let before = found.len();
+        found.extend(more);
+        if found.len() == before {
+            break;
+        }
+    }
+    let found = processes.iter().filter(|one| found.contains(&one.number));
+    found.flat_map(|one| one.waits(&processes)).collect::<Vec<_>>().join("; ")
+}
+
+/// What /proc says of a process.
+struct Process {
+    number: i32,
+    parent: i32,
+    group: i32,
+    /// Its open files, with device and inode: the same path is another file in another check.
+    files: BTreeMap<i32, (String, u64, u64)>,
+}
+
+/// Those that can be seen.
+fn processes() -> Vec<Process> {
     let names = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let one = |entry: std::fs::DirEntry| {
-        let read = |file: &str| std::fs::read_to_string(entry.path().join(file)).unwrap_or_default();
-        let stat = read("stat");
-        // The name, in brackets, may have anything in it.
-        let (name, rest) = stat.rsplit_once(')')?;
-        let mut words = rest.split_whitespace();
-        let (state, _, of) = (words.next()?, words.next()?, words.next()?);
-        let name = name.split_once('(')?.1;
-        (of == group.to_string()).then(|| format!("{name} is in state {state}, in {}", read("wchan")))
+        let (_, words) = stat(&entry.path())?;
+        let files = std::fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
+        let file = |fd: std::fs::DirEntry| {
+            let target = std::fs::read_link(fd.path()).ok()?.to_string_lossy().into_owned();
+            let about = std::fs::metadata(fd.path()).ok()?;
+            Some((fd.file_name().to_str()?.parse().ok()?, (target, about.dev(), about.ino())))
+        };
+        let (parent, group) = (words.get(1)?.parse().ok()?, words.get(2)?.parse().ok()?);
+        let number = entry.file_name().to_str()?.parse().ok()?;
+        Some(Process { number, parent, group, files: files.filter_map(file).collect() })
     };
-    names.filter_map(one).collect::<Vec<_>>().join("; ")
+    names.filter_map(one).collect()
+}
+
+fn of_process(number: i32) -> PathBuf {
+    Path::new("/proc").join(number.to_string())
+}
+
+/// The name of a process or a thread, and what is behind it in its `stat`.
+fn stat(path: &Path) -> Option<(String, Vec<String>)> {
+    let stat = std::fs::read_to_string(path.join("stat")).ok()?;
+    // The name, in brackets, may have anything in it.
+    let (name, rest) = stat.rsplit_once(')')?;
+    Some((name.split_once('(')?.1.to_owned(), rest.split_whitespace().map(str::to_owned).collect()))
+}
+
+impl Process {
+    /// A line for each thread: the system call, the file that it is about, and who else has that file.
+    fn waits(&self, all: &[Process]) -> Vec<String> {
+        let threads = std::fs::read_dir(of_process(self.number).join("task")).into_iter().flatten().flatten();
+        let line = |thread: std::fs::DirEntry| {
+            let path = thread.path();
+            let (name, words) = stat(&path)?;
+            let read = |file: &str| std::fs::read_to_string(path.join(file)).unwrap_or_default();
+            let mut text = format!("{name} is in state {}, in {}", words.first()?, read("wchan"));
+            let call = read("syscall");
+            let mut words = call.split_whitespace();
+            let (Some(number), Some(first)) = (words.next(), words.next()) else { return Some(text) };
+            text.push_str(&format!(", system call {number}"));
+            let file = i32::from_str_radix(first.trim_start_matches("0x"), 16).ok();
+            if let Some(file) = file.and_then(|file| self.files.get(&file)) {
+                let has = |one: &&Process| {
+                    one.number != self.number && one.files.values().any(|other| other == file)
+                };
+                let others = all.iter().filter(has).map(|one| stat(&of_process(one.number)));
+                let others: BTreeSet<_> = others.flatten().map(|(name, _)| name).collect();
+                text.push_str(&format!(" of {}", file.0));
+                if !others.is_empty() {
+                    text.push_str(&format!(", which {} have, too", Vec::from_iter(others).join(" and ")));
+                }
+            }
+            Some(text)
+        };
+        threads.filter_map(line).collect()
+    }
 }
 
 /// Its process. No kernel has numbers that are no `i32`.

@@ -17,8 +17,8 @@ pub enum Step {
     Calls(Vec<(usize, Call)>),
     /// A look at the host, or at the pod of this name, with its number.
     Look(String, usize),
-    /// What only the suite can do again.
-    Traced,
+    /// A call that only the suite can make again.
+    Traced(Call),
 }
 
 /// All that was done, and what does not hold at its end.
@@ -58,7 +58,8 @@ impl Replay {
         let text = |step: &Step| match step {
             Step::Shell(text) => Some(text.clone()),
             Step::Calls(calls) => calls.last().map(|(_, call)| call.shell()),
-            Step::Look(..) | Step::Traced => None,
+            Step::Traced(call) => Some(call.shell()),
+            Step::Look(..) => None,
         };
         self.steps.iter().rev().find_map(text).unwrap_or_default()
     }
@@ -76,7 +77,7 @@ impl Replay {
         let program = quoted(&settings.program.to_string_lossy());
         let path = quoted(&joined(&settings.path));
         text.push_str(&format!("export PLUGIN=${{PLUGIN:-{program}}} PLUGINS=${{CNI_PATH:-{path}}}\n"));
-        if self.holds.is_empty() || self.steps.iter().any(|step| matches!(step, Step::Traced)) {
+        if self.holds.is_empty() || self.steps.iter().any(|step| matches!(step, Step::Traced(_))) {
             text.push_str(&by_the_suite(settings, check));
             return text;
         }
@@ -98,7 +99,7 @@ impl Replay {
                 Step::Shell(line) => text.push_str(&format!("{line}\n")),
                 Step::Look(space, id) => text.push_str(&format!("look {space} {id}\n")),
                 Step::Calls(calls) => text.push_str(&self.calls(settings, calls)),
-                Step::Traced => (),
+                Step::Traced(_) => (),
             }
         }
         text.push_str(&format!("\nif {}; then\n    echo 'it holds'\n    exit 0\nfi\n", self.holds));

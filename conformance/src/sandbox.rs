@@ -11,7 +11,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::statfs::{NSFS_MAGIC, statfs};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
 /// The directory that exists for one check. Not below /run: plugins refuse state below a /run that is not the host's.
@@ -71,10 +71,15 @@ fn remedy(is_root: bool) -> &'static str {
     ": run it as root, or allow user namespaces (on Ubuntu, sysctl kernel.apparmor_restrict_unprivileged_userns=0)"
 }
 
-/// Takes note of the children of this thread that have ended. Orphans come to the first thread of the first process.
+/// Takes note of the children of this thread that have ended. Orphans come to the first thread of the first process. It looks
+/// first: the kernel gives it also the stops of those that another thread traces, which then waits for them for ever.
 pub fn reap() {
-    let flags = WaitPidFlag::WNOHANG | WaitPidFlag::__WNOTHREAD;
-    while waitpid(None, Some(flags)).is_ok_and(|status| status != WaitStatus::StillAlive) {}
+    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::__WNOTHREAD;
+    while let Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..)) =
+        waitid(Id::All, flags | WaitPidFlag::WNOWAIT)
+    {
+        let _ = waitid(Id::Pid(pid), flags);
+    }
 }
 
 /// What is empty in a world. What is not there cannot be covered, and making it would change the host.
@@ -125,10 +130,10 @@ impl Inhabitants {
         }
     }
 
-    /// Ends them all but `spared`, also those that they start meanwhile.
-    pub fn end(&self, spared: Option<Pid>) {
+    /// Ends them all but `spared`, also those that they start meanwhile, and whoever the thread `tracer` traces, wherever that is.
+    pub fn end(&self, spared: Option<Pid>, tracer: Option<Pid>) {
         for _ in 0..500 {
-            if !self.end_once(spared) {
+            if !self.end_once(spared, tracer) {
                 return;
             }
             std::thread::sleep(Duration::from_millis(4));
@@ -136,13 +141,18 @@ impl Inhabitants {
     }
 
     /// Was there any?
-    fn end_once(&self, spared: Option<Pid>) -> bool {
+    fn end_once(&self, spared: Option<Pid>, tracer: Option<Pid>) -> bool {
         let mut found = false;
+        let is_traced = |process: Pid| {
+            let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+            let of = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+            tracer.is_some() && of.and_then(|of| of.trim().parse().ok()).map(Pid::from_raw) == tracer
+        };
         let names = fs::read_dir("/proc").into_iter().flatten().flatten();
         for process in names.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).map(Pid::from_raw) {
             let is_in = |[mount, net]: [u64; 2]| mount == self.0[0] || net == self.0[1];
             let is_kept = process == Pid::this() || Some(process) == spared;
-            if !is_kept && spaces(&process.to_string()).is_some_and(is_in) {
+            if !is_kept && spaces(&process.to_string()).is_some_and(|own| is_in(own) || is_traced(process)) {
                 found = true;
                 let _ = kill(process, Signal::SIGKILL);
             }

@@ -767,26 +767,27 @@ impl<'s> World<'s> {
     pub fn traced(&self, call: &Call, victim: Option<Victim>) -> Result<Traced, Stop> {
         let failed = |error: std::io::Error| left_out(format!("cannot trace: {error}"));
         let conf = call.bytes().unwrap_or_default();
-        self.replay.borrow_mut().steps.push(Step::Traced);
+        self.replay.borrow_mut().steps.push(Step::Traced(call.clone()));
         let command = call
             .command(&WAITING)
             .and_then(|mut command| command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn());
         let mut child = command.map_err(failed)?;
-        if let Some(mut stdin) = child.stdin.take() {
-            stdin.write_all(&conf).map_err(failed)?;
-        }
+        // It waits to be traced, and reads nothing before.
+        let stdin = child.stdin.take();
+        std::thread::spawn(move || stdin.map(|mut stdin| stdin.write_all(&conf)));
         let printed = child.stdout.take().map(Collected::of);
         let first = process_of(&child);
         // One that hangs is ended, with all that it started.
         let (over, is_over) = channel::<()>();
         let (limit, inhabitants) = (self.settings.limit, self.inhabitants.clone());
         let beside = self.beside.borrow().as_ref().map(Beside::process);
+        let tracer = nix::unistd::gettid();
         let watcher = std::thread::spawn(move || {
             let is_late = is_over.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
             // What it left running is none of it.
             let hung = (is_late && sandbox::is_running(first)).then(|| waits(first));
             if is_late {
-                inhabitants.end(beside);
+                inhabitants.end(beside, Some(tracer));
             }
             hung
         });
@@ -808,7 +809,7 @@ impl<'s> World<'s> {
 impl Drop for World<'_> {
     /// What a plugin left running does not outlive the check, nor what ran beside it.
     fn drop(&mut self) {
-        self.inhabitants.end(None);
+        self.inhabitants.end(None, None);
     }
 }
 

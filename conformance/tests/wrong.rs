@@ -766,16 +766,19 @@ fn what_a_plugin_leaves_running_ends_with_the_check() {
     // Nobody else sleeps as long.
     let time = format!("77{}", std::process::id());
     let daemon = format!("is ADD && {{ setsid sleep {time} </dev/null >/dev/null 2>&1 & }}");
-    let run = |file: &str, arguments: &[&str]| {
+    let run = |file: &str, script: &str, arguments: &[&str]| {
         let begun = Instant::now();
-        let output = judged(directory.path(), &plugins, "rail-ipam", file, &daemon, arguments);
+        let output = judged(directory.path(), &plugins, "rail-ipam", file, script, arguments);
         assert_eq!(checks(&output)[0]["outcome"], "pass", "{output:?}");
         assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
         assert_eq!(running(&time), Vec::<String>::new());
     };
-    run("daemon", &["--only", "no_child_is_left"]);
+    run("daemon", &daemon, &["--only", "no_child_is_left"]);
     // The tracer waits for all that was started.
-    run("traced", &["--only", "killed_add_is_added_again", "--sample", "2", "--limit", "3"]);
+    let traced = ["--only", "killed_add_is_added_again", "--sample", "2", "--limit", "3"];
+    run("traced", &daemon, &traced);
+    let elsewhere = daemon.replace("sleep", "unshare -mn sleep");
+    run("elsewhere", &elsewhere, &traced);
 }
 
 /// It sees no process but those of the suite, and the suite is the first of them.
@@ -1216,10 +1219,62 @@ fn a_killed_call_is_read_and_has_a_limit() {
     };
     let loud = found("loud", "is ADD && head -c 300000 /dev/zero >&2");
     assert_eq!(loud, ("pass".to_owned(), String::new()));
+    // More than a pipe has room for, while it waits to be traced.
+    let large = json!({"kind": "ipam", "conf": {"pad": "x".repeat(100_000), "ipam": {"type": "x"}}});
+    let of_large = [&["--format", "json"][..], &arguments].concat();
+    let output = judged_alone(directory.path(), &large, &files(""), &of_large);
+    assert_eq!(checks(&output)[0]["outcome"], "pass", "{output:?}");
     let traced = "is ADD && ! grep -q '^TracerPid:.0$' /proc/$$/status && exec sleep 60";
     let (outcome, seen) = found("hangs", traced);
     assert_eq!(outcome, "fail");
     assert!(seen.starts_with("the call did not end within 5 s: sleep is in state S"), "{seen}");
+}
+
+/// A plugin that leaves a file until DEL, and has `more` in its ADD.
+fn files(more: &str) -> String {
+    format!(
+        r#"take
+        is ADD && {{ >/run/$CNI_CONTAINERID; {more}
+            echo '{{"cniVersion":"1.1.0","ips":[{{"address":"10.1.1.1/24"}}]}}'; }}
+        is DEL && rm -f /run/$CNI_CONTAINERID
+        ok"#
+    )
+}
+
+/// They become children of the suite's first thread, which takes note of the orphans that have ended.
+#[test]
+fn orphans_of_a_killed_call_are_followed_to_their_end() {
+    let Some(_) = plugins("orphans_of_a_killed_call") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let description = json!({"kind": "ipam", "conf": {"ipam": {"type": "x"}}});
+    // Each of their calls is a stop that another could take.
+    let orphan = "(for n in $(seq 400); do [ -e /run/$n ]; done) &";
+    let script =
+        files(&format!("{}for n in 1 2 3 4 5 6 7 8; do : </dev/null; done; wait;", orphan.repeat(4)));
+    let arguments = ["--format", "json", "--only", "killed_add_is_put_right", "--limit", "30"];
+    let begun = Instant::now();
+    let output = judged_alone(directory.path(), &description, &script, &arguments);
+    assert_eq!(checks(&output)[0]["outcome"], "pass", "{output:?}");
+    // An orphan that waits for its tracer is ended at the limit.
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_call_that_does_not_end_is_told_with_what_it_waits_for() {
+    let Some(_) = plugins("a_call_that_does_not_end") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let description = json!({"kind": "ipam", "conf": {"ipam": {"type": "x"}}});
+    let lock =
+        "exec 8>/run/lock; flock 8; setsid sleep 60 </dev/null >/dev/null 2>&1 & flock 9 9>/run/lock & wait";
+    let script = files(lock);
+    let arguments = ["--format", "json", "--only", "add_succeeds", "--limit", "2"];
+    let output = judged_alone(directory.path(), &description, &script, &arguments);
+    let (_, _, seen) = outcomes(&output).remove(0);
+    assert!(
+        seen.contains("alone is in state S, in ") && seen.contains("; flock is in state S, in "),
+        "{seen}"
+    );
+    assert!(seen.contains(" of /run/lock, which ") && seen.contains("sleep have, too"), "{seen}");
 }
 
 /// Runs the suite on a plugin of its own, a script that has [`HEAD`], with this description.
