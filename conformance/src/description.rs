@@ -119,12 +119,29 @@ fn all_verbs() -> Vec<String> {
 }
 
 impl Description {
-    /// Reads a description; the error says what is wrong.
-    pub fn read(path: &Path) -> Result<Description, String> {
+    /// Reads a description, and behind it each of its `variants`: an object that has, by name, what is other there, as a JSON
+    /// merge patch. The error says what is wrong.
+    pub fn read(path: &Path) -> Result<Vec<Description>, String> {
         let told = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
         let text = fs::read(path).map_err(|error| told(&error))?;
-        let mut read: Description = serde_json::from_slice(&text).map_err(|error| told(&error))?;
-        read.complete().map_err(|error| told(&error))?;
+        let mut whole: Value = serde_json::from_slice(&text).map_err(|error| told(&error))?;
+        let variants = whole.as_object_mut().and_then(|keys| keys.remove("variants"));
+        let mut all = vec![Description::of(whole.clone()).map_err(|error| told(&error))?];
+        let Value::Object(variants) = variants.unwrap_or(json!({})) else {
+            return Err(told(&"variants: expected an object"));
+        };
+        for (name, changes) in variants {
+            let variant = Description::of(patched(&whole, &changes));
+            let mut variant = variant.map_err(|error| told(&format!("variants: {name}: {error}")))?;
+            variant.name = format!("{}/{name}", variant.name);
+            all.push(variant);
+        }
+        Ok(all)
+    }
+
+    fn of(text: Value) -> Result<Description, String> {
+        let mut read: Description = serde_json::from_value(text).map_err(|error| error.to_string())?;
+        read.complete()?;
         Ok(read)
     }
 
@@ -262,9 +279,54 @@ impl Description {
     }
 }
 
+/// `whole` after a JSON merge patch: a key that is `null` in `changes` is none.
+fn patched(whole: &Value, changes: &Value) -> Value {
+    let Value::Object(changes) = changes else { return changes.clone() };
+    let mut keys = whole.as_object().cloned().unwrap_or_default();
+    for (key, change) in changes {
+        let new = patched(keys.get(key).unwrap_or(&Value::Null), change);
+        if new.is_null() {
+            keys.remove(key)
+        } else {
+            keys.insert(key.clone(), new)
+        };
+    }
+    Value::Object(keys)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_variant_is_the_description_with_its_changes() {
+        let file = std::env::temp_dir().join(format!("variants-{}.json", std::process::id()));
+        let read = |variants: Value| {
+            let stays = ["a", "b"];
+            let text = json!({"kind": "main", "conf": {"type": "x", "mtu": 9, "ipam": {"type": "y"}}, "stays": stays, "variants": variants});
+            fs::write(&file, text.to_string()).unwrap();
+            Description::read(&file)
+        };
+        let all = read(
+            json!({"six": {"conf": {"mtu": null, "ipam": {"range": "::/64"}}, "stays": ["c"]}, "same": {}}),
+        );
+        let all = all.unwrap();
+        let names: Vec<_> = all.iter().map(|one| one.name.as_str()).collect();
+        assert_eq!(names, ["x", "x/same", "x/six"]);
+        assert_eq!(all[2].conf, json!({"type": "x", "ipam": {"type": "y", "range": "::/64"}}));
+        assert_eq!((all[2].stays.len(), &all[1].conf, &all[1].stays), (1, &all[0].conf, &all[0].stays));
+        for (wrong, told) in [
+            (json!({"six": {"stay": []}}), "variants: six: unknown field `stay`"),
+            (json!({"six": {"variants": {}}}), "variants: six: unknown field `variants`"),
+            (json!({"six": {"conf": {"type": null}}}), "variants: six: conf.type"),
+            (json!({"six": 6}), "variants: six: "),
+            (json!(["six"]), "variants: expected an object"),
+        ] {
+            let error = read(wrong).unwrap_err();
+            assert!(error.contains(told), "{error}");
+        }
+        fs::remove_file(&file).unwrap();
+    }
 
     #[test]
     fn a_configuration_claims_versions_up_to_its_own() {

@@ -246,7 +246,7 @@ fn write_scripts(directory: &Path, reports: &[Report]) -> Result<(), String> {
 fn settings(arguments: &Arguments) -> Result<Vec<Settings>, String> {
     let mut descriptions = Vec::new();
     for path in &arguments.describe {
-        descriptions.push(Description::read(path)?);
+        descriptions.extend(Description::read(path)?);
     }
     if let Some(path) = &arguments.conf {
         let told = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
@@ -255,7 +255,7 @@ fn settings(arguments: &Arguments) -> Result<Vec<Settings>, String> {
         let kind = if arguments.kind == "ipam" { Kind::Ipam } else { Kind::Main };
         descriptions.push(Description::of_conf(conf, kind).map_err(|error| told(&error))?);
     }
-    if descriptions.len() > 1 && arguments.plugin.is_some() {
+    if arguments.describe.len() > 1 && arguments.plugin.is_some() {
         return Err("--plugin goes with one description".to_owned());
     }
     let mut path: Vec<PathBuf> = Vec::new();

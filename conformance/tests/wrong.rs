@@ -288,6 +288,7 @@ const WRONG: &[Fault] = &[
         "is DEL && echo '{\"code\":999,\"msg\":\"link not found\"}' && exit 1",
         &[],
     ),
+    ("del_of_one_of_two_interfaces", "is DEL && in_pod link show net2 && bad 999", &[]),
     ("del_keeps_other_attachments", "is DEL && [ $CNI_CONTAINERID = c0 ] && in_pod link del net2", &[]),
     (
         "del_of_another_container_takes_nothing",
@@ -747,8 +748,8 @@ fn every_description_is_read() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("plugins");
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        let description = cni_conformance::description::Description::read(&path).unwrap();
-        assert_eq!(path.file_stem().unwrap().to_str(), Some(description.name.as_str()));
+        let descriptions = cni_conformance::description::Description::read(&path).unwrap();
+        assert_eq!(path.file_stem().unwrap().to_str(), Some(descriptions[0].name.as_str()));
     }
 }
 
@@ -1073,6 +1074,66 @@ fn what_failed_before_does_not_count_and_is_told() {
         judged_alone(directory.path(), &description, good, &["--baseline", "/nonexistent"]).status.code(),
         Some(2)
     );
+}
+
+/// A variant is judged as a plugin of its own name, everywhere.
+#[test]
+fn every_check_is_asked_of_each_variant_and_findings_name_it() {
+    let Some(_) = plugins("every_check_is_asked_of_each_variant") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let description = json!({"kind": "ipam", "conf": {"ipam": {"type": "x"}},
+        "variants": {"deaf": {"conf": {"wrong": "DEL"}}, "loud": {"conf": {"wrong": "echo"}}}});
+    let script = files("").replace("is DEL &&", "is DEL && has '\"DEL\"' && bad 11; is DEL &&");
+    let script = script.replace("ok", "is DEL && has '\"echo\"' && echo loud; ok");
+    let run = |format: &str, more: &[&str]| {
+        let only = ["--only", "del_after_add", "--only", "success_is_silent", "--level", "quality"];
+        let arguments = [&["--format", format][..], &only, more].concat();
+        judged_alone(directory.path(), &description, &script, &arguments)
+    };
+    let scripts = directory.path().join("scripts");
+    let output = run("json", &["--replay", scripts.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let failed: Vec<_> = report["plugins"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|plugin| {
+            let checks = plugin["checks"].as_array().unwrap();
+            assert_eq!(checks.len(), 2);
+            let failed = checks.iter().filter(|one| one["outcome"] == "fail").map(|one| one["name"].clone());
+            json!([plugin["plugin"], failed.collect::<Vec<_>>()])
+        })
+        .collect();
+    let expected = json!([["x", []], ["x/deaf", ["del_after_add"]], ["x/loud", ["success_is_silent"]]]);
+    assert_eq!(json!(failed), expected);
+    // A script has what is other in its variant.
+    for (script, status) in [("x_deaf.del_after_add.sh", 1), ("x_loud.success_is_silent.sh", 1)] {
+        let ended = Command::new("bash").arg(scripts.join(script)).output().unwrap();
+        assert_eq!(ended.status.code(), Some(status), "{ended:?}");
+    }
+    for (format, text) in [
+        ("table", "x/deaf, by 1.1.0: failures: "),
+        ("scores", "| x/deaf | 1.1.0 | - | 1 |"),
+        ("tap", "not ok 4 - x/deaf SHOULD del_after_add"),
+        ("junit", "<testsuite name=\"x/deaf\" tests=\"2\" failures=\"1\""),
+        ("sarif", "\"check\": \"x/deaf/del_after_add\""),
+        ("html", "<h2 id=\"x/deaf\">"),
+    ] {
+        let text_of = run(format, &[]);
+        let text_of = String::from_utf8_lossy(&text_of.stdout);
+        assert!(text_of.contains(text), "{text_of}");
+    }
+    // What failed in one variant is new in another.
+    let mut old = report.clone();
+    old["plugins"].as_array_mut().unwrap().truncate(2);
+    let file = directory.path().join("old.json");
+    fs::write(&file, old.to_string()).unwrap();
+    let output = run("json", &["--baseline", file.to_str().unwrap()]);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("baseline: x/loud: new check, which fails: quality success_is_silent"), "{told}");
+    assert!(!told.contains("x/deaf"), "{told}");
 }
 
 /// One address, or one device, suffices for no two attachments: that is no fault of the plugin.

@@ -25,6 +25,20 @@ const MISSING: &[Basis] = &[
     ),
 ];
 
+/// Where nothing is missing, all the more.
+const COMPLETES: &[Basis] = &[
+    should(
+        "0.4.0",
+        "parameters",
+        "Plugins should generally complete a `DEL` action without error even if some resources are missing.",
+    ),
+    should(
+        "1.0.0",
+        DEL,
+        "Plugins should generally complete a `DEL` action without error even if some resources are missing.",
+    ),
+];
+
 /// An address is released whatever became of the namespace.
 const RELEASES: &[Basis] = &[
     should(
@@ -85,13 +99,16 @@ pub const CHECKS: &[Check] = &[
     spec(
         "del_after_add",
         "DEL of an attachment that is as its ADD left it succeeds",
-        &[should(
-                "0.4.0",
-                "parameters",
-                "Plugins should generally complete a `DEL` action without error even if some resources are missing.",
-            ), should("1.0.0", DEL, "Plugins should generally complete a `DEL` action without error even if some resources are missing.")],
+        COMPLETES,
         del_after_add,
     ),
+    spec(
+        "del_of_one_of_two_interfaces",
+        "DEL of an interface succeeds where the pod has another one of the same network, and then that of the other",
+        COMPLETES,
+        del_of_one_of_two_interfaces,
+    )
+    .with_attachments(2),
     spec(
         "del_without_netns",
         "DEL without CNI_NETNS succeeds, and with an empty one",
@@ -482,19 +499,34 @@ fn del_errors_are_no_success(world: &World<'_>) -> Result<(), Stop> {
     Ok(())
 }
 
-fn del_keeps_other_attachments(world: &World<'_>) -> Result<(), Stop> {
-    world.changes()?;
-    let first = world.attachment(0)?;
-    // The two interfaces of a pod have one network here, and the routes of the first may be in the way of the second.
-    let second = world.attachment_in(1, "c0", "net2")?;
-    let third = world.attachment(2)?;
-    let result = world.add(&first)?;
-    let of_first = world.state()?;
-    let added = world.run(&world.call("ADD", &second))?;
+/// ADD of the second interface of a pod. They have one network, and the routes of the first may be in the way of the second.
+fn add_beside(world: &World<'_>, second: &Attachment) -> Result<Value, Stop> {
+    let added = world.run(&world.call("ADD", second))?;
     if added.status != 0 {
         let told = added.told();
         return Err(Stop::LeftOut(format!("its ADD fails for a second interface of the pod: {told}")));
     }
+    world.object(&added)
+}
+
+fn del_of_one_of_two_interfaces(world: &World<'_>) -> Result<(), Stop> {
+    world.changes()?;
+    world.dels()?;
+    let first = world.attachment(0)?;
+    let second = world.attachment_in(1, "c0", "net2")?;
+    let results = [world.add(&first)?, add_beside(world, &second)?];
+    world.del(&first, &results[0])?;
+    world.del(&second, &results[1])
+}
+
+fn del_keeps_other_attachments(world: &World<'_>) -> Result<(), Stop> {
+    world.changes()?;
+    let first = world.attachment(0)?;
+    let second = world.attachment_in(1, "c0", "net2")?;
+    let third = world.attachment(2)?;
+    let result = world.add(&first)?;
+    let of_first = world.state()?;
+    add_beside(world, &second)?;
     world.add(&third)?;
     let of_all = world.state()?;
     let pod = world.pod_state(&third)?;
