@@ -32,7 +32,7 @@ the end of the check, and all of it when cni-conformance ends, also by a signal.
 #[derive(Debug, Parser)]
 #[command(version, after_help = AFTER)]
 struct Arguments {
-    /// Descriptions of plugins: docs/conformance.md has the keys
+    /// Descriptions of plugins: README.md of this program has the keys
     #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present_any = ["conf", "list", "api_double"])]
     describe: Vec<PathBuf>,
     /// Instead of a description, a network configuration of a plugin that needs no device
