@@ -71,6 +71,9 @@ struct Arguments {
     /// Where to write a script for each failure that shows it again, alone
     #[arg(long, value_name = "DIRECTORY")]
     replay: Option<PathBuf>,
+    /// Where to write the reports for other programs, junit.xml, report.json and report.sarif, with scores.md and a page of each plugin
+    #[arg(long, value_name = "DIRECTORY")]
+    reports: Option<PathBuf>,
     /// What a description hides without a name, and failures that it calls known and that are none, end with exit status 1
     #[arg(long)]
     strict: bool,
@@ -193,6 +196,9 @@ fn run(arguments: &Arguments, checks: &[Check]) -> Result<u8, (u8, String)> {
     if let Some(directory) = &arguments.replay {
         write_scripts(directory, &reports).map_err(|reason| (3, reason))?;
     }
+    if let Some(directory) = &arguments.reports {
+        write_reports(directory, &reports, arguments.level).map_err(|reason| (3, reason))?;
+    }
     let baseline = match &arguments.baseline {
         Some(path) => Some(Baseline::read(path).map_err(|reason| (2, reason))?),
         None => None,
@@ -230,15 +236,38 @@ fn ended(arguments: &Arguments, reports: &[Report], baseline: Option<&Baseline>)
 
 /// A file PLUGIN.CHECK.sh for each failure.
 fn write_scripts(directory: &Path, reports: &[Report]) -> Result<(), String> {
+    let scripts = reports.iter().flat_map(|report| report.checks.iter().map(move |one| (report, one)));
+    let scripts = scripts.filter(|(_, one)| !one.replay.is_empty());
+    write_files(
+        directory,
+        scripts.map(|(report, one)| (format!("{}.{}.sh", file_name(report), one.name), one.replay.clone())),
+    )
+}
+
+fn write_reports(directory: &Path, reports: &[Report], least: Level) -> Result<(), String> {
+    let forms = [
+        ("junit.xml", Format::Junit),
+        ("report.json", Format::Json),
+        ("report.sarif", Format::Sarif),
+        ("scores.md", Format::Scores),
+    ];
+    let of_all = forms.map(|(name, format)| (name.to_owned(), report::write(reports, format, least)));
+    let page = |report: &Report| report::write(std::slice::from_ref(report), Format::Html, least);
+    let pages = reports.iter().map(|report| (format!("{}.html", file_name(report)), page(report)));
+    write_files(directory, of_all.into_iter().chain(pages))
+}
+
+/// The name of the plugin, which may be a path, and has that of the variant.
+fn file_name(report: &Report) -> String {
+    report.plugin.replace(|c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c), "_")
+}
+
+fn write_files(directory: &Path, files: impl Iterator<Item = (String, String)>) -> Result<(), String> {
     let told = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
     std::fs::create_dir_all(directory).map_err(|error| told(directory, error))?;
-    for report in reports {
-        // A name may be a path.
-        let plugin = report.plugin.replace(|c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c), "_");
-        for one in report.checks.iter().filter(|one| !one.replay.is_empty()) {
-            let path = directory.join(format!("{plugin}.{}.sh", one.name));
-            std::fs::write(&path, &one.replay).map_err(|error| told(&path, error))?;
-        }
+    for (name, text) in files {
+        let path = directory.join(name);
+        std::fs::write(&path, text).map_err(|error| told(&path, error))?;
     }
     Ok(())
 }

@@ -973,6 +973,62 @@ fn the_plugin_of_the_documents_is_scored_by_them_alone() {
     assert!(begun.elapsed() < Duration::from_secs(300), "{:?}", begun.elapsed());
 }
 
+/// The step of action.yml, which must give action.sh what that reads.
+#[test]
+fn the_action_judges_a_plugin_and_leaves_reports() {
+    let Some(_) = plugins("the_action_judges") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (yaml, script) = (include_str!("../action.yml"), include_str!("../action.sh"));
+    let inputs = yaml.split_once("runs:").unwrap().0;
+    let inputs = inputs.lines().filter_map(|line| line.strip_prefix("  ")?.strip_suffix(':'));
+    for input in inputs.filter(|line| !line.starts_with(' ')) {
+        assert!(yaml.contains(&format!("inputs.{input} ")), "{input} is not used");
+    }
+    let given = yaml.split_once("env:").unwrap().1.split_once("- if").unwrap().0;
+    let given: BTreeSet<_> =
+        given.lines().filter_map(|line| line.trim().split_once(": ")).map(|(name, _)| name).collect();
+    let usage = script.split_once("# usage: ").unwrap().1.split_once(" action.sh").unwrap().0;
+    let read: BTreeSet<_> = usage
+        .split_whitespace()
+        .filter_map(|word| word.trim_start_matches('[').split_once('='))
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(given, read);
+    let plugin = directory.path().join("alone");
+    fs::write(&plugin, format!("{HEAD}{}", files(""))).unwrap();
+    fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).unwrap();
+    let description = json!({"kind": "ipam", "conf": {"ipam": {"type": "x"}}, "variants": {"two": {}}});
+    fs::write(directory.path().join("alone.json"), description.to_string()).unwrap();
+    let act = |baseline: &str, reports: &str| {
+        let mut action = Command::new("bash");
+        action.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("action.sh")).current_dir(&directory);
+        action.envs([
+            ("CNI_CONFORMANCE", env!("CARGO_BIN_EXE_cni-conformance")),
+            ("DESCRIPTIONS", "alone.json"),
+        ]);
+        action.envs([
+            ("PLUGIN", "alone"),
+            ("PLUGINS", ""),
+            ("PROFILE", ""),
+            ("LEVEL", ""),
+            ("BASELINE", baseline),
+        ]);
+        action.envs([("REPORTS", reports), ("GITHUB_STEP_SUMMARY", "summary.md")]).output().unwrap()
+    };
+    let output = act("", "reports");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let read = |name: &str| fs::read_to_string(directory.path().join(name)).unwrap();
+    let report: Value = serde_json::from_str(&read("reports/report.json")).unwrap();
+    assert_eq!(report["plugins"][1]["plugin"], "x/two");
+    let sarif: Value = serde_json::from_str(&read("reports/report.sarif")).unwrap();
+    assert!(!sarif["runs"][0]["results"].as_array().unwrap().is_empty());
+    assert!(read("reports/junit.xml").contains("<failure "));
+    assert!(read("reports/x_two.html").contains("<h2 id=\"x/two\">"));
+    assert_eq!(read("summary.md"), read("reports/scores.md"));
+    assert!(directory.path().join("reports/replay/x.version_lists_versions.sh").is_file());
+    assert_eq!(act("reports/report.json", "again").status.code(), Some(0));
+}
+
 /// What a description hides, and what it does not know yet.
 #[test]
 fn a_description_that_hides_or_is_out_of_date_is_told() {
