@@ -55,5 +55,14 @@ unpack() {
     rm -rf "$debs"
 }
 
+# with_dependencies PACKAGE...: prints them and every package that they need, down to the C library, as NAME=VERSION.
+with_dependencies() {
+    local packages
+    packages=$(apt-get install -y --print-uris --no-install-recommends "$@" 2>>"$log" |
+        sed -n "s/^'[^']*' \([^_]*\)_\([^_]*\)_.*/\1=\2/p" | sed 's/%3a/:/')
+    [[ $packages ]] || cannot "apt does not know how to install $*" log
+    printf '%s\n' "$packages"
+}
+
 # cannot WHY [log]: ends with status 3, and names the log where there is more.
 cannot() { die "$1${2:+ (see $log)}" 3; }
