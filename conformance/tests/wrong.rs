@@ -700,6 +700,25 @@ fn each_level_has_a_sentence_that_says_so_and_each_other_check_a_reason() {
     }
 }
 
+/// What no sentence forbids: a host's interface of the same name, keys of its own, what stands around the JSON and on stderr, what
+/// lives on, and a start that takes its time.
+#[test]
+fn a_plugin_that_is_unusual_fails_nothing() {
+    let Some(plugins) = plugins("a_plugin_that_is_unusual") else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let unusual = r#"[ "$CNI_COMMAND" ] && sleep 0.1; take; head -c 100000 /dev/zero | tr '\0' x >&2
+        setsid sleep 60 </dev/null >/dev/null 2>&1 &
+        r=$(real); s=$?; [ $s = 0 ] && is ADD && r=$(printf %s "$r" | jq -S --tab '.ips[]? |= (if .interface then .interface += 1 else . end) | .ips[]? |= (.gateway //= "") | .vendor = {x: ("y" * 100000)} | .interfaces[]?.vendor = 1 | .interfaces = [{name: "net1", mac: "02:00:00:00:00:01", mtu: 9}] + .interfaces | if .cniVersion < "1" then del(.interfaces[].mtu) else . end')
+        [ "$r" ] && printf '\n \t%s\r\n\n' "$r"; exit $s"#;
+    let except = ["killed", "same_time", "no_verb", "version_does_not_wait"].map(|name| ["--except", name]);
+    let arguments = [&["--limit", "60", "--level", "should"][..], &except.concat()].concat();
+    let output = judged(directory.path(), &plugins, "rail-cni", "unusual", unusual, &arguments);
+    let failed = outcomes(&output).into_iter().filter(|(_, outcome, _)| outcome == "fail");
+    let failed: Vec<_> = failed.filter(|(name, ..)| name != "del_tells_errors_of_the_ipam").collect();
+    assert!(failed.is_empty(), "{failed:#?}");
+    assert!(outcomes(&output).iter().filter(|(_, outcome, _)| outcome == "pass").count() > 50);
+}
+
 /// The specification demands an exit status, and only recommends an error object.
 #[test]
 fn a_plugin_that_only_exits_fails_no_must() {

@@ -251,10 +251,11 @@ fn addresses_have_a_prefix(world: &World<'_>) -> Result<(), Stop> {
         let filter = answer("all(.ips[]; .address | tostring | test(\"^[0-9a-fA-F.:]+/[0-9]{1,3}$\"))");
         ensure!(world, whole(text).is_some(), filter, "not an address with a prefix: {address}");
         let gateway = &address["gateway"];
-        let is_gateway =
-            gateway.is_null() || gateway.as_str().is_some_and(|text| text.parse::<IpAddr>().is_ok());
+        // An empty text is how libcni writes, and reads, that there is none.
+        let is_none = gateway.is_null() || gateway == "";
+        let is_gateway = is_none || gateway.as_str().is_some_and(|text| text.parse::<IpAddr>().is_ok());
         let filter =
-            answer("all(.ips[]; .gateway == null or (.gateway | tostring | test(\"^[0-9a-fA-F.:]+$\")))");
+            answer("all(.ips[]; .gateway == null or (.gateway | tostring | test(\"^[0-9a-fA-F.:]*$\")))");
         ensure!(world, is_gateway, filter, "the gateway is {gateway}");
     }
     Ok(())
@@ -300,10 +301,13 @@ fn numbers_are_integers(world: &World<'_>) -> Result<(), Stop> {
     Ok(())
 }
 
+/// The interface of the pod. One of the host may have the same name.
 fn own_interface(result: &Value, one: &Attachment) -> Result<Value, Stop> {
-    let interfaces = list(&result["interfaces"]);
-    let own = interfaces.into_iter().find(|interface| interface["name"] == one.ifname);
-    own.ok_or_else(|| Stop::LeftOut("the result has no interface of the pod".to_owned()))
+    let sandbox = json!(one.netns.to_string_lossy());
+    let named: Vec<_> =
+        list(&result["interfaces"]).into_iter().filter(|interface| interface["name"] == one.ifname).collect();
+    let own = named.iter().find(|interface| interface["sandbox"] == sandbox).or(named.first());
+    own.cloned().ok_or_else(|| Stop::LeftOut("the result has no interface of the pod".to_owned()))
 }
 
 fn shown(one: &Attachment, what: &str) -> Result<Value, Stop> {
@@ -313,9 +317,9 @@ fn shown(one: &Attachment, what: &str) -> Result<Value, Stop> {
 
 /// In a script: that `key` of the interface in the result is what ip(8) shows as `shown`.
 fn same_as_shown(one: &Attachment, key: &str, shown: &str) -> String {
-    let (container, name) = (&one.container, &one.ifname);
+    let (container, name, netns) = (&one.container, &one.ifname, one.netns.display());
     format!(
-        "[ \"$(told '.interfaces[] | select(.name == \"{name}\") | .{key}')\" = \"$(ip -json -n {container} link show dev {name} | jq -r '.[0].{shown}')\" ]"
+        "[ \"$(told '[.interfaces[] | select(.name == \"{name}\")] | (map(select(.sandbox == \"{netns}\")) + .)[0].{key}')\" = \"$(ip -json -n {container} link show dev {name} | jq -r '.[0].{shown}')\" ]"
     )
 }
 
