@@ -1,5 +1,4 @@
-//! A double of an API server, as far as whereabouts asks one: it keeps what is created, and applies JSON patches. tests/callers
-//! has it, too.
+//! A double of an API server, as far as whereabouts asks one: it keeps what is created, and applies JSON patches.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -250,6 +250,7 @@ fn sarif(reports: &[Report]) -> String {
             "ruleId": one.name, "level": level, "message": {"text": text},
             "locations": [{"physicalLocation": {"artifactLocation": {"uri": report.plugin}}}],
             "partialFingerprints": {"check": format!("{}/{}", report.plugin, one.name)},
+            "properties": {"specification": report.specification},
         });
         if one.outcome == Outcome::Known {
             result["suppressions"] = json!([{"kind": "external", "justification": one.known}]);
@@ -400,6 +401,7 @@ mod tests {
         let sarif: serde_json::Value = serde_json::from_str(&sarif(&[report()])).unwrap();
         let results = sarif["runs"][0]["results"].as_array().unwrap();
         let of = |at: usize| (results[at]["ruleId"].clone(), results[at]["suppressions"].is_array());
+        assert_eq!(results[0]["properties"]["specification"], "1.1.0");
         assert_eq!((results.len(), of(0), of(1)), (2, (json!("two"), false), (json!("three"), true)));
     }
 
