@@ -33,7 +33,7 @@ alone() { mkdir /run/busy 2>/dev/null || bad 11; sleep 0.5; rmdir /run/busy; }
 changed() { r=$(real); s=$?; printf '%s\n' "$r" | sed "$1"; exit $s; }
 edited() { r=$(real); s=$?; [ $s = 0 ] && r=$(printf %s "$r" | jq -c "$1"); printf '%s\n' "$r"; exit $s; }
 in_pod() { ip -n "${CNI_NETNS##*/}" "$@" >/dev/null 2>&1; }
-gone() { in_pod link show lo && ! in_pod link show net1; }
+gone() { in_pod link show lo && ! in_pod link show "$CNI_IFNAME"; }
 shown() { ip -n "${CNI_NETNS##*/}" "$@" 2>/dev/null; }
 "#;
 
