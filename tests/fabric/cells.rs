@@ -209,7 +209,7 @@ impl Seen {
     }
 }
 
-/// Which way the cells went, as docs/routing.md writes it: a line per way, with the kinds that went it. A is the rail of
+/// Which way the cells went, as paths.txt has it: a line per way, with the kinds that went it. A is the rail of
 /// the address that asks, B that of the one that is asked. For an unbound socket the kernel chooses the one that asks.
 /// `-` is where no packet came.
 pub fn paths(asked: &BTreeMap<Kind, Asked>) -> Vec<String> {

@@ -2,7 +2,7 @@
 //! every rail of every pod asks every rail of every other: 12 pairs of nodes x 64 pairs of rails = 768 cells per family.
 //!
 //! A cell is asked in several ways: see [`prober::Kind`]. Each pod counts what leaves and enters, by interface and pair of
-//! addresses, so that the path of each cell is known. docs/routing.md has the paths, and is compared with what is seen.
+//! addresses, so that the path of each cell is known. paths.txt has the paths, and is compared with what is seen.
 #![allow(
     missing_docs,
     missing_debug_implementations,
@@ -19,7 +19,6 @@ mod harness;
 mod prober;
 
 use std::collections::BTreeMap;
-use std::fs;
 
 use serde_json::json;
 
@@ -131,19 +130,18 @@ fn destination_based_cells_go_as_documented_where_leaves_filter_strictly() {
     fabric.end_pods();
 }
 
-/// The block of that name in docs/routing.md, as far as it is about the families that were asked.
+/// The block of that name in paths.txt, as far as it is about the families that were asked.
 #[track_caller]
 fn is_as_documented(fabric: &Fabric, asked: &BTreeMap<Kind, Asked>, block: &str) {
     for family in &fabric.setup.families {
         println!("{}", grid(asked, *family));
     }
-    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/routing.md")).unwrap();
-    let lines = page.lines().skip_while(|line| *line != format!("```text {block}")).skip(1);
-    let lines = lines.take_while(|line| *line != "```");
+    let lines = include_str!("paths.txt").lines().skip_while(|line| *line != format!("[{block}]")).skip(1);
+    let lines = lines.take_while(|line| !line.is_empty());
     let is_asked =
         |line: &&str| fabric.setup.families.iter().any(|family| line.starts_with(&format!("{family} ")));
     let documented: Vec<&str> = lines.filter(is_asked).collect();
-    assert_eq!(paths(asked), documented, "seen, and documented in docs/routing.md as {block}");
+    assert_eq!(paths(asked), documented, "seen, and in paths.txt as {block}");
 }
 
 // --- fabrics that are broken on purpose ---
