@@ -113,7 +113,7 @@ impl Room {
             }
             _ => {
                 self.lines = 0;
-                Some("a call has room for no more lines than these, except for errors".to_owned())
+                Some("this call has reached its limit of log lines; only errors follow".to_owned())
             }
         }
     }
@@ -477,7 +477,7 @@ mod tests {
         let mut room = Room::OF_A_CALL;
         let taken: Vec<_> = (0..1000).map_while(|_| room.take(Level::Warn, "x".to_owned())).collect();
         assert_eq!((taken.len(), taken[62].as_str()), (64, "x"));
-        assert!(taken[63].contains("no more lines"), "{taken:?}");
+        assert!(taken[63].contains("only errors follow"), "{taken:?}");
         assert_eq!(room.take(Level::Error, "why".to_owned()).as_deref(), Some("why"));
         let mut room = Room::OF_A_CALL;
         // Six bytes each when they are shown.

@@ -281,7 +281,7 @@ impl Function {
         // A pod can choose a name that no directory can list: getdents(2) fails with EIO.
         let listed = names(&self.path.join("infiniband"));
         let mut names = listed.context(
-            "has an RDMA device a name with a slash (`rdma dev`)? `rdma dev set` gives it another",
+            "if an RDMA device has a name with a slash (`rdma dev`), rename it with `rdma dev set`",
         )?;
         names.sort();
         Ok(names)

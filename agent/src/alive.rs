@@ -70,7 +70,7 @@ pub fn health(args: &HealthArgs) -> Result<ExitCode> {
     };
     let silent = since_boot()?.saturating_sub(looked);
     if silent > SILENT {
-        bail!("the agent has looked at nothing for {} s", silent.as_secs());
+        bail!("the agent has hung for {} s", silent.as_secs());
     }
     if args.ready && !is_ready {
         bail!("pods with rails cannot start on this node: its condition RailsReady says why");

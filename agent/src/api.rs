@@ -27,13 +27,14 @@ const SILENCE: Duration = Duration::from_secs(330);
 /// The names of labels and taints of the Node.
 #[derive(Clone, Debug, Args)]
 pub struct Names {
-    /// Label that is true while pods with rails can start, and false otherwise; empty: none
+    /// Label that is true while pods with rails can start, else false; empty: none
     #[arg(long, value_name = "KEY", default_value = "rail-cni/ready")]
     pub ready_label: String,
     /// Taint (NoSchedule) of a node whose rails are away, or whose plan keeps new pods away; empty: none
     #[arg(long, value_name = "KEY", default_value = "rail-cni/not-ready")]
     pub taint: String,
-    /// Label for the node's place in the fabric: {tier} is 1 for its leaf switches, 2 for its SU, 3 for its pod; empty: none
+    /// Label for the node's place in the fabric; {tier} is 1 for leaf switches, 2 for the SU, 3 for the pod; empty:
+    /// none
     #[arg(long, value_name = "PATTERN", default_value = "fabric.topograph.run/tier-{tier}")]
     pub tier_label: String,
 }

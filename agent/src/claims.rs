@@ -106,20 +106,20 @@ async fn list(client: &Client) -> Result<Vec<DynamicObject>> {
 fn end_of(found: Option<&DynamicObject>, claim: &Claim, node: &str) -> Result<Option<String>> {
     let Some(found) = found else { return Ok(Some("it was deleted".to_owned())) };
     let Some(uid) = &found.metadata.uid else {
-        bail!("the API server says no UID of the claim {}", claim.uid)
+        bail!("the API server returned no UID for the claim {}", claim.uid)
     };
     if *uid != claim.uid {
         return Ok(Some("it was deleted, and another claim has its name".to_owned()));
     }
     let status = &found.data["status"];
     let Some(results) = status["allocation"]["devices"]["results"].as_array() else {
-        return Ok(Some("it has no device any more".to_owned()));
+        return Ok(Some("it no longer has a device".to_owned()));
     };
     let is_ours = |result: &Value| result["pool"] == node && result["device"] == claim.device;
     Ok(if !results.iter().any(is_ours) {
         Some("it has another device now".to_owned())
     } else if status["reservedFor"].as_array().is_none_or(Vec::is_empty) {
-        Some("no pod has it any more".to_owned())
+        Some("no pod has it".to_owned())
     } else {
         None
     })
@@ -157,7 +157,7 @@ mod tests {
         for (found, told) in [
             (None, "it was deleted"),
             (Some(object("u-2", ours())), "another claim has its name"),
-            (Some(object("u-1", json!({}))), "it has no device"),
+            (Some(object("u-1", json!({}))), "no longer has a device"),
             (Some(object("u-1", allocated("m", "pci-0000-1a-00-2", pods.clone()))), "another device"),
             (Some(object("u-1", allocated("n", "pci-0000-3c-00-2", pods.clone()))), "another device"),
             (Some(object("u-1", allocated("n", "pci-0000-1a-00-2", json!([])))), "no pod has it"),

@@ -161,7 +161,7 @@ impl Provider {
             ("/GetProfileConfig", true) => self.give(&read(request).await?).await,
             ("/ReleaseProfileConfig", true) => self.take_back(&read(request).await?).await,
             _ => {
-                let known = "there are GET /health, POST /GetProfileConfig and POST /ReleaseProfileConfig";
+                let known = "use GET /health, POST /GetProfileConfig or POST /ReleaseProfileConfig";
                 Err((StatusCode::NOT_FOUND, format!("{} {path}: {known}", request.method())))
             }
         }
@@ -173,7 +173,7 @@ impl Provider {
         let profile = config.map_or("", |config| config.profile.as_str());
         let Some(function) = asked.device.pci_address.as_deref().filter(|id| !id.is_empty()) else {
             return Err(malformed(format!(
-                "device {}: it has no PCI address, by which its rail is known",
+                "device {}: it has no PCI address, which determines its rail",
                 asked.device.name
             )));
         };
@@ -370,16 +370,19 @@ fn network_config(leased: &Value, has_vrf: bool) -> Result<Value, String> {
     let rail = number("rail").unwrap_or_default();
     let table = number("table").filter(|_| !has_vrf);
     let (mut addresses, mut routes, mut rules) = (Vec::new(), Vec::new(), Vec::new());
-    for one in leased["addresses"].as_array().ok_or("railctl says no addresses")? {
-        let net = one["address"].as_str().ok_or("railctl says no address")?;
+    for one in leased["addresses"].as_array().ok_or("railctl returned no addresses")? {
+        let net = one["address"].as_str().ok_or("railctl returned no address")?;
         addresses.push(net);
-        let (address, length) = net.split_once('/').ok_or("railctl says no prefix")?;
+        let (address, length) = net.split_once('/').ok_or("railctl returned no prefix")?;
         let is_ipv4 = |text: &str| !text.contains(':');
         let whole = if is_ipv4(address) { 32 } else { 128 };
         let Some(gateway) = one["gateway"].as_str() else { continue };
         if is_ipv4(gateway) != is_ipv4(address) {
             let pool = &one["pool"];
-            return Err(format!("pool {pool}: DRANET cannot set a route by a gateway of the other family"));
+            return Err(format!(
+                "pool {pool}: DRANET cannot set a route through a gateway of the other \
+                family"
+            ));
         }
         // Of a link without a prefix, the gateway is a neighbour all the same.
         if length == whole.to_string() && !gateway.starts_with("fe80:") {

@@ -54,7 +54,15 @@ impl Host {
             "the pod needs hostPID: true and a privileged container, or run this on the host itself as root";
         let namespace = |process: &str| -> Result<u64> {
             let path = format!("/proc/{process}/ns/mnt");
-            Ok(Path::new(&path).metadata().with_context(|| format!("cannot look at {path}: {needed}"))?.ino())
+            Ok(Path::new(&path)
+                .metadata()
+                .with_context(|| {
+                    format!(
+                        "cannot inspect {path}: \
+                {needed}"
+                    )
+                })?
+                .ino())
         };
         let is_in_container_of_its_own = namespace("1")? == namespace("self")? && !is_initial_pid_namespace();
         if is_in_container_of_its_own {
@@ -134,7 +142,7 @@ impl Host {
         // A file that is for another machine, or empty, is executed by a shell, and that may succeed.
         if !said.is_success || !said.stdout.starts_with(name) {
             bail!(
-                "`{} --version` does not say {name} and its version: {}",
+                "`{} --version` did not print {name} and its version: {}",
                 program.display(),
                 said.stderr.trim()
             );

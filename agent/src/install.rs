@@ -50,7 +50,7 @@ pub struct InstallArgs {
     /// Directory of this container with the executables to install
     #[arg(long, value_name = "DIR", default_value = "/plugins", conflicts_with = "previous")]
     pub from: PathBuf,
-    /// Exchange the installed executables for those that were installed before them
+    /// Swap the installed executables with the previous ones
     #[arg(long)]
     pub previous: bool,
 }
@@ -61,18 +61,18 @@ pub struct UninstallArgs {
     /// Directory of the plugins on the host
     #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
     pub plugins_dir: PathBuf,
-    /// Node whose labels and conditions are removed, too; without it, the API server is not asked
+    /// Node whose labels and conditions to remove too; without it, the API server is not contacted
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     pub node: Option<String>,
     #[command(flatten)]
     pub names: api::Names,
-    /// Wait for so many seconds until the last pod with rails has ended; without it, refuse while there is one
+    /// How long to wait for the last pod with rails to end, in seconds; 0: refuse while there is one
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     pub wait: u64,
-    /// Remove everything although pods have rails. Nothing can restore their devices then
+    /// Remove everything even if pods have rails, whose devices then cannot be restored
     #[arg(long)]
     pub force: bool,
-    /// Do not end after everything was removed: a DaemonSet would start the pod again
+    /// Keep running when done, because a DaemonSet would restart the pod
     #[arg(long)]
     pub stay: bool,
 }

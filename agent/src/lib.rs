@@ -27,14 +27,14 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-/// Brings rail-cni to the nodes of a Kubernetes cluster, and shows their rails to it.
+/// Installs rail-cni on the nodes of a Kubernetes cluster and reports their rails.
 #[derive(Debug, Parser)]
 #[command(
     name = "rail-agent",
     version,
-    after_help = "All commands work on the host, through its first process: the pod needs hostPID: true and a
-privileged container. The plugins and pods with rails do not need the agent while they run.
-Exit status: 0 success, 1 the command failed or refused, 2 wrong usage."
+    after_help = "All commands act on the host through its process 1, so the pod needs hostPID: true and a
+privileged container. Plugins and pods with rails work without the agent.
+Exit status: 0 success, 1 the command failed or refused, 2 usage error."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -43,25 +43,23 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Keep node.json and the plan of this node as the cluster says, and show its rails: the container of the DaemonSet
-    #[command(
-        after_help = "The API server is found by KUBECONFIG, or by the service account of the pod. While it is \
-away, the last good node.json and store stay, and pods start as before."
-    )]
+    /// Apply the cluster's node.json and plan to this node, and report its rails (the DaemonSet's container)
+    #[command(after_help = "KUBECONFIG or the pod's service account names the API server. While it is \
+            unreachable, the last valid node.json and store stay, and pods start as before.")]
     Run(Box<run::RunArgs>),
-    /// Install rail-cni, rail-ipam and railctl on the host, also while pods start: the init container of the DaemonSet
-    #[command(
-        after_help = "Each executable is run once with --version, and then replaces the old one by a rename. The one \
-before it is kept as .rail-cni/NAME.previous in the directory. An executable that is installed already is not written."
-    )]
+    /// Install rail-cni, rail-ipam and railctl on the host, even while pods start (the DaemonSet's init container)
+    #[command(after_help = "Each executable is run once with --version, and then replaces the old one by a \
+            rename. The old one is kept as .rail-cni/NAME.previous. Executables that are already installed \
+            are not rewritten.")]
     Install(install::InstallArgs),
-    /// Remove from the host all that rail-cni and the agent wrote, once no pod has a rail
+    /// Remove everything that rail-cni and the agent wrote to the host, once no pod has a rail
     #[command(
-        after_help = "Removed are the plugins, railctl, /etc/rail-cni/node.json, the allocations of this node, and the \
-agent's files in the run directory. While a pod has a rail nothing is removed, because only the plugins can restore its device."
+        after_help = "Removes the plugins, railctl, /etc/rail-cni/node.json, this node's allocations, and \
+            the agent's files in the run directory. Nothing is removed while a pod has a rail, because \
+            only the plugins can restore its device."
     )]
     Uninstall(install::UninstallArgs),
-    /// Fail if the agent of this node has hung for ten minutes: the probes of the DaemonSet
+    /// Fail if the agent of this node has hung for ten minutes (the DaemonSet's probes)
     Health(alive::HealthArgs),
     /// Runs a program in the namespaces of process 1
     #[command(name = host::IN_HOST, hide = true)]

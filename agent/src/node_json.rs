@@ -121,7 +121,8 @@ pub fn check_paths(host: &Host, new: &Paths) -> Result<()> {
         }
         if let Some(held) = Held::of(host, &old.run_dir)?.shown() {
             bail!(
-                "its {key} {} is another directory than {}, and pods of this node would lose what they have ({held} in {}): \
+                "its {key} {} is another directory than {}, and pods of this node would lose their \
+                    rails ({held} in {}): \
                  drain the node, and it is written; `railctl status` and `railctl leases` name what is left",
                 new_dir.display(),
                 old_dir.display(),

@@ -67,11 +67,11 @@ const LINES: usize = 4;
 /// Where the plan of this node comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PlanFrom {
-    /// The CIDRPools of the cluster, with what nv-ipam's controller allocated.
+    /// The cluster's CIDRPools, with the allocations of nv-ipam's controller.
     Cidrpools,
-    /// The key `fabric.yaml` of the ConfigMap: a fabric file.
+    /// The fabric file in the ConfigMap's key `fabric.yaml`.
     ConfigMap,
-    /// Nowhere: somebody else writes the store.
+    /// None: the agent does not write the store.
     None,
 }
 
@@ -87,7 +87,7 @@ pub struct RunArgs {
     /// Name of this pod, for Events and for the lock
     #[arg(long, value_name = "NAME", env = "POD_NAME")]
     pod: Option<String>,
-    /// ConfigMap with node.json for each class of nodes, and with the fabric file
+    /// ConfigMap with a node.json per class of nodes, and the fabric file
     #[arg(long, value_name = "NAME", default_value = "rail-cni")]
     config_map: String,
     /// Label of the Node that names its class: the class C has the key node.C.json
@@ -96,7 +96,7 @@ pub struct RunArgs {
     /// Source of the plan
     #[arg(long, value_enum, value_name = "SOURCE", default_value = "cidrpools")]
     plan_from: PlanFrom,
-    /// Namespace of the CIDRPools: what is elsewhere is not read. Without it, those of all namespaces are the plan
+    /// Namespace of the CIDRPools [default: all namespaces]
     #[arg(long, value_name = "NAME")]
     cidrpools_namespace: Option<String>,
     /// DaemonSet of this pod: when it is gone, or its node selector excludes the Node, so are labels and conditions
@@ -110,26 +110,26 @@ pub struct RunArgs {
     /// Address of /metrics
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9810", value_parser = socket_address)]
     listen: SocketAddr,
-    /// Directory of a Secret with tls.crt, tls.key and token: /metrics is served by TLS, to who has the token. An address
-    /// that others than this node reach needs it
+    /// Directory of a Secret with tls.crt, tls.key and token: serve /metrics by TLS, to clients with the token;
+    /// required unless the address is local
     #[arg(long, value_name = "DIR")]
     metrics_secret: Option<PathBuf>,
-    /// Seconds between two looks at the node
+    /// Seconds between inspections of the node
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
     interval: u64,
-    /// Seconds between two runs of `railctl doctor` while all is well
+    /// Seconds between runs of `railctl doctor` while no check fails
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
     doctor_interval: u64,
     /// Seconds for which the rails must be away before the taint comes, and there before it goes
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=86400))]
     taint_after: u64,
-    /// Seconds between two runs of `railctl reap`; 0: never
+    /// Seconds between runs of `railctl reap`; 0: never
     #[arg(long, value_name = "SECONDS", default_value_t = 900, value_parser = clap::value_parser!(u64).range(0..=86400))]
     reap_interval: u64,
-    /// Serve DRANET as its profile provider, at the socket dranet/provider.sock of the run directory
+    /// Be DRANET's profile provider, on the socket dranet/provider.sock in the run directory
     #[arg(long)]
     dranet: bool,
-    /// Seconds between two questions about the resource claims that hold addresses
+    /// Seconds between checks of the resource claims that hold addresses
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400))]
     claim_interval: u64,
 }
@@ -314,7 +314,7 @@ impl Agent {
         let pools = (args.plan_from == PlanFrom::Cidrpools)
             .then(|| watch::cidr_pools(&client, args.cidrpools_namespace.as_deref(), &shared));
         let now = Instant::now();
-        let doctor = Err("`railctl doctor` was not run yet".to_owned());
+        let doctor = Err("`railctl doctor` has not run yet".to_owned());
         say("info", &format!("rail-agent {} looks after {}", env!("CARGO_PKG_VERSION"), args.node));
         Ok(Agent {
             // At once: an agent that starts anew before the interval has passed would otherwise never reap.
@@ -365,7 +365,7 @@ impl Agent {
         let leave = async {
             if api::is_removed(&self.client, namespace, daemon_set, self.node.as_ref()).await? {
                 api::forget_with(&self.client, node, names).await?;
-                say("info", "no agent comes after this one: removed the labels and conditions of the Node");
+                say("info", "this agent has no successor: removed the labels and conditions of the Node");
             }
             Ok(())
         };
@@ -447,7 +447,7 @@ impl Agent {
             self.run_dir.remove(name)?;
         }
         let path = paths.run_dir.display();
-        bail!("{path} is the run directory of this node now, or was made anew: rail-agent must start again")
+        bail!("{path} is now the run directory of this node, or was recreated: rail-agent must restart")
     }
 
     /// Logs an error when it comes, when it changes and when it goes.
@@ -558,7 +558,8 @@ impl Agent {
         // Neither the plugins nor the agent could begin. A storeDir that cannot be written refuses the plan alone.
         let _begun = begin(&self.host, &run_dir, self.args.pod.as_deref()).with_context(|| {
             format!(
-                "its runDir {} cannot be used on this node: leave it out, or name a directory that can be made",
+                "its runDir {} cannot be used on this node: leave it out, or name a directory that can be \
+                    created",
                 run_dir.display()
             )
         })?;

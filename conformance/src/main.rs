@@ -18,84 +18,81 @@ use cni_conformance::sandbox;
 use cni_conformance::world::{Settings, firewall};
 
 const AFTER: &str = "\
-Exit status: 0 no check of --level failed, 1 some did, or nothing could be asked because ADD fails, 2 wrong usage, a plugin \
-that cannot be executed, or a line of its description that fails, 3 this machine does not allow it: no namespaces, no \
-iproute2, or no device of the kind that the plugin needs; so it is if one of several plugins was asked nothing. A failure \
-that the description names as known does not count.
+Exit status: 0 no check of --level failed, 1 some did, or ADD fails, 2 usage error, or the plugin or a \
+    line of its description cannot be executed, 3 this machine lacks namespaces, iproute2, or a device \
+    that a plugin needs. Failures that the description lists as known do not count.
 
-It runs as root, or as any user who may create user namespaces. Each check has network namespaces of its own, and what \
-of /run, /dev/shm, /etc/cni and /var/lib/cni this machine has is empty for it; all of /var/lib, if there is no /var/lib/cni. \
-Whatever else a plugin writes, it writes to the host. It sees no process of the host. What it leaves running is killed at \
-the end of the check, and all of it when cni-conformance ends, also by a signal.";
+Run it as root, or as any user who may create user namespaces. Each check has network namespaces of its \
+    own, and finds /run, /dev/shm, /etc/cni and /var/lib/cni empty (/var/lib, if there is no \
+    /var/lib/cni). A plugin sees no process of the host, but can write to other directories. Processes \
+    that it leaves behind are killed.";
 
-/// Judges CNI plugins by the CNI specification, each check in namespaces of its own.
+/// Checks CNI plugins against the CNI specification, each check in namespaces of its own.
 #[derive(Debug, Parser)]
 #[command(version, after_help = AFTER)]
 struct Arguments {
     /// Descriptions of plugins: README.md of this program has the keys
     #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present_any = ["conf", "list", "api_double"])]
     describe: Vec<PathBuf>,
-    /// Instead of a description, a network configuration of a plugin that needs no device
+    /// Network configuration, instead of a description, for a plugin that needs no device
     #[arg(long, value_name = "FILE", conflicts_with = "describe", requires = "plugin")]
     conf: Option<PathBuf>,
-    /// The kind of the plugin of --conf
+    /// Kind of plugin, with --conf
     #[arg(long, default_value = "main", value_parser = ["main", "ipam"])]
     kind: String,
-    /// The executable, if it is not the one that CNI_PATH has
+    /// Plugin to run, instead of the one in CNI_PATH
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
-    /// CNI_PATH: where the plugins are that the configuration names
+    /// CNI_PATH: directories of the plugins that the configuration names
     #[arg(long, value_name = "DIRECTORIES")]
     path: Option<String>,
-    /// What is asked: what the specification says, or also what runtimes rely on
+    /// Checks to run: those of the specification, or also what runtimes rely on
     #[arg(long, value_enum, default_value = "spec")]
     profile: Profile,
-    /// Only checks whose name contains this, of whatever profile
+    /// Only checks whose name contains this, from any profile
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
     /// No checks whose name contains this
     #[arg(long, value_name = "PATTERN")]
     except: Vec<String>,
-    /// --only and --except are whole names
+    /// Match whole names with --only and --except
     #[arg(long)]
     exactly: bool,
-    /// What is written on standard output
+    /// Output format
     #[arg(long, value_enum, default_value = "table")]
     format: Format,
-    /// Which failures count for the exit status, and as such in tap and junit: those of this level and of more binding ones
+    /// Least binding level whose failures count, in the exit status and as failures in tap and junit
     #[arg(long, value_enum, default_value = "must")]
     level: Level,
-    /// A report in JSON of an earlier run: what failed there does not count, and what is new, mended or gone is told
+    /// Ignore failures in this earlier JSON report; list new, fixed and missing ones on stderr
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
-    /// Where to write a script for each failure that shows it again, alone
+    /// Write a script that reproduces each failure to this directory
     #[arg(long, value_name = "DIRECTORY")]
     replay: Option<PathBuf>,
-    /// Where to write the reports for other programs, junit.xml, report.json and report.sarif, with scores.md and a page of each plugin
-    #[arg(long, value_name = "DIRECTORY")]
-    reports: Option<PathBuf>,
-    /// What a description hides without a name, and failures that it calls known and that are none, end with exit status 1
+    /// Exit with 1 if a description hides everything or lists a known failure that no longer occurs
     #[arg(long)]
     strict: bool,
-    /// Kill at every system call, not at a sample
+    /// Kill at every system call, instead of a sample
     #[arg(long)]
     full: bool,
-    /// How many system calls of a verb the sample has
+    /// System calls per verb in the sample
     #[arg(long, value_name = "COUNT", default_value = "12")]
     sample: NonZeroUsize,
-    /// Seconds that a call may take
+    /// Time limit of a call, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     limit: u64,
-    /// How many checks run at a time; by default four for each processor, for most of the time the kernel waits
+    /// Checks to run at the same time [default: four per processor]
     #[arg(long, value_name = "COUNT")]
     jobs: Option<usize>,
     /// List the checks
     #[arg(long)]
     list: bool,
-    /// Only serve a double of an API server at this address, as far as whereabouts asks one: for `beside` of a description
+    /// Only serve a double of an API server at this address, for `beside` of a description; it supports what
+    /// whereabouts needs
     #[arg(long, value_name = "ADDRESS")]
     api_double: Option<SocketAddr>,
-    /// Where the double has an empty file for each value of its objects, so that the suite sees what a plugin leaves there
+    /// Keep an empty file here for each value in the double's objects, so that leaked values are detected
     #[arg(long, value_name = "DIRECTORY", requires = "api_double")]
     mirror: Option<PathBuf>,
     /// It is in its namespaces
@@ -108,7 +105,7 @@ struct Arguments {
 enum Profile {
     /// What the specification demands or recommends.
     Spec,
-    /// Also what it does not say.
+    /// Also what it leaves open.
     Robust,
 }
 

@@ -17,11 +17,11 @@ pub enum Format {
     Scores,
     /// Test Anything Protocol.
     Tap,
-    /// As CI systems read it.
+    /// For CI systems.
     Junit,
-    /// All that is known.
+    /// Everything.
     Json,
-    /// Static Analysis Results Interchange Format, as code hosts show it.
+    /// Static Analysis Results Interchange Format, for code hosts.
     Sarif,
     /// A page for a browser.
     Html,

@@ -355,7 +355,7 @@ fn what_makes_no_sense_is_refused_before_anything_is_written() {
     assert!(place.fails(1, &["plan", FABRIC, "--prune"]).contains("--prune needs --to store or --out"));
     for target in ["cidrpool", "nads"] {
         let said = place.fails(1, &["plan", FABRIC, "--pool-name", "Rail-{rail}", "--to", target]);
-        assert!(said.contains("pool Rail-0: names in Kubernetes have small letters"), "{said}");
+        assert!(said.contains("pool Rail-0: Kubernetes names have only lowercase letters"), "{said}");
     }
     for target in ["csv", "store", "volcano"] {
         let said = place.fails(1, &["plan", FABRIC, "--to", target, "--namespace", "rails"]);
@@ -366,7 +366,7 @@ fn what_makes_no_sense_is_refused_before_anything_is_written() {
     }
     for bad in ["Rails", "a.b", "-a", "", &"a".repeat(64)] {
         let said = place.fails(1, &["plan", FABRIC, "--to", "nads", &format!("--namespace={bad}")]);
-        assert!(said.contains("is not a namespace of Kubernetes"), "{said}");
+        assert!(said.contains("is not a Kubernetes namespace"), "{said}");
     }
     let said = place.fails(1, &["plan", FABRIC, "--to", "cidrpool", "--single"]);
     assert!(said.contains("--single is for --to nads"), "{said}");
@@ -518,10 +518,7 @@ fn a_node_is_replaced_by_a_word_and_not_by_a_slip() {
     }
     let nowhere = place.write("nowhere.yaml", &format!("{fabric}nodes:\n- {{name: a, replaces: b}}\n"));
     let said = place.fails(1, &["plan", &nowhere]);
-    assert!(
-        said.contains("nowhere.yaml:24: nodes[0].replaces: no name by nodeName is b: give su and host"),
-        "{said}"
-    );
+    assert!(said.contains("nowhere.yaml:24: nodes[0].replaces: nodeName does not produce b"), "{said}");
 }
 
 #[test]
@@ -590,10 +587,7 @@ fn files_of_an_earlier_plan_are_told_and_go_when_they_are_pruned() {
             change == "stale",
             "{said}"
         );
-        assert!(
-            said.contains("of an unknown writer: look at it, and remove it if it is old: foreign.yaml\n"),
-            "{said}"
-        );
+        assert!(said.contains("remove it if it is old: foreign.yaml\n"), "{said}");
         assert!(old.exists() && place.path("hosts/spare-7.yaml").exists());
     }
     let (shown, _) = put(&spare, &["--prune"]);
@@ -608,10 +602,7 @@ fn files_of_an_earlier_plan_are_told_and_go_when_they_are_pruned() {
     fs::write(&kept, "# mine\n").unwrap();
     let (shown, said) = put(&less, &["--prune"]);
     assert!(shown.ends_with("1 edited, 64 new, 63 removed\n"), "{shown}");
-    assert!(
-        said.contains("changed since, so it stays: look at it, and remove it: worker-gpu-6.yaml\n"),
-        "{said}"
-    );
+    assert!(said.contains("check it, and remove it: worker-gpu-6.yaml\n"), "{said}");
     assert_eq!(fs::read_to_string(&kept).unwrap(), "# mine\n");
     assert!(put(&less, &[]).0.ends_with("1 edited, 64 same\n"));
     fs::remove_file(&kept).unwrap();
@@ -714,18 +705,14 @@ fn manifests_name_only_what_can_be_a_node() {
     let fabric = example(FABRIC).replace("worker-gpu-{node}", "Worker_{node}");
     let file = place.write("fabric.yaml", &fabric);
     let said = place.fails(1, &["plan", &file, "--to", "cidrpool"]);
-    assert!(
-        said.contains("no node of Kubernetes can be called Worker_0; Worker_1; ")
-            && said.contains("and 54 more"),
-        "{said}"
-    );
+    assert!(said.contains("Worker_0; Worker_1; ") && said.contains("and 54 more"), "{said}");
     // A node.json can say such a name.
     place.ok("store", &["plan", &file, "--to", "store", "--all-nodes"]);
     let pools = example("conf/pools/dual-stack.yaml");
     let pools = place.write("pools.yaml", &pools.replacen("worker-gpu-62", "Worker-GPU-62", 1));
     let output = place.run("store", &["import", "--all-nodes", &pools, "--dry-run"]);
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("no node of Kubernetes can be called Worker-GPU-62"), "{said}");
+    assert!(said.contains("Worker-GPU-62 cannot be the name of a Kubernetes node"), "{said}");
 }
 
 /// Eight networks without `rail`, of manifests as NVIDIA's tools write them.
@@ -975,7 +962,7 @@ fn two_hosts_with_one_name_are_told_with_every_place_of_the_second() {
         };
         let node = links[0] / 2 + 4;
         let name = format!(
-            "nodes[{node}].name: worker-gpu-1 is also nodes[5]: if they are two nodes, give each its own name, also in \
+            "nodes[{node}].name: worker-gpu-1 duplicates nodes[5]: if they are two nodes, give each its own name, also in \
              its links; else take one out"
         );
         assert_eq!(broken.faults, [another(0), another(1), name]);

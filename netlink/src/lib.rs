@@ -314,7 +314,7 @@ impl Socket {
     fn dump(&mut self, message: &Message, absent: &[Errno], what: &str) -> Result<Vec<Message>> {
         match self.dump_within(DUMP_PATIENCE, message, absent, what)? {
             (all, Seen::All) => Ok(all),
-            (_, Seen::Part) => anyhow::bail!("{what}: they kept changing while they were read; retry"),
+            (_, Seen::Part) => anyhow::bail!("{what}: they kept changing during the read; retry"),
         }
     }
 

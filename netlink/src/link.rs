@@ -429,7 +429,7 @@ pub fn remove_unreadable(socket: &mut Socket, link: &Link) -> Result<()> {
     all_of(link.unreadable.iter().map(|name| {
         let message = altname_message(link, Prop::Other(DefaultNla::new(IFLA_ALT_IFNAME, name.clone())));
         let removed = socket.change(Message::new(RTM_DELLINKPROP, &message), 0, || {
-            format!("cannot remove an altname of {} that is no text", link.name)
+            format!("cannot remove an altname of {} that is not UTF-8", link.name)
         });
         unless(removed, socket, link, &|now| !now.unreadable.contains(name))
     }))

@@ -118,7 +118,7 @@ pub fn by_index(socket: &mut Socket, index: u32) -> Result<Option<Device>> {
     // nldev_get_doit says so of what is not in this namespace.
     let absent = [Errno::EINVAL];
     let request = Message::raw(CMD_GET, &[], &[word(ATTR_DEV_INDEX, index)]);
-    let reply = socket.get(request, &absent, "cannot look at an RDMA device")?;
+    let reply = socket.get(request, &absent, "cannot inspect an RDMA device")?;
     Ok(reply.as_ref().and_then(parse))
 }
 

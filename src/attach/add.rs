@@ -343,7 +343,7 @@ impl<'a> Request<'a> {
         }
         let leased = added?;
         if leased.ips.is_empty() {
-            fail!(InvalidConfig, "the IPAM plugin {name} gave no address");
+            fail!(InvalidConfig, "the IPAM plugin {name} returned no address");
         }
         self.fits_version(leased)
     }
@@ -357,7 +357,7 @@ impl<'a> Request<'a> {
             let version = version.as_str();
             fail!(
                 InvalidConfig,
-                "a result of cniVersion {version} has room for one address of a family: use 0.3.0"
+                "a result of cniVersion {version} can have only one address per family: use 0.3.0"
             );
         }
         Ok(leased)

@@ -139,7 +139,8 @@ fn refuse_living(claim: &Record, what: &str) -> Result<(), Refused> {
         Life::Alive => Err(Refused::Held(failure!(TryAgain, "{what} is attached to {holder}"))),
         Life::Unknown(why) => Err(Refused::Other(failure!(
             TryAgain,
-            "{what} was attached to {holder}, and it is not known whether that pod is alive: {why}. If it is gone: \
+            "{what} was attached to {holder}, and cannot tell whether that pod is \
+                alive: {why}. If it is gone: \
              `railctl reap --force {}`",
             claim.owner.container_id
         ))),
@@ -209,7 +210,7 @@ fn recover_absent(records: &Records, conf: &NetConf, node: &Node, host: &mut Soc
         if now.any(|now| now.owner.key() == claim.owner.key() && now.is_missing()) {
             let error = failure!(
                 TryAgain,
-                "device {id} has not come back from {}, whose network namespace is gone: {}",
+                "device {id} has not returned from {}, whose network namespace is gone: {}",
                 claim.owner.describe(),
                 locate::how_to_end(&claim.owner)
             );
@@ -300,7 +301,7 @@ pub fn collect(records: &Records, record: &Record, node: &Node) -> Result<()> {
     match state::of(&record, node, &mut Socket::open()?)? {
         State::Live(_) | State::Elsewhere => log::warn!("GC keeps {key}: its namespace is alive"),
         State::Unknown(why) => {
-            log::warn!("GC keeps {key}: it is not known whether its namespace is alive: {why}");
+            log::warn!("GC keeps {key}: cannot tell whether its namespace is alive: {why}");
         }
         _ => return recover(records, record, node).map(drop),
     }

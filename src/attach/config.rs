@@ -656,7 +656,7 @@ fn sysctls(raw: &Raw, ifname: &str) -> Result<Vec<(PathBuf, String)>> {
         let Some((family, kind, leaf)) = parts() else {
             wrong!(
                 format!("sysctl.{key}"),
-                "is no key of this interface: net.{{ipv4,ipv6}}.{{conf,neigh}}.IFNAME.*"
+                "is not a key of this interface: net.{{ipv4,ipv6}}.{{conf,neigh}}.IFNAME.*"
             );
         };
         if value.contains('\n') || value.len() > 64 {
@@ -708,7 +708,7 @@ fn check_of_host(network: &Network, raw: &Raw) -> Result<()> {
 fn ipam(raw: &Raw, policy: &Policy) -> Result<Option<String>> {
     let Some(name) = raw.ipam.as_ref().and_then(|ipam| text(&ipam.r#type)) else { return Ok(None) };
     if name == "dhcp" {
-        let why = "dhcp asks through the link, which is attached after its address is known";
+        let why = "dhcp needs the link, which is attached only after its address is known";
         let not_supported = Failure::new(Code::UnsupportedField, "not supported");
         return Err(anyhow::Error::from(Fault::new("ipam.type", why)).context(not_supported));
     }
@@ -792,7 +792,7 @@ fn probe(
     let required = one_of(key, &mode, &modes)?.flatten();
     let given = text(timeout).unwrap_or(usual_timeout);
     let Some(timeout) = parse_duration(given) else {
-        wrong!(format!("{key}Timeout"), "{given:?} is no duration like \"500ms\" or \"1.5s\"");
+        wrong!(format!("{key}Timeout"), "{given:?} is not a duration like \"500ms\" or \"1.5s\"");
     };
     if timeout < Duration::from_millis(1) || timeout > LONGEST_PROBE {
         wrong!(format!("{key}Timeout"), "{given:?} is not within 1ms to {LONGEST_PROBE:?}");
@@ -845,7 +845,7 @@ fn rdma_qos(raw: &Raw) -> Result<Option<RdmaQos>> {
         None => Ok(None),
         Some(Ok(value)) if value & 3 == 3 => wrong!(
             format!("rdmaQoS.{key}"),
-            "{value} has the ECN bits 3, by which a switch marks congestion: use {} or {}",
+            "{value} has both ECN bits, with which switches mark congestion: use {} or {}",
             value & !3,
             (value & !3) | 2
         ),
@@ -861,7 +861,7 @@ fn rdma_qos(raw: &Raw) -> Result<Option<RdmaQos>> {
     if text(&raw.rdma) == Some("off") {
         wrong!(
             "rdmaQoS",
-            "with \"rdma\": \"off\" nothing of the RDMA device is changed: remove one of the two keys"
+            "with \"rdma\": \"off\" the RDMA device is not changed: remove one of the two keys"
         );
     }
     Ok(Some(wanted))

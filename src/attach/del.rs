@@ -90,11 +90,11 @@ fn what_became_of(ended: &Ended, addresses: &[IpNet]) -> String {
         return format!("the RDMA device of {id} is as it was; attached since {since}");
     }
     let place = match &ended.place {
-        Place::Host(link) => format!("went back to the host as {}", link.name),
+        Place::Host(link) => format!("returned to the host as {}", link.name),
         Place::UserSpace => "is on the host, with its driver for user space".to_owned(),
         Place::Unbound => "is on the host, without a driver".to_owned(),
         Place::Gone => "is gone from the node".to_owned(),
-        Place::Pod(_) | Place::Missing => "has not come back".to_owned(),
+        Place::Pod(_) | Place::Missing => "has not returned".to_owned(),
     };
     let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     let addresses =

@@ -167,7 +167,7 @@ impl States {
             return match (self.phase.as_str(), change) {
                 ("adding", _) => State::Planned,
                 ("missing", Change::Move) => {
-                    State::Failed(Failed { why: "it has not come back".to_owned(), ..Failed::default() })
+                    State::Failed(Failed { why: "it has not returned".to_owned(), ..Failed::default() })
                 }
                 _ => State::Done,
             };

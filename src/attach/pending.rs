@@ -394,7 +394,7 @@ fn drop_oldest(all: &mut Vec<Pending>, records: &Records) -> Result<()> {
         kept += 1;
     }
     for mut pending in all.drain(kept..) {
-        log::error!("too much is pending: what {} left is forgotten", pending.record.owner.describe());
+        log::error!("too much is pending: dropping the steps of {}", pending.record.owner.describe());
         for step in &mut pending.record.steps {
             if let Change::Lease(lease) = &mut step.change {
                 lease.config.clear();

@@ -46,7 +46,7 @@ pub fn end(
         }
     };
     if !is_home {
-        log::warn!("{} has not come back from {}", record.owner.device.id, record.owner.describe());
+        log::warn!("{} has not returned from {}", record.owner.device.id, record.owner.describe());
         records.write(&record, &mut claim)?;
         return Ok(Ended { record, place: cx.place });
     }
@@ -102,7 +102,7 @@ fn take_home(record: &mut Record, cx: &mut Cx<'_>) -> Result<bool> {
         match (step.change.undo(cx), &step.change) {
             (Err(error), Change::Move) => return Err(error),
             (Ok(()), Change::Move) if cx.place == Place::Missing => {
-                step.undone(Err(anyhow!("it has not come back from a namespace that has no path")));
+                step.undone(Err(anyhow!("it has not returned from a namespace without a path")));
                 return Ok(false);
             }
             (done, _) => step.undone(done),
@@ -149,7 +149,7 @@ pub fn on_host(record: &mut Record, cx: &mut Cx<'_>) {
 /// Leaves all that is left of a device for later.
 pub fn postpone(record: &mut Record, why: &anyhow::Error) {
     for step in record.steps.iter_mut().filter(|step| step.is_left_of_device()) {
-        step.undone(Err(anyhow!("it waits until nothing uses the device: {why:#}")));
+        step.undone(Err(anyhow!("waiting until nothing uses the device: {why:#}")));
     }
 }
 

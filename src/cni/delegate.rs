@@ -123,7 +123,7 @@ impl<'a> Delegate<'a> {
                 let what = if error.kind() == ErrorKind::TimedOut {
                     format!("did not answer {verb} within {:?} and was killed", self.patience)
                 } else {
-                    format!("could not be reached by its pipes: {error}")
+                    format!("its pipes failed: {error}")
                 };
                 return Err(failure!(Internal, "IPAM plugin {} {what}", self.name));
             }

@@ -249,7 +249,7 @@ fn introduce<P: Plugin>() -> ExitCode {
     let known: Vec<_> = VERSIONS.iter().map(|version| version.as_str()).collect();
     eprintln!("CNI {} plugin v{}", P::NAME, *RELEASE);
     eprintln!("CNI protocol versions supported: {}", known.join(", "));
-    eprintln!("Container runtimes call it. All that a person types is in railctl: try `railctl --help`");
+    eprintln!("Container runtimes call it. For commands, use railctl: try `railctl --help`");
     if args.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(2) }
 }
 

@@ -222,7 +222,7 @@ impl Lease {
         if life == Life::Dead {
             if let Some(device) = self.holder.device_away(node)? {
                 return Ok(Life::Unknown(format!(
-                    "its device {device} has not come back: a process keeps its namespace (`lsns -t net`)"
+                    "its device {device} has not returned: a process keeps its namespace (`lsns -t net`)"
                 )));
             }
             match self.keeper() {
@@ -233,7 +233,10 @@ impl Lease {
                     return Ok(Life::Unknown(why));
                 }
                 Err(error) => {
-                    return Ok(Life::Unknown(format!("who keeps its namespace cannot be found: {error}")));
+                    return Ok(Life::Unknown(format!(
+                        "cannot find the process that keeps its namespace: \
+                        {error}"
+                    )));
                 }
             }
         }
@@ -494,7 +497,7 @@ pub fn collect(node: &Node, network: &str, keep: &HashSet<String>) -> Result<()>
             match lease.life(node)? {
                 Life::Alive => log::warn!("{kept}: {holder} is alive"),
                 Life::Unknown(why) if holder.netns.is_some() => {
-                    log::warn!("{kept}: it is not known whether {holder} is alive: {why}");
+                    log::warn!("{kept}: cannot tell whether {holder} is alive: {why}");
                 }
                 Life::Dead | Life::Unknown(_) => {
                     folder.remove(&entry)?;
@@ -769,7 +772,7 @@ impl Folder {
                             continue;
                         }
                         Life::Alive => String::new(),
-                        Life::Unknown(why) => format!(" (it is not known whether it is alive: {why})"),
+                        Life::Unknown(why) => format!(" (cannot tell whether it is alive: {why})"),
                     };
                     let (Lease { holder, since, .. }, pool) = (lease, &self.pool);
                     return Ok(Err(format!(

@@ -72,7 +72,7 @@ pub fn within(node: &Node, prefixes: &[IpNet]) -> Result<Vec<Living>> {
         let shown = leases.path().display();
         fail!(
             TryAgain,
-            "{shown} was emptied after this call had begun, which may not look for living pods: retry"
+            "{shown} was emptied after this call had begun, and may not search for living pods: retry"
         );
     }
     if !is_begun && !was_used(&node.run_dir)? {

@@ -145,7 +145,7 @@ fn started(node: Node, network: &Network) -> Node {
 fn netns_id(netns: &Path) -> Result<Option<NetnsId>> {
     NetnsId::of(netns).map_err(|error| {
         let shown = netns.display();
-        failure!(InvalidNetns, "CNI_NETNS {shown}: {error}: a lease without a namespace would have no end")
+        failure!(InvalidNetns, "CNI_NETNS {shown}: {error}: a lease without a namespace would never end")
     })
 }
 
@@ -155,7 +155,7 @@ fn one_address_per_family_in_old_versions(version: Version, planned: &[(String, 
     if version < Version::V030 && families.len() < planned.len() {
         fail!(
             InvalidConfig,
-            "cniVersion {} has room for one address of a family: use 0.3.0 or newer for two pools",
+            "cniVersion {} can have only one address per family: use 0.3.0 or newer for two pools",
             version.as_str()
         );
     }

@@ -48,7 +48,7 @@ impl Roce {
             let dscp = tos >> 2;
             fail!(
                 InvalidConfig,
-                "roce.tos: the lower two bits of {tos} are those of ECN: use {}, which is DSCP {dscp}",
+                "roce.tos: the lowest two bits of {tos} are ECN: use {}, which is DSCP {dscp}",
                 dscp << 2
             );
         }

@@ -226,7 +226,7 @@ fn unusable_next_hop(prefix: IpNet, gateway: IpAddr) -> Option<String> {
     };
     let is_of_family = gateway.is_ipv4() == prefix.addr().is_ipv4();
     if gateway.is_unspecified() || gateway.is_multicast() || gateway.is_loopback() {
-        return Some(format!("{gateway} is no address of a leaf"));
+        return Some(format!("{gateway} cannot be the address of a leaf"));
     }
     (!is_of_family && !is_link_local).then(|| {
         format!(

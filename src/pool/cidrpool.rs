@@ -332,7 +332,7 @@ impl Spec {
                 }
                 Ok(dst) => {
                     if dst != dst.trunc() {
-                        let problem = format!("{dst} has host bits set, and is taken as {}", dst.trunc());
+                        let problem = format!("{dst} has host bits set: using {}", dst.trunc());
                         checked.warnings.push(of_dst(problem));
                     }
                     if seen.insert(dst.trunc()) {
@@ -368,7 +368,7 @@ impl Spec {
 }
 
 fn host_bits_set(prefix: IpNet) -> String {
-    format!("{prefix} has host bits set: is {} meant?", prefix.trunc())
+    format!("{prefix} has host bits set: did you mean {}?", prefix.trunc())
 }
 
 /// Sorts ranges; those that touch become one. Two exclusions may overlap, which makes every ADD of nv-ipam fail.
@@ -450,7 +450,7 @@ impl Shape {
                 Err(format!("{prefix} is outside of the pool's cidr {cidr}"))
             }
             Ok(prefix) if prefix.prefix_len() != *length => {
-                Err(format!("{prefix} has not the length of perNodeNetworkPrefix, which is {length}"))
+                Err(format!("{prefix} does not have the length of perNodeNetworkPrefix, {length}"))
             }
             Ok(prefix) => Ok(prefix),
         };

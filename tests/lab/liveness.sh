@@ -35,7 +35,7 @@ a_debug_pod_frees_nothing() {
     output=$(unshare --mount sh -c 'mount -t tmpfs tmpfs /run/netns; exec "$@"' sh "$bin/railctl" release --dead 2>&1) ||
         status=$?
     same "status of release" 1 "$status"
-    contains release "not known whether" "$output"
+    contains release "cannot tell whether" "$output"
     ipam DEL pod1 && same "status of DEL" 0 "$status"
 }
 

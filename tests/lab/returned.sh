@@ -133,7 +133,7 @@ a_vf_in_a_namespace_below_the_pods_comes_back_with_its_end() {
     del podA net1 "$config"
     refused "is attached to pod lab/podA" ADD podB net1 "$config"
     kill_pod podA
-    refused "has not come back" ADD podB net1 "$config"
+    refused "has not returned" ADD podB net1 "$config"
     kill_pod podX
     add podB net1 "$config"
     in_pod podB ping -q -c 2 -W 5 172.16.0.1 >/dev/null || fail "the next pod has no rail"

@@ -951,7 +951,7 @@ fn a_name_that_was_taken_meanwhile_holds_nobody_up_and_is_given_back_when_it_is_
         rig.host.ip("link add vf0 type bridge");
         let deleted = rig.del().ok();
         assert!(deleted.stderr.contains("another device has it"), "{deleted:?}");
-        assert!(!deleted.stderr.contains("went back to the host"), "{deleted:?}");
+        assert!(!deleted.stderr.contains("returned to the host"), "{deleted:?}");
         assert_eq!(rig.links(0), ["lo"]);
         assert_eq!((rig.host.records().len(), rig.host.pending().len(), rig.host.leases().len()), (0, 1, 0));
         rig.del().ok();

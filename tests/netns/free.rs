@@ -216,7 +216,7 @@ fn what_a_pod_stacked_on_its_rail_is_owed_until_it_is_gone() {
     let deleted = bench.end_with_a_macvlan_elsewhere();
     let says = "pending for pod default/pod, container c1 as net1";
     assert!(deleted.stderr.contains(says) && deleted.stderr.contains("the end of its use"), "{deleted:?}");
-    assert!(!deleted.stderr.contains("went back to the host"), "{deleted:?}");
+    assert!(!deleted.stderr.contains("returned to the host"), "{deleted:?}");
     bench.host.ip_in(&bench.pods[1], "link show mv");
     // It stays everything while somebody uses the device, and while another call has it.
     bench.forget_what_is_owed();

@@ -540,7 +540,7 @@ fn a_function_whose_driver_cannot_be_bound_again_is_not_reset() {
     let config = played.with_reset(None);
     for (file, text, told) in [
         ("driver_override", "vfio-pci\n", "would get the driver vfio-pci when it is bound again"),
-        ("sriov_numvfs", "2\n", "has VFs, which would go with its driver"),
+        ("sriov_numvfs", "2\n", "has VFs, which unbinding its driver would remove"),
     ] {
         fs::write(played.at(file), text).unwrap();
         let refused = played.run("ADD", 0, &config);

@@ -53,7 +53,7 @@ impl Held {
         let run = |call: Call| self.elsewhere(call, change).run(&network());
         let told = |ran: &Ran| {
             let text = format!("{}{}", ran.stdout, ran.stderr);
-            assert!(text.contains("not known whether") && text.contains(why), "no {why:?} in {ran:?}");
+            assert!(text.contains("cannot tell whether") && text.contains(why), "no {why:?} in {ran:?}");
         };
         let added = run(self.call("ADD", "new"));
         added.error(11);
@@ -162,7 +162,7 @@ fn an_address_is_held_while_its_device_has_not_come_back() {
     let netdev = held.host.path("sys/devices").join(vf_address(0)).join("net/vf0");
     fs::remove_dir(&netdev).unwrap();
     held.host.delete_netns(&held.old);
-    held.is_not_judged("true", "has not come back");
+    held.is_not_judged("true", "has not returned");
     // Its PF's driver is gone, and it with it.
     let function = held.host.path("sys/bus/pci/devices").join(vf_address(0));
     let target = fs::read_link(&function).unwrap();

@@ -154,7 +154,7 @@ fn every_line_says_for_whom_it_is_and_del_says_what_it_did() {
     assert!(has(" info  rail-cni ADD rail-0 ai/trainer-0 net1 172.16.0.0: "), "{text}");
     assert!(
         has(
-            " info  rail-cni DEL rail-0 ai/trainer-0 net1 172.16.0.0: vf0 went back to the host as vf0, 172.16.0.0/31"
+            " info  rail-cni DEL rail-0 ai/trainer-0 net1 172.16.0.0: vf0 returned to the host as vf0, 172.16.0.0/31"
         ),
         "{text}"
     );

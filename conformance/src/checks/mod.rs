@@ -43,7 +43,7 @@ pub enum Level {
     /// The specification recommends it.
     #[serde(rename = "SHOULD")]
     Should,
-    /// Runtimes rely on it, or a node survives by it; or the specification can be read both ways.
+    /// Runtimes or nodes depend on it, or the specification can be read both ways.
     #[serde(rename = "quality")]
     Quality,
 }

@@ -99,7 +99,7 @@ fn look<'a>(one: &'a Attached, node: &Node) -> Option<Checked<'a>> {
         State::Elsewhere => {
             Some("the device is neither in the pod nor on the host: restart the pod".to_owned())
         }
-        State::Unknown(why) => Some(format!("it is not known whether its pod is alive: {why}")),
+        State::Unknown(why) => Some(format!("cannot tell whether its pod is alive: {why}")),
     };
     checked.differences.extend(told);
     let has_ended = || -> Result<bool> {

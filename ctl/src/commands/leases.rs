@@ -109,10 +109,7 @@ pub fn leases(node: &Node, args: &LeasesArgs, output: Output) -> Result<ExitCode
         damage.iter().chain(unreadable).for_each(|why| output::say(why));
         for (entry, _, state) in leases {
             if let State::Unknown(why) = state {
-                output::say(&format!(
-                    "{}: it is not known whether its holder is alive: {why}",
-                    entry.address
-                ));
+                output::say(&format!("{}: cannot tell whether its holder is alive: {why}", entry.address));
             }
         }
     }

@@ -119,7 +119,11 @@ impl Out<'_> {
         let Some(text) = read(&path)? else { return Ok(Written::new()) };
         serde_json::from_slice(&text).map_err(|error| {
             let file = path.display();
-            failure!(Decode, "{file}: {error}: it lists what earlier plans wrote here: remove it, and look for their files yourself")
+            failure!(
+                Decode,
+                "{file}: {error}: it lists the files of earlier plans: remove it, and check \
+                for such files yourself"
+            )
         })
     }
 
@@ -194,13 +198,13 @@ impl Out<'_> {
                 output::say(&format!("{dir}: {what}: {}{more}", first.join(", ")));
             }
         };
-        say(&all("stale"), "written for an earlier plan and not in this one, stays (--prune removes it)");
+        say(&all("stale"), "written for an earlier plan: it stays (--prune removes it)");
         say(
             &all("edited"),
-            "written for an earlier plan and not in this one, but changed since, so it stays: look at it, and remove it",
+            "written for an earlier plan, but edited since, so it stays: check it, and remove it",
         );
         let unknown: Vec<&str> = unknown.iter().map(String::as_str).collect();
-        say(&unknown, "not in this plan, and of an unknown writer: look at it, and remove it if it is old");
+        say(&unknown, "not in this plan, and not written by one: check it, and remove it if it is old");
     }
 
     /// Prints the changes; files that are the same are only counted.

@@ -260,7 +260,8 @@ impl PlanArgs {
         if !crate::plan::is_namespace(name) {
             fail!(
                 InvalidConfig,
-                "--namespace: {name:?} is not a namespace of Kubernetes: 1 to 63 small letters, digits and -"
+                "--namespace: {name:?} is not a Kubernetes namespace: 1 to 63 lowercase letters, digits \
+                    and -"
             );
         }
         Ok(Some(name))
@@ -408,7 +409,7 @@ impl PlanArgs {
 
 fn parse_first_octet(text: &str) -> Result<u8, String> {
     let octet = text.parse::<u8>().ok().filter(|octet| is_first_octet(*octet));
-    octet.ok_or_else(|| "is not 1 to 223 without 127".to_owned())
+    octet.ok_or_else(|| "is not 1 to 223, except 127".to_owned())
 }
 
 /// Renames the pools, whose rails must be known.

@@ -250,7 +250,7 @@ fn reap_one(records: &Records, of: &Record, node: &Node, args: &ReapArgs, reaped
     match state::of(&record, node, &mut Socket::open()?)? {
         State::Live(_) | State::Elsewhere => reaped.in_use += 1,
         State::Unknown(why) if !args.force => {
-            let why = format!("it is not known whether its pod is alive: {why}");
+            let why = format!("cannot tell whether its pod is alive: {why}");
             reaped.left.push((record, Some(why)));
         }
         _ if args.dry_run => reaped.left.push((record, None)),
@@ -260,7 +260,7 @@ fn reap_one(records: &Records, of: &Record, node: &Node, args: &ReapArgs, reaped
                 reaped.given_back.push(record);
             } else {
                 let how = locate::how_to_end(&record.owner);
-                let why = format!("it has not come back from the namespace of its pod: {how}");
+                let why = format!("it has not returned from the namespace of its pod: {how}");
                 reaped.left.push((record, Some(why)));
             }
         }

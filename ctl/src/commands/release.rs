@@ -73,7 +73,7 @@ pub fn release(node: &Node, args: &ReleaseArgs, output: Output) -> Result<ExitCo
                 }
                 State::Live if claim.is_some() => Some("its claim has not ended".to_owned()),
                 State::Live => Some("its network namespace exists".to_owned()),
-                State::Unknown(why) => Some(format!("it is not known whether it is alive: {why}")),
+                State::Unknown(why) => Some(format!("cannot tell whether it is alive: {why}")),
                 State::Dead | State::Unreadable => None,
             };
             match kept.filter(|_| !args.force) {

@@ -132,10 +132,10 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
             }
             State::Missing => {
                 let (id, how) = (&owner.device.id, locate::how_to_end(owner));
-                todo.push(format!("{what}: {id} has not come back from the pod, which is gone: {how}"));
+                todo.push(format!("{what}: {id} has not returned from the pod, which is gone: {how}"));
             }
             State::Unknown(why) => {
-                todo.push(format!("{what}: it is not known whether its pod is alive: {why}"));
+                todo.push(format!("{what}: cannot tell whether its pod is alive: {why}"));
             }
             State::Live(_) | State::OnHost | State::Dead | State::CutOff => (),
         }

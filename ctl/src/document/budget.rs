@@ -27,7 +27,7 @@ impl Budget {
         match self.left.checked_sub(size) {
             Some(left) => self.left = left,
             None if self.all < MAX_MEMORY => {
-                return Err("aliases make more of this file than it holds".into());
+                return Err("aliases expand this file too much".into());
             }
             None => {
                 return Err(format!("its values would take more than {} MiB of memory", MAX_MEMORY >> 20));

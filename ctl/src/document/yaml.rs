@@ -69,7 +69,7 @@ impl Reader {
             matches!(self.open.last(), Some(Open { so_far: SoFar::Object(Object { key: None, .. }), .. }));
         match event {
             Event::SequenceStart(..) | Event::MappingStart(..) if awaits_key => {
-                Err("a list or an object as a key is not read".to_owned())
+                Err("a key cannot be a list or an object".to_owned())
             }
             Event::SequenceStart(_, anchor, tag) => {
                 refuse_tag(tag.as_deref(), &["seq"])?;
@@ -96,7 +96,7 @@ impl Reader {
                 let placed = scalar(text, style, tag.as_deref(), line)?;
                 self.place(placed, anchor)
             }
-            Event::Alias(_) if awaits_key => Err("an alias as a key is not read".to_owned()),
+            Event::Alias(_) if awaits_key => Err("a key cannot be an alias".to_owned()),
             Event::Alias(anchor) => self.alias(anchor),
             Event::DocumentStart(..) => {
                 self.anchors.clear();
@@ -128,7 +128,7 @@ impl Reader {
 
     fn alias(&mut self, anchor: usize) -> Result<(), String> {
         let Some(placed) = self.anchors.get(&anchor) else {
-            return Err("an alias of a key, or inside the value that it names, is not read".to_owned());
+            return Err("an alias of a key, or inside its own value, is not supported".to_owned());
         };
         copied(placed, &mut self.budget)?;
         if self.open.len() + depth(&placed.0) > MAX_DEPTH {
@@ -203,7 +203,7 @@ fn tag_name(tag: &Tag) -> Option<&str> {
 
 fn refuse_tag(tag: Option<&Tag>, allowed: &[&str]) -> Result<(), String> {
     if tag.is_some_and(|tag| tag_name(tag).is_none_or(|name| !allowed.contains(&name))) {
-        return Err("this tag (!) is not read: write the value without it".to_owned());
+        return Err("tags (!) are not supported: remove this one".to_owned());
     }
     Ok(())
 }

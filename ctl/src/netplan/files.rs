@@ -49,7 +49,11 @@ impl Host {
             match document::read(file) {
                 Ok(some) => {
                     if let [_, second, ..] = some.as_slice() {
-                        faults.push(second.root().fault("", "is a second document, and netplan takes one"));
+                        faults.push(second.root().fault(
+                            "",
+                            "is a second document, but netplan reads only \
+                            one",
+                        ));
                     }
                     documents.extend(some.into_iter().take(1));
                 }

@@ -244,7 +244,7 @@ impl<'a> Ethernet<'a> {
                 continue;
             };
             if to != to.trunc() {
-                let problem = format!("{to} has host bits set, and is taken as {}", to.trunc());
+                let problem = format!("{to} has host bits set: using {}", to.trunc());
                 notes.warn(self.fault_at(route.part.place("to"), ".routes", problem));
             }
             let (first_address, first, all) = found.get_or_insert_with(|| (address, route, Vec::new()));

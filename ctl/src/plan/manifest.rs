@@ -274,7 +274,10 @@ pub(super) fn not_of_nodes(plan: &Plan) -> Option<String> {
     let names: Vec<_> =
         plan.nodes().into_iter().filter(|name| !is_object_name(name)).map(str::to_owned).collect();
     (!names.is_empty()).then(|| {
-        format!("no node of Kubernetes can be called {} (small letters, digits, - and .)", some_of(&names))
+        format!(
+            "{} cannot be the name of a Kubernetes node (lowercase letters, digits, - and .)",
+            some_of(&names)
+        )
     })
 }
 

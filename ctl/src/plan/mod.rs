@@ -335,7 +335,8 @@ impl Pool {
         if !is_object_name(name) {
             fail!(
                 InvalidConfig,
-                "pool {name}: names in Kubernetes have small letters, digits, - and . only: rename the pool"
+                "pool {name}: Kubernetes names have only lowercase letters, digits, - and \
+                    .: rename the pool"
             );
         }
         Ok(())

@@ -39,7 +39,7 @@ impl Doubt {
         match self {
             Doubt::OtherSu => "host and leaf of a link are in different SUs or pods",
             Doubt::TwoSus => "a host is in two SUs or pods",
-            Doubt::MissingSu => "a host has no su, and others have one",
+            Doubt::MissingSu => "a host has no su, although others have one",
             Doubt::OtherRail => "a host is linked to a leaf that is not for its rail",
             Doubt::SecondLink => "a host has two links on one rail, which get one address",
             Doubt::MissingRail => "a node lacks a rail that others have",

@@ -20,7 +20,8 @@ pub fn write(plan: &Plan) -> Result<Vec<File>> {
         if !is_object_name(&name) {
             fail!(
                 InvalidConfig,
-                "leaf group {name}: names in Kubernetes have small letters, digits, - and . only: rename the leaf"
+                "leaf group {name}: Kubernetes names have only lowercase letters, digits, - and \
+                    .: rename the leaf"
             );
         }
         text.push_str(&format!(

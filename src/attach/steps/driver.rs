@@ -43,10 +43,10 @@ pub fn refuse(key: &str, device: &Device, function: &Function) -> Result<()> {
 /// Why the driver cannot be bound again without more than this device changing. `siblings`: the function has several netdevs.
 fn hindrance(siblings: bool, function: &Function) -> Option<String> {
     if siblings {
-        return Some("has several netdevs, which would go with its driver".to_owned());
+        return Some("has several netdevs, which unbinding its driver would remove".to_owned());
     }
     if function.vf_count() > 0 {
-        return Some("has VFs, which would go with its driver".to_owned());
+        return Some("has VFs, which unbinding its driver would remove".to_owned());
     }
     let only = function.driver_override().filter(|only| function.driver().as_ref() != Some(only))?;
     Some(format!("would get the driver {only} when it is bound again (driver_override)"))

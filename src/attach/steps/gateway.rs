@@ -43,11 +43,15 @@ pub fn refuse_userspace(conf: &NetConf, device: &Device) -> Result<()> {
     if device.original.link.is_some() {
         return Ok(());
     }
-    conf.or_warn(conf.probe, failure!(
-        UnsupportedField,
-        "gatewayProbe: a program in user space has {}, so the kernel cannot ask its gateway: leave the key out",
-        device.describe()
-    ))
+    conf.or_warn(
+        conf.probe,
+        failure!(
+            UnsupportedField,
+            "gatewayProbe: a program in user space has {}, so the kernel cannot ask its gateway: remove the \
+            key",
+            device.describe()
+        ),
+    )
 }
 
 /// The gateways that ADD asks, and CHECK asks again.
@@ -66,7 +70,7 @@ pub fn plan(conf: &NetConf, rail: &Rail, leased: &AddResult) -> Result<Option<Ga
     if gateways.is_empty() {
         conf.or_warn(
             conf.probe,
-            failure!(InvalidConfig, "gatewayProbe: neither the IPAM nor a route names a gateway to ask"),
+            failure!(InvalidConfig, "gatewayProbe: neither the IPAM plugin nor a route names a gateway"),
         )?;
         return Ok(None);
     }

@@ -116,7 +116,7 @@ fn rename(link: &Link, original: &Link, host: &mut Socket) -> Result<()> {
     if let Some(other) = link::by_name(host, &original.name)?.filter(|other| other.index != link.index) {
         fail!(
             Internal,
-            "{} cannot get its name {} back, because another device has it (index {}): rename that one",
+            "{} cannot get its name {} back, because another device has it (index {}): rename that device",
             link.name,
             original.name,
             other.index

@@ -48,7 +48,7 @@ fn without_a_gateway_of_its_own_a_row_has_that_of_the_index() {
 fn every_fault_is_told_with_its_place() {
     type Change<'a> = &'a dyn Fn(&mut Value);
     let cases: [(&str, Change<'_>); 21] = [
-        ("spec.cidr: 172.16.0.1/15 has host bits set: is 172.16.0.0/15 meant?", &|v| {
+        ("spec.cidr: 172.16.0.1/15 has host bits set: did you mean 172.16.0.0/15?", &|v| {
             v["cidr"] = json!("172.16.0.1/15")
         }),
         ("spec.cidr: \"x\" is not a prefix", &|v| v["cidr"] = json!("x")),
@@ -67,7 +67,7 @@ fn every_fault_is_told_with_its_place() {
         ("[0].prefix: 10.0.0.0/31 is outside of the pool's cidr", &|v| {
             v["staticAllocations"][0]["prefix"] = json!("10.0.0.0/31")
         }),
-        ("[0].prefix: 172.16.1.60/30 has not the length", &|v| {
+        ("[0].prefix: 172.16.1.60/30 does not have the length", &|v| {
             v["staticAllocations"][0]["prefix"] = json!("172.16.1.60/30")
         }),
         ("[0].prefix: fd00::/31 is not of the address family", &|v| {

@@ -139,8 +139,8 @@ fn only_version_2_has_a_gateway_outside_of_the_prefix() {
         ("10.0.0.0/31", "10.0.0.2", "outside"),
         ("10.0.0.1/32", "fd00::1", "only fe80::/10"),
         ("fd00::1/128", "10.0.0.1", "only fe80::/10"),
-        ("10.0.0.1/32", "224.0.0.1", "no address of a leaf"),
-        ("10.0.0.1/32", "::", "no address of a leaf"),
+        ("10.0.0.1/32", "224.0.0.1", "cannot be the address of a leaf"),
+        ("10.0.0.1/32", "::", "cannot be the address of a leaf"),
     ] {
         let told = of(2, prefix, gateway).unwrap_err();
         assert!(told.contains(why), "{prefix} {gateway}: {told}");

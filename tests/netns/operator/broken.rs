@@ -101,8 +101,8 @@ fn rails_that_are_swapped_in_node_json() {
     );
     let line = |rail: u8, listed: u8| {
         format!(
-            "rail-order: node.json has {} for rail {rail}, and by the order of the PCI addresses it is {}: its pods \
-             would be refused, or be connected to the leaf of another rail -> in /node.json, set {RAILS}; or correct the \
+            "rail-order: node.json has {} for rail {rail}, and by the order of the PCI addresses it is {}: \
+                its pods would be refused, or connected to another rail's leaf -> in /node.json, set {RAILS}; or correct the \
              resource or the addresses; or, if the hardware has another order, set \"railsInPciOrder\": false",
             pf_address(listed),
             pf_address(rail)
@@ -380,9 +380,9 @@ fn a_dead_pods_device_that_is_still_away() {
     );
     // Neither says more than was done.
     let deleted = host.cni("DEL", "gone", Path::new("/run/netns/none"), &rail(0)).ok().stderr;
-    assert!(deleted.contains("has not come back") && !deleted.contains("went back"), "{deleted}");
+    assert!(deleted.contains("has not returned") && !deleted.contains("returned to the host"), "{deleted}");
     let reaped = run(&host, &["reap"]);
-    let says = "it has not come back from the namespace of its pod: process";
+    let says = "it has not returned from the namespace of its pod: process";
     assert!(
         reaped.status == 1 && reaped.stdout.contains(&format!("{says} {} (sleep)", process.pid())),
         "{reaped:?}"

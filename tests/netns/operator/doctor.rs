@@ -194,7 +194,7 @@ fn faults_of_records_and_leases() {
     is_well(&host);
 
     host.plan("rail-0", "172.16.0.8/31", "172.16.0.9", &[]);
-    finds(&host, "leases", "warn", "is outside of the present plan");
+    finds(&host, "leases", "warn", "is outside the current plan");
     host.plan("rail-0", "172.16.0.0/31", "172.16.0.1", &[]);
     fs::rename(host.path("run/leases/node-1"), host.path("run/leases/node-0")).unwrap();
     finds(&host, "leases", "warn", "was leased when this node was named node-0");

@@ -212,7 +212,7 @@ fn cases() -> Vec<Case> {
             ..ANY
         },
         Case {
-            says: "has not come back from …, whose network namespace is gone",
+            says: "has not returned from …, whose network namespace is gone",
             check: "records",
             make: |host| Some(Box::new(kept_away(host))),
             config: || by_id(0),
@@ -295,7 +295,7 @@ fn cases() -> Vec<Case> {
             ..ANY
         },
         Case {
-            says: "it is not known whether it is alive: …",
+            says: "cannot tell whether it is alive: …",
             check: "leases",
             make: |host| {
                 // The file that the namespace was bound to is left, and nobody has the device on record.

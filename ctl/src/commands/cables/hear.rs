@@ -68,6 +68,6 @@ fn open(link: &Link) -> Result<Box<dyn DataLinkReceiver>> {
     };
     match pnet_datalink::channel(&interface, config)? {
         Channel::Ethernet(_, receiver) => Ok(receiver),
-        _ => bail!("the library made a channel of another kind"),
+        _ => bail!("the library opened another kind of channel"),
     }
 }

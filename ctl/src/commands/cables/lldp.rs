@@ -66,9 +66,9 @@ pub fn parse(pdu: &[u8]) -> Result<Option<Neighbour>, &'static str> {
     let (kind, port, rest) = next(rest)?;
     let port = id(kind == PORT, port, &[1, 2, 5, 7], 3)?;
     let (kind, ttl, mut rest) = next(rest)?;
-    let &[high, low, ..] = ttl else { return Err("its time to live is too short") };
+    let &[high, low, ..] = ttl else { return Err("its time-to-live field is too short") };
     if kind != TTL {
-        return Err("its third part is no time to live");
+        return Err("its third field is not a time to live");
     }
     let mut neighbour = Neighbour { chassis, port, port_description: None, system_name: None };
     // The end may be missing, and what follows it is the padding of the frame.
@@ -77,8 +77,8 @@ pub fn parse(pdu: &[u8]) -> Result<Option<Neighbour>, &'static str> {
         rest = after;
         let place = match kind {
             END if value.is_empty() => break,
-            END => return Err("its end is not empty"),
-            CHASSIS | PORT | TTL => return Err("one of its first parts is there twice"),
+            END => return Err("its end field is not empty"),
+            CHASSIS | PORT | TTL => return Err("a mandatory field is repeated"),
             PORT_DESCRIPTION => &mut neighbour.port_description,
             SYSTEM_NAME => &mut neighbour.system_name,
             _ => continue,
@@ -86,7 +86,7 @@ pub fn parse(pdu: &[u8]) -> Result<Option<Neighbour>, &'static str> {
         if place.is_some() {
             return Err("it has two names");
         }
-        *place = Some(text(value).ok_or("one of its names is no text")?);
+        *place = Some(text(value).ok_or("a name in it is not UTF-8")?);
     }
     let named = |name: Option<String>| name.filter(|name| !name.is_empty());
     neighbour.port_description = named(neighbour.port_description);
@@ -96,9 +96,9 @@ pub fn parse(pdu: &[u8]) -> Result<Option<Neighbour>, &'static str> {
 
 /// Type and value of the first TLV, and what follows: 7 bits are the type, 9 the length.
 fn next(bytes: &[u8]) -> Result<(u8, &[u8], &[u8]), &'static str> {
-    let (&[high, low], rest) = bytes.split_first_chunk().ok_or("it is cut off")?;
+    let (&[high, low], rest) = bytes.split_first_chunk().ok_or("it is truncated")?;
     let length = usize::from(high & 1) << 8 | usize::from(low);
-    let (value, rest) = rest.split_at_checked(length).ok_or("it is cut off")?;
+    let (value, rest) = rest.split_at_checked(length).ok_or("it is truncated")?;
     Ok((high >> 1, value, rest))
 }
 
@@ -107,10 +107,10 @@ fn id(is_its: bool, value: &[u8], texts: &[u8], mac: u8) -> Result<Id, &'static 
     let Some((kind, value)) =
         value.split_first().filter(|(_, value)| is_its && (1..=255).contains(&value.len()))
     else {
-        return Err("it does not begin with a chassis and a port");
+        return Err("it does not begin with chassis and port");
     };
     if *kind == mac {
-        return value.try_into().map(Id::Mac).map_err(|_| "a MAC in it has another length");
+        return value.try_into().map(Id::Mac).map_err(|_| "a MAC in it has the wrong length");
     }
     let name = text(value).filter(|_| texts.contains(kind));
     Ok(name.map_or_else(|| Id::Bytes(value.to_owned()), Id::Text))

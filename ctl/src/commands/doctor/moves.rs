@@ -43,7 +43,7 @@ fn judge(took: Duration, is_normal: bool) -> Check {
     );
     if is_normal {
         let remedy = format!("`echo 0 >{RCU_NORMAL}`, unless programs of this node need it for real time");
-        return Check::warn(NAME, format!("{text}; {RCU_NORMAL} is 1, which about doubles it"), remedy);
+        return Check::warn(NAME, format!("{text}; {RCU_NORMAL} is 1, which roughly doubles it"), remedy);
     }
     if took > SLOW {
         let remedy = "boot with rcutree.jiffies_till_first_fqs=0; if it stays slow while no pod starts or ends, see \

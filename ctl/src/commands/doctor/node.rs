@@ -278,7 +278,8 @@ fn check_owner(name: &'static str, directory: &Path, found: &mut Findings) {
     let Ok(meta) = directory.metadata() else { return };
     let shown = directory.display();
     if meta.mode() & 0o022 != 0 {
-        let text = format!("others than its owner can write to {shown} (mode {:o})", meta.mode() & 0o7777);
+        let text =
+            format!("users other than its owner can write to {shown} (mode {:o})", meta.mode() & 0o7777);
         found.add(Check::fail(name, text, format!("run `chmod go-w {shown}`")));
     }
     if meta.uid() != nix::unistd::geteuid().as_raw() {
@@ -312,11 +313,7 @@ pub fn confined(node: &Node, found: &mut Findings) {
     let name = "confine";
     if !node.confine {
         let text = "node.json has \"confine\": false, so the kernel holds the plugins to no limits";
-        return found.add(Check::warn(
-            name,
-            text,
-            "remove the key, unless it mends something: then report that",
-        ));
+        return found.add(Check::warn(name, text, "remove the key; if that breaks something, report it"));
     }
     let calls = match Path::new("/proc/sys/kernel/seccomp/actions_avail").exists() {
         true => "seccomp limits the system calls of the plugins",
@@ -327,8 +324,8 @@ pub fn confined(node: &Node, found: &mut Findings) {
         Ok(modules) if modules.trim().split(',').any(|module| module == "landlock") => {
             "Landlock the directories that rail-ipam writes in"
         }
-        Ok(_) => "this kernel runs without Landlock (boot parameter lsm=)",
-        Err(_) => "whether there is Landlock is not known, because /sys/kernel/security is not mounted",
+        Ok(_) => "Landlock is not enabled (boot parameter lsm=)",
+        Err(_) => "cannot tell whether Landlock is enabled, because /sys/kernel/security is not mounted",
     };
     found.add(Check::ok(name, format!("{calls}; {directories}")));
 }
@@ -346,7 +343,7 @@ pub fn host(found: &mut Findings) {
     let (ours, init) = (Path::new("/proc/self/ns/net"), Path::new("/proc/1/ns/net"));
     let is_there = init.metadata();
     found.add(match is_there {
-        Err(error) => Check::skip("namespace", format!("cannot look at {}: {error}", init.display())),
+        Err(error) => Check::skip("namespace", format!("cannot inspect {}: {error}", init.display())),
         Ok(_) if netns::is_same(ours, init) => {
             Check::ok("namespace", "doctor runs in the host's network namespace")
         }

@@ -53,7 +53,8 @@ pub fn check(node: &Node, inventory: &Inventory, networks: &[Network], found: &m
 pub fn check_closed(node: &Node, found: &mut Findings) {
     let Ok(node_name) = rail_cni::pool::node_name(node) else { return };
     if let Err(error) = refuse_closed(node, &node_name) {
-        let remedy = "let the plan name this node, and write it: rail-agent does, or `railctl plan` or `railctl import`";
+        let remedy = "add this node to the plan, which rail-agent, `railctl plan` or `railctl import` \
+            writes";
         found.add(Check::fail("pools", format!("{error:#}"), remedy));
     }
 }
@@ -71,7 +72,7 @@ fn pools(
     let ours = store.pools(node_name)?;
     if store.is_unfinished() {
         let text = "a plan is being written to the store, or a write was interrupted: some nodes may still have the previous plan";
-        found.add(Check::warn(name, text, "if it is still so in a minute, write the plan again"));
+        found.add(Check::warn(name, text, "if this lasts longer than a minute, write the plan again"));
     }
     for (pool, allocation) in ours.iter().zip(store.find(node_name, &ours)?) {
         match allocation {
@@ -89,10 +90,7 @@ fn pools(
     let mut others = store.some_nodes(OTHER_NODES + 2);
     let near = store.near(node_name);
     if ours.is_empty() && !node.rails.is_empty() && !node.rails.iter().any(|rail| rail.pool) {
-        found.add(Check::skip(
-            name,
-            "node.json says of each rail that another IPAM plugin gives its addresses",
-        ));
+        found.add(Check::skip(name, "node.json leaves the addresses of all rails to another IPAM plugin"));
         return Ok(pools);
     }
     if ours.is_empty() {
@@ -250,7 +248,7 @@ fn leases(
             if let (Life::Unknown(why), false) = (life, is_told) {
                 let is_freed = |one: &Attached| one.is_home && is_of(&lease, &one.record);
                 let text = format!(
-                    "pool {pool}: {}: it is not known whether {} is alive: {why}",
+                    "pool {pool}: {}: cannot tell whether {} is alive: {why}",
                     lease.address, lease.holder
                 );
                 found.add(if inventory.attachments.iter().any(is_freed) {
@@ -272,8 +270,13 @@ fn leases(
                     "restart the pod: its DEL releases the address, but other ADDs do not see the lease",
                 ));
             } else if pools.get(pool).is_some_and(|ours| !ours.prefix.contains(&lease.address)) {
-                let text = format!("{} is outside of the present plan", what());
-                found.add(Check::warn(name, text, "restart the pod, which has the address until it ends"));
+                let text = format!("{} is outside the current plan", what());
+                found.add(Check::warn(
+                    name,
+                    text,
+                    "restart the pod, which keeps the address until it \
+                    ends",
+                ));
             }
             of_others += usize::from(!inventory.attachments.iter().any(|one| is_of(&lease, &one.record)));
             live.push(lease);

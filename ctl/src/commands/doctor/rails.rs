@@ -104,7 +104,7 @@ fn order(node: &Node, found: &mut Findings) {
             rail_cni::node::path().display(),
             order::corrected(node, &slips)
         );
-        let text = format!("{slip}: its pods would be refused, or be connected to the leaf of another rail");
+        let text = format!("{slip}: its pods would be refused, or connected to another rail's leaf");
         found.add(Check { rail: Some(slip.rail), ..Check::fail(name, text, remedy) });
     }
     let how = if node.rails_in_pci_order { "" } else { "; the order of the PCI addresses is not checked" };
@@ -272,7 +272,7 @@ fn pf(node: &Node, rail: &Rail, inventory: &Inventory, found: &mut Findings) {
         Some(_) if rail.link.is_none() && !inventory.is_held(pf) => {
             let text = format!("{id} has no netdev on the host");
             found.add(
-                Check::fail(name, text, "move it back if it is in another network namespace (`ip netns`)")
+                Check::fail(name, text, "if it is in another network namespace, move it back (`ip netns`)")
                     .on(rail),
             );
         }

@@ -108,7 +108,7 @@ fn devices(inventory: &Inventory, why: Option<&str>, found: &mut Findings) {
         for function in &lacking {
             let id = &function.id;
             if is_pending(function) {
-                let text = format!("{id}: its RDMA device has not come back from a pod that is gone");
+                let text = format!("{id}: its RDMA device has not returned from a pod that is gone");
                 found.add(Check::warn(DEVICES, text, "run `railctl reap`").on(rail));
             } else if let Some(one) = away.iter().find(|one| one.id == *id) {
                 let text =
@@ -199,7 +199,7 @@ fn ports(inventory: &Inventory, needs_roce: bool, found: &mut Findings) {
     } else if !layers.iter().any(|layer| layer == ETHERNET) {
         found.add(Check::skip(GID, "there is no RoCE port on the host"));
     }
-    found.ok_unless_reported(GID, "every RoCE port has GIDs of the kind RoCE v2, of its own netdev");
+    found.ok_unless_reported(GID, "every RoCE port has RoCE v2 GIDs of its own netdev");
 }
 
 /// Checks that a port has GIDs of the kind RoCE v2: one of the link-local address is there without any other address.
@@ -207,7 +207,7 @@ fn gids(rail: &Rail, function: &Function, link: Option<&Link>, port: &RdmaPort, 
     let (id, name) = (&function.id, &port.name);
     let own = link.map(|link| &link.name);
     if port.netdevs.is_empty() {
-        let text = format!("{name} of {id} has no GID of the kind RoCE v2");
+        let text = format!("{name} of {id} has no RoCE v2 GID");
         found.add(match link.filter(|link| link.up) {
             Some(_) => {
                 let remedy = format!(
@@ -439,7 +439,7 @@ mod tests {
             (
                 ("gid_attrs/types/1", "IB/RoCE v1"),
                 Verdict::Fail,
-                "rail 0: mlx5_0/1 of 0000:00:00.0 has no GID of the kind RoCE v2",
+                "rail 0: mlx5_0/1 of 0000:00:00.0 has no RoCE v2 GID",
             ),
             (
                 ("gid_attrs/ndevs/1", "bond0"),

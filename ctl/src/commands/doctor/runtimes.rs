@@ -75,7 +75,7 @@ fn judged(name: &'static str, what: &str, version: &str) -> Check {
             name,
             format!(
                 "{what}: libcni {version} supports CNI up to 1.0.0, without GC and STATUS: networks need \
-                 \"cniVersion\": \"1.0.0\" with \"cniVersions\", as conf/nads.yaml has it"
+                 \"cniVersion\": \"1.0.0\" with \"cniVersions\", as in conf/nads.yaml"
             ),
         ),
         _ => Check::ok(name, format!("{what}: libcni {version} supports CNI up to 1.1.0")),
@@ -198,7 +198,7 @@ fn configurations(directory: &Path, old: Option<&str>, found: &mut Findings) {
     }
     if lines.is_empty() && !found.0.iter().any(|check| check.name == name && check.verdict == Verdict::Fail) {
         lines.push(format!(
-            "{}: {}, none of multus or rail-cni",
+            "{}: {}, none for multus or rail-cni",
             directory.display(),
             count(paths.len(), "network")
         ));

@@ -67,7 +67,7 @@ fn look(needs: Needs, found: &mut Findings) -> Node {
     let mut node = node::configuration(found);
     node::directories(&node, found);
     if node.rails.is_empty() {
-        let text = "node.json lists no rails, so it is not known which to wait for";
+        let text = "node.json lists no rails to wait for";
         found.add(Check::fail("pf", text, "list them as conf/node.json does"));
         return node;
     }

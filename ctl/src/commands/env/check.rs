@@ -47,7 +47,7 @@ impl Environment {
         if !netns::is_same(&process.join("ns/net"), Path::new("/proc/self/ns/net")) {
             fail!(
                 InvalidConfig,
-                "{} is gone, or in another network namespace, which has other rails: run this command there",
+                "{} is gone, or in another network namespace with other rails: run this command there",
                 process.display()
             );
         }

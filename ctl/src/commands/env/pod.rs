@@ -21,7 +21,7 @@ pub type Numbers = BTreeSet<u8>;
 
 /// Parses `0-7,9`.
 pub fn parse_rails(text: &str) -> Result<Numbers, String> {
-    let wrong = || format!("{text:?} is no list of rails: 0-7, or 0,2,4");
+    let wrong = || format!("{text:?} is not a list of rails, such as 0-7 or 0,2,4");
     let number = |text: &str| text.parse::<u8>().map_err(|_| wrong());
     let mut all = Numbers::new();
     for part in text.split(',') {
@@ -97,10 +97,10 @@ impl Pod {
                 }
                 Some(_) => pod
                     .unknown
-                    .push(format!("{}: a library cannot be given this name, so it is left out", link.name)),
+                    .push(format!("{}: omitted, because libraries would misread this name", link.name)),
                 None => pod
                     .unknown
-                    .push(format!("{}: rail-cni did not write its alias, so it is left out", link.name)),
+                    .push(format!("{}: omitted, because rail-cni did not write its alias", link.name)),
             }
         }
         pod.rails.sort_by_key(|rail| rail.place());
@@ -128,7 +128,8 @@ impl Pod {
             let (first, second) = (&one.interface, &next.interface);
             return Err(failure!(
                 InvalidConfig,
-                "{first} and {second} are both rail {}: one of them is of another fabric, or its alias is wrong",
+                "{first} and {second} are both rail {}: one of them belongs to another fabric, or its \
+                    alias is wrong",
                 one.alias.rail
             ));
         }
@@ -137,7 +138,8 @@ impl Pod {
             let fabrics: Vec<_> = fabrics.into_values().map(|rails| rails.join(", ")).collect();
             return Err(failure!(
                 InvalidConfig,
-                "the rails are of {} fabrics, by the names of their networks ({}): say with --rails which a job uses",
+                "by the names of their networks, the rails belong to {} fabrics ({}): select the job's \
+                    with --rails",
                 fabrics.len(),
                 fabrics.join("; ")
             ));
@@ -170,7 +172,7 @@ impl Rail {
         let by_parent = id.and_then(|id| Function::find(sysfs, &id).ok().flatten());
         let function = by_parent.or_else(|| Function::of_netdev(sysfs, name).ok().flatten());
         let function = function.ok_or_else(|| {
-            format!("{name}: sysfs does not show its device, so its RDMA device is left out")
+            format!("{name}: its RDMA device is omitted, because sysfs does not show its device")
         })?;
         let as_gid = |net: &IpNet| -> Ipv6Addr {
             match net.addr() {
@@ -185,13 +187,14 @@ impl Rail {
             .find_map(|wanted| gids.iter().find(|gid| gid.gid == *wanted && gid.netdev == *name));
         let port = match gid {
             Some(gid) => Port { device: gid.device.clone(), number: gid.port, gid: Some(gid.index) },
-            None => only_port(&function)
-                .map_err(|why| format!("{name}: {why}, so its RDMA device is left out"))?,
+            None => {
+                only_port(&function).map_err(|why| format!("{name}: its RDMA device is omitted: {why}"))?
+            }
         };
         // Whoever may rename it can put a comma or a quote into it.
         if !is_identifier(&port.device) || port.device.len() >= 64 {
             return Err(format!(
-                "{name}: a library cannot be given the name of its RDMA device {:?}, so it is left out",
+                "{name}: its RDMA device {:?} is omitted, because libraries would misread the name",
                 port.device
             ));
         }

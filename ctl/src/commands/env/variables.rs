@@ -52,7 +52,7 @@ impl FromStr for NcclVersion {
         let mut parts = text.split('.').map(|part| part.parse::<u32>());
         match (parts.next(), parts.next(), parts.all(|part| part.is_ok())) {
             (Some(Ok(major)), Some(Ok(minor)), true) => Ok(NcclVersion(major, minor)),
-            _ => Err(format!("{text:?} is no version such as 2.30 or 2.21.5")),
+            _ => Err(format!("{text:?} is not a version such as 2.30 or 2.21.5")),
         }
     }
 }
@@ -68,7 +68,7 @@ pub fn of(pod: &Pod, nccl: NcclVersion) -> (Vec<Variable>, Vec<String>) {
             put(HCA, value);
             put(UCX_DEVICES, list(ports.iter().map(|(_, port)| port.to_string())));
         }
-        Err(why) => unknown.push(format!("{HCA} and {UCX_DEVICES} are left out: {why}")),
+        Err(why) => unknown.push(format!("{HCA} and {UCX_DEVICES} are omitted: {why}")),
     }
     let has_v4 = |rail: &Rail| rail.addresses.iter().any(|net| net.addr().is_ipv4());
     let is_v6_alone = ports.iter().all(|(rail, _)| !rail.addresses.is_empty() && !has_v4(rail));
@@ -79,7 +79,10 @@ pub fn of(pod: &Pod, nccl: NcclVersion) -> (Vec<Variable>, Vec<String>) {
         let indexes: BTreeSet<_> = ports.iter().map(|(_, port)| port.gid).collect();
         match (indexes.first(), indexes.len()) {
             (Some(Some(index)), 1) => put(GID_INDEX, index.to_string()),
-            _ => unknown.push(format!("{GID_INDEX} is left out: the rails have different GID indexes, or none. NCCL 2.21 finds them by itself")),
+            _ => unknown.push(format!(
+                "{GID_INDEX} is omitted: the rails have different GID indexes, or \
+                none. NCCL 2.21 finds them itself"
+            )),
         }
     }
     match &pod.interface {
@@ -88,7 +91,7 @@ pub fn of(pod: &Pod, nccl: NcclVersion) -> (Vec<Variable>, Vec<String>) {
             put("GLOO_SOCKET_IFNAME", name.clone());
         }
         None => unknown.push(format!(
-            "{SOCKET_IFNAME} and GLOO_SOCKET_IFNAME are left out: no single interface has the default route"
+            "{SOCKET_IFNAME} and GLOO_SOCKET_IFNAME are omitted: no single interface has the default route"
         )),
     }
     (all, unknown)
@@ -112,7 +115,7 @@ fn hca(ports: &[(&Rail, &Port)], nccl: NcclVersion) -> Result<String, String> {
     let value = format!("={}", list(ports.iter().map(entry)));
     if ports.len() > MOST_DEVICES || value.len() > LONGEST {
         return Err(format!(
-            "NCCL reads {MOST_DEVICES} devices and {LONGEST} bytes: say with --rails which a job uses"
+            "NCCL reads {MOST_DEVICES} devices and {LONGEST} bytes: select the job's rails with --rails"
         ));
     }
     Ok(value)

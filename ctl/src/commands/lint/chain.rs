@@ -122,7 +122,8 @@ impl Chain {
         let refused = VF_KEYS.iter().filter(|key| main.contains_key(**key)).copied().collect::<Vec<_>>();
         if kind != OURS && !refused.is_empty() {
             let problem = format!(
-                "{kind}: the shipped node.json lets no network set {}: list what these may in policy.vfKeys",
+                "{kind}: the shipped node.json lets no network set {}: list the allowed keys in \
+                    policy.vfKeys",
                 refused.join(", ")
             );
             self.note(plugin, "type", problem);

@@ -443,13 +443,13 @@ impl Lint {
                 Err(fault) => self.fault(name, Fault { path: "spec.config".to_owned(), ..fault }),
             },
             Some(_) => {
-                let problem = "is not a text: write the JSON as a block, below `config: |`";
+                let problem = "is not a string: write the JSON as a block, below `config: |`";
                 self.error(nad, name, "spec.config", problem);
             }
             None if spec.is_some_and(|spec| is_misspelt(spec, "config", &["config"])) => (),
             None => {
                 let problem =
-                    "has no config, so Multus takes the file of this name in /etc/cni/net.d of each node";
+                    "has no config, so Multus uses the file of this name in /etc/cni/net.d of each node";
                 self.warning(nad, name, "spec", problem);
             }
         }
@@ -504,7 +504,7 @@ impl Lint {
             };
             for (key, inner) in part.entries().filter(|(key, _)| !known(key)) {
                 if config::is_known(key) {
-                    self.error(part, name, key, "belongs to a plugin, inside of plugins[0]");
+                    self.error(part, name, key, "belongs in a plugin, plugins[0]");
                 } else {
                     self.unknown(inner, name, key, &LIST_KEYS);
                 }
@@ -580,7 +580,7 @@ impl Lint {
             }
         }
         if !any && !is_misspelt(part, "cniVersion", &["cniVersion", "cniVersions"]) {
-            let problem = "is missing: runtimes take 0.1.0, which has no CHECK, STATUS and GC";
+            let problem = "is missing: runtimes then assume 0.1.0, without CHECK, STATUS and GC";
             self.warning(part, name, "cniVersion", problem);
         }
         let (Some(oldest), Some(newest)) = (known.iter().min().copied(), known.iter().max().copied()) else {

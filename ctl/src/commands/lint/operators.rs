@@ -193,12 +193,7 @@ impl Lint {
     fn spectrum_x(&mut self, part: Part) -> Vec<Made> {
         let name = part.text("metadata.name").unwrap_or_default();
         let Some(rails) = part.get("spec.railTopology").filter(|rails| rails.items().next().is_some()) else {
-            self.note(
-                part,
-                name,
-                "spec",
-                "has no railTopology, so it makes no network: nothing takes its place",
-            );
+            self.note(part, name, "spec", "has no railTopology and makes no network: nothing replaces it");
             return Vec::new();
         };
         const SPEC: [&str; 7] = [

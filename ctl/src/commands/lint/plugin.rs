@@ -32,12 +32,11 @@ impl Lint {
         self.written(plugin, name);
         for key in ["cniVersion", "cniVersions", "name"] {
             if *in_list && plugin.get(key).is_some() {
-                self.warning(plugin, name, key, "has no effect in a plugin: that of the list counts");
+                self.warning(plugin, name, key, "has no effect in a plugin: the list's counts");
             }
         }
         if plugin.text("logFile").is_some_and(|file| !file.is_empty()) {
-            let problem =
-                "has an effect only where node.json has it as log.file, or its directory as log.dir";
+            let problem = "has an effect only if node.json has it as log.file, or its directory as log.dir";
             self.warning(plugin, name, "logFile", problem);
         }
 

@@ -48,8 +48,8 @@ impl Lint {
             match annotation(key).map_or(Some(Vec::new()), |given| networks(given, namespace)) {
                 Some(networks) => all.extend(networks),
                 None => {
-                    let problem = "is neither names with commas nor a list of objects with a name";
-                    return self.error(part, name, &format!("metadata.annotations.{key}"), problem);
+                    let problem = "must be comma-separated names, or a list of objects with a name";
+                    return self.error(part, name, &format!("metadata.annotations.{NETWORKS}"), problem);
                 }
             }
         }

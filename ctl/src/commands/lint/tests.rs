@@ -133,7 +133,7 @@ const FINDINGS: &str = r#"
 "mtu": 9000, => "mtu": 9000, "Routes": [{"dst": "10.0.0.0/8"},\n      {"Dst": "10.1.0.0/33"}], => 17: error: rail-3: routes[1].dst: invalid IP
 "mtu": 9000, => "mtu": 9000, "Args": {"CNI": {"Mac": "x"}}, => 16: warning: rail-3: args.cni.Mac: is written mac
 "mtu": 9000, => "mtu": 9000, "args": {"cni": {"mac": "", "MAC": ""}}, => 16: error: rail-3: args.cni.mac: the key appears twice
-"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.IFNAME.X": "1"}, => 16: error: rail-3: sysctl.net.ipv4.conf.IFNAME.X: is no key
+"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.IFNAME.X": "1"}, => 16: error: rail-3: sysctl.net.ipv4.conf.IFNAME.X: is not a key
 "pool": "rail-3" => "Pool": "rail-3" => 18: warning: rail-3: ipam.Pool: is written pool
 "type": "rail-ipam", "pool" => "Type": "rail-ipam", "Pool" => 18: warning: rail-3: ipam.Type: is written type
 "pool": "rail-3" => "pool": "rail-3", "Pool": "rail-3" => 18: error: rail-3: ipam.pool: the key appears twice
@@ -144,15 +144,15 @@ const FINDINGS: &str = r#"
 "mac": true => "mac": true, "macs": true => 17: error: rail-3: capabilities.macs: unknown key: did you mean mac?
 "mac": true => "mac": true, "bandwidth": true => 17: warning: rail-3: capabilities.bandwidth: has no effect
 "mac": true => "mac": true, "x": 1 => 17: error: rail-3: capabilities.x: 1 is neither true nor false
-"name": "rail-3", => "name": "rail-3", "mtu": 9000, => 12: error: rail-3: mtu: belongs to a plugin, inside of plugins[0]
+"name": "rail-3", => "name": "rail-3", "mtu": 9000, => 12: error: rail-3: mtu: belongs in a plugin, plugins[0]
 "name": "rail-3", => "name": "rail-3", "plugin": [], => 12: error: rail-3: plugin: unknown key: did you mean plugins?
   config: | =>   confg: x\n  config: | => 8: error: rail-3: spec.confg: unknown key: did you mean config?
 # what ADD refuses
 "mtu": 9000, => "mtu": "9000", => 16: error: rail-3: mtu: invalid type: string "9000", expected u32
 "mtu": 9000, => "mtu": 9000, "trust": "yes", => 16: error: rail-3: trust: "yes" is not one of on, off
 "mtu": 9000, => "mtu": 9000, "vlanQoS": 1, => 16: error: rail-3: vlanQoS: needs a vlan other than 0
-"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.IFNAME.arp_ignore": "1",\n      "net.ipv4.ip_forward": "1"}, => 17: error: rail-3: sysctl.net.ipv4.ip_forward: is no key of this interface
-"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.all.rp_filter": "2"}, => 16: error: rail-3: sysctl.net.ipv4.conf.all.rp_filter: is no key
+"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.IFNAME.arp_ignore": "1",\n      "net.ipv4.ip_forward": "1"}, => 17: error: rail-3: sysctl.net.ipv4.ip_forward: is not a key of this interface
+"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.all.rp_filter": "2"}, => 16: error: rail-3: sysctl.net.ipv4.conf.all.rp_filter: is not a key
 "mtu": 9000, => "mtu": 9000, "routes": [{"dst": "10.0.0.0/8"},\n      {"dst": "10.1.0.0/33"}], => 17: error: rail-3: routes[1].dst: invalid IP
 "rail": 3, => "rail": 300, => 15: error: rail-3: rail: invalid value
 "pool": "rail-3" => "pool": "../x" => 18: error: rail-3: ipam.pool: "../x" is not a valid name of a pool
@@ -854,7 +854,7 @@ fn pods_are_compared_with_their_networks() {
             LOCK,
             &["asks for nvidia.com/rail-4, and for no network"],
         ),
-        ("'[1]'", "a/b: 1", LOCK, &["is neither names with commas"]),
+        ("'[1]'", "a/b: 1", LOCK, &["must be comma-separated names"]),
     ] {
         let (_, told) = lint_of(&[("f", &(good() + &pod(networks, limits, rest)))]);
         assert_eq!(told.len(), expected.len(), "{networks} {limits}: {told:#?}");

@@ -34,8 +34,9 @@ use rail_netlink::link::{self, faults};
 const SMALL: u32 = 1280;
 // What to do.
 const LEAF_PORT: &str = "the leaf port";
-const LET_ANSWER: &str = "it answered ARP or ND, so let the leaf answer ICMP";
-const LOOK_FOR_PEER: &str = "see whether a pod there has the address, and the leaves a route to it";
+const LET_ANSWER: &str = "it answered ARP or ND, so allow ICMP on the leaf";
+const LOOK_FOR_PEER: &str = "check that a pod there has the address, and that the leaves have a route to \
+    it";
 
 /// Arguments of `railctl preflight`.
 #[derive(Debug, Args)]
@@ -153,7 +154,7 @@ pub fn preflight(node: &Node, args: &PreflightArgs, output: Output) -> Result<Ex
         of.into_iter().for_each(|tried| tried.problems.push(Problem::new("del", why.clone())));
     }
     if ending.load(Ordering::Relaxed) {
-        return Err(failure!(Internal, "ended by a signal; what was taken is given back"));
+        return Err(failure!(Internal, "interrupted; everything was returned"));
     }
     output::print(&match output {
         Output::Json => output::pretty(&json!({ "rails": all.iter().map(Tried::json).collect::<Vec<_>>() })),
@@ -204,7 +205,7 @@ fn attach(
     pod: &mut Pod,
 ) -> Result<Outcome> {
     if node.rails.iter().any(|one| one.rail == number && !one.pool) {
-        let why = "node.json says that its addresses are not from a pool".to_owned();
+        let why = "node.json says that it has no pool".to_owned();
         return Ok(Outcome::Untried(State::NoPool, why));
     }
     let device = match free_device(rail, inventory, node) {
@@ -237,7 +238,7 @@ impl Tried<'_> {
         let link = link::by_name(&mut socket, &self.ifname)?;
         let Some(link) = link.filter(|link| link.carrier) else {
             let text = format!(
-                "{} has no carrier in the pod: look at the cable, and at the link state of VFs",
+                "{} has no carrier in the pod: check the cable, and the VF's link state",
                 interface.device
             );
             self.problems.push(Problem::new("carrier", text));
@@ -294,7 +295,7 @@ impl End {
         let (step, who, port, remedy) = match self {
             End::Gateway(Some(leaf)) => ("gateway", format!("gateway {to} ({leaf})"), LEAF_PORT, LET_ANSWER),
             End::Gateway(None) => ("gateway", format!("gateway {to}"), LEAF_PORT, LET_ANSWER),
-            End::Peer => ("peer", format!("peer {to}"), "every port on the way", LOOK_FOR_PEER),
+            End::Peer => ("peer", format!("peer {to}"), "every port on the path", LOOK_FOR_PEER),
         };
         let small = mtu.min(SMALL);
         Some(if ping(from, to, size(small)).is_ok() {

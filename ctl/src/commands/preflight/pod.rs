@@ -121,7 +121,7 @@ impl Pod {
 impl Drop for Pod {
     fn drop(&mut self) {
         for (ifname, why) in self.give_back() {
-            output::say(&format!("{ifname} of {} was not given back: {why}", self.container));
+            output::say(&format!("{ifname} of {} was not returned: {why}", self.container));
         }
     }
 }

@@ -325,7 +325,7 @@ impl Keys<'_> {
         }
         for key in ["pods", "sus", "hostsPerSU"] {
             if !self.lacks(key) {
-                self.fault(key, "has a meaning only with nodeName, which is missing");
+                self.fault(key, "needs nodeName, which is missing");
             }
         }
         if nodes.count == 0 && self.is_missing("nodes") {
@@ -395,7 +395,7 @@ impl Keys<'_> {
         match u8::try_from(octet) {
             Ok(octet) if is_first_octet(octet) => Some(octet),
             _ => {
-                self.fault("firstOctet", format!("{octet} is not 1 to 223 without 127"));
+                self.fault("firstOctet", format!("{octet} is not 1 to 223, except 127"));
                 None
             }
         }
@@ -516,7 +516,7 @@ impl Keys<'_> {
                         self.fault(&path_of_name, format!("node {name} is also nodes[{other}]"));
                     }
                     if let Some(other) = same_spot {
-                        self.fault(&path, format!("{spot} is also the place of nodes[{other}]"));
+                        self.fault(&path, format!("{spot} is also the position of nodes[{other}]"));
                     }
                 }
             }
@@ -572,7 +572,10 @@ impl Keys<'_> {
             (0..grid.len()).find(|node| grid.name(*node) == old).map(|node| grid.spot(node))
         });
         if found.is_none() {
-            let problem = format!("no name by nodeName is {old}: give su and host of the place that it had");
+            let problem = format!(
+                "nodeName does not produce {old}: give su and host of its former \
+                position"
+            );
             self.fault(&format!("{path}.replaces"), problem);
         }
         found

@@ -247,8 +247,7 @@ impl Fabric {
         for (index, (name, spot)) in self.nodes.iter().enumerate() {
             let Some(displaced) = grid.number(*spot).map(|node| grid.name(node)) else { continue };
             if names.contains(name) && !listed.contains_key(displaced.as_str()) {
-                let problem =
-                    format!("node {name} moves to the place of {displaced}, which has no place now");
+                let problem = format!("node {name} takes the position of {displaced}, which has none now");
                 warnings.push(document.fault(&format!("nodes[{index}]"), problem));
             }
         }

@@ -238,7 +238,7 @@ fn the_list_of_nodes_wins_over_the_pattern() {
     let moved = plan_of(&small("nodes:\n- {name: w1, su: 1, host: 1}\n")).unwrap();
     assert_eq!(
         moved.warnings,
-        ["fabric.yaml:7: nodes[0]: node w1 moves to the place of w3, which has no place now"]
+        ["fabric.yaml:7: nodes[0]: node w1 takes the position of w3, which has none now"]
     );
 }
 
@@ -267,8 +267,8 @@ fn every_fault_is_told_with_line_and_key() {
         (small("mode: swplb\nplanes: 5"), "fabric.yaml:7: planes: 5 is not 1 to 4"),
         (small("planes: 2"), "fabric.yaml:6: planes: 2 needs mode: swplb or hwplb"),
         (small("family: ipx"), "fabric.yaml:6: family: unknown variant `ipx`"),
-        (small("firstOctet: 224"), "fabric.yaml:6: firstOctet: 224 is not 1 to 223 without 127"),
-        (small("firstOctet: 127"), "fabric.yaml:6: firstOctet: 127 is not 1 to 223 without 127"),
+        (small("firstOctet: 224"), "fabric.yaml:6: firstOctet: 224 is not 1 to 223, except 127"),
+        (small("firstOctet: 127"), "fabric.yaml:6: firstOctet: 127 is not 1 to 223, except 127"),
         (small("polarity: odd"), "fabric.yaml:6: polarity: unknown variant `odd`"),
         (small("pods: 2"), "fabric.yaml:6: pods: must be 1 with two tiers; several pods need tiers: 3"),
         (small("").replace("sus: 2", "sus: [2, 2]"), "fabric.yaml:3: sus: has 2 numbers, and with two tiers there is one pod"),
@@ -312,7 +312,7 @@ fn every_fault_is_told_with_line_and_key() {
         ),
         (
             small("nodes:\n- {name: x, su: 0, host: 0}\n- {name: y, su: 0, host: 0}"),
-            "fabric.yaml:8: nodes[1]: pod 0, SU 0, host 0 is also the place of nodes[0]",
+            "fabric.yaml:8: nodes[1]: pod 0, SU 0, host 0 is also the position of nodes[0]",
         ),
         (small("tiers: 3\nnodes:\n- {name: x, su: 0, host: 0}"), "nodes[0].pod: is missing: 0 to 31"),
         (small("hostInterface: eth{rial}"), "hostInterface: {rial} is not one of {rail}, {plane}: did you mean rail?"),
@@ -345,7 +345,7 @@ fn every_fault_is_told_with_line_and_key() {
         (small("tiers: 3\npods: 33"), "fabric.yaml:7: pods: 33 is not 1 to 32"),
         (without("rails"), "fabric.yaml:1: rails: is missing: 1 to 8"),
         (without("sus"), "fabric.yaml:1: sus: is missing: 1 to 64"),
-        (without("nodeName"), "fabric.yaml:3: sus: has a meaning only with nodeName"),
+        (without("nodeName"), "fabric.yaml:3: sus: needs nodeName"),
         ("fabric: spectrum-x\nrails: 1".into(), "nodeName: is missing, and there is no list nodes either"),
         (
             "fabric: spectrum-x\nrails: 8\ntiers: 3\nfamily: ipv6\npods: 256\nsus: 256\nhostsPerSU: 256\nnodeName: w{node}".into(),

@@ -570,7 +570,7 @@ fn what_is_wrong_is_told_with_file_line_and_field() {
         (
             "network:",
             "---\nnetwork: {}\n---\nnetwork:",
-            "a.yaml:4: is a second document, and netplan takes one".into(),
+            "a.yaml:4: is a second document, but netplan reads only one".into(),
         ),
     ] {
         let text = good.replacen(from, to, 1);

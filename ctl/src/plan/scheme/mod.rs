@@ -360,7 +360,7 @@ impl<'a> Builder<'a> {
         if node != name {
             let first = (self.origin)(*first);
             return Err(format!(
-                "node {name} is in the place of node {node} ({first}): both would have {prefix}"
+                "node {name} has the position of node {node} ({first}): both would have {prefix}"
             ));
         }
         if link.cable != Cable::default() && !cables.contains(&link.cable) {

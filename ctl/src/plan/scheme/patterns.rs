@@ -70,7 +70,8 @@ impl Patterns {
                 if prefix != prefix.trunc() {
                     let start = prefix.network();
                     return Err(format!(
-                        "{first} is not the first address of a /{length}, which begins at {start}: is {{host*{}}} meant?",
+                        "{first} is not the first address of a /{length}, which begins at {start}: did you \
+                            mean {{host*{}}}?",
                         1u32 << (prefix.max_prefix_len() - length)
                     ));
                 }

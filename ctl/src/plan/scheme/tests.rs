@@ -136,10 +136,7 @@ fn every_limit_is_told_with_its_field() {
 #[test]
 fn two_nodes_in_one_place_and_one_node_in_two_are_refused() {
     let faults = plan(TWO, &[link("a", 0, 0, 0, 0, 0), link("b", 0, 0, 0, 0, 0)]).unwrap_err();
-    assert!(
-        faults[0]
-            .contains("links[1]: node b is in the place of node a (links[0]): both would have 172.16.0.0/31")
-    );
+    assert!(faults[0].contains("links[1]: node b has the position of node a (links[0])"));
     let dual = Scheme { family: Family::Dual, ..TWO };
     let faults = plan(dual, &[link("a", 0, 0, 0, 0, 0), link("b", 0, 0, 0, 0, 0)]).unwrap_err();
     assert_eq!(faults.len(), 1, "of both families one is told: {faults:?}");

@@ -41,7 +41,7 @@ impl Reader<'_> {
         let Spot { pod, su, host: index, .. } = spot;
         let other = self.hosts.entry([pod, su, index]).or_insert_with(|| host_name.to_owned());
         if other != host_name {
-            return Err(host.fault("node", format!("{host_name} names the place of {other}")));
+            return Err(host.fault("node", format!("{host_name} names the position of {other}")));
         }
         Ok(Some(Found { host, leaf, node_name: host_name.to_owned(), spot }))
     }

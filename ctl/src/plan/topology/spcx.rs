@@ -35,7 +35,7 @@ impl Reader<'_> {
             let first = *listed.entry(name).or_insert(index);
             if first != index {
                 self.doubts.push(Doubt::SameName, || {
-                    origin().fault(format!("{name} is also nodes[{first}]")).remedy(
+                    origin().fault(format!("{name} duplicates nodes[{first}]")).remedy(
                         "if they are two nodes, give each its own name, also in its links; else take one out",
                     )
                 });
@@ -146,7 +146,7 @@ impl Reader<'_> {
             [leaf.number(self.scheme, HOME[0], u64::MAX)?, leaf.number(self.scheme, HOME[1], u64::MAX)?];
         self.has_su |= own[1].is_some() || of_leaf[1].is_some_and(|su| su > 0);
         if own[1].is_none() {
-            self.without_su.push(host.fault(HOME[1], "is missing, and is taken as 0"));
+            self.without_su.push(host.fault(HOME[1], "is missing: assuming 0"));
         }
         let home = own.map(Option::unwrap_or_default);
         let differs = |field: &usize| matches!((own[*field], of_leaf[*field]), (Some(own), Some(other)) if own != other);

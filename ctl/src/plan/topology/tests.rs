@@ -380,7 +380,7 @@ fn every_fault_of_air_is_told_with_line_and_field() {
     let twice =
         rename("worker-su01-h02", "worker-su01-rack09-h01", &air(Size { sus: 1, ..SMALL }, Tiers::Two));
     let faults = plan_of(&[twice], TWO).unwrap_err();
-    assert!(faults[0].contains("names the place of worker-su01-rack09-h01"), "{faults:?}");
+    assert!(faults[0].contains("names the position of worker-su01-rack09-h01"), "{faults:?}");
 }
 
 /// As NVIDIA's reference designs name nodes: `su00`, and no plane where there is one.
@@ -536,7 +536,7 @@ fn hosts_are_counted_in_their_own_group() {
     // b and c are both the first of their groups, which have one place: NVIDIA's tool gives both the same /31.
     let faults = plan_of(&[json!({"nodes": nodes, "links": links})], TWO).unwrap_err();
     assert_eq!(faults.len(), 1, "{faults:?}");
-    assert!(faults[0].contains("links[2]: node c is in the place of node b"), "{faults:?}");
+    assert!(faults[0].contains("links[2]: node c has the position of node b"), "{faults:?}");
 }
 
 #[test]
@@ -556,7 +556,7 @@ fn what_looks_wrong_is_told() {
     for told in [
         "worker-su01-h01 is not in nodes: correct the name, or add it there",
         "host idle has no link to a leaf",
-        "nodes[8].name: worker-su01-h02 is also nodes[1]",
+        "nodes[8].name: worker-su01-h02 duplicates nodes[1]",
         "links[0][1].attributes.rail: host worker-su01-h01 has rail 0, leaf leaf-p1-su001-r1 is for rail 5, 6 (",
         "links[4][0].attributes.su: leaf leaf-p1-su001-r1 has su 1, host worker-su01-h02 has su 0",
         "links[0]: \"port 0\" is not a valid name of a switch port, and is left out",
@@ -568,7 +568,7 @@ fn what_looks_wrong_is_told() {
         value["links"][4 * number][1]["attributes"]["su"] = json!(null);
     }
     let warnings = plan_of(&[value], TWO).unwrap().warnings;
-    assert!(warnings[0].contains("links[0][1].attributes.su: is missing, and is taken as 0"), "{warnings:?}");
+    assert!(warnings[0].contains("links[0][1].attributes.su: is missing: assuming 0"), "{warnings:?}");
 }
 
 /// One file per pod.

@@ -234,7 +234,7 @@ impl Rdma {
                     let name = &device.name;
                     fail!(
                         TryAgain,
-                        "the RDMA device {name} has not come back: another namespace of the pod may have it"
+                        "the RDMA device {name} has not returned: another namespace of the pod may have it"
                     );
                 }
                 sleep(PAUSE);

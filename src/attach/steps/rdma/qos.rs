@@ -70,7 +70,7 @@ pub fn plan(
     if wanted.tc.is_some() {
         let files = function.traffic_classes(name)?;
         if files.is_empty() {
-            or_warn(wanted, "tc", "the driver has no tc/1/traffic_class: that of MLNX_OFED has it")?;
+            or_warn(wanted, "tc", "the driver has no tc/1/traffic_class: only MLNX_OFED's driver has it")?;
         } else {
             let before = files.iter().map(|(port, file)| Ok((*port, traffic_class(file)?)));
             qos.tc = Some(Class { wanted: wanted.tc, before: before.collect::<Result<_>>()? });
@@ -282,7 +282,7 @@ impl Cm {
         let is_there = |directory: &Path| match directory.metadata() {
             Ok(found) => Ok(found.is_dir()),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(format!("cannot look at {}: {error}", directory.display())),
+            Err(error) => Err(format!("cannot inspect {}: {error}", directory.display())),
         };
         let directory = node.sysfs_root.join("kernel/config/rdma_cm");
         if is_there(&directory)? {

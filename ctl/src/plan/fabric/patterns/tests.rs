@@ -125,7 +125,7 @@ fn every_fault_of_a_pattern_is_told() {
         (of("l3-p2p", &format!("polarity: leaf-odd\n{good}")), "routes: is missing"),
         (
             p2p("address: 10.0.{rail}.{su*4}+{host}"),
-            "10.0.0.1 is not the first address of a /31, which begins at 10.0.0.0: is {host*2} meant?",
+            "10.0.0.1 is not the first address of a /31, which begins at 10.0.0.0: did you mean {host*2}?",
         ),
         (p2p("address: 10.4294967295+72.{host}.{rail}"), "10.4294967295+72.0.0 is not an IP address"),
         (p2p("address: 10.0.{rail+255}.{host*2}"), "10.0.256.0 is not an IP address: 256 is more than 255"),
@@ -141,7 +141,7 @@ fn every_fault_of_a_pattern_is_told() {
         ),
         (
             p2p("address: 10.0.{rail}.{host*2}"),
-            "node w2 is in the place of node w0 (fabric.yaml:8: node w0, rail 0: address, leafName, leafPort): both would have 10.0.0.0/31",
+            "node w2 has the position of node w0 (fabric.yaml:8: node w0, rail 0: address, leafName, leafPort): both would have 10.0.0.0/31",
         ),
         (p2p("address: 10.0.0.{su*4}+{host*2}"), "10.0.0.0/31 is also the prefix of node w0 in pool rail-0"),
         (p2p(&format!("{good}\nprefixLength: 15")), "prefixLength: 15 is not 16 to 31, the lengths for IPv4"),
