@@ -195,7 +195,7 @@ v1\nkind => v2\nkind => 2: error: rail-3: apiVersion: is not k8s.cni.cncf.io/v1
 "mtu": 9000, =>  => 13: warning: rail-3: mtu: is missing
 "mtu": 9000, => "mtu": 900, => 16: warning: rail-3: mtu: 900 is less than any Ethernet has
 "mtu": 9000, => "mtu": 90000, => 16: warning: rail-3: mtu: 90000 is more than most switches carry
-"mtu": 9000, => "mtu": 9000, "logFile": "/tmp/x", => 16: warning: rail-3: logFile: has an effect only where node.json has it
+"mtu": 9000, => "mtu": 9000, "logFile": "/tmp/x", => 16: warning: rail-3: logFile: has an effect only if node.json has it
 "mtu": 9000, => "mtu": 9000, "runtimeConfig": {}, => 16: warning: rail-3: runtimeConfig: is written by the runtime
 "mtu": 9000, => "mtu": 9000, "name": "x", => 16: warning: rail-3: name: has no effect in a plugin
 "mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.net3.arp_ignore": "1"}, => 16: warning: rail-3: sysctl: names net3: IFNAME works in any pod
@@ -203,7 +203,7 @@ v1\nkind => v2\nkind => 2: error: rail-3: apiVersion: is not k8s.cni.cncf.io/v1
 # texts
 "mtu": 9000, => "mtu": 9000, "mtu": 9000, => 16: error: rail-3: spec.config: JSON: the key "mtu" is given twice
 "mtu": 9000, => "mtu": , => 16: error: rail-3: spec.config: JSON: expected value
-config: | => config: => 8: error: rail-3: spec.config: is not a text
+config: | => config: => 8: error: rail-3: spec.config: is not a string
 "#;
 
 #[test]
