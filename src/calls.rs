@@ -1,8 +1,8 @@
-//! The file `calls` of the run directory: one line of JSON for every call that ended, for the agent of the node, which
-//! makes metrics and events of them.
+//! The file `calls` of the run directory: one line of JSON per finished call, from which rail-agent makes metrics
+//! and Events. `end` lists the keys.
 //!
-//! The agent makes the file, and replaces it before it is full. A plugin only appends to it, with one write, and never
-//! waits: where there is no agent, where the file is full, or where it is no regular file, the line is dropped.
+//! The agent creates the file, and replaces it before it is full. A plugin only appends to it, with one write, and
+//! never waits: if the file is missing, full or not a regular file, the line is dropped.
 
 use std::fs::File;
 use std::io::Write as _;

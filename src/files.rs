@@ -142,7 +142,7 @@ impl Dir {
         let _ = self.remove(&format!("{TEMPORARY}{name}"));
     }
 
-    /// Writes the new file `name`, which nobody reads yet: the write is neither atomic nor durable.
+    /// Writes the new file `name`, which has no reader yet: the write is neither atomic nor durable.
     pub fn write_new(&self, name: &str, content: &[u8]) -> Result<()> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
@@ -359,7 +359,7 @@ impl Dir {
         Some(format!("{program} (process {pid}{call})"))
     }
 
-    /// Takes the lock `name` if nobody holds it; `None` if somebody does.
+    /// Takes the lock `name`; `None` if it is held.
     pub fn try_lock(&self, name: &str) -> Result<Option<Lock>> {
         let what = || format!("cannot lock {}", self.path.join(name).display());
         loop {
@@ -393,7 +393,7 @@ impl Dir {
         }
     }
 
-    /// Whether somebody holds the lock `name`. Takes a shared lock for a moment, and makes no file.
+    /// Whether the lock `name` is held. Takes a shared lock for a moment, and creates no file.
     pub fn is_locked(&self, name: &str) -> Result<bool> {
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         let file = match openat(&self.fd, name, flags, Mode::empty()) {
@@ -410,7 +410,7 @@ impl Dir {
         }
     }
 
-    /// Removes the lock file, unless somebody holds it, or its note is not `useless`.
+    /// Removes the lock file, unless the lock is held or its note is not `useless`.
     pub fn prune_lock(&self, name: &str, useless: impl Fn(&[u8]) -> bool) -> Result<()> {
         let Some(mut lock) = self.try_lock(name)? else { return Ok(()) };
         if useless(&lock.note()?) { self.remove(name) } else { Ok(()) }
@@ -585,7 +585,7 @@ mod tests {
         assert_eq!(dir.names().unwrap(), ["l"]);
     }
 
-    /// A node with a hanging call is repaired by who knows which one it is.
+    /// The operator needs to know which call hangs.
     #[test]
     fn who_waited_in_vain_for_a_lock_is_told_who_holds_it() {
         let (_temp, dir) = directory();

@@ -227,7 +227,7 @@ fn named(level: Level) -> &'static str {
     }
 }
 
-/// The stderr of the process, which may be a pipe that nobody reads.
+/// The stderr of the process, which may be a pipe without a reader.
 #[derive(Default)]
 struct Stderr {
     waited: Duration,
@@ -239,7 +239,7 @@ impl Stderr {
     /// A pipe that poll(2) reports as writable has room for this many bytes (PIPE_BUF in pipe(7)).
     const ROOM: usize = 4096;
 
-    /// Writes `text`, or drops it when nobody reads stderr: no pod waits for its log.
+    /// Writes `text`, or drops it if stderr has no reader: no pod waits for its log.
     fn write(&mut self, text: &str) {
         let mut stderr = io::stderr().lock();
         for part in text.as_bytes().chunks(Stderr::ROOM) {

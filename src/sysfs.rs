@@ -294,7 +294,7 @@ impl Function {
         folder.try_exists().with_context(|| format!("cannot look for {}", folder.display()))
     }
 
-    /// The same for what people are told: none where they cannot be listed.
+    /// The same for messages: empty if they cannot be listed.
     pub fn rdma_devices(&self) -> Vec<String> {
         self.list_rdma_devices().unwrap_or_default()
     }
@@ -395,7 +395,7 @@ impl Function {
         found
     }
 
-    /// The only driver that may be bound to the function, where somebody has said so.
+    /// The only driver that may be bound to the function (driver_override), if set.
     pub fn driver_override(&self) -> Option<String> {
         read(&self.path.join("driver_override")).filter(|text| !text.is_empty() && text != "(null)")
     }

@@ -64,7 +64,7 @@ fn watch() -> MutexGuard<'static, Watch> {
     WATCH.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts the watchdog. Once the time is over, it calls `answer` with a text that says what happened (`took
+/// Starts the watchdog. On timeout, it calls `answer` with a text that says what happened (`took
 /// longer than …`), and ends the process.
 pub fn start(answer: impl FnOnce(String) + Send + 'static) {
     let began = Instant::now();
@@ -167,7 +167,7 @@ pub enum SearchTime {
     Long,
 }
 
-/// Names the step that begins now and may hang. Does not return when the time is over.
+/// Names the step that begins now and may hang. Does not return after the timeout.
 pub fn step(what: impl FnOnce() -> String) {
     let mut watch = watch();
     if watch.is_over {
@@ -219,7 +219,7 @@ pub fn answer() {
 #[derive(Debug)]
 pub struct Child(());
 
-/// Makes the watchdog kill the process group `group` when the time is over.
+/// Makes the watchdog kill the process group `group` on timeout.
 pub fn child(group: Pid) -> Child {
     let mut watch = watch();
     if watch.is_over {

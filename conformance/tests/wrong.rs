@@ -506,7 +506,7 @@ fn skip(test: &str, reason: &str) {
     }
 }
 
-/// Where rail-cni and rail-ipam are: the step `conformance` of scripts/test says it. A skip if not, or if this machine
+/// Directory of rail-cni and rail-ipam: the step `conformance` of scripts/test says it. A skip if not, or if this machine
 /// makes no namespaces.
 fn plugins(test: &str) -> Option<PathBuf> {
     let Some(plugins) = std::env::var_os("RAIL_PLUGINS") else {

@@ -220,7 +220,7 @@ impl Record {
         self.steps.iter().all(|step| step.state != State::Planned)
     }
 
-    /// Whether the device has not come back from a namespace that is gone.
+    /// Whether the device has not returned from a namespace that is gone.
     pub fn is_missing(&self) -> bool {
         self.steps.iter().any(|step| matches!((&step.change, &step.state), (Change::Move, State::Failed(_))))
     }

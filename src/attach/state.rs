@@ -25,7 +25,7 @@ pub enum State {
     CutOff,
     /// The pod is gone, and the device has not returned.
     Missing,
-    /// It is not known whether the pod is alive, for this reason. Then nothing is taken from it.
+    /// Cannot tell whether the pod is alive, for this reason. Then nothing is taken from it.
     Unknown(String),
 }
 

@@ -73,7 +73,7 @@ impl fmt::Display for Attachment {
 pub struct Environment {
     /// CNI_COMMAND, with the variables that it needs.
     pub command: Command,
-    /// CNI_ARGS. They are never required, and no content of them makes a call fail.
+    /// CNI_ARGS. They are never required, and none makes a call fail.
     pub args: Args,
     /// CNI_PATH: the directories in which plugins are searched.
     pub path: Vec<PathBuf>,

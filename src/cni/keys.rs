@@ -330,7 +330,7 @@ mod tests {
         let (object, fault) = parsed(&format!(r#"{{"vlan": 5, "data": {}}}"#, many(8_192)));
         assert_eq!(object, json!({"vlan": 5, "data": []}));
         assert!(fault.starts_with("data: more than 16384 values"), "{fault}");
-        // A key that nobody knows takes no room from those behind it.
+        // An unknown key takes no room from later ones.
         let (object, fault) = parsed(&format!(r#"{{"x": {}, "vlan": 5}}"#, many(8_192)));
         assert_eq!(object, json!({"x": true, "vlan": 5}));
         assert!(fault.starts_with("x: more than 16384 values"), "{fault}");

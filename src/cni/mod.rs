@@ -200,7 +200,7 @@ impl Network {
     }
 }
 
-/// Warns of keys of the object at `path` that nobody reads. A few tell which mistake it is.
+/// Warns of unknown keys of the object at `path`. A few suffice to show the mistake.
 pub fn warn_of_unknown<'a>(path: &str, keys: impl Iterator<Item = &'a String>) {
     const NAMED: usize = 8;
     let mut keys = keys.map(|key| keys::below(path, key));
@@ -343,7 +343,7 @@ fn run<P: Plugin>(plugin: &P, network: &Network, command: Command) -> Result<()>
         Command::Add(attachment, netns) => {
             refuse_own_namespace(&netns)?;
             let result = plugin.add(network, &attachment, &netns)?;
-            // When the answer cannot be written, nobody learns of the device: a runtime that was killed leaves
+            // If the answer cannot be written, the runtime never learns of the device: one that was killed leaves
             // a closed pipe, and its DEL may have come before.
             let printed = result.to_json(network.version).and_then(|json| Ok(print(&json)?));
             printed.map_err(|error| {

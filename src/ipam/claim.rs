@@ -120,7 +120,7 @@ pub fn devices(node: &Node) -> Result<HashSet<String>> {
     Ok(devices)
 }
 
-/// What the store has for this node. A file that cannot be read, of a pool that is not meant, stops nobody.
+/// What the store has for this node. An unreadable file of another pool is no error.
 fn allocations(
     node: &Node,
     node_name: &str,

@@ -132,7 +132,7 @@ impl Holder {
         }
     }
 
-    /// The device, while it is neither on the host nor gone from the node, nor somebody else's by a later lease.
+    /// The device, unless it is back on the host, gone from the node, or in a later lease.
     fn device_away(&self, node: &Node) -> Result<Option<&str>> {
         let Some(id) = self.device.as_deref().and_then(DeviceId::parse) else { return Ok(None) };
         let Some(function) = Function::find(&node.sysfs_root, &id)? else { return Ok(None) };
@@ -255,7 +255,7 @@ impl Lease {
         confine::unheld(move || Ok(netns.keepers().into_iter().find(has_address)))
     }
 
-    /// Whether it is certain that nobody uses the address any more.
+    /// Whether the address is certainly unused.
     pub fn is_dead(&self, node: &Node) -> Result<bool> {
         Ok(self.life(node)? == Life::Dead)
     }
@@ -341,7 +341,7 @@ pub fn take(
     Ok(Some(addresses))
 }
 
-/// The pools of a node in which nobody takes a lease while this is kept.
+/// The locked pools of a node: no lease is taken there while this exists.
 #[derive(Debug)]
 pub struct Held(Vec<(Folder, Lock)>);
 

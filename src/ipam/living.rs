@@ -1,5 +1,5 @@
-//! Recovers from a run directory that somebody emptied while pods live. The leases of their addresses are gone, so their
-//! namespaces are asked, and no address is given twice.
+//! Recovers from a run directory that was emptied while pods were running. Their leases are gone, so rail-ipam
+//! reads the addresses from their namespaces, and assigns none twice.
 //!
 //! Two marks show that the directory was emptied. One is in the directory of leases since its first use, and disappears
 //! with whatever empties it. The other is beside the run directory, and stays until the next boot. After a boot there is
@@ -113,7 +113,7 @@ pub fn is_settled(node: &Node) -> Result<bool> {
     Ok(leases.sub(BEGUN)?.is_some() && read(&run)?.is_some_and(|list| list.is_empty()))
 }
 
-/// Whether the run directory was emptied, and no ADD came since.
+/// Whether the run directory was emptied, and no ADD has run since.
 pub fn is_emptied(node: &Node) -> Result<bool> {
     let leases = node.existing_run(FOLDER)?;
     let begun = leases.map_or(Ok(None), |leases| leases.sub(BEGUN))?;

@@ -52,7 +52,7 @@ pub struct Node {
     log: LogConfig,
     /// Longest time of a runtime's call in seconds, 1 to 3600; see [`crate::watchdog`].
     call_timeout: u16,
-    /// Whether the kernel is told what a call never does; see src/confine.
+    /// Whether the kernel confines calls; see src/confine.
     pub confine: bool,
     /// What networks may do on this node.
     pub policy: Policy,
@@ -176,7 +176,7 @@ impl Node {
         })
     }
 
-    /// Parses the text of a node.json, which messages call `path`: for who writes one.
+    /// Parses the text of a node.json, called `path` in messages: for programs that write one.
     pub fn parse(path: &Path, text: &[u8]) -> Result<Node> {
         parse(path, &Value::Object(object(path, text)?))
     }

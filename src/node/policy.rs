@@ -117,7 +117,7 @@ impl Policy {
         Ok(())
     }
 
-    /// Refuses a rail that this node does not hand out. `rail` is that of the device; `None` where nobody knows it.
+    /// Refuses a rail that this node does not hand out. `rail` is the device's, `None` if unknown.
     pub fn check_rail(&self, what: &str, rail: Option<u8>) -> Result<()> {
         let Some(allowed) = &self.rails else { return Ok(()) };
         if !rail.is_some_and(|rail| allowed.contains(&rail)) {

@@ -24,9 +24,9 @@ pub const LEAF_PORTS: &str = "leaf-ports";
 /// A file that exists while a process writes the store, or after one was killed.
 pub const UNFINISHED: &str = ".unfinished";
 /// How the name of a file begins that closes a node: the plan may have given its prefixes to another one. The rest is the
-/// name of the node, and the content says why. It is no file of the node's directory, which each plan replaces.
+/// name of the node, and the content says why. It is not in the node's directory, which each plan replaces.
 const CLOSED: &str = ".closed.";
-/// The most of such a text that is told, in bytes.
+/// Longest such text in messages, in bytes.
 const LONGEST_REASON: usize = 1024;
 /// A message about a large store looks at this many nodes.
 const MOST_LISTED: usize = 10_000;
@@ -44,12 +44,8 @@ pub fn load(node: &Node, node_name: &str, pools: &[String]) -> Result<Vec<Alloca
 pub fn of_rail(node: &Node, node_name: &str, rail: u64) -> Result<Vec<(String, Allocation)>> {
     let all = Store::open(node)?.everything(node_name)?;
     let named: BTreeSet<_> = all.keys().filter_map(|pool| rail_in(pool)).collect();
-    let said = |found: &Result<Option<Allocation>>| found.as_ref().ok().and_then(|one| one.as_ref()?.rail);
-    let differs = |(pool, found): (&String, &Result<Option<Allocation>>)| {
-        said(found).is_some_and(|rail| rail_in(pool) != Some(rail))
-    };
-    // Of names that count from 1, nobody knows what they mean; of others, those whose rail the plan says tell it.
-    let by_name = named.contains(&0) && !all.iter().any(differs);
+    // Names that count from 1 are ambiguous.
+    let by_name = said.is_empty() && named.contains(&0);
     let mut pools = Vec::new();
     for (pool, found) in all {
         let in_name = rail_in(&pool);
@@ -170,7 +166,7 @@ impl Store {
         names.filter(|name| super::is_name(name)).take(most).collect()
     }
 
-    /// Whether somebody writes the store, or was killed while he did: some nodes may have the plan from before.
+    /// Whether a write is in progress or was interrupted: some nodes may have the previous plan.
     pub fn is_unfinished(&self) -> bool {
         self.path.join(UNFINISHED).exists()
     }
@@ -260,7 +256,7 @@ impl Store {
     /// Lists a part of the store, and looks up likely names with the domains that the part has.
     fn likely(&self, wanted: &str) -> BTreeSet<String> {
         let mut listed = self.some_nodes(MOST_LISTED);
-        // A directory may be empty since the last call, or of somebody else.
+        // A directory may have been emptied since the last call, or belong to another process.
         listed.retain(|name| name != wanted);
         let likely = likely_names(wanted, listed.iter().map(String::as_str));
         let is_there = |name: &String| super::is_name(name) && self.path.join(name).is_dir();

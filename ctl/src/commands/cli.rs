@@ -37,7 +37,7 @@ Everything is checked first; if anything is wrong, nothing is written. The exit 
 command is done or finds no difference, 1 if it fails, refuses the plan or finds a difference, and 2
 for a usage error.";
 
-/// The rails of this node and of its pods: show and check them, plan their addresses, and clean up after lost DELs.
+/// Show, check and plan the rails of this node and its pods, and clean up after lost DELs.
 #[derive(Debug, Parser)]
 #[command(
     name = PROGRAM,
@@ -56,7 +56,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show the rails of this node, and the pods that have their devices
+    /// Show the rails of this node, and which pod has which device
     #[command(
         after_help = "STATE is live (the pod has the device), busy (an ADD or DEL is running), dead (the pod is \
 gone without a DEL), cut-off (the ADD was killed), on-host (the pod is alive, but its device is on the host), \
@@ -66,31 +66,32 @@ cannot be inspected). VFS is the number of VFs and the number that the PF suppor
 Exit status: 0 nothing to do, 1 the command failed or the lines below the tables say what to do, 2 usage error."
     )]
     Status(StatusArgs),
-    /// Check that the rails in pods are as ADD made them, and that their gateways answer; list every difference
+    /// Compare the rails in pods with what ADD made, and probe their gateways
     #[command(
         after_help = "The checks are those of the verb CHECK, for all attachments at once. Gateways are probed even \
 where `gatewayProbe` is off; each has one second to answer. Nothing in a pod is changed.
 Exit status: 0 no difference, 1 a difference, or the command failed, 2 usage error."
     )]
     Check,
-    /// Check whether this node is ready for pods with rails, and print a remedy for each fault
+    /// Check whether pods with rails can start on this node, with a remedy for each fault
     #[command(
-        after_help = "FAIL: pods with that rail, or with any rail, do not start or do not work; use the exit status to \
-keep pods from the node. warn: pods start, or most of them do. skip: the check could not be made; the text says \
+        after_help = "FAIL: pods with that rail, or with any rail, do not start or do not work; use the \
+            exit status to keep pods off the node. warn: most pods start. skip: the check could not be made; the text says \
 why. Nothing is changed.
 Exit status: 0 no check failed, 1 a check failed, 2 usage error."
     )]
     Doctor(DoctorArgs),
-    /// Wait until this node has its rails: for systemd, and for anything else that must not start pods earlier
+    /// Wait until this node has its rails, before kubelet starts pods
     #[command(
         after_help = "It waits for what `doctor` checks of node.json, rails and pools: PFs with a driver, a link and \
 VFs (not with --pfs, or if no PF supports them), and this node's prefixes in the store. What is missing is printed to stderr when it changes.
 Exit status: 0 ready, 1 timed out, 2 usage error."
     )]
     Wait(WaitArgs),
-    /// Find faults in networks before a pod uses them: NetworkAttachmentDefinitions, .conf and .conflist
+    /// Find faults in networks (NetworkAttachmentDefinitions, .conf, .conflist) before a pod uses them
     #[command(
-        after_help = "The command needs neither node.json nor root. error: ADD refuses it, or it is certainly a mistake. \
+        after_help = "Needs neither node.json nor root. error: ADD would refuse it, or it is certainly a \
+            mistake. \
 warning: it works, but perhaps not as intended.
 Exit status: 0 no error, 1 an error, 2 usage error."
     )]
@@ -105,25 +106,26 @@ namespace or without permission. Run the command on the host, as root.
 Exit status: 0 success, 1 something remains or is pending, 2 usage error."
     )]
     Reap(ReapArgs),
-    /// Compare where the cable of each rail ends, as its leaf says by LLDP, with the plan
+    /// Compare each rail's leaf port, as announced by LLDP, with the plan
     #[command(
-        after_help = "STATE is right, wrong (it is in another leaf or port than the plan has), unplanned (the plan has no \
-leaf port of this rail), unnamed (the leaf says only a MAC where the plan has a name), silent (no LLDP was seen in time), or \
-no-link (the PF cannot hear anything). Leaves send LLDP every 30 seconds, so this takes as long. Nothing is sent, and nothing \
-is changed. Run the command on the host, as root.
+        after_help = "STATE is right, wrong (another leaf or port than planned), unplanned (the plan has \
+            no leaf port for this rail), unnamed (the leaf announces only a MAC), silent (no LLDP arrived \
+            in time), or no-link (the PF has no link). Leaves announce every 30 seconds, so this takes as \
+                long. It sends nothing and changes nothing. Run the command on the host, as root.
 Exit status: 0 every cable is right or unplanned, 1 another state, or the command failed, 2 usage error."
     )]
     Cables(CablesArgs),
-    /// Try the rails of this node before a job does: take a free VF of each as a pod would, ask gateway and peers with packets
-    /// of the PF's MTU, and give everything back
+    /// Test the rails of this node before a job: attach a free VF of each, ping gateway and peers with packets of
+    /// the PF's MTU, and return everything
     #[command(
-        after_help = "STATE is fine, wrong (the lines below the table say what to do), or in-use (pods have all VFs of the \
-rail, or its addresses, so it was not tried). COUNTED is what the kernel counted of errors and discards meanwhile. Whatever \
-ends this command, everything is given back; after SIGKILL, by the next ADD or `railctl reap`. Run it on the host, as root.
+        after_help = "STATE is fine, wrong (the lines below the table say what to do), or in-use (not \
+            tested, because pods have all its VFs or addresses). COUNTED is the errors and discards during the test. \
+    Everything is returned however the command ends; after SIGKILL, by the next ADD or `railctl \
+    reap`. Run it on the host, as root.
 Exit status: 0 no rail is wrong (with --all: every rail is fine), 1 another state, or the command failed, 2 usage error."
     )]
     Preflight(PreflightArgs),
-    /// Put CIDRPool manifests into the store of this node
+    /// Write CIDRPool manifests to the store of this node
     #[command(after_help = "Each file is a CIDRPool, several as YAML documents, a list, or what \
 `kubectl get cidrpools -A -o yaml` prints; - is standard input. The import uses static allocations, and those that \
 nv-ipam's controller chose, in status.allocations. All files are checked first: if anything is wrong, nothing is \
@@ -154,20 +156,19 @@ is held, invalid, no-pool or failed."
   railctl release --pool rail-3 --dead
   railctl release --claim 1df9fd4b-53c7-4cab-b6d4-bf0be5ee6526
 
-A lease is kept if its network namespace exists or if nothing proves that it is gone, because a second
-pod would get an address that the first one uses. That of a resource claim is kept if its device is
-in a pod. --force releases it all the same. The exit status is 1 if a lease was kept.")]
+A lease is kept unless its network namespace is provably gone, because a second pod could get an address \
+    in use. That of a resource claim is kept while its device is in a pod. --force releases it anyway. The exit status is 1 if a lease was kept.")]
     Release(ReleaseArgs),
-    /// In a pod: print which interface and RDMA device is which rail, in the form that NCCL, UCX and gloo read
+    /// In a pod, print which interface and RDMA device is which rail, also for NCCL, UCX and gloo
     #[command(after_help = "Examples:
   railctl env
   railctl env --format nccl.conf --out /etc/nccl.conf
   eval \"$(railctl env --format sh)\"
   railctl env --check --pid 42
 
-It needs no privilege, no node.json and no API server. What is not known is left out, and said on stderr.
---check looks at the variables of NCCL, which have to be set in the environment or in NCCL's files, and at those of other
-libraries where they are set.
+It needs no privilege, no node.json and no API server. Unknown values are omitted, with a message on stderr.
+--check requires NCCL's variables, in the environment or in NCCL's files, and compares those of other \
+    libraries if they are set.
 Exit status: 0 success, 1 no rails, rails that cannot be told apart, a difference, or a failure, 2 usage error.")]
     Env(EnvArgs),
 }
@@ -191,7 +192,7 @@ struct DoctorArgs {
 
 #[derive(Debug, Args)]
 struct WaitArgs {
-    /// The longest time to wait
+    /// How long to wait
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     timeout: u32,
     /// Do not wait for VFs: pods get the PFs themselves
@@ -203,8 +204,8 @@ struct WaitArgs {
 
 #[derive(Debug, Args)]
 struct LintArgs {
-    /// Print the networks as they are with rail-cni, also those that operators make, for kubectl apply; the findings go
-    /// to stderr
+    /// Print the networks rewritten for rail-cni, also those that operators make, for kubectl apply; findings go to
+    /// stderr
     #[arg(long)]
     fix: bool,
     /// Files or directories with YAML or JSON for kubectl, or with CNI configurations; - reads stdin

@@ -29,7 +29,7 @@ pub struct Inventory {
     pub rails: Vec<Rail>,
     /// The attachments on record, by rail and pod.
     pub attachments: Vec<Attached>,
-    /// Records of attachments whose device is on the host, and of which something is still to be undone.
+    /// Records with pending steps, whose devices are on the host.
     pub pending: Vec<Record>,
     /// Names of records that cannot be read.
     pub unreadable: Vec<String>,
@@ -37,7 +37,7 @@ pub struct Inventory {
     pub lost: Vec<Lost>,
     /// PCI addresses of the devices that resource claims hold.
     pub claimed: HashSet<String>,
-    /// Whether the run directory was emptied since the boot, and no ADD has come since.
+    /// Whether the run directory was emptied since the boot, and no ADD has run since.
     pub is_emptied: bool,
 }
 
@@ -125,7 +125,7 @@ impl Attached {
         }
     }
 
-    /// Why it is not known whether the pod is alive.
+    /// Why the pod's liveness cannot be determined.
     pub fn error(&self) -> Option<&str> {
         match &self.state {
             State::Unknown(why) if !self.is_busy => Some(why),
@@ -237,7 +237,7 @@ impl Inventory {
         Ok(inventory)
     }
 
-    /// Devices of the rails that are not on the host, and that nobody holds.
+    /// Devices of the rails that are neither on the host nor held by a record.
     fn astray(&self) -> Result<HashSet<String>> {
         let mut away = HashSet::new();
         for rail in &self.rails {

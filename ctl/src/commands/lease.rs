@@ -31,7 +31,7 @@ pub struct LeaseArgs {
     /// Address to lease
     #[arg(long, value_name = "IP[/LENGTH]", value_parser = address)]
     ip: Vec<(IpAddr, Option<u8>)>,
-    /// The claim as NAMESPACE/NAME, by which rail-agent finds out whether it has ended
+    /// The claim as NAMESPACE/NAME, so that rail-agent can look it up
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// The pod as NAMESPACE/NAME, for messages

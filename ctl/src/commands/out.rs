@@ -25,7 +25,7 @@ const WRITTEN: &str = ".rail-ipam-plan";
 /// The files that were written for each target, with a hash of their content.
 type Written = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Who puts files with the ending of a target into a directory.
+/// Who writes files with the ending of a target to a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// Plans only: a file that is not listed is probably of an earlier plan.

@@ -34,7 +34,7 @@ pub struct PlanArgs {
     /// with netplan files of hosts; - is standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<String>,
-    /// Kind of the files, if their content does not say it
+    /// Kind of the files, if not evident from their content
     #[arg(long, value_enum, value_name = "KIND")]
     from: Option<Kind>,
     /// Target to write; without it, the plan is checked and printed
@@ -60,8 +60,8 @@ pub struct PlanArgs {
     /// Print what would change, and write nothing
     #[arg(long, requires = "to")]
     diff: bool,
-    /// Compare the plan with the store of this node; the exit status is 1 if anything differs. What only the store has is
-    /// a warning, and with --prune a difference
+    /// Compare the plan with the store of this node; exit status 1 means a difference. Entries only in the store
+    /// are a warning, or with --prune a difference
     #[arg(long, conflicts_with = "to")]
     check: bool,
     /// Compare with these files instead: manifests, or any other source
@@ -119,7 +119,7 @@ pub struct PlanArgs {
 pub enum Kind {
     /// topology.json of spcx-gen or of NVIDIA AIR, or a graph (topology.dot).
     Topology,
-    /// A fabric described in a page of YAML.
+    /// A fabric file.
     Fabric,
     /// CIDRPool manifests.
     Cidrpool,

@@ -94,7 +94,7 @@ fn planes(rail: &Rail, inventory: &Inventory) -> String {
     format!(" ({up} of the rail's {all} planes have one; minPlanes {min})")
 }
 
-/// What somebody should do, one line each.
+/// What the operator should do, a line each.
 fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
     let mut todo = Vec::new();
     for rail in &inventory.rails {

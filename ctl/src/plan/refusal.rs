@@ -18,7 +18,7 @@ pub enum Doubt {
     OtherSu,
     /// A host with links in two SUs or pods
     TwoSus,
-    /// A host without an SU, while others have one: it counts as 0
+    /// A host without an SU, although others have one: it counts as 0
     MissingSu,
     /// A leaf that is not for the host's rail
     OtherRail,

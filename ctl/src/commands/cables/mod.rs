@@ -23,7 +23,7 @@ use rail_cni::watchdog;
 /// Arguments of `railctl cables`.
 #[derive(Debug, Args)]
 pub struct CablesArgs {
-    /// The longest time to listen
+    /// How long to listen
     #[arg(long, value_name = "SECONDS", default_value_t = 35, value_parser = clap::value_parser!(u32).range(1..=600))]
     timeout: u32,
 }

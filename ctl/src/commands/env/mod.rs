@@ -33,13 +33,13 @@ pub struct EnvArgs {
     /// Only these rails, such as 0-7 or 0,2,4: a pod may have rails of two fabrics
     #[arg(long, value_name = "RAILS", value_parser = pod::parse_rails)]
     rails: Option<pod::Numbers>,
-    /// The version of the NCCL that reads it: from 2.30 on it is told rail and plane, below 2.21 the GID index
+    /// NCCL's version: from 2.30 on, rail and plane are included; below 2.21, the GID index
     #[arg(long, value_name = "VERSION", default_value = "2.21")]
     nccl: NcclVersion,
-    /// Compare the environment with it, and NCCL's files, and print each difference
+    /// Compare the environment and NCCL's files with it, and print each difference
     #[arg(long, conflicts_with_all = ["format", "out"])]
     check: bool,
-    /// The process whose environment is compared, as it was started; otherwise this one's
+    /// Compare the environment with which this process was started, instead of the shell's
     #[arg(long, value_name = "PID", requires = "check")]
     pid: Option<u32>,
 }
@@ -47,7 +47,7 @@ pub struct EnvArgs {
 /// The value of `--format`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// The variables of NCCL, as /etc/nccl.conf has them.
+    /// NCCL's variables, as in /etc/nccl.conf.
     #[value(name = "nccl.conf")]
     NcclConf,
     /// All variables, as `export` lines.

@@ -41,13 +41,13 @@ const LOOK_FOR_PEER: &str = "check that a pod there has the address, and that th
 /// Arguments of `railctl preflight`.
 #[derive(Debug, Args)]
 pub struct PreflightArgs {
-    /// Addresses of rails in pods of other nodes, each to be reached from the same rail of this one
+    /// Addresses of rails in pods of other nodes, to ping from the same rail here
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     peer: Vec<IpAddr>,
-    /// Fail if a rail is in use, so that it cannot be tried
+    /// Fail if a rail is in use and cannot be tested
     #[arg(long)]
     all: bool,
-    /// Where rail-cni and rail-ipam are
+    /// Directory of rail-cni and rail-ipam
     #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
     plugins_dir: PathBuf,
 }
