@@ -156,8 +156,9 @@ is held, invalid, no-pool or failed."
   railctl release --pool rail-3 --dead
   railctl release --claim 1df9fd4b-53c7-4cab-b6d4-bf0be5ee6526
 
-A lease is kept unless its network namespace is provably gone, because a second pod could get an address \
-    in use. That of a resource claim is kept while its device is in a pod. --force releases it anyway. The exit status is 1 if a lease was kept.")]
+A lease is kept unless its network namespace is provably gone, because a second pod could get an address
+in use. That of a resource claim is kept while its device is in a pod. --force releases it anyway. The
+exit status is 1 if a lease was kept.")]
     Release(ReleaseArgs),
     /// In a pod, print which interface and RDMA device is which rail, also for NCCL, UCX and gloo
     #[command(after_help = "Examples:
@@ -167,8 +168,8 @@ A lease is kept unless its network namespace is provably gone, because a second 
   railctl env --check --pid 42
 
 It needs no privilege, no node.json and no API server. Unknown values are omitted, with a message on stderr.
---check requires NCCL's variables, in the environment or in NCCL's files, and compares those of other \
-    libraries if they are set.
+--check requires NCCL's variables, in the environment or in NCCL's files, and compares those of other libraries if
+they are set.
 Exit status: 0 success, 1 no rails, rails that cannot be told apart, a difference, or a failure, 2 usage error.")]
     Env(EnvArgs),
 }
