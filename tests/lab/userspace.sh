@@ -141,7 +141,7 @@ what_a_dead_pod_owes_waits_until_nothing_has_the_vf_open() {
     printf '%s\n' "$method" >"$at/reset_method"
     open_vf
     output=$("$bin/railctl" reap 2>&1) && fail "reap succeeds: $output"
-    contains "reap" "it waits until nothing uses the device" "$output"
+    contains "reap" "waiting until nothing uses the device" "$output"
     contains "reap" "process $keeper (sleep)" "$output"
     same "the VLAN" "100" "$(ip -json link show ens0f0 | jq -r '.[0].vfinfo_list[0].vlan_list[0].vlan // .[0].vfinfo_list[0].vlan')"
     contains "what is owed" "reset: it waits" "$(pending)"

@@ -155,7 +155,7 @@ fn a_debt_leaves_a_device_alone_that_somebody_uses_by_now() {
         assert_eq!(bench.seen(&device), seen, "GC; {says}");
         let reaped = bench.reap();
         assert_eq!(reaped.status, 1, "{reaped:?}");
-        assert!(reaped.stdout.contains("waits until nothing uses the device"), "{reaped:?}");
+        assert!(reaped.stdout.contains("waiting until nothing uses the device"), "{reaped:?}");
         assert!(reaped.stdout.contains(says), "{says}: {reaped:?}");
         assert_eq!(bench.seen(&device), seen, "reap; {says}");
         // That a device is up is no reason for an ADD to refuse it.
@@ -228,7 +228,7 @@ fn what_a_pod_stacked_on_its_rail_is_owed_until_it_is_gone() {
     bench.forget_what_is_owed();
     bench.host.ip("addr add 10.9.9.1/24 dev vf0");
     let reaped = bench.reap();
-    assert!(reaped.stdout.contains("it waits until nothing uses the device"), "{reaped:?}");
+    assert!(reaped.stdout.contains("waiting until nothing uses the device"), "{reaped:?}");
     bench.host.ip("addr del 10.9.9.1/24 dev vf0");
     bench.host.ip_in(&bench.pods[1], "link show mv");
     bench.reap().ok();

@@ -790,7 +790,7 @@ fn no_answer_of_an_ipam_does_harm() {
     for (attack, script, code, word) in [
         ("garbage", answer("\u{1}\u{2}{"), 6, "printed no result"),
         ("nothing", "exit 0".to_owned(), 6, "printed no result: EOF"),
-        ("no address", ips(""), 7, "gave no address"),
+        ("no address", ips(""), 7, "returned no address"),
         (
             "an address of everybody",
             ips(r#"{"address": "10.1.1.1/0"}"#),

@@ -251,8 +251,8 @@ fn what_a_claim_may_not_ask_is_refused_with_the_status_that_dranet_knows() {
                 with(json!({"profile": "rail", "routes": [{"destination": "0.0.0.0/0"}]})),
                 (400, "default route"),
             ),
-            (ask("POST", "/GetDeviceConfig", "{}"), (404, "there are GET /health")),
-            (ask("GET", "/ReleaseProfileConfig", ""), (404, "there are GET /health")),
+            (ask("POST", "/GetDeviceConfig", "{}"), (404, "use GET /health")),
+            (ask("GET", "/ReleaseProfileConfig", ""), (404, "use GET /health")),
             (ask("POST", "/GetProfileConfig", &"x".repeat(3 << 20)), (400, "cannot be read")),
         ] {
             let why = answer["error"]

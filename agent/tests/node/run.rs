@@ -457,7 +457,7 @@ fn another_run_or_store_directory_waits_until_no_pod_has_anything_in_the_old_one
         // Its end is what the change waits for.
         end_pod("pod-a", 0);
         let log = agent.ended();
-        assert!(log.contains("/run/elsewhere is the run directory of this node now"), "{log}");
+        assert!(log.contains("/run/elsewhere is now the run directory of this node"), "{log}");
     });
 }
 
@@ -1156,7 +1156,7 @@ fn an_agent_whose_run_directory_is_not_the_plugins_ends_and_begins_there() {
         install();
         // A new node, which has no node.json yet.
         let log = Running::start(&api, &[]).ended();
-        assert!(log.contains("/run/elsewhere is the run directory of this node now"), "{log}");
+        assert!(log.contains("/run/elsewhere is now the run directory of this node"), "{log}");
         assert_eq!(fs::read_dir("/run/rail-cni").unwrap().count(), 0);
         let agent = Running::start(&api, &[]);
         // The condition may be that of the first one.
@@ -1170,7 +1170,7 @@ fn an_agent_whose_run_directory_is_not_the_plugins_ends_and_begins_there() {
         end_pod("pod-a", 0);
         sh("rm -r /run/elsewhere");
         let log = agent.ended();
-        assert!(log.contains("or was made anew"), "{log}");
+        assert!(log.contains("or was recreated"), "{log}");
     });
 }
 

@@ -253,7 +253,7 @@ fn faults_of_the_plan() {
     let rail_0 = fs::read_to_string(ours.join("rail-0.json")).unwrap();
     fs::remove_file(ours.join("rail-0.json")).unwrap();
     of_others(&[0, 1]);
-    finds(&host, "pools", "skip", "another IPAM plugin gives its addresses");
+    finds(&host, "pools", "skip", "another IPAM plugin");
     fs::write(ours.join("rail-0.json"), rail_0).unwrap();
     fs::write(host.path("node.json"), node).unwrap();
 
@@ -302,7 +302,7 @@ fn faults_of_node_json_and_of_the_folders() {
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
     mode("run/leases", 0o777);
-    finds(&host, "run", "fail", "others than its owner can write to");
+    finds(&host, "run", "fail", "users other than its owner can write to");
     mode("run/leases", 0o700);
     is_well(&host);
 

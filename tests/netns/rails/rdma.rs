@@ -268,7 +268,7 @@ fn tos_and_traffic_class_need_one_device_with_roce_and_a_value() {
         (json!({"tos": 256}), "rdmaQoS.tos: 256 is not within 0 to 255"),
         (json!({"tos": -1}), "rdmaQoS.tos"),
         (json!({"tc": "96"}), "rdmaQoS.tc"),
-        (json!({"tc": 99}), "rdmaQoS.tc: 99 has the ECN bits 3"),
+        (json!({"tc": 99}), "rdmaQoS.tc: 99 has both ECN bits"),
         (json!({"tos": 96, "onMissing": "off"}), "rdmaQoS.onMissing"),
         (json!(96), "rdmaQoS"),
     ] {
@@ -279,7 +279,7 @@ fn tos_and_traffic_class_need_one_device_with_roce_and_a_value() {
         &pod,
         &with(config(json!({"tos": 96})), json!({"rdma": "off"})),
         7,
-        "nothing of the RDMA device",
+        "the RDMA device is not changed",
     );
     for (qos, is_set) in [(json!({}), false), (json!({"tos": 0, "tc": 0}), false), (json!({"tos": 98}), true)]
     {
