@@ -70,6 +70,9 @@ struct Arguments {
     /// Write a script that reproduces each failure to this directory
     #[arg(long, value_name = "DIRECTORY")]
     replay: Option<PathBuf>,
+    /// Where to write junit.xml, report.json, report.sarif, scores.md, and a page for each plugin
+    #[arg(long, value_name = "DIRECTORY")]
+    reports: Option<PathBuf>,
     /// Exit with 1 if a description hides everything or lists a known failure that no longer occurs
     #[arg(long)]
     strict: bool,

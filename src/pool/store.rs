@@ -44,8 +44,12 @@ pub fn load(node: &Node, node_name: &str, pools: &[String]) -> Result<Vec<Alloca
 pub fn of_rail(node: &Node, node_name: &str, rail: u64) -> Result<Vec<(String, Allocation)>> {
     let all = Store::open(node)?.everything(node_name)?;
     let named: BTreeSet<_> = all.keys().filter_map(|pool| rail_in(pool)).collect();
-    // Names that count from 1 are ambiguous.
-    let by_name = said.is_empty() && named.contains(&0);
+    let said = |found: &Result<Option<Allocation>>| found.as_ref().ok().and_then(|one| one.as_ref()?.rail);
+    let differs = |(pool, found): (&String, &Result<Option<Allocation>>)| {
+        said(found).is_some_and(|rail| rail_in(pool) != Some(rail))
+    };
+    // Names that count from 1 are ambiguous. Others tell a rail as long as they agree with what the plan says of any.
+    let by_name = named.contains(&0) && !all.iter().any(differs);
     let mut pools = Vec::new();
     for (pool, found) in all {
         let in_name = rail_in(&pool);

@@ -49,7 +49,7 @@ impl Lint {
                 Some(networks) => all.extend(networks),
                 None => {
                     let problem = "must be comma-separated names, or a list of objects with a name";
-                    return self.error(part, name, &format!("metadata.annotations.{NETWORKS}"), problem);
+                    return self.error(part, name, &format!("metadata.annotations.{key}"), problem);
                 }
             }
         }
