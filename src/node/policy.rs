@@ -30,7 +30,7 @@ pub struct Policy {
     pub inline_pools: bool,
     /// Whether a network may take a device with the host's addresses, and these with it.
     pub host_addresses: bool,
-    /// The IPAM plugins that networks may name; by default [`IPAM`].
+    /// The IPAM plugins that networks may name; by default those that are known to be no more than that.
     pub ipam: Vec<String>,
 }
 
