@@ -211,6 +211,28 @@ impl Function {
         max.unwrap_or(0).max(self.vf_count())
     }
 
+    /// Makes so many VFs. From one number to another the kernel goes only by way of none.
+    pub fn set_vf_count(&self, count: u16) -> Result<()> {
+        let file = self.path.join("sriov_numvfs");
+        let write = |count: u16| {
+            let text = count.to_string();
+            let written = fs::File::options()
+                .write(true)
+                .open(&file)
+                .and_then(|mut file| file.write_all(text.as_bytes()));
+            written.with_context(|| format!("cannot write {count} to {}", file.display()))
+        };
+        if self.vf_count() > 0 {
+            write(0)?;
+        }
+        if count > 0 { write(count) } else { Ok(()) }
+    }
+
+    /// Whether the kernel looks for a driver for new VFs.
+    pub fn binds_vfs(&self) -> bool {
+        read(&self.path.join("sriov_drivers_autoprobe")).is_none_or(|text| text != "0")
+    }
+
     /// The PCI addresses of the function's VFs, in the order of their numbers.
     pub fn vfs(&self) -> Result<Vec<String>> {
         let mut vfs = Vec::new();
@@ -383,6 +405,15 @@ impl Function {
         on_infiniband.iter().filter_map(guid).collect()
     }
 
+    /// Has it an RDMA device for RoCE whose node GUID is 0, so that the RDMA CM fails on it?
+    pub fn lacks_node_guid(&self) -> bool {
+        let is_zero = |device: &String| {
+            let guid = read(&self.path.join("infiniband").join(device).join("node_guid"));
+            guid.is_some_and(|guid| guid.bytes().all(|byte| b"0:".contains(&byte)))
+        };
+        self.ports(ETHERNET).iter().any(|(_, device, _)| is_zero(device))
+    }
+
     /// The P_Keys that the ports of its RDMA devices on InfiniBand have; 0 means an empty place.
     pub fn pkeys(&self) -> Vec<u16> {
         let mut found = Vec::new();
@@ -419,6 +450,12 @@ impl Function {
         let bound = self.write_id(&bus.join("drivers").join(driver).join("bind"));
         // Somebody else may have been faster.
         if self.driver().as_deref() == Some(driver) { Ok(()) } else { bound }
+    }
+
+    /// Lets the kernel choose a driver for the function, which has none.
+    pub fn probe(&self) -> Result<()> {
+        let bus = self.path.ancestors().nth(2).unwrap_or(&self.path);
+        self.write_id(&bus.join("drivers_probe"))
     }
 
     /// These files act on the device whose id is written to them.

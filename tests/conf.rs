@@ -593,7 +593,7 @@ fn the_keys_of_a_fabric_are_those_of_the_code() {
     assert_eq!(keys_in("docs/planning.md", "## Fabric file"), known);
 }
 
-/// The keys of node.json, with those below `log`, `policy` and `roce`: the program itself tells which it knows.
+/// The keys of node.json, with those below `log`, `policy`, `roce` and `vfs`: the program itself tells which it knows.
 fn node_keys() -> BTreeSet<String> {
     let bench = Bench::new();
     let known = |wrong: Value| {
@@ -603,11 +603,11 @@ fn node_keys() -> BTreeSet<String> {
         let (_, list) = text.split_once("expected").unwrap_or_else(|| panic!("{text}"));
         in_backquotes(list)
     };
-    assert_eq!(known(json!({"rails": [{"wrong": 1}]})), ["rail", "pf", "pool"]);
+    assert_eq!(known(json!({"rails": [{"wrong": 1}]})), ["rail", "pf", "pool", "vfs"]);
     let mut all = BTreeSet::new();
     for key in known(json!({"wrong": 1})) {
         match key.as_str() {
-            "log" | "policy" | "roce" => {
+            "log" | "policy" | "roce" | "vfs" => {
                 let below = known(json!({ &key: {"wrong": 1} }));
                 all.extend(below.into_iter().map(|below| format!("{key}.{below}")));
             }

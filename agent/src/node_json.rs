@@ -45,6 +45,13 @@ impl Paths {
     }
 }
 
+/// Whether the host's node.json asks for VFs. One that cannot be parsed asks for nothing.
+pub fn asks_for_vfs(host: &Host) -> bool {
+    let text = host.read(&Path::new(DIRECTORY).join(NAME)).ok().flatten();
+    let node = text.and_then(|text| Node::parse(Path::new(NAME), text.as_bytes()).ok());
+    node.is_some_and(|node| node.has_vfs_to_make())
+}
+
 impl From<Node> for Paths {
     fn from(node: Node) -> Paths {
         Paths {

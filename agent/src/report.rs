@@ -4,6 +4,26 @@ use serde::Deserialize;
 
 use crate::host::Said;
 
+/// `railctl vfs --output json`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Made {
+    /// The PFs for which node.json asks for VFs.
+    pub pfs: Vec<MadePf>,
+}
+
+/// What came of a PF.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct MadePf {
+    /// Its PCI address.
+    pub pf: String,
+    /// `as-wanted`, `changed`, `refused`, `failed`.
+    pub state: String,
+    /// Why it is not as wanted.
+    pub problem: Option<String>,
+}
+
 /// `railctl status --output json`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]

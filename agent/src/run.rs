@@ -35,7 +35,7 @@ use crate::install::{PLUGINS, RAILCTL};
 use crate::node_json::{self, Paths};
 use crate::place::{self, Place};
 use crate::ready::{self, Condition, Grounds, Plan, Steady};
-use crate::report::{Attachment, Doctor, Obstacle, Refused, Show, Status};
+use crate::report::{Attachment, Doctor, Made, Obstacle, Refused, Show, Status};
 use crate::revision::{self, Revision};
 use crate::serve::{self, Shared};
 use crate::text::{clean, of, say};
@@ -273,6 +273,8 @@ struct Agent {
     warned: String,
     doctor: Result<Doctor, String>,
     doctor_due: Instant,
+    /// When VFs are made next, where node.json asks for some; `None`: all are as it says.
+    vfs_due: Option<Instant>,
     /// What of the rollouts this node has.
     revision: Revision,
     /// Which plugin cannot be run, and why.
@@ -342,6 +344,7 @@ impl Agent {
             ready: ready::rails_ready(&doctor),
             doctor,
             doctor_due: now,
+            vfs_due: Some(now),
             revision: Revision::default(),
             broken: None,
             closed: None,
@@ -415,6 +418,9 @@ impl Agent {
             }
         }
         self.configure().await;
+        if self.vfs_due.is_some_and(|due| Instant::now() >= due) {
+            self.make_vfs().await;
+        }
         self.load_plan().await;
         self.inspect().await;
         if self.reap_due.is_some_and(|due| Instant::now() >= due) {
@@ -522,6 +528,7 @@ impl Agent {
                 if is_new {
                     say("info", "wrote /etc/rail-cni/node.json");
                     self.doctor_due = Instant::now();
+                    self.vfs_due = Some(Instant::now());
                     self.planned = None;
                 }
                 self.config_error = None;
@@ -564,6 +571,40 @@ impl Agent {
             )
         })?;
         node_json::write(&self.host, &text)
+    }
+
+    /// Makes the VFs that node.json asks for. Those that there are change only on a node that gets no new pods: the kubelet
+    /// may have given one to a pod that has not started yet.
+    async fn make_vfs(&mut self) {
+        self.vfs_due = None;
+        if !node_json::asks_for_vfs(&self.host) {
+            return self.tell("vfs", None);
+        }
+        let spec = self.node.as_ref().and_then(|node| node.spec.as_ref());
+        let is_cordoned = spec.and_then(|spec| spec.unschedulable) == Some(true);
+        let undrained: &[&str] = if is_cordoned { &[] } else { &["--undrained"] };
+        let done = self.ask::<Made>(&[&["vfs"], undrained].concat()).await;
+        let told = match done {
+            Ok(made) => {
+                let changed = made.pfs.iter().filter(|pf| pf.state == "changed");
+                let changed: Vec<_> = changed.map(|pf| pf.pf.as_str()).collect();
+                if !changed.is_empty() {
+                    say("info", &format!("made VFs as node.json asks on {}", changed.join(", ")));
+                    self.doctor_due = Instant::now();
+                }
+                let problems: Vec<_> = made.pfs.into_iter().filter_map(|pf| pf.problem).collect();
+                (!problems.is_empty()).then(|| problems.join("; "))
+            }
+            Err(error) => Some(of(&error)),
+        };
+        if let Some(why) = &told {
+            let again = AGAIN_AT_MOST.min(Duration::from_secs(self.args.interval) * AGAIN);
+            self.vfs_due = Some(Instant::now() + again);
+            if self.told.get("vfs") != Some(why) {
+                self.about_node("VfsRefused", why);
+            }
+        }
+        self.tell("vfs", told);
     }
 
     /// The plan; `None` while it is not known.
@@ -753,6 +794,7 @@ impl Agent {
                 if outline != self.outline {
                     // A PF or its VFs came or went: the doctor says what that means.
                     self.doctor_due = Instant::now();
+                    self.vfs_due = Some(Instant::now());
                     self.outline = outline;
                 }
                 self.shared.with(|metrics| metrics.status = Some(status));

@@ -4,6 +4,7 @@
 mod place;
 mod policy;
 mod roce;
+mod vfs;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,6 +21,7 @@ use crate::{calls, cluster_networks, cni, fail, failure, watchdog};
 
 pub use policy::{Judged, Policy};
 pub use roce::{Roce, Trust};
+pub use vfs::{Driver, Vfs};
 
 /// Environment variable with the path of another node.json, for tests and unusual hosts.
 pub const VARIABLE: &str = "RAIL_CNI_NODE_CONFIG";
@@ -49,6 +51,8 @@ pub struct Node {
     pub cluster_networks: Vec<IpNet>,
     /// What the port of every rail must be set to for RoCE; `None`: ports are compared with each other only.
     pub roce: Option<Roce>,
+    /// The VFs of each rail without `vfs` of its own; `None`: they are left alone.
+    vfs: Option<Vfs>,
     log: LogConfig,
     /// Longest time of a runtime's call in seconds, 1 to 3600; see [`crate::watchdog`].
     call_timeout: u16,
@@ -72,6 +76,8 @@ pub struct RailPf {
     /// Whether rail-ipam gives the rail's addresses, so that the plan must have a pool for it.
     #[serde(default = "yes")]
     pub pool: bool,
+    /// The VFs of this PF, instead of those of [`Node`].
+    vfs: Option<Vfs>,
 }
 
 fn yes() -> bool {
@@ -139,6 +145,7 @@ impl Default for Node {
             first_table: 100,
             cluster_networks: Vec::new(),
             roce: None,
+            vfs: None,
             log: LogConfig::default(),
             call_timeout: watchdog::LIMIT.as_secs().try_into().unwrap_or(u16::MAX),
             confine: true,
@@ -329,9 +336,8 @@ fn parse(path: &Path, value: &Value) -> Result<Node> {
             fail!(InvalidConfig, "{}: clusterNetworks[{index}]: {what}", path.display());
         }
     }
-    if let Some(Err(error)) = node.roce.as_ref().map(Roce::check) {
-        return Err(error.context(path.display().to_string()));
-    }
+    let checked = node.roce.as_ref().map_or(Ok(()), Roce::check).and_then(|()| vfs::check(&node));
+    checked.with_context(|| path.display().to_string())?;
     Ok(node)
 }
 

@@ -17,6 +17,7 @@ mod foretold;
 mod moves;
 mod preflight;
 mod status;
+mod vfs;
 mod wait;
 
 fn run(host: &Host, args: &[&str]) -> Ran {

@@ -1277,3 +1277,29 @@ fn the_labels_say_leaf_and_su_of_a_fabric_file_and_names_are_configurable() {
         assert_eq!(taints(&api.get(NODE)), ["other", "rail-cni/not-ready"]);
     });
 }
+
+#[test]
+fn vfs_that_pods_may_have_change_only_on_a_node_that_gets_no_pods() {
+    on_a_node("run::vfs_that_pods_may_have_change_only_on_a_node_that_gets_no_pods", || {
+        let (api, agent) = ready(&[]);
+        let numvfs = || sh("cat /run/sys/devices/0000:1a:00.0/sriov_numvfs").trim().to_owned();
+        let mut asked = node_json();
+        asked["vfs"] = json!({"number": 1});
+        let put = |asked: &Value| {
+            api.put(CONFIG_MAP, config_map(&json!({"node.dgx.json": asked.to_string()})));
+        };
+        put(&asked);
+        agent.until("node.json", || sh("cat /etc/rail-cni/node.json").contains("\"vfs\""));
+        asked["vfs"] = json!({"number": 2});
+        put(&asked);
+        agent.until("the refusal", || !api.events("VfsRefused").is_empty());
+        let told = api.events("VfsRefused").remove(0)["note"].as_str().unwrap().to_owned();
+        assert!(told.contains("kubectl drain") && numvfs() == "1", "{told}");
+        let mut node = api.get(NODE);
+        node["spec"]["unschedulable"] = json!(true);
+        api.put(NODE, node);
+        // A file is no PF: railctl writes to it, and finds no VFs.
+        agent.until("the number", || numvfs() == "2");
+        assert!(agent.stop());
+    });
+}

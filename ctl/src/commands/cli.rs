@@ -24,6 +24,7 @@ use super::refused;
 use super::release::{ReleaseArgs, release};
 use super::start;
 use super::status::{status, status_page};
+use super::vfs::{VfsArgs, vfs};
 use crate::output::{self, Output, PROGRAM};
 
 const PLAN_HELP: &str = "Examples:
@@ -125,6 +126,15 @@ Exit status: 0 every cable is right or unplanned, 1 another state, or the comman
 Exit status: 0 no rail is wrong (with --all: every rail is fine), 1 another state, or the command failed, 2 usage error."
     )]
     Preflight(PreflightArgs),
+    /// Make the VFs that node.json asks for: their number on each rail's PF, its MTU, who drives them, and their settings
+    #[command(
+        after_help = "STATE is as-wanted, changed, differs (with --check), refused or failed; the lines below the table say \
+why. VFS is the number of VFs, and the number that the firmware allows. What is as wanted is not touched, and neither are VFs \
+of pods, and PFs that the host itself uses or that sriov-network-operator manages. Run the command on the host, as root, before \
+kubelet starts.
+Exit status: 0 all is as wanted by now, 1 something is not, or the command failed, 2 usage error."
+    )]
+    Vfs(VfsArgs),
     /// Write CIDRPool manifests to the store of this node
     #[command(after_help = "Each file is a CIDRPool, several as YAML documents, a list, or what \
 `kubectl get cidrpools -A -o yaml` prints; - is standard input. The import uses static allocations, and those that \
@@ -243,6 +253,7 @@ pub fn run() -> ExitCode {
         }
         Command::Cables(args) => look().and_then(|node| cables(&node, &args, output)),
         Command::Preflight(args) => start("preflight").and_then(|node| preflight(&node, &args, output)),
+        Command::Vfs(args) => start("vfs").and_then(|node| vfs(&node, &args, output)),
         Command::Lint(args) => lint(&args.files, args.fix, output),
         Command::Reap(args) => start("reap").and_then(|node| reap(&node, &args, output)),
         Command::Import(args) => {

@@ -19,6 +19,7 @@ mod refused;
 mod release;
 mod report;
 mod status;
+mod vfs;
 
 use std::process::{Child, Output};
 use std::thread::sleep;

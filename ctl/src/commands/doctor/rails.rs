@@ -405,10 +405,13 @@ fn vfs(node: &Node, inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Fin
                 let file = node.sysfs_root.join("bus/pci/devices").join(id).join("sriov_numvfs");
                 let text = format!("{id} has no VFs; it supports {most}");
                 // Of a /31 one pod has the address, and the scheduler counts VFs.
-                let remedy = format!(
-                    "run `echo 1 > {}`, now and at every boot; more only with addresses for them",
-                    file.display()
-                );
+                let remedy = match node.has_vfs_to_make() {
+                    true => "run `railctl vfs`, now and at every boot".to_owned(),
+                    false => format!(
+                        "run `echo 1 > {}`, now and at every boot; more only with addresses for them",
+                        file.display()
+                    ),
+                };
                 (text, remedy)
             };
             found.add(Check::fail(name, text, remedy).on(rail));
