@@ -246,5 +246,46 @@ fn with_the_roles_of_deploy_a_node_gets_ready_and_the_agent_can_change_no_other(
         assert!(output.status.success(), "{}", text_of(&output));
         let told = text_of(&label("another"));
         assert!(told.contains("may change the Node that its pod runs on"), "{told}");
+        all_at_once(&config);
     });
+}
+
+/// Rights and DaemonSet are deleted by one command, and the agent takes its word off the Node all the same.
+fn all_at_once(config: &Value) {
+    let deploy = format!("{ROOT}/deploy/");
+    kubectl_ok(&["apply", "-k", &deploy]);
+    apply(&config_map(&json!({"node.json": node_json().to_string()})));
+    let agent = Running::start_with(config, &[]);
+    agent.until("the label", || node()["metadata"]["labels"]["rail-cni/ready"] == "true");
+    apply(
+        &json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "rail-agent-x", "namespace": "kube-system",
+            "labels": {"app.kubernetes.io/name": "rail-agent"}},
+        "spec": {"nodeName": NAME, "serviceAccountName": "rail-agent", "automountServiceAccountToken": false,
+            "containers": [{"name": "agent", "image": "rail-cni"}]}}),
+    );
+    // The policy judges from a moment on.
+    let refused = |kind: &str| {
+        let output = kubectl(&["delete", kind, "rail-agent", "-n", "kube-system", "--dry-run=server"]);
+        !output.status.success() && text_of(&output).contains("run this command again")
+    };
+    agent.until("the policy", || refused("clusterrole") && refused("serviceaccount"));
+    let output = kubectl(&["delete", "-k", &deploy, "--wait=false"]);
+    let told = text_of(&output);
+    assert!(!output.status.success() && told.contains("kube-system/rail-agent-x needs its rights"), "{told}");
+    for (kind, stays) in [
+        ("daemonset", false),
+        ("clusterrole", true),
+        ("clusterrolebinding", true),
+        ("serviceaccount", true),
+        ("role", true),
+        ("rolebinding", true),
+    ] {
+        let found = kubectl(&["get", kind, "rail-agent", "-n", "kube-system"]).status.success();
+        assert_eq!(found, stays, "{kind}: {told}");
+    }
+    let (is_well, log) = agent.stopped();
+    assert!(is_well && node()["metadata"]["labels"]["rail-cni/ready"].is_null(), "{log}");
+    kubectl_ok(&["delete", "pod", "rail-agent-x", "-n", "kube-system", "--force", "--grace-period=0"]);
+    kubectl_ok(&["delete", "-k", &deploy, "--wait=false", "--ignore-not-found"]);
+    assert!(!kubectl(&["get", "clusterrole", "rail-agent"]).status.success());
 }
