@@ -3,7 +3,7 @@
 //!
 //! | module | content |
 //! | --- | --- |
-//! | [`commands`] | the verbs: `status`, `check`, `doctor`, `wait`, `cables`, `preflight`, `vfs`, `reap`, `lint`, `plan`, `import`, `leases`, `lease`, `release`, `env` |
+//! | [`commands`] | the verbs: `status`, `check`, `doctor`, `wait`, `cables`, `discover`, `preflight`, `vfs`, `reap`, `lint`, `plan`, `import`, `leases`, `lease`, `release`, `env` |
 //! | [`plan`] | the plan of a fabric: its sources and targets |
 //! | `netplan` | which interfaces of a host are rails, by its netplan files |
 //! | `store` | the write side of the store: all changes of a plan, or none |

@@ -33,6 +33,18 @@ a_node_with_eight_rails_is_ready() {
     [[ ! -e /run/rail-cni ]] || fail "made /run/rail-cni"
 }
 
+# There are no GPUs here, so only the plan tells.
+discover_takes_no_nic_for_a_rail_that_nothing_tells() {
+    local each='[.nics[] | [.nic, .netdev, .rail, .isCandidate]] | map(select((.[1] // "") | startswith("ens")))'
+    railctl 1 discover --timeout 0 --output json >/dev/null
+    same NICs '8 ["0000:03:00.0","ens2f0",null,false]' \
+        "$(jq -c "$each | length" <<<"$output") $(jq -c "$each | .[2]" <<<"$output")"
+    ip addr add 172.20.0.0/31 dev ens2f0
+    railctl 0 discover --timeout 0 --output json >/dev/null
+    same "by its address" '["0000:03:00.0","ens2f0",2,true]' "$(jq -c "$each | .[2]" <<<"$output")"
+    ip addr del 172.20.0.0/31 dev ens2f0
+}
+
 status_shows_the_vf_of_a_pod() {
     pod pod1
     add pod1 net3 "$(conf 2 "$(vf 2)")"
@@ -85,5 +97,6 @@ rdma_is_told_or_skipped_by_name() {
     same rdma '["skip"]' "$(json 0 doctor '[.checks[] | select(.check == "rdma") | .verdict]')"
 }
 
-run_cases a_node_with_eight_rails_is_ready status_shows_the_vf_of_a_pod a_pf_that_is_down_is_told_with_its_remedy \
+run_cases a_node_with_eight_rails_is_ready discover_takes_no_nic_for_a_rail_that_nothing_tells \
+    status_shows_the_vf_of_a_pod a_pf_that_is_down_is_told_with_its_remedy \
     what_a_lost_del_left_is_told_and_reaped rdma_is_told_or_skipped_by_name

@@ -11,6 +11,7 @@ use rail_cni::{failure, watchdog};
 
 use super::cables::{CablesArgs, cables};
 use super::check::check;
+use super::discover::{DiscoverArgs, discover};
 use super::doctor::{Needs, doctor, wait};
 use super::env::{EnvArgs, env};
 use super::import::{ImportArgs, import};
@@ -116,6 +117,14 @@ Exit status: 0 success, 1 something remains or is pending, 2 usage error."
 Exit status: 0 every cable is right or unplanned, 1 another state, or the command failed, 2 usage error."
     )]
     Cables(CablesArgs),
+    /// Propose the rails of node.json: which NIC is which, by leaves, plan and GPUs, with the reason
+    #[command(
+        after_help = "RAIL is ? where a NIC looks like a rail, and nothing says which. The lines below the table say what \
+contradicts; then comes a node.json of what is known. A leaf tells by LLDP, the plan by leaf ports and prefixes, and PCI by what \
+a NIC and a GPU have in common. Nothing is written without --write. Run the command on the host, as root.
+Exit status: 0 every row is certain, 1 one is not, or the command failed, 2 usage error."
+    )]
+    Discover(DiscoverArgs),
     /// Test the rails of this node before a job: attach a free VF of each, ping gateway and peers with packets of
     /// the PF's MTU, and return everything
     #[command(
@@ -252,6 +261,7 @@ pub fn run() -> ExitCode {
             wait(timeout, Needs { mtu, rdma, pfs }, output)
         }
         Command::Cables(args) => look().and_then(|node| cables(&node, &args, output)),
+        Command::Discover(args) => look().and_then(|node| discover(&node, &args, output)),
         Command::Preflight(args) => start("preflight").and_then(|node| preflight(&node, &args, output)),
         Command::Vfs(args) => start("vfs").and_then(|node| vfs(&node, &args, output)),
         Command::Lint(args) => lint(&args.files, args.fix, output),

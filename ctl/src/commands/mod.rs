@@ -4,6 +4,7 @@ mod cables;
 mod change;
 mod check;
 mod cli;
+mod discover;
 mod doctor;
 mod env;
 mod import;

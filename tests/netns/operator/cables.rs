@@ -27,20 +27,24 @@ fn frame(chassis: &[u8], port: &[u8], ttl: u16, name: Option<&str>) -> Vec<u8> {
     [head, tlv(1, chassis), tlv(2, port), tlv(3, &ttl.to_be_bytes()), name, tlv(0, b"")].concat()
 }
 
-fn leaf(name: &str, port: &str) -> Vec<u8> {
+pub fn leaf(name: &str, port: &str) -> Vec<u8> {
     frame(b"\x04\x02\0\0\0\0\x09", &[b"\x05", port.as_bytes()].concat(), 120, Some(name))
 }
 
 /// The leaf ports of the plan, by rail.
-fn plan(host: &Host, ports: &[(u8, &str, &str)]) {
+pub fn plan(host: &Host, ports: &[(u8, &str, &str)]) {
     let of = |rail: u8, leaf: &str, port: &str| json!({"gateway": format!("172.{}.0.1", 16 + 2 * rail), "ports": [{"leaf": leaf, "port": port}]});
     let all: BTreeMap<String, Value> =
         ports.iter().map(|(rail, leaf, port)| (format!("rail-{rail}"), of(*rail, leaf, port))).collect();
     fs::write(host.path("store/node-1/leaf-ports"), json!(all).to_string()).unwrap();
 }
 
-/// Runs the command while the other ends of these PFs send these frames, again and again.
 fn cables(host: &Host, args: &[&str], sent: &[(&str, Vec<u8>)]) -> Ran {
+    railctl(host, &[&["cables"], args].concat(), sent)
+}
+
+/// Runs the command while the other ends of these PFs send these frames, again and again.
+pub fn railctl(host: &Host, args: &[&str], sent: &[(&str, Vec<u8>)]) -> Ran {
     let is_done = AtomicBool::new(false);
     let peers: Vec<_> = sent.iter().map(|(pf, frame)| (peer_of(host, pf), frame)).collect();
     std::thread::scope(|scope| {
@@ -60,7 +64,7 @@ fn cables(host: &Host, args: &[&str], sent: &[(&str, Vec<u8>)]) -> Ran {
             netns.run(send).unwrap();
         });
         let mut command = Command::new(harness::railctl());
-        command.arg("cables").args(args).env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
+        command.args(args).env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
         command
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())

@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 
 use super::inventory::{Inventory, Rail, link_state};
 use crate::output::{self, Output};
-use hear::Heard;
-use lldp::Neighbour;
+pub use hear::{Heard, neighbour};
+pub use lldp::Neighbour;
 use rail_cni::failure;
 use rail_cni::node::Node;
 use rail_cni::pool::{LeafPort, rail_in, store};
@@ -112,7 +112,7 @@ pub fn cables(node: &Node, args: &CablesArgs, output: Output) -> Result<ExitCode
 }
 
 /// The leaf ports of this node in the plan, each once, with the rails.
-fn planned(node: &Node) -> Vec<(u8, LeafPort)> {
+pub fn planned(node: &Node) -> Vec<(u8, LeafPort)> {
     let mut all: Vec<(u8, LeafPort)> = Vec::new();
     for (pool, allocation) in store::allocations(node) {
         let Some(rail) = allocation.rail.or_else(|| rail_in(&pool)) else { continue };
@@ -135,7 +135,7 @@ fn listen(rail: &Rail, inventory: &Inventory, deadline: Instant) -> Result<End> 
     if !link.carrier {
         return Ok(End::NoLink(format!("{} is {}", link.name, link_state(link))));
     }
-    Ok(match hear::neighbour(link, deadline)? {
+    Ok(match neighbour(link, deadline)? {
         Heard::Neighbour(neighbour) => End::Heard(neighbour),
         Heard::Nobody(unread) => End::Silent(unread),
         Heard::Lost(why) => End::NoLink(why),
@@ -209,7 +209,7 @@ impl Cable {
 }
 
 /// Whether the neighbour is this port of this leaf; `None` if it does not say its name.
-fn is_at(neighbour: &Neighbour, port: &LeafPort) -> Option<bool> {
+pub fn is_at(neighbour: &Neighbour, port: &LeafPort) -> Option<bool> {
     let leaf = neighbour.system_name.as_deref().or(neighbour.chassis.text())?;
     if !is_same_host(leaf, &port.leaf) {
         return Some(false);
@@ -230,7 +230,7 @@ fn is_same_host(one: &str, other: &str) -> bool {
 }
 
 /// `leaf-su0-r4 swp7`.
-fn described(neighbour: &Neighbour) -> String {
+pub fn described(neighbour: &Neighbour) -> String {
     let leaf = neighbour.system_name.clone().unwrap_or_else(|| neighbour.chassis.to_string());
     format!("{leaf} {}", neighbour.port)
 }
