@@ -41,7 +41,7 @@ impl Netns {
             Ok(fs) if fs.filesystem_type() == NSFS_MAGIC => Ok(Netns { file, path: path.to_owned() }),
             Ok(_) => fail!(
                 InvalidNetns,
-                "CNI_NETNS {shown} is not a network namespace (any more): the runtime must make a new sandbox"
+                "CNI_NETNS {shown} is not, or no longer, a network namespace: the runtime must make a new sandbox"
             ),
             Err(errno) => fail!(InvalidNetns, "CNI_NETNS {shown}: {errno}"),
         }

@@ -1,6 +1,6 @@
-//! BPF programs on a netdev. They go with it into the pod and come back with it, and see its packets in both places: one
-//! of the host (Cilium and Calico put theirs on all devices that they are told, or guess) would drop a pod's packets, and
-//! one of a pod those of the next.
+//! BPF programs on a netdev. They move with it into the pod and back, and see its packets in both places. A program of the
+//! host would drop a pod's packets: Cilium and Calico attach theirs to every device that matches their configuration. A
+//! program of a pod would drop, or read, those of the next pod.
 
 use anyhow::Result;
 use aya::programs::ProgramError;
@@ -12,7 +12,7 @@ use rail_netlink::Socket;
 use rail_netlink::link::Link;
 use rail_netlink::tunables;
 
-/// The hooks of tcx, by the names that bpftool has for them.
+/// The hooks of tcx, with bpftool's names.
 const HOOKS: [(TcAttachType, &str); 2] =
     [(TcAttachType::Ingress, "tcx_ingress"), (TcAttachType::Egress, "tcx_egress")];
 
@@ -35,14 +35,18 @@ pub fn refuse(what: &str, link: &Link) -> Result<()> {
     Ok(())
 }
 
-/// Removes a pod's programs. Fails where one stays: whoever made it holds it by a bpf_link, or it is at tcx, where programs
-/// are removed by whoever knows them.
+/// Removes a pod's programs. Fails if one remains: a bpf_link holds it, or it is at tcx, where only its owner can remove
+/// it.
 pub fn remove(link: &Link, host: &mut Socket) -> Result<()> {
     if link.xdp {
         tunables::detach_xdp(host, link)?;
     }
     if let Some(hook) = tcx_hook(&link.name) {
-        fail!(Internal, "{}: a BPF program is left at {hook}: `bpftool net show dev {0}`", link.name);
+        fail!(
+            Internal,
+            "{}: a BPF program is still attached at {hook}: `bpftool net show dev {0}`",
+            link.name
+        );
     }
     Ok(())
 }
@@ -52,7 +56,7 @@ pub fn remove(link: &Link, host: &mut Socket) -> Result<()> {
 fn tcx_hook(name: &str) -> Option<&'static str> {
     let has_program = |hook| match SchedClassifier::query_tcx(name, hook) {
         Ok((_, programs)) => !programs.is_empty(),
-        // It has one that cannot be opened: this process may only ask, see `confine`.
+        // There is one, which this process may not open: see `confine`.
         Err(ProgramError::SyscallError(SyscallError { call, .. })) => call != "bpf_prog_query",
         Err(_) => false,
     };

@@ -499,7 +499,7 @@ fn mac(network: &Network, raw: &Raw) -> Result<Option<Vec<u8>>> {
             Ok(Some(bytes))
         }
         Some(bytes) if bytes.len() == 6 => {
-            wrong!(key, "{text:?} is a group address or all zero, no NIC can have it")
+            wrong!(key, "{text:?} is a group address or all zero: no NIC can have it")
         }
         _ => wrong!(key, "{text:?} is not an Ethernet address like 02:00:00:00:00:01"),
     }

@@ -86,7 +86,7 @@ impl Records {
         }
         let copy = self.copies()?.into_iter().find(|copy| copy.owner.key() == *key);
         if copy.is_some() {
-            log::warn!("the record of {key} is lost, its copy is used");
+            log::warn!("the record of {key} is lost: using its copy");
         }
         Ok(copy)
     }

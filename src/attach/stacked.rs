@@ -38,7 +38,7 @@ pub fn refuse(what: &str, link: &Link, host: &mut Socket) -> Result<()> {
         fail!(InvalidConfig, "{what} is in use: {name} ({kind}) is stacked on it, in the namespace {netns}");
     }
     if receiver == Receiver::Somebody {
-        log::warn!("{what}: its frames go to a namespace that was not found");
+        log::warn!("{what}: its frames go to a namespace that cannot be found");
     } else if seen == Seen::Part {
         log::warn!("{what}: the search for links stacked on it ended before every namespace was examined");
     }
@@ -54,14 +54,18 @@ pub fn remove_elsewhere(link: &Link, host: &mut Socket) -> Result<()> {
     let seen = look(link, which, SearchTime::Long, |socket, uppers, path| {
         let names: Vec<_> = uppers.iter().map(|upper| &*upper.name).take(SHOWN).collect();
         let (name, count, path) = (&link.name, uppers.len(), path.display());
-        log::warn!("{count} links are stacked on {name}, in {path}, and are removed: {}", names.join(", "));
+        log::warn!("removing {count} links that {path} has stacked on {name}: {}", names.join(", "));
         let indices: Vec<_> = uppers.iter().map(|upper| upper.index).collect();
         stacked::remove(socket, &indices)?;
         Ok(ControlFlow::Continue(()))
     })?;
     match (seen, stacked::receiver(host, link)?) {
         (_, Receiver::Somebody) => {
-            fail!(Internal, "{}: a link in another namespace takes its frames, and is not found", link.name)
+            fail!(
+                Internal,
+                "{}: a link in another namespace takes its frames, and cannot be found",
+                link.name
+            )
         }
         (Seen::Part, _) => fail!(
             Internal,

@@ -320,7 +320,7 @@ pub fn file_name(pool: &str) -> String {
 /// Parses a file. A file that is cut short or empty is damaged, and never means that there is no allocation: nv-ipam takes
 /// an empty store for a new one, and gives addresses in use a second time.
 fn parse(content: &[u8]) -> Result<Allocation, String> {
-    let damaged = |why: String| format!("{why}: the file is damaged, import the pool again");
+    let damaged = |why: String| format!("{why}: the file is damaged: import the pool again");
 
     let mut json = serde_json::Deserializer::from_slice(content);
     let read = serde_path_to_error::deserialize::<_, Allocation>(&mut json).map_err(|error| {

@@ -117,11 +117,11 @@ Exit status: 0 success, 1 something remains or is pending, 2 usage error."
 Exit status: 0 every cable is right or unplanned, 1 another state, or the command failed, 2 usage error."
     )]
     Cables(CablesArgs),
-    /// Propose the rails of node.json: which NIC is which, by leaves, plan and GPUs, with the reason
+    /// Propose which NIC is which rail, from LLDP, the plan and the GPUs, with the reason for each
     #[command(
-        after_help = "RAIL is ? where a NIC looks like a rail, and nothing says which. The lines below the table say what \
-contradicts; then comes a node.json of what is known. A leaf tells by LLDP, the plan by leaf ports and prefixes, and PCI by what \
-a NIC and a GPU have in common. Nothing is written without --write. Run the command on the host, as root.
+        after_help = "RAIL is ? for a NIC that may be a rail, but nothing says which. Below the table come contradictions, and a \
+node.json of what is known. The rail follows from the leaf that LLDP names, from the plan's leaf ports and prefixes, or from the \
+PCI switch or root that a NIC shares with a GPU. Run it on the host, as root.
 Exit status: 0 every row is certain, 1 one is not, or the command failed, 2 usage error."
     )]
     Discover(DiscoverArgs),
@@ -135,13 +135,12 @@ Exit status: 0 every row is certain, 1 one is not, or the command failed, 2 usag
 Exit status: 0 no rail is wrong (with --all: every rail is fine), 1 another state, or the command failed, 2 usage error."
     )]
     Preflight(PreflightArgs),
-    /// Make the VFs that node.json asks for: their number on each rail's PF, its MTU, who drives them, and their settings
+    /// Make the VFs that node.json asks for, with their number, MTU, driver and settings
     #[command(
         after_help = "STATE is as-wanted, changed, differs (with --check), refused or failed; the lines below the table say \
-why. VFS is the number of VFs, and the number that the firmware allows. What is as wanted is not touched, and neither are VFs \
-of pods, and PFs that the host itself uses or that sriov-network-operator manages. Run the command on the host, as root, before \
-kubelet starts.
-Exit status: 0 all is as wanted by now, 1 something is not, or the command failed, 2 usage error."
+why. VFS is the number of VFs and the number that the firmware allows. VFs of pods are not touched, nor are PFs that the host \
+itself uses or that sriov-network-operator manages. Run it on the host, as root, before kubelet starts.
+Exit status: 0 everything is as wanted, 1 something is not, or the command failed, 2 usage error."
     )]
     Vfs(VfsArgs),
     /// Write CIDRPool manifests to the store of this node

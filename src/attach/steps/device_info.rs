@@ -36,7 +36,7 @@ pub fn plan(
     let Some(whose) = in_the_way(&dir, name, &owner.device, &owner.attachment())? else { return Ok(()) };
     if let Whose::Of(other) = &whose {
         if !is_on_record(other)? {
-            log::warn!("{} {whose}, which is not on record any more: it is replaced", path.display());
+            log::warn!("{} {whose}, which is no longer on record: replacing it", path.display());
             return dir.remove(name);
         }
     }

@@ -237,7 +237,7 @@ fn cases() -> Vec<Case> {
             ..ANY
         },
         Case {
-            says: "the file is damaged, import the pool again",
+            says: "the file is damaged: import the pool again",
             check: "pools",
             make: |host| {
                 fs::write(host.path("store/node-1/rail-0.json"), "{").unwrap();

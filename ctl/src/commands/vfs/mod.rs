@@ -23,10 +23,10 @@ use refuse::{Judge, Refusal};
 /// Arguments of `railctl vfs`.
 #[derive(Debug, Args)]
 pub struct VfsArgs {
-    /// Change nothing, and say what differs
+    /// Only print what differs
     #[arg(long)]
     check: bool,
-    /// Pods may be getting VFs: leave the number, the driver and the MTU of VFs that there are
+    /// The node is not drained: do not change the number, driver or MTU of existing VFs
     #[arg(long)]
     undrained: bool,
 }
