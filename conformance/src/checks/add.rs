@@ -10,8 +10,7 @@ use crate::replay::answer;
 use crate::world::{Attachment, Stop, World, difference, with};
 
 /// What a failed ADD leaves.
-const OF_FAILURES: &str = "the specification leaves it to the DEL that follows. One that does not come leaves the device, and a \
-                           person looks for it";
+const OF_FAILURES: &str = "the specification leaves this to the following DEL. If none comes, somebody has to search for the device";
 
 /// A name that is taken.
 const NAME_IS_TAKEN: &[Basis] = &[must(
@@ -33,7 +32,7 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "interface_has_its_name",
-        "an interface that ADD makes in the pod has exactly the name CNI_IFNAME, or ADD fails",
+        "an interface that ADD creates in the pod is named exactly CNI_IFNAME, or ADD fails",
         &[
             must(
                 "0.3.0",
@@ -50,19 +49,19 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "taken_name_is_refused",
-        "if the pod has an interface of that name, ADD fails",
+        "if the pod already has an interface of that name, ADD fails",
         NAME_IS_TAKEN,
         taken_name_is_refused,
     ),
     quality(
         "taken_name_changes_nothing",
-        "after an ADD that a taken name refused, host and pod are as before, and the host also after DEL",
+        "if ADD fails because the name is taken, host and pod are as before, and the host also after DEL",
         OF_FAILURES,
         taken_name_changes_nothing,
     ),
     spec(
         "second_add_is_refused",
-        "a second ADD without a DEL fails, for the interface is there",
+        "a second ADD without a DEL fails, because the interface exists",
         NAME_IS_TAKEN,
         second_add_is_refused,
     ),
@@ -80,7 +79,7 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "previous_result_is_kept",
-        "the result has the interfaces, addresses, routes and DNS of prevResult, and each address its interface",
+        "the result contains the interfaces, addresses, routes and DNS of prevResult, with each address on its interface",
         &[
             should(
                 "0.3.0",
@@ -97,13 +96,13 @@ pub const CHECKS: &[Check] = &[
     ),
     quality(
         "host_is_not_changed",
-        "ADD changes no link of the host but its device, and no rule",
-        "what is not of the attachment is of somebody else",
+        "ADD changes no rule of the host, and no link except its device",
+        "what does not belong to the attachment belongs to somebody else",
         host_is_not_changed,
     ),
     spec(
         "life_leaves_nothing",
-        "after ADD and DEL the host is as before the ADD",
+        "after ADD and DEL, the host is as it was before",
         &[
             should(
                 "0.4.0",
@@ -120,13 +119,13 @@ pub const CHECKS: &[Check] = &[
     ),
     quality(
         "first_life_leaves_nothing",
-        "after the first ADD of a host and its DEL the host is as before, but for what the description says that stays",
-        "what is made once and kept is none of the attachment's; it should be known",
+        "after a host's first ADD and its DEL, the host is as it was before, except for what the description says stays",
+        "what is created once and kept belongs to no attachment; the description should name it",
         first_life_leaves_nothing,
     ),
     spec(
         "pod_is_as_before",
-        "after ADD and DEL the pod is as before the ADD",
+        "after ADD and DEL, the pod is as it was before",
         &[
             should(
                 "0.4.0",
@@ -149,7 +148,7 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "dns_of_configuration_is_returned",
-        "if dns of the configuration changes dns of the result at all, it is in there",
+        "if the configuration's dns changes the result's dns at all, the result contains it",
         &[should(
             "1.0.0",
             "plugin-configuration-objects",
@@ -159,8 +158,8 @@ pub const CHECKS: &[Check] = &[
     ),
     quality(
         "no_default_route_is_added",
-        "there is no default route unless somebody asked for it",
-        "a pod with several networks has one from another",
+        "no default route is added unless requested",
+        "a pod with several networks has one from another network",
         no_default_route_is_added,
     ),
 ];

@@ -14,7 +14,7 @@ const CHECK: &str = "check-check-containers-networking-is-as-expected";
 pub const CHECKS: &[Check] = &[
     spec(
         "check_after_add",
-        "CHECK succeeds directly after ADD",
+        "CHECK succeeds right after ADD",
         &[
             must(
                 "0.4.0",
@@ -28,12 +28,12 @@ pub const CHECKS: &[Check] = &[
     quality(
         "check_needs_a_previous_result",
         "CHECK without prevResult is an error",
-        "\"The plugin must consult the `prevResult`\" can be read as: it cannot do without. \"A runtime must include a `prevResult` field\" can be read as: a plugin need not look whether it did",
+        "\"The plugin must consult the `prevResult`\" may mean that it is required. \"A runtime must include a `prevResult` field\" may mean that a plugin need not check",
         check_needs_a_previous_result,
     ),
     spec(
         "check_misses_the_interface",
-        "CHECK fails when the interface of the result is gone",
+        "CHECK fails when the interface in the result is gone",
         &[
             should(
                 "0.4.0",
@@ -50,7 +50,7 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "check_misses_the_address",
-        "CHECK fails when an address of the result is gone",
+        "CHECK fails when an address in the result is gone",
         &[
             should(
                 "0.4.0",
@@ -67,7 +67,7 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "check_misses_a_route",
-        "CHECK fails when a route of the result is gone",
+        "CHECK fails when a route in the result is gone",
         &[
             should(
                 "0.4.0",
@@ -84,20 +84,20 @@ pub const CHECKS: &[Check] = &[
     ),
     quality(
         "check_sees_another_mac",
-        "CHECK fails when the interface has another MAC than the result",
-        "another MAC can be an \"invalid state\", or one of the \"networking resources\" that a later plugin of the chain may have changed: tuning does",
+        "CHECK fails when the interface's MAC differs from the result",
+        "a different MAC can be an \"invalid state\", or one of the \"networking resources\" that a later plugin in the chain may change, as tuning does",
         check_sees_another_mac,
     ),
     quality(
         "check_sees_another_mtu",
-        "CHECK fails when the interface has another MTU",
-        "a pod with another MTU loses packets; a later plugin of the chain may have changed it",
+        "CHECK fails when the interface's MTU has changed",
+        "a pod with a different MTU loses packets, but a later plugin in the chain may have changed it",
         check_sees_another_mtu,
     ),
     quality(
         "check_sees_that_it_is_down",
         "CHECK fails when the interface is down",
-        "it can be an \"invalid state\", or what a later plugin of the chain did",
+        "it can be an \"invalid state\", or the work of a later plugin in the chain",
         check_sees_that_it_is_down,
     ),
     quality(
@@ -108,7 +108,7 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "check_allows_more",
-        "what later plugins add is no difference: addresses, routes, rules",
+        "CHECK accepts what later plugins may add: addresses, routes, rules",
         &[
             must(
                 "0.4.0",
@@ -123,11 +123,11 @@ pub const CHECKS: &[Check] = &[
         ],
         check_allows_more,
     ),
-    quality("check_changes_nothing", "CHECK changes nothing", "it asks", check_changes_nothing),
+    quality("check_changes_nothing", "CHECK changes nothing", "it only asks", check_changes_nothing),
     quality(
         "check_takes_another_path",
-        "CHECK succeeds when CNI_NETNS is another path of the same namespace",
-        "a runtime must not do so, and containerd and CRI-O do",
+        "CHECK succeeds when CNI_NETNS is another path to the same namespace",
+        "a runtime must not do this, but containerd and CRI-O do",
         check_takes_another_path,
     ),
 ];

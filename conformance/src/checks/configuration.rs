@@ -12,39 +12,38 @@ use crate::sandbox::DIR;
 use crate::world::{Stop, World, with};
 
 /// Why a plugin is asked to refuse what a runtime must not send.
-const OF_RUNTIMES: &str = "the specification says what a configuration is, and which code an error about it has; it does not oblige a \
-                           plugin to look. Plugins that are made with libcni's skel do";
+const OF_RUNTIMES: &str = "the specification defines the configuration and the code of errors about it, but obliges no plugin to check. Plugins built on libcni's skel do";
 /// What the callers of plugins do with a configuration.
-const OF_GO: &str = "runtimes that are written in Go send it: Go's decoder takes it";
+const OF_GO: &str = "runtimes written in Go send it, because Go's decoder accepts it";
 
 pub const CHECKS: &[Check] = &[
     quality(
         "garbage_is_error_6",
-        "what is not one JSON object is error 6, in every verb but VERSION",
+        "input that is not one JSON object is error 6, for every verb except VERSION",
         OF_RUNTIMES,
         garbage_is_error_6,
     ),
     quality(
         "garbage_changes_nothing",
-        "calls with garbage on stdin end, fail, and change nothing",
-        "a configuration that was cut off names no network",
+        "calls with garbage on stdin fail in time and change nothing",
+        "a truncated configuration names no network",
         garbage_changes_nothing,
     ),
     quality(
         "wrong_types_are_refused",
-        "values of another type end in an error object, or are ignored; never in a crash",
-        "a crash tells nobody which key was wrong",
+        "values of the wrong type are ignored or lead to an error object, never to a crash",
+        "a crash does not tell which key was wrong",
         wrong_types_are_refused,
     ),
     quality(
         "network_has_a_name",
-        "a network without a name, or with one that is no identifier, is error 7",
+        "a network with an invalid name, or none, is error 7",
         OF_RUNTIMES,
         network_has_a_name,
     ),
     spec(
         "unknown_version_is_error_1",
-        "a cniVersion that it does not support is error 1",
+        "an unsupported cniVersion is error 1",
         &[
             should(
                 "0.4.0",
@@ -55,22 +54,22 @@ pub const CHECKS: &[Check] = &[
         ],
         unknown_version_is_error_1,
     )
-    .but("since 1.0.0 only the table of codes has \"Incompatible CNI version\", without a duty to look"),
+    .but("since 1.0.0 only the table of codes mentions \"Incompatible CNI version\", without a duty to check"),
     quality(
         "error_1_names_versions",
-        "error 1 names the version that was asked and those that are supported",
-        "a person then knows which of the two to change",
+        "error 1 names the requested version and the supported ones",
+        "so that it is clear which of the two to change",
         error_1_names_versions,
     ),
     quality(
         "no_version_is_the_first",
-        "without cniVersion, the result is one of 0.1.0",
+        "without cniVersion, the result has the format of 0.1.0",
         "libcni reads it so",
         no_version_is_the_first,
     ),
     spec(
         "versions_are_served",
-        "each version that it claims is served with a result of this version",
+        "for every version that the plugin claims, ADD returns a result of that version",
         &[
             must(
                 "0.4.0",
@@ -88,38 +87,37 @@ pub const CHECKS: &[Check] = &[
     quality(
         "verbs_need_their_version",
         "CHECK below 0.4.0, GC and STATUS below 1.1.0 are error 1",
-        "plugins that are made with libcni's skel do so",
+        "plugins built on libcni's skel do so",
         verbs_need_their_version,
     ),
     quality(
         "foreign_keys_are_accepted",
         "keys of the specification, of runtimes and of lists are accepted",
-        "a plugin \"may generate an error if called with unknown fields\"; these are sent by runtimes",
+        "a plugin \"may generate an error if called with unknown fields\", but runtimes send these",
         foreign_keys_are_accepted,
     ),
     quality(
         "letter_case_has_no_meaning",
-        "top-level keys are accepted in capital letters, and capitalised ones in runtimeConfig: go-cni writes HostPort",
+        "top-level keys are accepted in upper case, and capitalized ones in runtimeConfig: go-cni writes HostPort",
         OF_GO,
         letter_case_has_no_meaning,
     ),
     quality("null_is_absent", "null counts as absent", OF_GO, null_is_absent),
     quality(
         "numbers_may_be_floats_of_go",
-        "numbers as Go writes them after it read them as float64 are accepted",
+        "numbers are accepted in the form that Go writes after reading them as float64",
         OF_GO,
         numbers_may_be_floats_of_go,
     ),
     quality(
         "ipam_type_is_no_path",
-        "a path as ipam.type executes nothing",
-        "\"Must not contain characters disallowed in file paths\" binds who writes the configuration; a plugin that runs as root \
-         should not execute what is not in CNI_PATH",
+        "a path in ipam.type executes nothing",
+        "\"Must not contain characters disallowed in file paths\" binds the author of the configuration; a plugin that runs as root should execute only what is in CNI_PATH",
         ipam_type_is_no_path,
     ),
     quality(
         "del_takes_another_configuration",
-        "DEL succeeds with the cniVersion, arguments and capabilities of another configuration",
+        "DEL succeeds although cniVersion, arguments and capabilities have changed since ADD",
         "\"The network configuration should not change between _add_ and _delete_\", and with containerd it does",
         del_takes_another_configuration,
     ),

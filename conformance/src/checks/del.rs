@@ -98,30 +98,30 @@ const BY_KEY: &[Basis] = &[
 pub const CHECKS: &[Check] = &[
     spec(
         "del_after_add",
-        "DEL of an attachment that is as its ADD left it succeeds",
+        "DEL of an unchanged attachment succeeds",
         COMPLETES,
         del_after_add,
     ),
     spec(
         "del_of_one_of_two_interfaces",
-        "DEL of an interface succeeds where the pod has another one of the same network, and then that of the other",
+        "DEL succeeds for one of a pod's two interfaces on the same network, and then for the other",
         COMPLETES,
         del_of_one_of_two_interfaces,
     )
     .with_attachments(2),
     spec(
         "del_without_netns",
-        "DEL without CNI_NETNS succeeds, and with an empty one",
+        "DEL succeeds if CNI_NETNS is missing or empty",
         &[should(
                 "0.4.0",
                 "parameters",
                 "When `CNI_NETNS` and/or `prevResult` are not provided, the plugin should clean up as many resources as possible (e.g. releasing IPAM allocations) and return a successful response.",
             ), should("1.0.0", DEL, "Plugins should generally complete a `DEL` action without error even if some resources are missing.")],
         del_without_netns,
-    ).but("with the namespace unknown, nothing says that the interface is missing: the must of further DELs does not reach it"),
+    ).but("without a namespace it is unknown whether the interface is missing, so the \"must\" about repeated DELs does not apply"),
     spec(
         "del_without_netns_releases",
-        "DEL without CNI_NETNS releases what is on file",
+        "DEL without CNI_NETNS releases what the plugin has on file",
         &[should(
                 "0.4.0",
                 "parameters",
@@ -135,7 +135,7 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "del_after_netns_is_gone",
-        "DEL of a plugin that is not an IPAM plugin succeeds when the namespace is gone",
+        "DEL of a plugin other than an IPAM plugin succeeds when the namespace is gone",
         MISSING,
         del_after_netns_is_gone,
     ),
@@ -147,14 +147,14 @@ pub const CHECKS: &[Check] = &[
     ).but("\"unless that network namespace is critical for IPAM management\""),
     spec(
         "del_after_netns_is_gone_releases",
-        "DEL releases what is on file when the namespace is gone",
+        "when the namespace is gone, DEL releases what the plugin has on file",
         RELEASES,
         del_after_netns_is_gone_releases,
     ),
     quality(
         "del_of_no_netns",
-        "DEL succeeds when CNI_NETNS is a file that is no namespace",
-        "what a runtime's mount leaves when it is undone half-way, as after a reboot",
+        "DEL succeeds when CNI_NETNS is a file but not a namespace",
+        "a runtime's mount that was only half undone leaves such a file, as a reboot does",
         del_of_no_netns,
     ),
     spec(
@@ -165,66 +165,66 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "del_after_interface_is_gone_releases",
-        "DEL releases what is on file when the interface is gone",
+        "when the interface is gone, DEL releases what the plugin has on file",
         DELETES,
         del_after_interface_is_gone_releases,
     ),
     spec(
         "del_after_device_is_gone",
-        "DEL succeeds when the device was unplugged, and the interface with it",
+        "DEL succeeds when the device, and with it the interface, was unplugged",
         MISSING,
         del_after_device_is_gone,
     ),
     spec(
         "del_after_device_is_gone_releases",
-        "DEL releases what is on file when the device was unplugged, and the interface with it",
+        "when the device was unplugged, DEL releases what the plugin has on file",
         DELETES,
         del_after_device_is_gone_releases,
     ),
     spec(
         "del_before_add",
-        "DEL of what was never added succeeds",
+        "DEL of an attachment that was never added succeeds",
         MISSING,
         del_before_add,
     ),
     quality(
         "del_before_add_changes_nothing",
-        "DEL of what was never added changes nothing on the host",
-        "there is nothing of it to change",
+        "DEL of an attachment that was never added changes nothing on the host",
+        "it has nothing there",
         del_before_add_changes_nothing,
     ),
     spec(
         "del_twice",
-        "each DEL after one that succeeded succeeds",
+        "DEL succeeds again after it has succeeded",
         IDEMPOTENT,
         del_twice,
     ),
     spec(
         "del_twice_after_netns_is_gone",
-        "when the namespace is gone, each DEL after one that succeeded succeeds",
+        "when the namespace is gone, DEL succeeds again after it has succeeded",
         IDEMPOTENT,
         del_twice_after_netns_is_gone,
     ),
     spec(
         "del_needs_no_previous_result",
-        "DEL succeeds without prevResult, and with one that is null",
+        "DEL succeeds if prevResult is missing or null",
         &[should(
                 "0.4.0",
                 "parameters",
                 "When `CNI_NETNS` and/or `prevResult` are not provided, the plugin should clean up as many resources as possible (e.g. releasing IPAM allocations) and return a successful response.",
             ), ends("1.0.0")],
         del_needs_no_previous_result,
-    ).but("since 1.0.0, \"the runtime must insert\" it; one that lost its cache cannot"),
+    ).but("since 1.0.0, \"the runtime must insert\" it, but a runtime that lost its cache cannot"),
     quality(
         "del_without_previous_result_releases",
-        "DEL without prevResult, and with one that is null, leaves the host as before the ADD",
-        "a runtime that lost its cache has none",
+        "if prevResult is missing or null, DEL still leaves the host as before the ADD",
+        "a runtime that lost its cache cannot send it",
         del_without_previous_result_releases,
     ),
     quality(
         "del_takes_any_previous_result",
-        "DEL succeeds with a prevResult that is empty, of another version, or that nobody can read",
-        "no later DEL is better",
+        "DEL succeeds if prevResult is empty, of another version, or unreadable",
+        "no later DEL would have a better one",
         del_takes_any_previous_result,
     ),
     quality(
@@ -235,20 +235,20 @@ pub const CHECKS: &[Check] = &[
     ),
     quality(
         "del_errors_are_no_success",
-        "no error of DEL contains `not found` or `no such file or directory`",
+        "no error message of DEL contains `not found` or `no such file or directory`",
         "go-cni takes such an error for success",
         del_errors_are_no_success,
     ),
     spec(
         "del_keeps_other_attachments",
-        "DEL touches neither other interfaces of the pod nor the same interface of another pod",
+        "DEL affects neither other interfaces of the pod nor the same interface of another pod",
         BY_KEY,
         del_keeps_other_attachments,
     )
     .with_attachments(3),
     spec(
         "del_of_another_container_takes_nothing",
-        "DEL for a container that was never added does not release what another has",
+        "DEL for a container that was never added releases nothing of another one",
         BY_KEY,
         del_of_another_container_takes_nothing,
     ),

@@ -17,14 +17,13 @@ use crate::world::{Attachment, SHOWN, Stop, World, answer, cut, result_of, with}
 /// The heading of the specification.
 const DELEGATED: &str = "delegated-plugin-execution-procedure";
 /// What a failed ADD leaves.
-const OF_FAILURES: &str = "the specification leaves it to the DEL that follows. One that does not come leaves the device and the \
-                           address, and a person looks for them";
+const OF_FAILURES: &str = "the specification leaves this to the following DEL. If none comes, somebody has to search for the device and the address";
 
 pub const CHECKS: &[Check] = &[
     quality(
         "failed_ipam_is_told",
         "an error of the IPAM plugin's ADD is passed on with code and message",
-        "a person sees the reason, and a runtime whether to try again",
+        "people then see the reason, and runtimes whether to retry",
         failed_ipam_is_told,
     ),
     quality(
@@ -35,14 +34,14 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "failed_ipam_is_released",
-        "when the other plugin's ADD fails, its DEL follows",
+        "when the delegate's ADD fails, its DEL is called",
         &[should("1.0.0", DELEGATED, "If, on `ADD`, a delegated plugin fails, the \"upper\" plugin should execute again with `DEL` before returning failure.")],
         failed_ipam_is_released,
     ),
     quality(
         "garbage_of_the_ipam_is_an_error",
-        "a result of the IPAM plugin that cannot be read is an error",
-        "an attachment without the address that its network promises is none",
+        "an unreadable result of the IPAM plugin is an error",
+        "an attachment without the address that its network promises is useless",
         garbage_of_the_ipam_is_an_error,
     ),
     quality(
@@ -65,25 +64,25 @@ pub const CHECKS: &[Check] = &[
     ),
     quality(
         "absent_ipam_is_an_error",
-        "another plugin that is not in CNI_PATH is an error",
-        "\"Look up the executable specified in the `type` field. If this does not exist, then this is an error\" is said to the runtime; a plugin that delegates is only told where to look",
+        "a delegate that is not in CNI_PATH is an error",
+        "\"Look up the executable specified in the `type` field. If this does not exist, then this is an error\" addresses the runtime; plugins that delegate are only told where to look",
         absent_ipam_is_an_error,
     ),
     quality(
         "absent_ipam_is_undone",
-        "when the other plugin is not in CNI_PATH, host and pod are as before",
+        "when the delegate is not in CNI_PATH, host and pod are as before",
         OF_FAILURES,
         absent_ipam_is_undone,
     ),
     spec(
         "ipam_is_taken_from_cni_path",
-        "the other plugin is the first one in CNI_PATH, and never one of PATH",
+        "the delegate is the first one in CNI_PATH, and never one in PATH",
         &[should("1.0.0", DELEGATED, "When a plugin executes a delegated plugin, it should: … Look up the plugin binary by searching the directories provided in `CNI_PATH` environment variable.")],
         ipam_is_taken_from_cni_path,
     ),
     spec(
         "ipam_gets_the_same_variables",
-        "the other plugin gets the same variables",
+        "the delegate gets the same variables",
         &[must("0.4.0", "ip-allocation", "The IPAM Plugin must receive all the same environment variables that were passed in to the CNI plugin."), must("1.0.0", "delegated-plugin-protocol", "The delegated plugin must receive all the same environment variables that were passed in to the CNI plugin.")],
         ipam_gets_the_same_variables,
     ),
@@ -95,73 +94,73 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "stderr_of_the_ipam_is_passed_on",
-        "stderr of the other plugin is passed on",
+        "the delegate's stderr is passed on",
         &[should("1.0.0", DELEGATED, "When a plugin executes a delegated plugin, it should: … Ensure that the delegated plugin's stderr is output to the calling plugin's stderr.")],
         stderr_of_the_ipam_is_passed_on,
     ),
     spec(
         "del_calls_the_ipam",
-        "DEL calls DEL of the other plugin",
+        "DEL calls the delegate's DEL",
         &[must("1.0.0", DELEGATED, "it must also execute any delegated plugins.")],
         del_calls_the_ipam,
     ),
     spec(
         "del_without_netns_calls_the_ipam",
-        "DEL without CNI_NETNS calls DEL of the other plugin",
+        "DEL without CNI_NETNS calls the delegate's DEL",
         &[must("1.0.0", DELEGATED, "it must also execute any delegated plugins.")],
         del_without_netns_calls_the_ipam,
     ),
     spec(
         "check_calls_the_ipam",
-        "CHECK calls CHECK of the other plugin",
+        "CHECK calls the delegate's CHECK",
         &[should("0.4.0", "parameters", "The plugin should call `CHECK` on any delegated (e.g. IPAM) plugins and pass any errors on to its caller."), must("1.0.0", DELEGATED, "it must also execute any delegated plugins.")],
         check_calls_the_ipam,
-    ).but("section 2 has should for the same call, and section 4 must"),
+    ).but("section 2 says should for the same call, and section 4 must"),
     spec(
         "check_tells_errors_of_the_ipam",
-        "an error of the other plugin's CHECK is an error of CHECK",
+        "an error of the delegate's CHECK is an error of CHECK",
         &[should("0.4.0", "parameters", "The plugin should call `CHECK` on any delegated (e.g. IPAM) plugins and pass any errors on to its caller."), should("1.0.0", DELEGATED, "If any of the delegated plugins return error, error should be returned by the upper plugin.")],
         check_tells_errors_of_the_ipam,
     ),
     quality(
         "del_removes_the_interface_first",
         "DEL removes the interface before it calls the IPAM plugin",
-        "an address that is free again must not be on two pods",
+        "a released address must not be on two pods",
         del_removes_the_interface_first,
     ),
     quality(
         "del_continues_after_the_ipam_failed",
-        "the interface is removed though the IPAM plugin's DEL fails",
-        "the pod ends, whatever a store says",
+        "the interface is removed even if the IPAM plugin's DEL fails",
+        "the pod is ending in any case",
         del_continues_after_the_ipam_failed,
     ),
     spec(
         "del_tells_errors_of_the_ipam",
-        "an error of the other plugin's DEL is an error of DEL",
+        "an error of the delegate's DEL is an error of DEL",
         &[should("1.0.0", DELEGATED, "If any of the delegated plugins return error, error should be returned by the upper plugin.")],
         del_tells_errors_of_the_ipam,
     ),
     quality(
         "results_of_older_ipams_are_read",
-        "results of the IPAM plugin in older versions, and without one, are read",
-        "plugins are upgraded one at a time",
+        "results of the IPAM plugin are accepted in older versions and without one",
+        "plugins are upgraded one by one",
         results_of_older_ipams_are_read,
     ),
     quality(
         "indexes_of_the_ipam_are_replaced",
-        "an index in the IPAM plugin's result does not reach the result of ADD out of range",
-        "an index that is out of range has ended containerd",
+        "an out-of-range index in the IPAM plugin's result does not reach ADD's result",
+        "such an index has crashed containerd",
         indexes_of_the_ipam_are_replaced,
     ),
     quality(
         "two_addresses_fit_or_are_refused",
-        "two addresses of a family are not silently dropped in 0.2.0, which has room for one",
-        "nobody knows of the second",
+        "of two addresses of a family, none is silently dropped in 0.2.0, which can express one",
+        "nobody would know of the second",
         two_addresses_fit_or_are_refused,
     ),
     quality(
         "requested_address_is_leased",
-        "an address in runtimeConfig.ips is leased or refused",
+        "an address in runtimeConfig.ips is either leased or refused",
         "capabilities are conventions",
         requested_address_is_leased,
     ),

@@ -13,19 +13,18 @@ use crate::sandbox::DIR;
 use crate::world::{Stop, World, with};
 
 /// Why a plugin is asked to refuse what a runtime must not do.
-const OF_RUNTIMES: &str = "the specification obliges the runtime to set them as they must be, and no plugin to look. One that \
-                           looks tells a mistake of a runtime before it does harm, as all do that are made with libcni's skel";
+const OF_RUNTIMES: &str = "the specification obliges the runtime to set them correctly, not the plugin to check. Plugins built on libcni's skel check, so that a runtime's mistake does no harm";
 
 pub const CHECKS: &[Check] = &[
     quality(
         "missing_variables_are_refused",
-        "a required variable that is missing is error 4",
+        "a missing required variable is error 4",
         OF_RUNTIMES,
         missing_variables_are_refused,
     ),
     spec(
         "error_4_names_variables",
-        "an error 4 for a variable that is missing names it",
+        "error 4 for a missing variable names that variable",
         &[must(
             "1.0.0",
             "error",
@@ -35,38 +34,38 @@ pub const CHECKS: &[Check] = &[
     ),
     quality(
         "empty_variables_are_missing",
-        "a required variable that is empty is error 4",
-        "libcni sets variables that a verb does not need to the empty string",
+        "an empty required variable is error 4",
+        "libcni sets variables to the empty string where a verb does not need them",
         empty_variables_are_missing,
     ),
     quality(
         "all_missing_variables_are_named",
         "all missing variables are named at once",
-        "a person then needs one try",
+        "one try is then enough to correct them",
         all_missing_variables_are_named,
     ),
     quality("gc_requires_cni_path", "GC without CNI_PATH is error 4", OF_RUNTIMES, gc_requires_cni_path),
     quality(
         "container_id_has_its_form",
-        "a container ID that is no identifier is error 4",
+        "an invalid container ID is error 4",
         OF_RUNTIMES,
         container_id_has_its_form,
     ),
     quality(
         "any_container_id_is_served",
-        "a container ID with all characters that are allowed is served, also a long one",
-        "the specification says what a container ID is. That says what a runtime may send, or what a plugin must take",
+        "any valid container ID is accepted: every allowed character, and any length",
+        "the specification defines container IDs, which may limit what runtimes send, or say what plugins must accept",
         any_container_id_is_served,
     ),
     quality(
         "container_id_is_judged_first",
-        "a wrong container ID is told before what is wrong after it",
-        "plugins that are made with libcni's skel do so",
+        "an invalid container ID is reported before any other fault",
+        "plugins built on libcni's skel do so",
         container_id_is_judged_first,
     ),
     quality(
         "ifname_has_its_form",
-        "an interface name that the kernel does not take is error 4",
+        "an interface name that the kernel would refuse is error 4",
         OF_RUNTIMES,
         ifname_has_its_form,
     ),
@@ -92,38 +91,38 @@ pub const CHECKS: &[Check] = &[
     ),
     quality(
         "unknown_verb_is_refused",
-        "a verb that does not exist, or in small letters, is error 4, and changes nothing",
+        "an unknown verb, or one in lower case, is error 4 and changes nothing",
         OF_RUNTIMES,
         unknown_verb_is_refused,
     ),
     quality(
         "netns_may_be_any_path",
         "CNI_NETNS may be a symbolic link",
-        "up to 0.4.0 the specification had the words \"a bind-mount/link to it\", without a must; since then it is \"a path to the network namespace\"",
+        "up to 0.4.0 the specification said \"a bind-mount/link to it\", without a must; since then, \"a path to the network namespace\"",
         netns_may_be_any_path,
     ),
     quality(
         "own_netns_is_refused",
-        "ADD and DEL in the plugin's own namespace are error 8",
-        "it would change the host; plugins that are made with libcni's skel refuse it",
+        "ADD and DEL for the plugin's own namespace are error 8",
+        "it would change the host; plugins built on libcni's skel refuse it",
         own_netns_is_refused,
     ),
     quality(
         "own_netns_is_refused_first",
-        "an ADD in the plugin's own namespace that fails changes nothing",
+        "an ADD for the plugin's own namespace that fails changes nothing",
         "it would change the host",
         own_netns_is_refused_first,
     ),
     quality(
         "what_is_no_netns_is_refused",
-        "an ADD whose CNI_NETNS is missing or no namespace fails and changes nothing",
-        "a pod can be gone before its ADD",
+        "an ADD whose CNI_NETNS does not exist, or is not a namespace, fails and changes nothing",
+        "a pod may end before its ADD",
         what_is_no_netns_is_refused,
     ),
     quality(
         "cni_args_are_read_leniently",
-        "CNI_ARGS may have keys twice, empty keys and values, and keys that nobody knows",
-        "the specification has \"Alphanumeric key-value pairs separated by semicolons\", and Multus writes each key twice",
+        "CNI_ARGS may contain duplicate, empty and unknown keys, and empty values",
+        "the specification says \"Alphanumeric key-value pairs separated by semicolons\", and Multus writes each key twice",
         cni_args_are_read_leniently,
     ),
 ];

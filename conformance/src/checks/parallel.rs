@@ -16,7 +16,7 @@ const ORDER: &str = "lifecycle--ordering";
 pub const CHECKS: &[Check] = &[
     spec(
         "adds_at_the_same_time",
-        "eight ADDs of eight pods at the same time succeed, and their DELs",
+        "eight simultaneous ADDs of eight pods succeed, and so do their DELs",
         &[must(
             "1.0.0",
             ORDER,
@@ -27,14 +27,14 @@ pub const CHECKS: &[Check] = &[
     .with_attachments(COUNT),
     quality(
         "adds_at_the_same_time_leave_nothing",
-        "after eight ADDs at the same time, and their DELs, the host is as before",
-        "what is left of one of many pods is found by nobody",
+        "after eight simultaneous ADDs and their DELs, the host is as before",
+        "nobody finds what one of many pods left behind",
         adds_at_the_same_time_leave_nothing,
     )
     .with_attachments(COUNT),
     spec(
         "addresses_are_had_by_one",
-        "eight ADDs at the same time get eight addresses, where ADDs one after another do",
+        "eight simultaneous ADDs get eight addresses, if successive ones do",
         &[must(
             "1.0.0",
             ORDER,
@@ -45,21 +45,21 @@ pub const CHECKS: &[Check] = &[
     .with_attachments(COUNT),
     quality(
         "adds_of_one_pod_at_the_same_time",
-        "eight ADDs of one pod at the same time succeed, and their DELs",
-        "a runtime must not do so, and containerd does",
+        "eight simultaneous ADDs of one pod succeed, and so do their DELs",
+        "a runtime must not do this, but containerd does",
         adds_of_one_pod_at_the_same_time,
     )
     .with_attachments(COUNT),
     quality(
         "dels_at_the_same_time",
-        "eight DELs of one attachment at the same time succeed",
-        "a runtime must not do so; one that was restarted does not know of the first",
+        "eight simultaneous DELs of one attachment succeed",
+        "a runtime must not do this, but a restarted one does not know of the first",
         dels_at_the_same_time,
     ),
     quality(
         "add_and_del_at_the_same_time",
-        "after an ADD and a DEL of one attachment at the same time, a DEL succeeds and the host is as before",
-        "a runtime must not do so; one that gave up an ADD sends the DEL while that ADD still runs",
+        "after a simultaneous ADD and DEL of one attachment, a DEL succeeds and the host is as before",
+        "a runtime must not do this, but one that gives up on an ADD sends the DEL while it still runs",
         add_and_del_at_the_same_time,
     ),
 ];

@@ -33,12 +33,12 @@ pub const CHECKS: &[Check] = &[
     quality(
         "success_is_silent",
         "DEL, CHECK, STATUS and GC print nothing when they succeed",
-        "of GC the specification has the words \"No output on success\". They can be read as a duty, or as what a runtime may expect; of DEL and STATUS it says nothing",
+        "the specification says \"No output on success\" of GC only, which may be a duty or an expectation, and nothing of DEL and STATUS",
         success_is_silent,
     ),
     spec(
         "failure_has_a_status",
-        "a call that prints an error object exits with another status than 0",
+        "a call that prints an error object exits with a status other than 0",
         &[
             must(
                 "0.4.0",
@@ -55,7 +55,7 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "failure_is_one_error",
-        "a call that fails prints one error object with code and msg",
+        "a failing call prints one error object with code and msg",
         &[
             must(
                 "0.4.0",
@@ -95,49 +95,49 @@ pub const CHECKS: &[Check] = &[
     quality(
         "stderr_is_not_needed",
         "without stderr, results and errors are the same",
-        "a runtime may give it none",
+        "a runtime may not provide it",
         stderr_is_not_needed,
     ),
     quality(
         "lost_result_is_undone",
-        "an ADD whose result nobody reads (EPIPE) fails and undoes everything",
-        "a runtime that was killed does not know what it has to delete",
+        "an ADD whose result cannot be written (EPIPE) fails and undoes everything",
+        "a runtime that was killed does not know what to delete",
         lost_result_is_undone,
     ),
     quality(
         "no_child_is_left",
-        "no process that keeps stdout or stderr open survives a call",
-        "libcni reads both until they are closed, and waits as long",
+        "no process that outlives a call keeps its stdout or stderr open",
+        "libcni waits until both are closed",
         no_child_is_left,
     ),
     quality(
         "stdin_may_be_a_file",
         "the configuration may come from a file",
-        "a person who repeats a call has it in a file",
+        "people repeat calls with a file",
         stdin_may_be_a_file,
     ),
     quality(
         "stdin_may_be_large",
-        "the configuration may have 32 KiB",
-        "no text limits it, and the previous result of a long list of plugins has some KiB",
+        "the configuration may be 32 KiB long",
+        "nothing limits it, and the previous result of a long list of plugins takes some KiB",
         stdin_may_be_large,
     ),
     quality(
         "environment_may_be_empty",
-        "ADD and DEL need no HOME, no directory and no variable but PATH and CNI's",
+        "ADD and DEL need neither HOME nor a working directory, nor any variable except PATH and CNI's own",
         "Multus calls plugins in a chroot with the environment of its daemon",
         environment_may_be_empty,
     ),
     quality(
         "no_verb_tells_versions",
-        "without CNI_COMMAND it prints its versions on stderr, exits with 0 and does not wait for stdin",
-        "all plugins that are made with libcni's skel do so",
+        "without CNI_COMMAND, the plugin prints its versions on stderr and exits with 0, without waiting for stdin",
+        "all plugins built on libcni's skel do so",
         no_verb_tells_versions,
     ),
     quality(
         "arguments_have_no_effect",
-        "with CNI_COMMAND, arguments have no effect",
-        "libcni passes none, and a shell script around a plugin may",
+        "with CNI_COMMAND set, arguments have no effect",
+        "libcni passes none, but a wrapper script may",
         arguments_have_no_effect,
     ),
 ];

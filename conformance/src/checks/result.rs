@@ -13,7 +13,7 @@ use crate::world::{Attachment, Stop, World, with};
 pub const CHECKS: &[Check] = &[
     spec(
         "own_interface_is_listed",
-        "the interface that ADD made in the pod is in the result",
+        "the result lists the interface that ADD created in the pod",
         &[must(
             "1.0.0",
             "success",
@@ -23,13 +23,13 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "interfaces_have_names",
-        "each interface of the result has a name",
+        "each interface in the result has a name",
         &[must("1.0.0", "success", "Plugins must output a JSON object with the following keys upon a successful `ADD` operation: … The name of the interface.")],
         interfaces_have_names,
     ),
     spec(
         "sandbox_is_the_netns",
-        "the interface that ADD made in the pod has CNI_NETNS as sandbox",
+        "the interface that ADD created in the pod has CNI_NETNS as its sandbox",
         &[
             should(
                 "0.3.0",
@@ -46,7 +46,7 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "addresses_have_a_prefix",
-        "addresses have a prefix that their family has, and gateways are addresses",
+        "addresses have a prefix length valid for their family, and gateways are addresses",
         &[must(
             "1.0.0",
             "success",
@@ -56,7 +56,7 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "indexes_are_in_range",
-        "the interface of an address is an index that the interfaces have",
+        "each address's interface index exists in interfaces",
         &[must(
             "1.0.0",
             "success",
@@ -66,7 +66,7 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "numbers_are_integers",
-        "MTUs of interfaces and numbers of routes are integers that are not negative",
+        "MTUs of interfaces and the numbers in routes are non-negative integers",
         &[must(
             "1.1.0",
             "add-success",
@@ -76,37 +76,37 @@ pub const CHECKS: &[Check] = &[
     ),
     quality(
         "mac_is_that_of_the_kernel",
-        "the MAC of the result, if it has one, is written as netlink reports it",
-        "CHECK of plugins that are written in Go compares text",
+        "a MAC in the result is written as netlink reports it",
+        "CHECK in plugins written in Go compares the text",
         mac_is_that_of_the_kernel,
     ),
     quality(
         "result_matches_the_pod",
-        "each address of the result that is of an interface of the pod is on it",
-        "\"IPs assigned by this attachment\" says that they are there; \"which interface this IP configuration should be applied to\" can be read as work that is left to the caller, as in a virtual machine",
+        "each address in the result that belongs to an interface of the pod is configured on it",
+        "\"IPs assigned by this attachment\" says that they are configured; \"which interface this IP configuration should be applied to\" can mean that the caller still has to, as in a virtual machine",
         result_matches_the_pod,
     ),
     quality(
         "mtu_is_told",
-        "a result of 1.1.0 has the MTU of the interface",
-        "it is one of the keys that plugins must output, \"(if applicable)\". Every link of Linux has one; a plugin that does not set it can call it not applicable",
+        "a result of 1.1.0 contains the MTU of the interface",
+        "plugins must output it \"(if applicable)\". Every link in Linux has one, but a plugin that does not set it can call it not applicable",
         mtu_is_told,
     ),
     spec(
         "told_mtu_is_true",
-        "the MTU of the result, if it has one, is that of the interface",
+        "an MTU in the result is that of the interface",
         &[must("1.1.0", "add-success", "Plugins must output a JSON object with the following keys upon a successful `ADD` operation: … `mtu`: (uint) The MTU of the interface (if applicable).")],
         told_mtu_is_true,
     ),
     quality(
         "result_of_1_0_has_no_later_keys",
-        "a result of 1.0.0 has no mtu, pciID and socketPath of interfaces, and no mtu, advmss, priority, table and scope of routes",
-        "1.0.0 has no such keys, and does not forbid others; a strict reader of 1.0.0 may",
+        "a result of 1.0.0 contains neither mtu, pciID or socketPath of interfaces, nor mtu, advmss, priority, table or scope of routes",
+        "1.0.0 has no such keys but does not forbid others; a strict reader of 1.0.0 may refuse them",
         result_of_1_0_has_no_later_keys,
     ),
     spec(
         "result_of_0_4_has_families",
-        "addresses in results of 0.3.0 to 0.4.0 have their version, 4 or 6",
+        "addresses in results of 0.3.0 to 0.4.0 have a version, 4 or 6",
         &[must(
             "0.4.0",
             "result",
@@ -117,19 +117,19 @@ pub const CHECKS: &[Check] = &[
     .of("0.4.0"),
     quality(
         "result_of_0_2_is_by_family",
-        "results of 0.1.0 and 0.2.0 have ip4 or ip6",
-        "\"Success is indicated by a return code of zero and the following JSON\", which has both: no word of that text binds",
+        "results of 0.1.0 and 0.2.0 contain ip4 or ip6",
+        "\"Success is indicated by a return code of zero and the following JSON\", which contains both; that wording is not binding",
         result_of_0_2_is_by_family,
     ),
     quality(
         "previous_result_of_another_version",
-        "a prevResult of an older version is read",
-        "an old libcni between runtime and plugin writes it so",
+        "a prevResult of an older version is accepted",
+        "an old libcni between runtime and plugin writes it",
         previous_result_of_another_version,
     ),
     spec(
         "ipam_result_has_no_interface",
-        "the result of an IPAM plugin has neither interfaces nor an index",
+        "the result of an IPAM plugin contains neither interfaces nor an index",
         &[
             should(
                 "0.4.0",
@@ -146,7 +146,7 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "ipam_result_has_an_address",
-        "the result of an IPAM plugin has an address",
+        "the result of an IPAM plugin contains an address",
         &[must(
             "0.4.0",
             "ip-allocation",

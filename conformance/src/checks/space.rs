@@ -9,18 +9,18 @@ use crate::sandbox;
 use crate::world::{Stop, World};
 
 /// Why it is asked.
-const OF_DISKS: &str = "a node whose disk is full ends pods to make room";
+const OF_DISKS: &str = "a node whose disk is full evicts pods";
 
 pub const CHECKS: &[Check] = &[
     quality(
         "add_on_a_full_disk",
-        "an ADD that finds /run and /var/lib/cni full succeeds, or fails with an error object; its DEL leaves nothing",
+        "with /run and /var/lib/cni full, ADD succeeds or fails with an error object, and its DEL leaves nothing",
         OF_DISKS,
         add_on_a_full_disk,
     ),
     quality(
         "del_on_a_full_disk",
-        "a DEL that finds /run and /var/lib/cni full succeeds",
+        "with /run and /var/lib/cni full, DEL succeeds",
         OF_DISKS,
         del_on_a_full_disk,
     ),

@@ -17,13 +17,12 @@ const GC: &str = "gc-clean-up-any-stale-resources";
 const DELEGATED: &str = "delegated-plugin-execution-procedure";
 
 /// Why GC is asked to keep what it may not take.
-const OF_KEEPING: &str = "the specification lets a plugin \"remove any resources related to attachments that do not exist in this set\", \
-                          and has no word of duty for the others: whatever it is called, a pod that lives loses its address";
+const OF_KEEPING: &str = "the specification lets a plugin \"remove any resources related to attachments that do not exist in this set\", and does not mention the others. Without this, a living pod would lose its address";
 
 pub const CHECKS: &[Check] = &[
     spec(
         "status_of_a_node_that_is_ready",
-        "STATUS succeeds where an ADD does",
+        "STATUS succeeds where ADD does",
         &[must(
             "1.1.0",
             STATUS,
@@ -33,7 +32,7 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "status_calls_the_ipam",
-        "STATUS of a plugin that delegates calls STATUS of the other plugin",
+        "STATUS of a plugin that delegates calls STATUS of its delegate",
         &[must(
             "1.1.0",
             STATUS,
@@ -43,7 +42,7 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "status_tells_errors_of_the_ipam",
-        "an error of the other plugin's STATUS is an error of STATUS",
+        "an error of the delegate's STATUS is an error of STATUS",
         &[should(
             "1.1.0",
             STATUS,
@@ -53,8 +52,8 @@ pub const CHECKS: &[Check] = &[
     ),
     quality(
         "status_keeps_errors_of_the_ipam",
-        "STATUS keeps the codes 50 and 51 of the other plugin, and its message",
-        "the codes say whether pods that run are affected",
+        "STATUS passes on the delegate's codes 50 and 51, and its message",
+        "the codes say whether running pods are affected",
         status_keeps_errors_of_the_ipam,
     ),
     spec(
@@ -70,41 +69,36 @@ pub const CHECKS: &[Check] = &[
     quality(
         "status_changes_nothing",
         "STATUS changes nothing",
-        "containerd calls it in each of its own status calls",
+        "containerd calls it whenever its own status is requested",
         status_changes_nothing,
     ),
     // Where that ADD takes the last address or device, a STATUS may well say that nothing is left.
     quality(
         "status_waits_for_no_add",
-        "eight STATUS at the same time as an ADD succeed",
+        "eight STATUS calls during an ADD succeed",
         "containerd does not wait for ADDs",
         status_waits_for_no_add,
     )
     .with_attachments(2),
     spec(
         "gc_succeeds",
-        "GC with the list of all that lives succeeds",
+        "GC succeeds with a list of all living attachments",
         &[should("1.1.0", GC, "Plugins should generally complete a `GC` action without error.")],
         gc_succeeds,
     ),
-    quality(
-        "gc_keeps_what_is_listed",
-        "GC keeps the attachments that are listed",
-        OF_KEEPING,
-        gc_keeps_what_is_listed,
-    )
-    .with_attachments(3),
+    quality("gc_keeps_what_is_listed", "GC keeps listed attachments", OF_KEEPING, gc_keeps_what_is_listed)
+        .with_attachments(3),
     spec(
         "gc_releases_what_is_not_listed",
-        "GC releases what a pod that is gone and not listed had",
+        "GC releases what belonged to a pod that is gone and not listed",
         &[should("1.1.0", GC, "A plugin SHOULD remove as many stale resources as possible.")],
         gc_releases_what_is_not_listed,
     )
     .with_attachments(3),
     quality(
         "gc_reads_the_key_of_libcni",
-        "GC reads the list from cni.dev/attachments, too",
-        "older runtimes write it so",
+        "GC also reads the list from cni.dev/attachments",
+        "older runtimes write it there",
         gc_reads_the_key_of_libcni,
     )
     .with_attachments(3),
@@ -117,13 +111,13 @@ pub const CHECKS: &[Check] = &[
     .with_attachments(3),
     quality(
         "gc_of_nothing_succeeds",
-        "GC succeeds with a list that is absent, null or empty where nothing was ever added, and changes nothing",
-        "cnitool sends none, and CRI-O one that is null",
+        "if nothing was ever added, GC succeeds with an absent, null or empty list and changes nothing",
+        "cnitool sends no list, and CRI-O null",
         gc_of_nothing_succeeds,
     ),
     spec(
         "gc_calls_the_ipam",
-        "GC of a plugin that delegates calls GC of the other plugin",
+        "GC of a plugin that delegates calls GC of its delegate",
         &[must(
             "1.1.0",
             GC,
@@ -133,7 +127,7 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "gc_gives_the_ipam_the_list",
-        "GC gives the other plugin the same list",
+        "GC gives the delegate the same list",
         &[should(
             "1.1.0",
             DELEGATED,
@@ -143,7 +137,7 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "gc_tells_errors_of_the_ipam",
-        "an error of the other plugin's GC is an error of GC",
+        "an error of the delegate's GC is an error of GC",
         &[should(
             "1.1.0",
             DELEGATED,
@@ -153,7 +147,7 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "gc_then_del",
-        "a DEL after GC succeeds where it does without GC",
+        "DEL succeeds after GC if it would without",
         &[must(
             "1.1.0",
             "del-remove-container-from-network-or-un-apply-modifications",

@@ -7,37 +7,36 @@ use crate::tracer::Who;
 use crate::world::{Stop, Traced, World};
 
 /// Why it is asked.
-const OF_KILLS: &str = "a runtime that gives up kills the plugin that it started, and a node that has no memory left kills any \
-                        process. What holds before a call holds after the one before it";
+const OF_KILLS: &str = "runtimes kill plugins that they give up on, and a node without memory kills any process. A kill before one system call is a kill after the one before it";
 
 pub const CHECKS: &[Check] = &[
     quality(
         "killed_add_is_put_right",
-        "after an ADD that was killed at any system call, DEL succeeds, the host is as before, and an ADD succeeds",
+        "after an ADD killed at any system call, DEL succeeds, the host is as before, and ADD succeeds again",
         OF_KILLS,
         |world| sweep(world, "ADD", Who::Main, is_put_right),
     ),
     quality(
         "killed_child_of_add_is_put_right",
-        "the same after an ADD of which another process was killed that it had started",
+        "the same after an ADD of which a child process was killed",
         OF_KILLS,
         |world| sweep(world, "ADD", Who::Child, is_put_right),
     ),
     quality(
         "killed_del_is_put_right",
-        "after a DEL that was killed at any system call, DEL succeeds, the host is as before, and an ADD succeeds",
+        "after a DEL killed at any system call, DEL succeeds, the host is as before, and ADD succeeds again",
         OF_KILLS,
         |world| sweep(world, "DEL", Who::Main, is_put_right),
     ),
     quality(
         "killed_child_of_del_is_put_right",
-        "the same after a DEL of which another process was killed that it had started",
+        "the same after a DEL of which a child process was killed",
         OF_KILLS,
         |world| sweep(world, "DEL", Who::Child, is_put_right),
     ),
     quality(
         "killed_add_is_added_again",
-        "after an ADD that was killed at any system call, and without a DEL, another pod's ADD of another device succeeds",
+        "after an ADD killed at any system call, and without a DEL, another pod's ADD of another device succeeds",
         OF_KILLS,
         |world| sweep(world, "ADD", Who::Main, another_is_added),
     )

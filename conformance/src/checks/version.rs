@@ -12,7 +12,7 @@ use crate::world::{Stop, World};
 pub const CHECKS: &[Check] = &[
     spec(
         "version_lists_versions",
-        "VERSION prints cniVersion, which is a text, and supportedVersions, which is a list of texts",
+        "VERSION prints cniVersion, a string, and supportedVersions, a list of strings",
         &[must(
             "1.0.0",
             "version-1",
@@ -22,7 +22,7 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "version_answers_in_the_version_asked",
-        "the cniVersion of VERSION's answer is the one on stdin, from 1.0.0 on",
+        "from 1.0.0 on, VERSION answers with the cniVersion on stdin",
         &[must(
             "1.0.0",
             "version-1",
@@ -32,19 +32,19 @@ pub const CHECKS: &[Check] = &[
     ),
     quality(
         "version_takes_any_stdin",
-        "VERSION succeeds with an empty stdin, one that is closed, and one that is no JSON",
-        "people and scripts ask for versions by hand",
+        "VERSION succeeds if stdin is empty, closed, or not JSON",
+        "people and scripts call VERSION by hand",
         version_takes_any_stdin,
     ),
     quality(
         "version_does_not_wait",
-        "VERSION does not wait for a stdin that says nothing",
-        "people and scripts ask for versions by hand",
+        "VERSION does not wait for input on stdin",
+        "people and scripts call VERSION by hand",
         version_does_not_wait,
     ),
     spec(
         "version_needs_no_variable",
-        "VERSION needs no other variable than CNI_COMMAND",
+        "VERSION needs no variable except CNI_COMMAND",
         &[must(
             "1.0.0",
             "version-1",
@@ -55,13 +55,13 @@ pub const CHECKS: &[Check] = &[
     quality(
         "version_ignores_variables",
         "VERSION ignores the values of all other variables",
-        "libcni sets them to the word dummy",
+        "libcni sets them to the word \"dummy\"",
         version_ignores_variables,
     ),
     quality(
         "version_changes_nothing",
         "VERSION changes nothing",
-        "CRI-O calls it at each event in its directory of networks",
+        "CRI-O calls it whenever a file in its network directory changes",
         version_changes_nothing,
     ),
 ];
