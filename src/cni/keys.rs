@@ -20,7 +20,7 @@ pub struct Keys {
 pub const TWICE: &str = "the key appears twice (upper and lower case are the same)";
 
 /// For an object whose keys are data, or are not known.
-static ANY: Keys = Keys { names: &[], inside: &[] };
+pub static ANY: Keys = Keys { names: &[], inside: &[] };
 
 impl Keys {
     /// The keys of an object that contains no other objects.

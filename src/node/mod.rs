@@ -15,6 +15,7 @@ use log::LevelFilter;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
+use crate::cni::keys::{self, Members};
 use crate::files::{self, Dir};
 use crate::nearest::nearest;
 use crate::{calls, cluster_networks, cni, fail, failure, watchdog};
@@ -158,8 +159,8 @@ impl Node {
     /// Reads node.json, or returns the defaults if the file does not exist. Fails if the file is invalid.
     pub fn load() -> Result<Node> {
         let path = path();
-        let Some(object) = read(&path)? else { return Ok(Node::default()) };
-        parse(&path, &Value::Object(object))
+        let Some(members) = read(&path)? else { return Ok(Node::default()) };
+        whole(&path, members)
     }
 
     /// Reads node.json for DEL, which must work whatever the file contains: an invalid key counts as absent.
@@ -167,9 +168,9 @@ impl Node {
     /// succeed.
     pub fn load_lenient() -> Result<Node> {
         let path = path();
-        let Some(object) = read(&path)? else { return Ok(Node::default()) };
-        let whole = parse(&path, &Value::Object(object.clone()));
-        whole.or_else(|error| {
+        let Some(members) = read(&path)? else { return Ok(Node::default()) };
+        let object = members.object.clone();
+        whole(&path, members).or_else(|error| {
             log::warn!("{error:#}");
             let alone = |key: &String, value: &Value| {
                 let object = Map::from_iter([(key.clone(), value.clone())]);
@@ -185,7 +186,7 @@ impl Node {
 
     /// Parses the text of a node.json, called `path` in messages: for programs that write one.
     pub fn parse(path: &Path, text: &[u8]) -> Result<Node> {
-        parse(path, &Value::Object(object(path, text)?))
+        whole(path, members(path, text)?)
     }
 
     /// The name of this node in pools. It must match exactly, because the fabric was planned with it.
@@ -261,7 +262,7 @@ pub fn path() -> PathBuf {
     std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map_or_else(|| PATH.into(), PathBuf::from)
 }
 
-fn read(path: &Path) -> Result<Option<Map<String, Value>>> {
+fn read(path: &Path) -> Result<Option<Members>> {
     let text = match files::read(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && path == Path::new(PATH) => {
@@ -269,11 +270,22 @@ fn read(path: &Path) -> Result<Option<Map<String, Value>>> {
         }
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
     };
-    object(path, &text).map(Some)
+    members(path, &text).map(Some)
 }
 
-fn object(path: &Path, text: &[u8]) -> Result<Map<String, Value>> {
-    serde_json::from_slice(text).map_err(|error| failure!(InvalidConfig, "{}: {error}", path.display()))
+fn members(path: &Path, text: &[u8]) -> Result<Members> {
+    // Editors of Windows begin a file with a mark that no editor shows.
+    let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
+    keys::read(text, &keys::ANY)
+        .map_err(|error| failure!(InvalidConfig, "{}: not valid JSON: {error}", path.display()))
+}
+
+/// The node, if no key appears twice.
+fn whole(path: &Path, members: Members) -> Result<Node> {
+    if let Some(fault) = members.fault {
+        fail!(InvalidConfig, "{}: {fault}", path.display());
+    }
+    parse(path, &Value::Object(members.object))
 }
 
 /// Adds the known key that was probably meant. serde names the unknown key and then all known ones, in
@@ -291,54 +303,49 @@ fn parse(path: &Path, value: &Value) -> Result<Node> {
     let node: Node = serde_path_to_error::deserialize(value).map_err(|error| {
         failure!(InvalidConfig, "{}: {}", path.display(), with_nearest(&error.to_string()))
     })?;
-    for (key, dir) in [
+    check(&node).with_context(|| path.display().to_string())?;
+    Ok(node)
+}
+
+/// Checks what types do not.
+fn check(node: &Node) -> Result<()> {
+    let dirs = [
         ("storeDir", &node.store_dir),
         ("runDir", &node.run_dir),
         ("sysfsRoot", &node.sysfs_root),
         ("deviceInfoDir", &node.device_info_dir),
-    ]
-    .into_iter()
-    .chain(node.log.dir.as_ref().map(|dir| ("log.dir", dir)))
-    {
-        if !dir.is_absolute() {
-            fail!(InvalidConfig, "{}: {key}: {} must be an absolute path", path.display(), dir.display());
-        }
+    ];
+    let mut dirs = dirs.into_iter().chain(node.log.dir.as_ref().map(|dir| ("log.dir", dir)));
+    if let Some((key, dir)) = dirs.find(|(_, dir)| !dir.is_absolute()) {
+        fail!(InvalidConfig, "{key}: {} must be an absolute path", dir.display());
     }
     if !(1..=3600).contains(&node.call_timeout) {
-        let (path, seconds) = (path.display(), node.call_timeout);
-        fail!(InvalidConfig, "{path}: callTimeout: {seconds} must be 1 to 3600 seconds");
+        fail!(InvalidConfig, "callTimeout: {} must be 1 to 3600 seconds", node.call_timeout);
     }
     if !matches!(node.first_table, 1..=125 | 256..=1_000_000) {
-        let (path, table) = (path.display(), node.first_table);
-        fail!(InvalidConfig, "{path}: firstTable: {table} must be 1 to 125 or 256 to 1000000");
+        fail!(InvalidConfig, "firstTable: {} must be 1 to 125 or 256 to 1000000", node.first_table);
     }
     if let Some(name) = node.node_name.as_ref().filter(|name| !cni::is_identifier(name)) {
-        fail!(InvalidConfig, "{}: nodeName: {name:?} cannot be the name of a node", path.display());
+        fail!(InvalidConfig, "nodeName: {name:?} cannot be the name of a node");
     }
     for (index, one) in node.rails.iter().enumerate() {
-        if let Some(other) =
-            node.rails[..index].iter().find(|other| other.rail == one.rail && other.pf == one.pf)
-        {
-            fail!(InvalidConfig, "{}: rails: rail {} is listed twice", path.display(), other.rail);
+        let mut before = node.rails[..index].iter();
+        if before.any(|other| (other.rail, &other.pf) == (one.rail, &one.pf)) {
+            fail!(InvalidConfig, "rails: rail {} is listed twice", one.rail);
         }
         if one.rail > MAX_RAIL {
-            fail!(InvalidConfig, "{}: rails: rail {} is more than {MAX_RAIL}", path.display(), one.rail);
+            fail!(InvalidConfig, "rails: rail {} is more than {MAX_RAIL}", one.rail);
         }
-    }
-    let mut vf_keys = node.policy.vf_keys.iter().flatten();
-    if let Some(key) = vf_keys.find(|key| !VF_KEYS.contains(&key.as_str())) {
-        let (path, known) = (path.display(), VF_KEYS.join(", "));
-        let meant = nearest(key, VF_KEYS).map_or(String::new(), |meant| format!(": did you mean {meant}?"));
-        fail!(InvalidConfig, "{path}: policy.vfKeys: {key:?} is not one of {known}{meant}");
+        policy::check_pf("rails", &one.pf)?;
     }
     for (index, network) in node.cluster_networks.iter().enumerate() {
         if let Err(what) = cluster_networks::check(*network) {
-            fail!(InvalidConfig, "{}: clusterNetworks[{index}]: {what}", path.display());
+            fail!(InvalidConfig, "clusterNetworks[{index}]: {what}");
         }
     }
-    let checked = node.roce.as_ref().map_or(Ok(()), Roce::check).and_then(|()| vfs::check(&node));
-    checked.with_context(|| path.display().to_string())?;
-    Ok(node)
+    node.policy.check()?;
+    node.roce.as_ref().map_or(Ok(()), Roce::check)?;
+    vfs::check(node)
 }
 
 #[cfg(test)]
@@ -353,6 +360,28 @@ mod tests {
         let error = format!("{:#}", parsed(json!(["vlan", "infinibandGuid"])).unwrap_err());
         assert!(error.contains("\"infinibandGuid\" is not one of"), "{error}");
         assert!(error.ends_with("did you mean infinibandGUID?"), "{error}");
+    }
+
+    #[test]
+    fn what_editors_and_lspci_make_of_a_node_is_read_or_refused_by_its_key() {
+        let parsed = |text: &str| Node::parse(Path::new("node.json"), text.as_bytes());
+        assert!(parsed("\u{feff}{\"callTimeout\": 9}\r\n").is_ok_and(|node| node.call_timeout == 9));
+        for pf in ["0000:1A:00.0", "10000:e1:00.0", "mlx5_core.sf.4", "ens1f0np0"] {
+            assert!(parsed(&json!({"rails": [{"rail": 0, "pf": pf}]}).to_string()).is_ok(), "{pf}");
+        }
+        for (text, key) in [
+            (r#"{"rails": [{"rail": 0, "pf": "1a:00.0"}]}"#, "rails: "),
+            (r#"{"rails": [{"rail": 0, "pf": "ens1f0 "}]}"#, "rails: "),
+            (r#"{"rails": [{"rail": 0, "pf": ""}]}"#, "rails: "),
+            (r#"{"policy": {"pfs": ["1a:00.0"]}}"#, "policy.pfs: "),
+            (r#"{"policy": {"ipam": ["../bin/x"]}}"#, "policy.ipam: "),
+            (r#"{"runDir": "/a", "runDir": "/b"}"#, "runDir: "),
+            (r#"{"policy": {"vfsOnly": true, "vfsOnly": false}}"#, "policy.vfsOnly: "),
+            (r#"{"runDir": "/a",}"#, "not valid JSON: "),
+        ] {
+            let error = format!("{:#}", parsed(text).unwrap_err());
+            assert!(error.starts_with(&format!("node.json: {key}")), "{error}");
+        }
     }
 
     #[test]

@@ -4,8 +4,10 @@
 use anyhow::Result;
 use serde::Deserialize;
 
-use crate::fail;
-use crate::sysfs::{Function, Pf};
+use super::VF_KEYS;
+use crate::nearest::nearest;
+use crate::sysfs::{DeviceId, Function, Pf};
+use crate::{cni, fail};
 
 /// Limits for networks. An absent list allows everything; `kinds`, `pfs_with_vfs` and `host_addresses` allow what
 /// is refused without them.
@@ -77,7 +79,36 @@ pub struct Judged<'a> {
     pub kind: Option<&'a str>,
 }
 
+/// Refuses what can be neither a device of PCI nor a netdev: nothing would ever be on that PF.
+pub fn check_pf(key: &str, pf: &str) -> Result<()> {
+    if DeviceId::parse(pf).is_none() && cni::check_ifname(pf).is_err() {
+        fail!(
+            InvalidConfig,
+            "{key}: {pf:?} is neither a PCI address, such as 0000:3b:00.0, nor the name of a netdev"
+        );
+    }
+    Ok(())
+}
+
 impl Policy {
+    /// Checks what types do not.
+    pub fn check(&self) -> Result<()> {
+        for pf in self.pfs.iter().flatten() {
+            check_pf("policy.pfs", pf)?;
+        }
+        if let Some(name) = self.ipam.iter().find(|name| name.is_empty() || name.contains('/')) {
+            fail!(InvalidConfig, "policy.ipam: {name:?} is not the name of a plugin");
+        }
+        let mut vf_keys = self.vf_keys.iter().flatten();
+        if let Some(key) = vf_keys.find(|key| !VF_KEYS.contains(&key.as_str())) {
+            let known = VF_KEYS.join(", ");
+            let meant =
+                nearest(key, VF_KEYS).map_or(String::new(), |meant| format!(": did you mean {meant}?"));
+            fail!(InvalidConfig, "policy.vfKeys: {key:?} is not one of {known}{meant}");
+        }
+        Ok(())
+    }
+
     /// Refuses a device that this node does not hand out.
     pub fn check_device(&self, device: &Judged<'_>) -> Result<()> {
         let what = &device.what;
