@@ -112,6 +112,7 @@ fn faults(point: &Point) -> Option<Vec<Fault>> {
         libc::SYS_poll | libc::SYS_ppoll => fail(&[EINTR, ENOMEM]),
         libc::SYS_futex if waits(point) => fail(&[EINTR]),
         libc::SYS_pipe2 | libc::SYS_socketpair => fail(&[EMFILE, ENFILE]),
+        libc::SYS_bpf => fail(&[ENOMEM, EPERM]),
         libc::SYS_getdents64 => fail(&[EIO, ENOMEM]),
         libc::SYS_newfstatat | libc::SYS_statx | libc::SYS_fstat => fail(&[EIO, ENOMEM, EACCES]),
         libc::SYS_fstatfs | libc::SYS_statfs => fail(&[EIO, EINTR]),

@@ -487,7 +487,7 @@ fn without_a_pool_the_rail_tells_the_pools_of_both_families() {
 
 /// Names that count from 1 mean either rail: none is guessed.
 #[test]
-fn names_tell_the_rail_only_if_they_count_from_0_and_no_pool_says_its_own() {
+fn names_tell_the_rail_only_if_they_count_from_0_and_no_pool_contradicts() {
     let Some(pool) = Pool::new("ipam::rail_names") else { return };
     pool.allocate("rail-1", json!({"prefix": "172.18.0.0/31", "gateway": "172.18.0.1"}));
     let network = json!({"cniVersion": "1.1.0", "name": "rails", "type": "any", "rail": 1, "ipam": {"type": "rail-ipam"}});
@@ -495,7 +495,11 @@ fn names_tell_the_rail_only_if_they_count_from_0_and_no_pool_says_its_own() {
     pool.allocate("rail-0", json!({"prefix": "172.16.0.0/31", "gateway": "172.16.0.1"}));
     assert_eq!(pool.add("c1", &network), ["172.18.0.0/31"]);
     pool.del("c1", &network);
-    pool.allocate("rail-0", json!({"prefix": "172.16.0.0/31", "gateway": "172.16.0.1", "rail": 0}));
+    let with_rail = |rail| json!({"prefix": "172.16.0.0/31", "gateway": "172.16.0.1", "rail": rail});
+    pool.allocate("rail-0", with_rail(0));
+    assert_eq!(pool.add("c1", &network), ["172.18.0.0/31"]);
+    pool.del("c1", &network);
+    pool.allocate("rail-0", with_rail(3));
     pool.refused(&network, 7, "has no pool of rail 1");
 }
 
