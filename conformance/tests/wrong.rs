@@ -138,11 +138,11 @@ const WRONG: &[Fault] = &[
         r#"take; is ADD && in_pod link show other && { r=$(real); [ "$r" ] && echo '{"cniVersion":"1.1.0"}'; ok; }"#,
         &[],
     ),
-    ("taken_name_changes_nothing", "is ADD && in_pod link show net1 && stray", &[]),
-    ("second_add_is_refused", r#"is ADD && in_pod link show net1 && ok"#, &["taken_name_is_refused"]),
+    ("taken_name_changes_nothing", "is ADD && in_pod link show $CNI_IFNAME && stray", &[]),
+    ("second_add_is_refused", r#"is ADD && in_pod link show $CNI_IFNAME && ok"#, &["taken_name_is_refused"]),
     (
         "second_add_changes_nothing",
-        "is ADD && in_pod link show net1 && in_pod link add stray type veth peer name stray2 && bad 7",
+        "is ADD && in_pod link show $CNI_IFNAME && in_pod link add stray type veth peer name stray2 && bad 7",
         &[],
     ),
     (

@@ -311,7 +311,7 @@ fn a_claim_that_has_ended_is_released_and_no_other() {
             (claim("u-2", "c-1"), "another claim has its name"),
             (
                 json!({"metadata": {"uid": "u-1", "name": "c-1", "namespace": "ai"}, "status": {}}),
-                "no device",
+                "no longer has a device",
             ),
         ] {
             api.put(&path, claim("u-1", "c-1"));
