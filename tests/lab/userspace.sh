@@ -144,7 +144,7 @@ what_a_dead_pod_owes_waits_until_nothing_has_the_vf_open() {
     contains "reap" "waiting until nothing uses the device" "$output"
     contains "reap" "process $keeper (sleep)" "$output"
     same "the VLAN" "100" "$(ip -json link show ens0f0 | jq -r '.[0].vfinfo_list[0].vlan_list[0].vlan // .[0].vfinfo_list[0].vlan')"
-    contains "what is owed" "reset: it waits" "$(pending)"
+    contains "what is owed" "reset: waiting" "$(pending)"
     close_vf
     "$bin/railctl" reap >/dev/null
     same "what is owed" "" "$(pending)"
@@ -162,7 +162,7 @@ a_dead_pods_vf_is_left_alone_while_something_has_it_open() {
     refused "process $keeper (sleep)" ADD pod2 net1 "$(vfio)"
     del pod1 net1 "$config"
     "$bin/railctl" reap >/dev/null 2>&1 || true
-    contains "what is owed" "reset: it waits" "$(pending)"
+    contains "what is owed" "reset: waiting" "$(pending)"
     contains "the VF" "vlan 7," "$(ip link show ens0f0 | grep 'vf 0')"
     close_vf
     "$bin/railctl" reap >/dev/null
