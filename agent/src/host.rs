@@ -54,15 +54,8 @@ impl Host {
             "the pod needs hostPID: true and a privileged container, or run this on the host itself as root";
         let namespace = |process: &str| -> Result<u64> {
             let path = format!("/proc/{process}/ns/mnt");
-            Ok(Path::new(&path)
-                .metadata()
-                .with_context(|| {
-                    format!(
-                        "cannot inspect {path}: \
-                {needed}"
-                    )
-                })?
-                .ino())
+            let found = Path::new(&path).metadata();
+            Ok(found.with_context(|| format!("cannot inspect {path}: {needed}"))?.ino())
         };
         let is_in_container_of_its_own = namespace("1")? == namespace("self")? && !is_initial_pid_namespace();
         if is_in_container_of_its_own {
