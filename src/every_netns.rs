@@ -6,13 +6,10 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use nix::sched::{CloneFlags, setns};
 
-use crate::fail;
 use crate::netns::Netns;
 use rail_netlink::Socket;
 
@@ -42,54 +39,39 @@ pub enum Seen {
 /// deadline applies to those that exist only through processes. The mounted ones come first and are all
 /// visited, because only runtimes mount them. A namespace that cannot be entered, as one of a parent user
 /// namespace, is left out.
-///
-/// The visitor runs on a thread of its own, which enters one namespace after the other.
 pub fn visit(
     which: Which,
     deadline: Instant,
-    mut visitor: impl FnMut(&mut Socket, &Path) -> Result<ControlFlow<Seen>> + Send,
+    mut visitor: impl FnMut(&mut Socket, &Path) -> Result<ControlFlow<Seen>>,
 ) -> Result<Seen> {
-    let mut walk = || -> Result<Seen> {
-        let mut seen: HashSet<String> = number(Path::new("/proc/self/ns/net")).into_iter().collect();
-        let mountinfo = fs::read("/proc/self/mountinfo").context("cannot read /proc/self/mountinfo")?;
-        let processes = if which == Which::Mounted { Vec::new() } else { processes()? };
-        let of_processes = processes.iter().map(|process| process.join("ns/net"));
-        let keepers: &[PathBuf] = if which == Which::Kept { &processes } else { &[] };
-        let kept = keepers.iter().flat_map(|process| kept_by(process));
-        let of_processes = of_processes.chain(kept).map(|path| (number(&path), path, Which::All));
-        let mounted = mounted(&mountinfo).into_iter();
-        let mounted = mounted.map(|(number, path)| (Some(number), path, Which::Mounted));
-        for (number, path, kind) in mounted.chain(of_processes) {
-            if kind == Which::All && Instant::now() > deadline {
-                return Ok(Seen::Part);
-            }
-            let Some(number) = number.filter(|number| number.starts_with("net:[")) else { continue };
-            if !seen.insert(number) {
-                continue;
-            }
-            // The namespace may be gone by now.
-            let Some(mut socket) = enter(&path) else { continue };
-            if let ControlFlow::Break(seen) = visitor(&mut socket, &path)? {
-                return Ok(seen);
-            }
+    let mut seen: HashSet<String> = number(Path::new("/proc/self/ns/net")).into_iter().collect();
+    let mountinfo = fs::read("/proc/self/mountinfo").context("cannot read /proc/self/mountinfo")?;
+    let processes = if which == Which::Mounted { Vec::new() } else { processes()? };
+    let of_processes = processes.iter().map(|process| process.join("ns/net"));
+    let keepers: &[PathBuf] = if which == Which::Kept { &processes } else { &[] };
+    let kept = keepers.iter().flat_map(|process| kept_by(process));
+    let of_processes = of_processes.chain(kept).map(|path| (number(&path), path, Which::All));
+    let mounted = mounted(&mountinfo).into_iter();
+    let mounted = mounted.map(|(number, path)| (Some(number), path, Which::Mounted));
+    for (number, path, kind) in mounted.chain(of_processes) {
+        if kind == Which::All && Instant::now() > deadline {
+            return Ok(Seen::Part);
         }
-        Ok(Seen::All)
-    };
-    let ended = thread::scope(|scope| {
-        let looker = thread::Builder::new().name("looker".to_owned());
-        looker.spawn_scoped(scope, &mut walk).map(thread::ScopedJoinHandle::join)
-    });
-    match ended.context("cannot start a thread")? {
-        Ok(done) => done,
-        Err(_) => fail!(Internal, "the thread that looks into other namespaces panicked: please report it"),
+        let Some(number) = number.filter(|number| number.starts_with("net:[")) else { continue };
+        if !seen.insert(number) {
+            continue;
+        }
+        // The namespace may be gone by now.
+        let Some(mut socket) = enter(&path) else { continue };
+        if let ControlFlow::Break(seen) = visitor(&mut socket, &path)? {
+            return Ok(seen);
+        }
     }
+    Ok(Seen::All)
 }
 
 fn enter(path: &Path) -> Option<Socket> {
-    let entered = Netns::open(path).and_then(|netns| {
-        setns(netns, CloneFlags::CLONE_NEWNET)?;
-        Socket::open()
-    });
+    let entered = Netns::open(path).and_then(|netns| netns.run(Socket::open));
     entered.inspect_err(|error| log::debug!("{} cannot be entered: {error:#}", path.display())).ok()
 }
 

@@ -17,7 +17,7 @@
 //! | [`every_netns`] | all network namespaces of the node, one after the other |
 //! | [`netns`] | one network namespace: opening, entering and comparing it, and whether it is alive |
 //! | [`sysfs`] | PCI functions, PFs and VFs, auxiliary devices |
-//! | [`confine`] | what the kernel allows a call to do: seccomp, Landlock |
+//! | [`confine`] | what the kernel allows a call to do: seccomp |
 //! | [`files`] | directories without links, atomic writes, locks with a deadline |
 //! | [`cluster_networks`] | networks of Services and pods, which no route of a rail may cover |
 //! | `calls` | one line per finished call, for rail-agent |

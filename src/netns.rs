@@ -15,11 +15,13 @@ use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::statfs::{FsType, fstatfs};
 use serde::{Deserialize, Serialize};
 
-use crate::{confine, fail, failure};
+use crate::{fail, failure, watchdog};
 
 /// Magic number of nsfs (linux/magic.h).
 const NSFS_MAGIC: FsType = FsType(0x6e73_6673);
 const OURS: &str = "/proc/self/ns/net";
+/// /proc/self is the first thread of the process.
+const OF_THREAD: &str = "/proc/thread-self/ns/net";
 const PROC: &str = "/proc";
 
 /// An open network namespace.
@@ -60,25 +62,28 @@ impl Netns {
         Ok((one.dev(), one.ino()) == (two.dev(), two.ino()))
     }
 
-    /// Runs `work` on a new thread inside the namespace: however the work ends, the calling thread stays where
-    /// it is. In `work`, /proc/sys/net belongs to the namespace; /sys and /proc/net still belong to the host.
-    pub fn run<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        let enter = || -> Result<T> {
-            setns(&self.file, CloneFlags::CLONE_NEWNET)
-                .map_err(|errno| failure!(InvalidNetns, "cannot enter {}: {errno}", self.path.display()))?;
-            work()
-        };
-        let ended = std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().spawn_scoped(scope, enter);
-            thread.map(|thread| thread.join())
-        });
-        match ended.context("cannot start a thread")? {
-            Ok(done) => done,
-            Err(_) => fail!(
-                Internal,
-                "a thread in the namespace {} panicked: please report it",
-                self.path.display()
-            ),
+    /// Runs `work` inside the namespace. However it ends, the calling thread is back in its own namespace then; where the
+    /// kernel refuses that, the process ends at once, as by SIGKILL, because all that it did next would be done to the pod.
+    /// In `work`, /proc/thread-self and /proc/sys/net belong to the namespace; /sys still belongs to the host.
+    pub fn run<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let home = File::open(OF_THREAD).with_context(|| format!("cannot open {OF_THREAD}"))?;
+        // Who has rights over the other namespace alone, as in a container of its own user namespace, could not come back.
+        setns(&home, CloneFlags::CLONE_NEWNET)
+            .context("this process could not return to its own network namespace")?;
+        setns(&self.file, CloneFlags::CLONE_NEWNET)
+            .map_err(|errno| failure!(InvalidNetns, "cannot enter {}: {errno}", self.path.display()))?;
+        let _back = Back(home);
+        work()
+    }
+}
+
+/// Takes the thread back to the namespace that it came from, also where the work panicked.
+struct Back(File);
+
+impl Drop for Back {
+    fn drop(&mut self) {
+        if let Err(errno) = setns(&self.0, CloneFlags::CLONE_NEWNET) {
+            watchdog::give_up(format!("cannot return from the namespace of a pod: {errno}"));
         }
     }
 }
@@ -87,9 +92,7 @@ impl Netns {
 /// its last socket and the last thread in it, however the process ends.
 pub fn unnamed() -> Result<File> {
     unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")?;
-    // Not /proc/self: that is the first thread.
-    let path = "/proc/thread-self/ns/net";
-    File::open(path).with_context(|| format!("cannot open {path}"))
+    File::open(OF_THREAD).with_context(|| format!("cannot open {OF_THREAD}"))
 }
 
 impl AsFd for Netns {
@@ -161,7 +164,7 @@ impl NetnsId {
     /// The namespace that `path` names now; `None` when the path does not exist.
     pub fn of(path: &Path) -> io::Result<Option<NetnsId>> {
         let Some(meta) = look(path)? else { return Ok(None) };
-        let is_of_process = match confine::canonicalize(path) {
+        let is_of_process = match path.canonicalize() {
             Ok(real) => real.starts_with(PROC),
             // A path that ends in /proc/PID/ns cannot be resolved further: only the kernel follows those links.
             Err(error) if error.kind() == io::ErrorKind::NotFound => true,
@@ -192,8 +195,6 @@ impl NetnsId {
     /// The processes that keep the namespace in existence, because they are in it or have a file of it open.
     /// The list is empty where processes cannot be inspected. The inode number may belong to a later namespace
     /// by now, so look into it before you act on it.
-    ///
-    /// Of a plugin that Landlock holds, call it inside of [`confine::unheld`].
     pub fn keepers(&self) -> Vec<Keeper> {
         // Below /proc the inode is made anew at each look, so its time of creation says nothing.
         let is = |meta: Metadata| (self.dev, self.ino) == (meta.dev(), meta.ino());
@@ -231,7 +232,7 @@ impl NetnsId {
             Ok(_) if self.created == 0 && directory != Path::new(PROC) => {
                 Life::Unknown(format!("{} leads to a process of another /proc", self.path.display()))
             }
-            Ok(_) if self.created == 0 && confine::metadata(Path::new("/proc/1")).is_err() => {
+            Ok(_) if self.created == 0 && Path::new("/proc/1").metadata().is_err() => {
                 Life::Unknown(format!("{shown} hides processes from this one"))
             }
             Ok(_) => Life::Dead,
@@ -250,7 +251,7 @@ fn directory_of(path: &Path) -> &Path {
 
 /// Metadata of the file that `path` leads to; `None` when there is none.
 fn look(path: &Path) -> io::Result<Option<Metadata>> {
-    match confine::metadata(path) {
+    match path.metadata() {
         Ok(meta) => Ok(Some(meta)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         // A path through a file that is not a directory leads nowhere either.
@@ -277,7 +278,7 @@ fn nsfs() -> io::Result<u64> {
 pub fn is_init_the_hosts() -> bool {
     /// Inode of the initial PID namespace (PROC_PID_INIT_INO in linux/proc_ns.h).
     const INITIAL: u64 = 0xefff_fffc;
-    confine::metadata(Path::new("/proc/self/ns/pid")).is_ok_and(|meta| meta.ino() == INITIAL)
+    Path::new("/proc/self/ns/pid").metadata().is_ok_and(|meta| meta.ino() == INITIAL)
 }
 
 #[cfg(test)]

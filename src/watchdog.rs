@@ -28,6 +28,8 @@ struct Watch {
     /// Is there a watchdog? Not in a command that a person typed.
     is_there: bool,
     limit: Duration,
+    /// Why the call ends at once.
+    why: Option<String>,
     /// The last step that began and that may hang.
     step: String,
     /// A process group that must not outlive the call.
@@ -35,11 +37,7 @@ struct Watch {
     answered_by: Answerer,
     /// The time is over: no new step begins.
     is_over: bool,
-    /// Threads that it is to start.
-    threads: Vec<(&'static str, Body)>,
 }
-
-type Body = Box<dyn FnOnce() + Send>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answerer {
@@ -51,11 +49,11 @@ enum Answerer {
 static WATCH: Mutex<Watch> = Mutex::new(Watch {
     is_there: false,
     limit: STDIN_LIMIT,
+    why: None,
     step: String::new(),
     child: None,
     answered_by: Answerer::Nobody,
     is_over: false,
-    threads: Vec::new(),
 });
 static CHANGED: Condvar = Condvar::new();
 
@@ -71,10 +69,6 @@ pub fn start(answer: impl FnOnce(String) + Send + 'static) {
     let watcher = thread::Builder::new().name("watchdog".to_owned()).spawn(move || {
         let mut watch = watch();
         loop {
-            for (name, body) in watch.threads.drain(..) {
-                // Whoever waits for a thread that cannot be started sees that `body` is gone.
-                let _ = thread::Builder::new().name(name.to_owned()).spawn(body);
-            }
             let left = watch.limit.saturating_sub(began.elapsed());
             if left.is_zero() {
                 break;
@@ -111,19 +105,10 @@ pub fn start(answer: impl FnOnce(String) + Send + 'static) {
     });
 }
 
-/// Is there a watchdog?
-pub fn watches() -> bool {
-    watch().is_there
-}
-
-/// Lets the watchdog start a thread. What the calling thread gave up meanwhile, as Landlock holds each thread alone and those
-/// that it starts, this one has still. Without a watchdog it never starts.
-pub fn start_thread(name: &'static str, body: impl FnOnce() + Send + 'static) {
-    watch().threads.push((name, Box::new(body)));
-    CHANGED.notify_all();
-}
-
 fn reason(watch: &Watch) -> String {
+    if let Some(why) = &watch.why {
+        return why.clone();
+    }
     // The function of the kernel in which the main thread waits; only root can read it: proc_pid_wchan(5).
     let within = std::fs::read_to_string("/proc/self/wchan").unwrap_or_default();
     let within = Some(within.trim()).filter(|name| !matches!(*name, "" | "0"));
@@ -136,6 +121,19 @@ fn reason(watch: &Watch) -> String {
 pub fn allow(limit: Duration) {
     watch().limit = limit;
     CHANGED.notify_all();
+}
+
+/// Ends the process now: nothing that it did next would be right. What it had begun is on record.
+pub fn give_up(why: String) -> ! {
+    let mut watch = watch();
+    if watch.is_there {
+        (watch.why, watch.limit) = (Some(why), Duration::ZERO);
+        CHANGED.notify_all();
+        never(watch);
+    }
+    log::error!("{why}");
+    #[expect(clippy::exit, reason = "no caller could go on")]
+    std::process::exit(1);
 }
 
 /// A part of the time limit of the whole call, for one wait within it: at most 30 seconds.

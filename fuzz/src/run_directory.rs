@@ -136,14 +136,10 @@ pub fn living(data: &[u8]) {
     directory.write("run/living.json", data);
     let is_nothing =
         matches!(serde_json::from_slice::<Value>(data), Ok(Value::Array(list)) if list.is_empty());
-    assert_eq!(living::is_settled(&node).expect("an answer"), is_nothing);
     let known = living::known(&node).expect("an answer");
     assert!(known.is_empty() || !is_nothing);
     for one in known {
         assert!(!one.to_string().is_empty());
-        if living::within(&node, &[]).is_ok_and(|all| all.is_empty()) {
-            assert!(!living::is_settled(&node).expect("an answer"));
-        }
     }
     assert!(!living::is_emptied(&node).expect("an answer"));
 }

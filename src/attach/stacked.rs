@@ -94,7 +94,7 @@ fn look(
     link: &Link,
     which: Which,
     time: SearchTime,
-    mut found: impl FnMut(&mut Socket, Vec<Stacked>, &Path) -> Result<ControlFlow<Seen>> + Send,
+    mut found: impl FnMut(&mut Socket, Vec<Stacked>, &Path) -> Result<ControlFlow<Seen>>,
 ) -> Result<Seen> {
     let home = Netns::current()?;
     let deadline = watchdog::search_until(time);

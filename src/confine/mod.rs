@@ -1,29 +1,21 @@
 //! Tells the kernel what a call never does, so that a fault of the program, or a library of it, cannot do it either.
 //!
 //! rail-ipam may make the system calls of [`IPAM`] and no other: it executes nothing, and its only sockets are those of
-//! netlink. With Landlock, it writes below the run directory alone. rail-cni starts other plugins, which inherit its
-//! limits, so it gives up only what no plugin needs: [`NEVER`].
+//! netlink. rail-cni starts other plugins, which inherit its limits, so it gives up only what no plugin needs: [`NEVER`].
 //!
-//! A kernel or a container that has neither is no error: the call goes on without. `doctor` says what the kernel has. A
-//! forbidden call fails with EPERM (of Landlock: EACCES), which is reported as any other error. `confine` of node.json
-//! turns all of it off.
+//! A kernel or a container without seccomp is no error: the call goes on. `doctor` says what the kernel has. A forbidden call
+//! fails with EPERM, which is reported as any other error. `confine` of node.json turns it off.
+//!
+//! Landlock is not used: it hides the namespaces of other processes from whoever it holds, and those tell whether a pod
+//! lives.
 
 mod filter;
 
-use std::fs::Metadata;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, OnceLock};
+use std::sync::Once;
 
 use anyhow::Result;
-use landlock::{
-    ABI, AccessFs, PathBeneath, PathFd, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _, RulesetStatus,
-};
 use nix::libc;
 use seccompiler::sock_filter;
-
-use crate::watchdog;
 
 use filter::{Answer, filter};
 
@@ -177,81 +169,21 @@ pub const NEVER: &[i64] = &[
 /// The only command of bpf(2) that is made: which programs a netdev has (linux/bpf.h).
 const BPF_PROG_QUERY: u32 = 16;
 
-/// Whether Landlock holds the call. Undoing an ADD is a DEL in the same process, which is confined already.
-static HOLDS_DIRECTORIES: OnceLock<bool> = OnceLock::new();
+/// Undoing an ADD is a DEL in the same process, which is confined already.
+static CONFINED: Once = Once::new();
 
-/// Confines rail-ipam. `writes_below` is the only directory that it may write in; `None` where that cannot be said of the
-/// call.
-pub fn ipam(writes_below: Option<&Path>) {
-    HOLDS_DIRECTORIES.get_or_init(|| {
-        let is_held = writes_below.is_some_and(|directory| write_below(directory).is_ok());
-        let _ = install(&ipam_filter());
-        is_held
-    });
+/// Confines rail-ipam.
+pub fn ipam() {
+    CONFINED.call_once(|| drop(install(&ipam_filter())));
 }
 
 /// Confines rail-cni, and the plugins that it starts.
 pub fn cni() {
-    HOLDS_DIRECTORIES.get_or_init(|| {
+    CONFINED.call_once(|| {
         let mut never: Vec<_> = NEVER.iter().map(|call| (*call, Answer::Refused)).collect();
         never.push((libc::SYS_bpf, Answer::MadeIf(0, BPF_PROG_QUERY)));
-        let _ = install(&filter(&never, Answer::Made));
-        false
+        drop(install(&filter(&never, Answer::Made)));
     });
-}
-
-/// A thread that Landlock does not hold, from the first look on. The kernel hides the namespaces of all other processes
-/// from one that it holds, and they are how a plugin knows whether a pod lives.
-static LOOKER: OnceLock<Mutex<Sender<Job>>> = OnceLock::new();
-
-type Job = Box<dyn FnOnce() + Send>;
-
-/// Whether Landlock holds this call: then what it looks at itself in /proc is not all that is there.
-pub fn holds_directories() -> bool {
-    HOLDS_DIRECTORIES.get().is_some_and(|is_held| *is_held)
-}
-
-/// The metadata of what `path` leads to, in /proc as well.
-pub fn metadata(path: &Path) -> io::Result<Metadata> {
-    let path = path.to_owned();
-    unheld(move || path.metadata())
-}
-
-/// `path` without links, in /proc as well.
-pub fn canonicalize(path: &Path) -> io::Result<PathBuf> {
-    let path = path.to_owned();
-    unheld(move || path.canonicalize())
-}
-
-/// Runs `look` where Landlock does not hold it: there it sees the namespaces of other processes. `look` itself must not ask
-/// this module.
-pub fn unheld<T: Send + 'static>(look: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    if !holds_directories() {
-        return look();
-    }
-    let looker = LOOKER.get_or_init(|| {
-        let (ask, asked) = channel::<Job>();
-        watchdog::start_thread("looker", move || asked.into_iter().for_each(|job| job()));
-        Mutex::new(ask)
-    });
-    let (answer, answered) = channel();
-    // Whoever asked may have ended.
-    let job: Job = Box::new(move || drop(answer.send(look())));
-    let asked = looker.lock().is_ok_and(|looker| looker.send(job).is_ok());
-    let ended = || io::Error::other("the thread that looks at paths has ended");
-    asked.then(|| answered.recv().ok()).flatten().ok_or_else(ended)?
-}
-
-fn write_below(directory: &Path) -> Result<()> {
-    // ABI 3, of Linux 6.2, is the first that knows truncation; on an older kernel the rest holds.
-    let abi = ABI::V3;
-    let rights = AccessFs::from_write(abi);
-    let rules = Ruleset::default().handle_access(rights | AccessFs::Execute)?.create()?;
-    let rules = rules.add_rule(PathBeneath::new(PathFd::new(directory)?, rights))?;
-    anyhow::ensure!(watchdog::watches(), "nothing could look at other processes' namespaces any more");
-    let status = rules.restrict_self()?;
-    anyhow::ensure!(status.ruleset != RulesetStatus::NotEnforced, "this kernel has no Landlock");
-    Ok(())
 }
 
 fn ipam_filter() -> Vec<sock_filter> {

@@ -20,7 +20,7 @@ use crate::netns::{Keeper, Life, Netns, NetnsId};
 use crate::node::Node;
 use crate::pool::Allocation;
 use crate::sysfs::{DeviceId, Function};
-use crate::{confine, fail, failure};
+use crate::{fail, failure};
 
 /// The directory of leases in the run directory.
 pub const FOLDER: &str = "leases";
@@ -252,7 +252,7 @@ impl Lease {
             let addresses = || address::in_namespace(&mut Netns::open(&keeper.path)?.run(Socket::open)?);
             addresses().is_ok_and(|all| all.iter().any(|(_, one)| one.net.addr() == wanted))
         };
-        confine::unheld(move || Ok(netns.keepers().into_iter().find(has_address)))
+        Ok(netns.keepers().into_iter().find(has_address))
     }
 
     /// Whether the address is certainly unused.

@@ -19,7 +19,6 @@ use super::lease::FOLDER;
 use crate::every_netns::{self, Seen, Which};
 use crate::files::{self, Dir};
 use crate::node::Node;
-use crate::{confine, fail};
 use rail_netlink::{address, link};
 
 /// A directory in that of leases, which 0.1.0 takes for a node without pools. No name of a node begins with `_`, and
@@ -68,13 +67,6 @@ pub fn within(node: &Node, prefixes: &[IpNet]) -> Result<Vec<Living>> {
     if is_begun && is_known(read(&run)?) {
         return Ok(Vec::new());
     }
-    if confine::holds_directories() {
-        let shown = leases.path().display();
-        fail!(
-            TryAgain,
-            "{shown} was emptied after this call had begun, and may not search for living pods: retry"
-        );
-    }
     if !is_begun && !was_used(&node.run_dir)? {
         mark_used(&node.run_dir)?;
         leases.create_sub(BEGUN)?;
@@ -104,13 +96,6 @@ pub fn within(node: &Node, prefixes: &[IpNet]) -> Result<Vec<Living>> {
 pub fn known(node: &Node) -> Result<Vec<Living>> {
     let Some(run) = node.existing_run_dir()? else { return Ok(Vec::new()) };
     Ok(read(&run)?.unwrap_or_default())
-}
-
-/// Whether leases are kept and none was lost: no call looks into namespaces, or writes beside the run directory.
-pub fn is_settled(node: &Node) -> Result<bool> {
-    let Some(run) = node.existing_run_dir()? else { return Ok(false) };
-    let Some(leases) = run.sub(FOLDER)? else { return Ok(false) };
-    Ok(leases.sub(BEGUN)?.is_some() && read(&run)?.is_some_and(|list| list.is_empty()))
 }
 
 /// Whether the run directory was emptied, and no ADD has run since.

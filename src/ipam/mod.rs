@@ -130,13 +130,11 @@ fn parse(network: &Network) -> Result<Config> {
     Config::parse(network)
 }
 
-/// Starts the log, and gives up what no call of rail-ipam does. The first call of a boot, and the one after somebody emptied
-/// the run directory, also write beside it and look into the namespaces of pods.
+/// Starts the log, and gives up what no call of rail-ipam does.
 fn started(node: Node, network: &Network) -> Node {
     node.start_log(network);
     if node.confine {
-        let is_as_always = living::is_settled(&node).unwrap_or(false);
-        confine::ipam(is_as_always.then_some(node.run_dir.as_path()));
+        confine::ipam();
     }
     node
 }

@@ -10,7 +10,7 @@ use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, statfs};
 
 use super::Node;
 use crate::netns::is_init_the_hosts;
-use crate::{confine, fail, failure};
+use crate::{fail, failure};
 
 /// The directories that contain the run directory by default, and the mounted namespaces.
 const RUN: [&str; 2] = ["/run", "/var/run"];
@@ -40,10 +40,10 @@ impl Node {
         let (run_dir, shown) = (self.run_dir.display(), nearest.display());
         let look = || format!("cannot look at {shown}");
         let ours = nearest.metadata().with_context(look)?;
-        if confine::metadata(Path::new(INIT_ROOT)).is_ok() {
+        if Path::new(INIT_ROOT).metadata().is_ok() {
             // Symbolic links are resolved before, because they would lead out of the other root.
             let theirs = Path::new(INIT_ROOT).join(nearest.strip_prefix("/").unwrap_or(nearest));
-            let theirs = confine::metadata(&theirs);
+            let theirs = theirs.metadata();
             let is_theirs = match &theirs {
                 Ok(theirs) => (theirs.dev(), theirs.ino()) == (ours.dev(), ours.ino()),
                 Err(error) => !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory),

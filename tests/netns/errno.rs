@@ -12,8 +12,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use nix::errno::Errno::{
-    self, E2BIG, EACCES, EAGAIN, EBUSY, EINTR, EINVAL, EIO, EMFILE, EMLINK, ENFILE, ENOBUFS, ENODEV, ENOLCK,
-    ENOMEM, ENOSPC, EOPNOTSUPP, EPERM, EROFS, ETXTBSY, EXDEV,
+    self, EACCES, EAGAIN, EBUSY, EINTR, EINVAL, EIO, EMFILE, EMLINK, ENFILE, ENOBUFS, ENODEV, ENOLCK, ENOMEM,
+    ENOSPC, EPERM, EROFS, ETXTBSY, EXDEV,
 };
 use nix::libc;
 use nix::sys::signal::{Signal, kill};
@@ -123,9 +123,6 @@ fn faults(point: &Point) -> Option<Vec<Fault>> {
         libc::SYS_getrandom => fail(&[EINTR]),
         libc::SYS_setpgid => fail(&[EPERM]),
         libc::SYS_seccomp => fail(&[EINVAL, ENOMEM]),
-        libc::SYS_landlock_create_ruleset => fail(&[EOPNOTSUPP, ENOMEM, EMFILE]),
-        libc::SYS_landlock_add_rule => fail(&[ENOMEM]),
-        libc::SYS_landlock_restrict_self => fail(&[ENOMEM, E2BIG]),
         // One that wakes: see `waits`.
         libc::SYS_futex => Vec::new(),
         _ => return None,
