@@ -92,9 +92,18 @@ pub fn ip(arguments: &str) -> Result<String, String> {
 
 /// `ip -batch` with these lines.
 pub fn ip_batch(lines: &str) -> Result<(), String> {
+    batch(&[], lines)
+}
+
+/// The same in a pod.
+pub fn ip_batch_in(pod: &str, lines: &str) -> Result<(), String> {
+    batch(&["-n", pod], lines)
+}
+
+fn batch(options: &[&str], lines: &str) -> Result<(), String> {
     let told = |error: std::io::Error| format!("ip -batch: {error}");
     let mut command = Command::new("ip");
-    command.args(["-force", "-batch", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
+    command.args(options).args(["-force", "-batch", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(told)?;
     if let Some(mut stdin) = child.stdin.take() {
         stdin.write_all(lines.as_bytes()).map_err(told)?;

@@ -1,10 +1,12 @@
 //! Who is measured: what each contender does to attach a rail, called directly, by cnitool, or by Multus.
 
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::bed::{self, Bed, DIR};
+use crate::floor::FLOOR;
 use crate::run::{Process, Runner};
 use crate::samples::Key;
 
@@ -14,8 +16,10 @@ const VERSION: &str = "1.0.0";
 /// Who attaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contender {
-    /// `ip -batch` with the same moves, addresses and routes.
+    /// The program of [`crate::floor`], which makes the same state as rail-cni.
     Floor,
+    /// `ip -batch` with the same moves, addresses and routes.
+    Batch,
     /// rail-cni with rail-ipam.
     Rail,
     /// host-device with static.
@@ -36,8 +40,10 @@ pub enum Way {
 /// How a contender does an attachment.
 #[derive(Debug)]
 enum How {
+    /// With these routes.
+    Floor(Vec<String>),
     /// Files of `ip -batch`: the move, what is done in the pod, and the way back.
-    Floor,
+    Batch,
     /// These plugins, one after the other.
     Direct(Vec<Value>),
     /// A network of this name, called by cnitool.
@@ -55,6 +61,8 @@ pub struct Attachment {
     ifname: String,
     /// For the DEL.
     result: Mutex<Value>,
+    /// By its last call.
+    took: Mutex<Duration>,
 }
 
 /// What is measured at a time.
@@ -68,7 +76,8 @@ pub struct Subject {
 impl Contender {
     pub fn title(self) -> &'static str {
         match self {
-            Contender::Floor => "floor: ip -batch",
+            Contender::Floor => "floor: requests alone",
+            Contender::Batch => "ip -batch",
             Contender::Rail => "rail-cni + rail-ipam",
             Contender::HostDeviceStatic => "host-device + static",
             Contender::HostDeviceLocal => "host-device + host-local",
@@ -76,9 +85,15 @@ impl Contender {
         }
     }
 
+    /// Whether no plugin is called.
+    pub fn is_program(self) -> bool {
+        matches!(self, Contender::Floor | Contender::Batch)
+    }
+
     fn file(self) -> &'static str {
         match self {
             Contender::Floor => "floor",
+            Contender::Batch => "batch",
             Contender::Rail => "rail",
             Contender::HostDeviceStatic => "hd-static",
             Contender::HostDeviceLocal => "hd-local",
@@ -95,7 +110,7 @@ impl Contender {
         let local = json!({"type": "host-local", "dataDir": format!("{DIR}/host-local"), "routes": routes_via,
             "ranges": [[{"subnet": format!("10.{rail}.0.0/30"), "gateway": format!("10.{rail}.0.1")}]]});
         Ok(match self {
-            Contender::Floor => Vec::new(),
+            Contender::Floor | Contender::Batch => Vec::new(),
             Contender::Rail => {
                 let routes: Vec<_> = routes.iter().map(|route| json!({"dst": route})).collect();
                 let pool = json!({"version": 1, "prefix": format!("10.{rail}.0.0/31"),
@@ -140,23 +155,24 @@ impl Contender {
         let pod = format!("pod{pod}");
         let ifname = format!("net{}", ifname + 1);
         let how = match (self, way) {
-            (Contender::Floor, _) => {
+            (Contender::Floor, _) => How::Floor(routes.to_vec()),
+            (Contender::Batch, _) => {
                 let own =
                     |route: &String| format!("route add {route} via 10.{rail}.0.1 metric {}\n", 1000 + rail);
                 let added: String = routes.iter().map(own).collect();
                 bed::write(
-                    &format!("floor-{rail}.move"),
+                    &format!("batch-{rail}.move"),
                     &format!("link set dev{rail} netns {pod} name {ifname} mtu 9000\n"),
                 )?;
                 bed::write(
-                    &format!("floor-{rail}.add"),
+                    &format!("batch-{rail}.add"),
                     &format!("address add 10.{rail}.0.0/31 dev {ifname}\nlink set {ifname} up\n{added}"),
                 )?;
                 bed::write(
-                    &format!("floor-{rail}.del"),
+                    &format!("batch-{rail}.del"),
                     &format!("link set {ifname} netns host name dev{rail} mtu 1500\n"),
                 )?;
-                How::Floor
+                How::Batch
             }
             (_, Way::Cnitool) => {
                 let name = self.name(rail);
@@ -165,7 +181,7 @@ impl Contender {
             }
             _ => How::Direct(self.plugins(rail, routes)?),
         };
-        Ok(Attachment { how, rail, pod, ifname, result: Mutex::default() })
+        Ok(Attachment { how, rail, pod, ifname, result: Mutex::default(), took: Mutex::default() })
     }
 
     /// The object of a network as an API server has it.
@@ -205,6 +221,7 @@ pub fn by_multus(pod: &Value, api: &str) -> Result<Attachment, String> {
         pod: "pod0".to_owned(),
         ifname: "eth0".to_owned(),
         result: Mutex::default(),
+        took: Mutex::default(),
     })
 }
 
@@ -218,9 +235,10 @@ impl Attachment {
 
     pub fn add(&self, bed: &Bed, runner: &Runner) -> Result<(), String> {
         match &self.how {
-            How::Floor => {
-                runner.run(&batch(&[], &format!("floor-{}.move", self.rail)))?;
-                runner.run(&batch(&["-n", &self.pod], &format!("floor-{}.add", self.rail)))?;
+            How::Floor(routes) => drop(runner.run(&self.floor("ADD", routes)?)?),
+            How::Batch => {
+                runner.run(&batch(&[], &format!("batch-{}.move", self.rail)))?;
+                runner.run(&batch(&["-n", &self.pod], &format!("batch-{}.add", self.rail)))?;
             }
             How::Direct(plugins) => {
                 let mut result = Value::Null;
@@ -239,8 +257,9 @@ impl Attachment {
 
     pub fn del(&self, bed: &Bed, runner: &Runner) -> Result<(), String> {
         match &self.how {
-            How::Floor => {
-                runner.run(&batch(&["-n", &self.pod], &format!("floor-{}.del", self.rail)))?;
+            How::Floor(_) => drop(runner.run(&self.floor("DEL", &[])?)?),
+            How::Batch => {
+                runner.run(&batch(&["-n", &self.pod], &format!("batch-{}.del", self.rail)))?;
             }
             How::Direct(plugins) => {
                 let result = self.result.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -262,6 +281,14 @@ impl Attachment {
             conf["prevResult"] = result.clone();
         }
         bed.call(verb, &conf, &self.pod, &self.pod, &self.ifname)
+    }
+
+    fn floor(&self, verb: &str, routes: &[String]) -> Result<Process, String> {
+        let program = std::env::current_exe().map_err(|error| format!("the own executable: {error}"))?;
+        let rail = self.rail.to_string();
+        let words = [FLOOR, verb, &rail, &self.pod, &self.ifname].map(str::to_owned);
+        let arguments = words.into_iter().chain(routes.iter().cloned()).collect();
+        Ok(Process { program, arguments, ..Process::default() })
     }
 
     fn cnitool(&self, bed: &Bed, verb: &str, name: &str) -> Result<Process, String> {
@@ -306,6 +333,13 @@ impl Subject {
         self.each(self.attachments.iter().rev(), |attachment| attachment.del(bed, runner))
     }
 
+    /// What the last call of each took, on average.
+    pub fn mean(&self) -> Duration {
+        let took = |one: &Attachment| *one.took.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = u32::try_from(self.attachments.len()).unwrap_or(1).max(1);
+        self.attachments.iter().map(took).sum::<Duration>() / count
+    }
+
     fn each<'s>(
         &'s self,
         mut attachments: impl Iterator<Item = &'s Attachment>,
@@ -314,7 +348,13 @@ impl Subject {
         if !self.is_at_once {
             return attachments.try_for_each(work);
         }
-        let work = &work;
+        let timed = |attachment: &Attachment| {
+            let began = Instant::now();
+            let done = work(attachment);
+            *attachment.took.lock().unwrap_or_else(PoisonError::into_inner) = began.elapsed();
+            done
+        };
+        let work = &timed;
         std::thread::scope(|scope| {
             let started: Vec<_> =
                 attachments.map(|attachment| scope.spawn(move || work(attachment))).collect();

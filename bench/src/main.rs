@@ -3,6 +3,7 @@
 
 mod bed;
 mod contender;
+mod floor;
 mod page;
 mod parts;
 mod plot;
@@ -21,6 +22,7 @@ use cni_conformance::objects;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use clap::{Parser, ValueEnum as _};
 
@@ -43,6 +45,9 @@ struct Arguments {
     /// The folder of page.md, the pictures, raw.csv, summary.csv and counts.csv.
     #[arg(long)]
     to: PathBuf,
+    /// Measures although other programs run: the times have those in them, the counts do not.
+    #[arg(long)]
+    anyway: bool,
     /// Measures nothing: makes the page of what is in the folder.
     #[arg(long)]
     page_only: bool,
@@ -65,6 +70,9 @@ fn main() -> ExitCode {
     let done = match words.split_first() {
         Some((first, rest)) if first == run::MEMORY_OF => run::memory_of(rest),
         Some((first, _)) if first == run::NOTHING => Ok(0),
+        Some((first, rest)) if first == floor::FLOOR => {
+            floor::run(rest).map(|()| 0).map_err(|error| format!("{error:#}"))
+        }
         _ => bench(Arguments::parse()).map(|()| 0),
     };
     match done {
@@ -78,9 +86,41 @@ fn main() -> ExitCode {
 
 fn bench(arguments: Arguments) -> Result<(), String> {
     if !arguments.page_only {
+        if !arguments.anyway {
+            wait_until_idle()?;
+        }
         measure(&arguments)?;
     }
     page::render(&arguments.to)
+}
+
+/// Waits until nobody else uses the processors, for some minutes.
+fn wait_until_idle() -> Result<(), String> {
+    const LOOK: Duration = Duration::from_secs(3);
+    const LOOKS: u32 = 100;
+    for look in 0..LOOKS {
+        let before = busy_and_all()?;
+        std::thread::sleep(LOOK);
+        let after = busy_and_all()?;
+        if (after.0 - before.0) * 20 <= after.1 - before.1 {
+            return Ok(());
+        }
+        if look == 0 {
+            eprintln!("waiting until other programs use less than a twentieth of the processors");
+        }
+    }
+    Err("other programs use the processors: measure later, or with --anyway".to_owned())
+}
+
+/// Ticks of all processors in which something ran, and all ticks: the first line of proc_stat(5).
+fn busy_and_all() -> Result<(u64, u64), String> {
+    let text = fs::read_to_string("/proc/stat").map_err(|error| format!("/proc/stat: {error}"))?;
+    let words = text.lines().next().unwrap_or_default().split_whitespace().skip(1);
+    let ticks: Vec<u64> = words.filter_map(|word| word.parse().ok()).collect();
+    let all = ticks.iter().take(8).sum();
+    // Idle, and idle while a disk is waited for.
+    let idle: u64 = ticks.iter().skip(3).take(2).sum();
+    Ok((all - idle, all))
 }
 
 fn measure(arguments: &Arguments) -> Result<(), String> {

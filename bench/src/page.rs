@@ -48,7 +48,7 @@ struct Growth {
     says: &'static str,
 }
 
-const GROWTHS: [Growth; 7] = [
+const GROWTHS: [Growth; 9] = [
     Growth {
         part: "rails",
         heading: "Rails of a pod",
@@ -78,6 +78,18 @@ const GROWTHS: [Growth; 7] = [
         part: "netdevs",
         heading: "Netdevs of the host",
         x: "netdevs in the host's namespace",
+        says: "ADD of one rail",
+    },
+    Growth {
+        part: "crowd",
+        heading: "Other pods on the node",
+        x: "other pods, with 24 processes, 23 mounts and 8 links each",
+        says: "ADD of one rail",
+    },
+    Growth {
+        part: "queues",
+        heading: "Queues of the device",
+        x: "transmit and receive queues",
         says: "ADD of one rail",
     },
     Growth {
@@ -292,7 +304,15 @@ fn in_order<'a>(rows: impl Iterator<Item = &'a &'a Summary>) -> Vec<&'a Summary>
 }
 
 fn place_of(contender: &str) -> usize {
-    let order = ["eth0", "floor", "rail", "host-device + static", "host-device + host-local", "host-device"];
+    let order = [
+        "eth0",
+        "floor",
+        "ip -batch",
+        "rail",
+        "host-device + static",
+        "host-device + host-local",
+        "host-device",
+    ];
     order.iter().position(|name| contender.starts_with(name)).unwrap_or(order.len())
 }
 
@@ -409,7 +429,8 @@ fn grows(growth: &Growth, rows: &[&Summary], counted: &[Counted], run: &Run) -> 
         };
         counted.iter().find(is_same).map(|one| one.syscalls).filter(|&calls| calls > 0)
     };
-    let unit = if adds.iter().any(|row| calls(row).is_some()) { "ms (system calls)" } else { "ms" };
+    let unit =
+        if adds.iter().any(|row| calls(row).is_some()) { "ms (CPU ms; system calls)" } else { "ms (CPU ms)" };
     let heads = contenders.iter().map(|contender| format!("{contender}: ADD / DEL {unit}"));
     let heads: Vec<String> = [growth.x.to_owned()].into_iter().chain(heads).collect();
     let mut lines = Vec::new();
@@ -417,10 +438,12 @@ fn grows(growth: &Growth, rows: &[&Summary], counted: &[Counted], run: &Run) -> 
         let cells = contenders.iter().map(|contender| {
             let Some(add) = of(contender, x) else { return NOTHING.to_owned() };
             let both: Vec<&Summary> = [Some(*add), same(rows, add, "DEL")].into_iter().flatten().collect();
-            let times = both.iter().map(|row| ms(row.p50_us)).collect::<Vec<_>>().join(" / ");
+            let each =
+                |of: fn(&Summary) -> u64| both.iter().map(|row| ms(of(row))).collect::<Vec<_>>().join(" / ");
+            let (times, cpu) = (each(|row| row.p50_us), each(|row| row.cpu_us));
             let made: Option<Vec<String>> =
                 both.iter().map(|row| calls(row).map(|calls| grouped(count(calls)))).collect();
-            let made = made.map_or(String::new(), |made| format!(" ({})", made.join(" / ")));
+            let made = made.map_or(format!(" ({cpu})"), |made| format!(" ({cpu}; {})", made.join(" / ")));
             times + &made
         });
         lines.push([grouped(count(x))].into_iter().chain(cells).collect());
@@ -559,8 +582,8 @@ mod tests {
     #[test]
     fn the_page_says_who_took_how_long_and_what_is_missing() {
         let rows = [
-            row("one", "floor: ip -batch", "direct", "one rail", 1, "ADD", 10_000),
-            row("one", "floor: ip -batch", "direct", "one rail", 1, "DEL", 20_000),
+            row("one", "floor: requests alone", "direct", "one rail", 1, "ADD", 10_000),
+            row("one", "floor: requests alone", "direct", "one rail", 1, "DEL", 20_000),
             row("one", "rail-cni + rail-ipam", "direct", "one rail", 1, "ADD", 12_000),
             row("one", "rail-cni + rail-ipam", "direct", "one rail", 1, "DEL", 21_000),
             row("leases", "rail-ipam", "direct", "one call", 5000, "ADD", 1_500),
@@ -573,7 +596,7 @@ mod tests {
         let ours = "| rail-cni + rail-ipam | direct | 12.0 | 12.0 | 21.0 | 21.0 | 1.10 | 2.00 |";
         assert!(sections[0].text.contains(ours), "{}", sections[0].text);
         assert!(sections[0].text.contains("Left out: instructions, because perf is not here."));
-        assert!(sections[1].text.contains("| 5,000 | 1.50 |"), "{}", sections[1].text);
+        assert!(sections[1].text.contains("| 5,000 | 1.50 (1.00) |"), "{}", sections[1].text);
     }
 
     #[test]

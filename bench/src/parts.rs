@@ -3,6 +3,8 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::process::{Child, Command};
+use std::time::Duration;
 
 use nix::mount::{MsFlags, mount};
 use serde::{Deserialize, Serialize};
@@ -37,6 +39,10 @@ pub enum Part {
     Nodes,
     /// Netdevs of the host, 10 to 5,000.
     Netdevs,
+    /// Other pods on the node, 0 and 64, with their processes, links and mounts.
+    Crowd,
+    /// Queues of the device, 1 to 64.
+    Queues,
     /// VFs of a PF, 1 to 127: where there is netdevsim, as in the lab.
     Vfs,
 }
@@ -77,6 +83,8 @@ impl Part {
             Part::Leases => "leases",
             Part::Nodes => "nodes",
             Part::Netdevs => "netdevs",
+            Part::Crowd => "crowd",
+            Part::Queues => "queues",
             Part::Vfs => "vfs",
         }
     }
@@ -93,6 +101,8 @@ impl Part {
             Part::Leases => bed::inside(tools, |bed| leases(bed, plan, results)),
             Part::Nodes => bed::inside(tools, |bed| nodes(bed, plan, results)),
             Part::Netdevs => bed::inside(tools, |bed| netdevs(bed, plan, results)),
+            Part::Crowd => bed::inside(tools, |bed| crowd(bed, plan, results)),
+            Part::Queues => bed::inside(tools, |bed| queues(bed, plan, results)),
             Part::Vfs => bed::inside(tools, |bed| vfs(bed, plan, results)),
         }
     }
@@ -114,6 +124,14 @@ impl Results {
         if !self.left_out.contains(&told) {
             self.left_out.push(told);
         }
+    }
+
+    /// What each call of those that were made at once took on average, beside the last.
+    fn keep_mean(&mut self, subject: &Subject, verb: &str) {
+        let Some(last) = self.samples.last().filter(|_| subject.is_at_once).cloned() else { return };
+        let wall_us = u64::try_from(subject.mean().as_micros()).unwrap_or(u64::MAX);
+        let contender = format!("{}: mean", last.contender);
+        self.samples.push(Sample { contender, verb: verb.to_owned(), wall_us, ..last });
     }
 
     fn keep<T>(
@@ -172,6 +190,9 @@ fn measure(
     Ok(())
 }
 
+/// Microseconds: three ticks of a kernel with 250 a second.
+const PAUSE: u64 = 12_000;
+
 /// An ADD and a DEL. Multus gives the API server a quarter of a second: on a busy machine that is tried again.
 fn once(
     bed: &Bed,
@@ -182,6 +203,8 @@ fn once(
 ) -> Result<(), String> {
     for _ in 0..5 {
         let mut seen = Results::default();
+        // Calls that follow one another run in step with the kernel's timer, which the moves wait for.
+        std::thread::sleep(Duration::from_micros(fastrand::u64(..PAUSE)));
         let added = seen.keep(&subject.key, "ADD", round.unwrap_or(0), || subject.add(bed, runner));
         if added.as_ref().is_err_and(|error| error.contains("context deadline exceeded")) {
             subject.del(bed, runner)?;
@@ -189,7 +212,10 @@ fn once(
             continue;
         }
         added?;
+        seen.keep_mean(subject, "ADD");
+        std::thread::sleep(Duration::from_micros(fastrand::u64(..PAUSE)));
         seen.keep(&subject.key, "DEL", round.unwrap_or(0), || subject.del(bed, runner))?;
+        seen.keep_mean(subject, "DEL");
         bed.restore()?;
         if round.is_some() {
             results.samples.append(&mut seen.samples);
@@ -234,8 +260,13 @@ fn count(bed: &Bed, subject: &Subject, results: &mut Results) -> Result<(), Stri
 /// Who has no rail at all.
 pub const ETH0: &str = "eth0 alone";
 
-const ALL: [Contender; 4] =
-    [Contender::Floor, Contender::Rail, Contender::HostDeviceStatic, Contender::HostDeviceChain];
+const ALL: [Contender; 5] = [
+    Contender::Floor,
+    Contender::Batch,
+    Contender::Rail,
+    Contender::HostDeviceStatic,
+    Contender::HostDeviceChain,
+];
 
 fn one(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), String> {
     bed.make_devices(8)?;
@@ -290,7 +321,7 @@ fn by_direct_callers(
     let mut subjects = Vec::new();
     for contender in ALL {
         for (way, name) in [(Way::Direct, "direct"), (Way::Cnitool, "cnitool")] {
-            if way == Way::Cnitool && (contender == Contender::Floor || bed.tools.cnitool.is_none()) {
+            if way == Way::Cnitool && (contender.is_program() || bed.tools.cnitool.is_none()) {
                 continue;
             }
             let attachment = |rail| contender.attachment(way, rail, 0, rail, &routes(rail, rail == 0));
@@ -312,7 +343,7 @@ fn by_multus_of(part: Part, shape: &str, rails: usize) -> Result<Vec<Subject>, S
         Ok::<_, String>(Subject { key, attachments, is_at_once: false })
     };
     let mut subjects = vec![subject(&Contender::Floor.pod(0), ETH0)?];
-    for contender in ALL.into_iter().filter(|&contender| contender != Contender::Floor) {
+    for contender in ALL.into_iter().filter(|&contender| !contender.is_program()) {
         for rail in 0..rails {
             api.apply(&contender.nad(rail, &routes(rail, rail == 0))?);
         }
@@ -360,7 +391,7 @@ fn rails(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), St
 fn pods(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), String> {
     bed.make_devices(32)?;
     bed.make_pods(32)?;
-    let contenders = [Contender::Floor, Contender::Rail, Contender::HostDeviceLocal];
+    let contenders = [Contender::Floor, Contender::Batch, Contender::Rail, Contender::HostDeviceLocal];
     for count in [1, 2, 4, 8, 16, 32] {
         let subject =
             |contender| subject_of(Part::Pods, contender, count, count, true, |rail| routes(rail, true));
@@ -402,6 +433,68 @@ fn netdevs(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), 
     }
     // At once. One by one, when the namespace ends, would take long.
     ip_batch("link del group 7\n")
+}
+
+/// A busy node: each of the other pods has eight links, mounts and processes.
+fn crowd(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), String> {
+    const PODS: usize = 64;
+    bed.make_devices(1)?;
+    bed.make_pods(1)?;
+    let mut processes = Vec::new();
+    let mut measured = Ok(());
+    for count in [0, PODS] {
+        bed.make_pods(1 + count)?;
+        for pod in 1..=count {
+            fill(pod, &mut processes)?;
+        }
+        let subject =
+            |contender| subject_of(Part::Crowd, contender, count, 1, false, |rail| routes(rail, true));
+        let contenders = [Contender::Floor, Contender::Rail, Contender::HostDeviceStatic];
+        let subjects = contenders.into_iter().map(subject).collect::<Result<_, _>>()?;
+        measured = measure(bed, subjects, plan.rounds, true, plan, results);
+    }
+    for mut process in processes {
+        let _ = process.kill();
+        let _ = process.wait();
+    }
+    measured
+}
+
+/// Gives a pod what pods have.
+fn fill(pod: usize, processes: &mut Vec<Child>) -> Result<(), String> {
+    const MOUNTS: usize = 23;
+    const PROCESSES: usize = 24;
+    let pairs = (0..4).map(|pair| format!("link add one{pair} type veth peer name other{pair}\n"));
+    bed::ip_batch_in(&format!("pod{pod}"), &pairs.collect::<String>())?;
+    for number in 0..MOUNTS {
+        let path = Path::new(DIR).join(format!("mounts/{pod}/{number}"));
+        fs::create_dir_all(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        bed::mount_memory(&path)?;
+    }
+    let pod = format!("--net=/run/netns/pod{pod}");
+    for _ in 0..PROCESSES {
+        let started = Command::new("nsenter").args([&pod, "sleep", "infinity"]).spawn();
+        processes.push(started.map_err(|error| format!("nsenter: {error}"))?);
+    }
+    Ok(())
+}
+
+fn queues(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), String> {
+    bed.make_pods(1)?;
+    bed.adopt("dev0");
+    for count in [1, 8, 64] {
+        let many = format!("numtxqueues {count} numrxqueues {count}");
+        ip_batch(&format!(
+            "link add dev0 mtu 1500 {many} type veth peer name leaf0 {many}\nlink set leaf0 mtu 9216 up\n"
+        ))?;
+        let subject =
+            |contender| subject_of(Part::Queues, contender, count, 1, false, |rail| routes(rail, true));
+        let contenders = [Contender::Floor, Contender::Rail, Contender::HostDeviceStatic];
+        let subjects = contenders.into_iter().map(subject).collect::<Result<_, _>>()?;
+        measure(bed, subjects, fewer(plan.rounds), true, plan, results)?;
+        ip_batch("link del leaf0\n")?;
+    }
+    Ok(())
 }
 
 /// A PF of netdevsim has as many VFs as one likes, and none of them is a device: a port of another one, `dev0`, is in the
