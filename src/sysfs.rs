@@ -114,15 +114,19 @@ impl Function {
     /// The function that the netdev `name` belongs to; `None` for a virtual netdev.
     pub fn of_netdev(sysfs: &Path, name: &str) -> Result<Option<Function>> {
         let device = sysfs.join("class/net").join(name).join("device");
-        let real = match device.canonicalize() {
-            Ok(real) => real,
+        let read = device.read_link().and_then(|link| match is_virtio(&link) {
+            // The device of a virtio NIC is virtioN below the function.
+            true => device.canonicalize(),
+            false => Ok(link),
+        });
+        let link = match read {
+            Ok(link) => link,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error).with_context(|| format!("cannot read {}", device.display())),
         };
-        // The device of a virtio NIC is virtioN below the function. A directory further below is not the
-        // function: a NIC on USB is below the USB controller.
-        let mut parts = real.ancestors().filter_map(|path| path.file_name()?.to_str());
-        let id = parts.find(|part| !part.starts_with("virtio")).and_then(DeviceId::parse);
+        // A directory further below is not the function: a NIC on USB is below the USB controller.
+        let at = link.ancestors().find(|path| !is_virtio(path));
+        let id = at.and_then(|path| DeviceId::parse(path.file_name()?.to_str()?));
         id.map_or(Ok(None), |id| Function::find(sysfs, &id))
     }
 
@@ -581,6 +585,10 @@ pub fn netdev_at(sysfs: &Path, kernelpath: &str) -> Result<Option<String>> {
         }
     }
     Ok(None)
+}
+
+fn is_virtio(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"virtio"))
 }
 
 /// The netdevs that are stacked on the netdev `name`, such as VLANs or macvlans: they go down with it.
