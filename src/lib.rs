@@ -3,8 +3,8 @@
 //! crate railctl.
 //!
 //! The modules, from what is called to what is used. A module uses those below it and those of its own line, but
-//! [`attach`] and [`ipam`] do not use each other; `tests/layers.rs` checks that. ARCHITECTURE.md has the picture,
-//! the steps of ADD and DEL, and where state is kept.
+//! [`attach`] and [`ipam`] do not use each other; `tests/layers.rs` checks that. ARCHITECTURE.md has the picture
+//! and the journal of an attachment.
 //!
 //! | module | content |
 //! | --- | --- |

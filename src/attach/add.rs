@@ -1,5 +1,15 @@
-//! ADD: everything that can be refused is refused, the steps are planned and written to the journal, then they are made in
-//! their order. From then on every failure is undone from the journal, as DEL does.
+//! ADD. Everything that can be refused is refused before anything changes; a failure after the journal was written undoes
+//! everything, as DEL does.
+//!
+//! 1. Read environment, stdin, node.json and configuration (`cni`, `config`).
+//! 2. Claim: lock the attachment, and undo an earlier, interrupted ADD of it. Find and lock the device. Restore it if a dead
+//!    pod left it; fail with error 11 if a living pod has it, or if a pending step keeps tenants apart (`claim`, `device`,
+//!    `pending`).
+//! 3. Plan: compare the device with rail, policy, MTU, uses by the host and `minPlanes`. Each step refuses what cannot work.
+//!    Write the journal (`steps`, `record`).
+//! 4. Apply: call the IPAM plugin, plan what depends on the address, and write the journal again. Then make the steps in
+//!    order.
+//! 5. Print the result.
 
 use std::path::Path;
 use std::time::Instant;

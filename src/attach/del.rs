@@ -1,4 +1,16 @@
-//! DEL: the device returns to the host, the address is free, and what fails stays pending.
+//! DEL: the device returns to the host, the address is free, and what fails stays pending. Every step is tried, even if an
+//! earlier one failed; `undo` has what DEL shares with the rollback of an ADD, GC, `reap`, and an ADD of a dead pod's device.
+//!
+//! 1. Read only network name, container and interface; errors in the rest of the configuration do not matter.
+//! 2. Lock the attachment, which waits for an ADD that its runtime gave up. Read the record or its copy; lock the device.
+//! 3. Remove the device-info file, and find the device, in the recorded namespace or on the host (`locate`).
+//! 4. Undo the steps in the pod. If the device is still in the pod, DEL fails; if something keeps its namespace, record and
+//!    lease stay.
+//! 5. Undo the steps on the host.
+//! 6. Move the record to `pending/`: the device is free. Then call the IPAM plugin's DEL, and remove the record if nothing
+//!    remains.
+//! 7. Write the time of the DEL to the attachment's lock file, so that an earlier ADD does not continue, and retry pending
+//!    steps of other attachments.
 
 use std::path::Path;
 

@@ -1,6 +1,13 @@
-//! The locks of rail-cni, files that are never removed while they matter. A call takes them in this order, and never one
-//! that stands before one that it holds: attachment, device, namespace of the pod, pending steps, binding of drivers, PF. Of
-//! another attachment or device than its own it takes only what is free.
+//! The locks of rail-cni, files in `/run/rail-cni/locks` that are never removed while they matter. A call takes them in this
+//! order, and never waits for one that precedes a lock that it holds. Of other attachments or devices than its own it takes
+//! only locks that are free.
+//!
+//! 1. `attachment-CONTAINER:IFNAME`, during a call
+//! 2. `device-DEVICE`, from the claim on; in a DEL, until the device is free
+//! 3. `netns-INODE`, while an ADD without a rail chooses a routing table
+//! 4. `pending`, while a pending record is written
+//! 5. `binding`, while a driver is bound, until netdev and RDMA device exist
+//! 6. `pf-ADDRESS`, while the PF sets something, or its VF's driver is bound
 
 use std::time::Duration;
 
