@@ -386,7 +386,7 @@ impl Holders {
         if !self.left.is_empty() {
             let list = self.left.join(", ");
             shown.push(format!(
-                "not restored yet: {list}: run `railctl reap` on the node, which says what hinders each, and \
+                "not restored yet: {list}: run `railctl reap` on the node, which says what prevents each, and \
                  `railctl reap --forget` for what cannot be restored"
             ));
         }

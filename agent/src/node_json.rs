@@ -130,7 +130,7 @@ pub fn check_paths(host: &Host, new: &Paths) -> Result<()> {
             bail!(
                 "its {key} {} is another directory than {}, and pods of this node would lose their \
                     rails ({held} in {}): \
-                 drain the node, and it is written; `railctl status` and `railctl leases` name what is left",
+                 drain the node first; `railctl status` and `railctl leases` show what remains",
                 new_dir.display(),
                 old_dir.display(),
                 old.run_dir.display()

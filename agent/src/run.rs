@@ -659,12 +659,12 @@ impl Agent {
         };
         let plan = |why| {
             Plan::Unread(format!(
-                "the plan of the cluster was not read since rail-agent began, and the store stays as it is: {why}"
+                "the cluster's plan has not been read since rail-agent started, and the store stays as it is: {why}"
             ))
         };
         // An answer that tells to ask later is no error for a while.
         let is_silent = self.looks_without_plan >= SILENT;
-        let why = why.or_else(|| is_silent.then(|| "the API server has not given it yet".to_owned()));
+        let why = why.or_else(|| is_silent.then(|| "the API server has not sent it yet".to_owned()));
         why.map_or(Plan::Unknown, plan)
     }
 
@@ -672,7 +672,7 @@ impl Agent {
     async fn load_plan(&mut self) {
         let plan = match self.source() {
             None if self.args.plan_from == PlanFrom::None => {
-                Plan::Current("somebody else writes the store (--plan-from=none)".to_owned())
+                Plan::Current("rail-agent does not write the store (--plan-from=none)".to_owned())
             }
             None => {
                 if ready::is_unknown(&self.plan) {
@@ -772,9 +772,7 @@ impl Agent {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         self.shared.with(|metrics| metrics.plan_written = Some(now));
         let more = if warnings.is_empty() { warnings } else { format!("; railctl warns: {warnings}") };
-        Plan::Current(format!(
-            "the store has this node's prefixes in {pools} pools, as the cluster says{more}"
-        ))
+        Plan::Current(format!("the store has this node's prefixes in {pools} pools, as planned{more}"))
     }
 
     /// Reads rails, attachments and leases, and looks whether the plugins are there.
@@ -839,7 +837,7 @@ impl Agent {
             let (reason, what) = if has_carrier {
                 ("RailCarrierBack", "has a carrier again")
             } else {
-                ("RailCarrierLost", "has no carrier: look at the cable and at the leaf port")
+                ("RailCarrierLost", "has no carrier: check the cable and the leaf port")
             };
             self.report(News {
                 pod: Some((pod.clone(), uid_of(&self.uids, pod))),
@@ -1052,7 +1050,7 @@ impl Agent {
             api::patch(&self.client, &self.args.node, &change).await?;
             match taint {
                 ready::Taint::Remove => {
-                    say("info", &format!("the rails are there: removed the taint {}", names.taint))
+                    say("info", &format!("the rails are ready: removed the taint {}", names.taint))
                 }
                 ready::Taint::Add => say(
                     "warn",

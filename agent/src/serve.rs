@@ -90,7 +90,7 @@ pub fn serve(address: SocketAddr, secret: Option<&Path>, shared: Shared) -> Resu
         }
         None if address.ip().is_loopback() => Access::Loopback,
         None => bail!(
-            "--listen {address} would show the pods of this node to everybody: add --metrics-secret with the directory \
+            "--listen {address} would show the pods of this node to anyone: add --metrics-secret with the directory \
              of a Secret that has tls.crt, tls.key and token"
         ),
     };

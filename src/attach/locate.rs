@@ -250,7 +250,7 @@ pub fn clashing(link: &Link, host: &mut Socket) -> Result<Vec<String>> {
 pub fn how_to_end(owner: &Owner) -> String {
     let keepers = keepers(owner);
     if keepers.is_empty() {
-        return "a process keeps it open (`lsns -t net`); end that, and `railctl reap`".to_owned();
+        return "a process keeps it open (`lsns -t net`); end it, then run `railctl reap`".to_owned();
     }
     let named: Vec<_> = keepers.iter().map(|one| format!("{} ({})", one.id, one.name)).collect();
     let ids: Vec<_> = keepers.iter().map(|one| one.id.to_string()).collect();

@@ -209,10 +209,9 @@ fn restore_group(
     };
     // Netlink sets it since Linux 6.17, the older interface since long ago.
     if group.name == "rss" {
-        return Err(refused.context(format!(
-            "RSS of {} is not what it was: `ethtool -X {} default`",
-            link.name, link.name
-        )));
+        return Err(
+            refused.context(format!("RSS of {} was changed: `ethtool -X {} default`", link.name, link.name))
+        );
     }
     log::debug!("{refused:#}");
     Ok(())

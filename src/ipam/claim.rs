@@ -215,7 +215,7 @@ fn pools(
         fail!(InvalidConfig, "there is no pool for rail {rail}: run `railctl import` with its plan");
     }
     if is_doubled(&meant) {
-        fail!(InvalidConfig, "the pools {} are of one family: name the one that is meant", list(meant));
+        fail!(InvalidConfig, "the pools {} are of one family: name one of them", list(meant));
     }
     Ok(meant.into_iter().cloned().collect())
 }

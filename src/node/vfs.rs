@@ -47,7 +47,7 @@ impl Vfs {
         }
         let is_of_vfs = self.driver.is_some() || self.settings() != VfState::default();
         if self.number == 0 && is_of_vfs {
-            fail!(InvalidConfig, "{key}: with \"number\": 0 there are no VFs to set something for");
+            fail!(InvalidConfig, "{key}: with \"number\": 0 there are no VFs to configure");
         }
         Ok(())
     }
@@ -76,7 +76,7 @@ pub(super) fn check(node: &Node) -> Result<()> {
         }
     }
     if node.vfs.is_some() && node.rails.is_empty() {
-        fail!(InvalidConfig, "vfs: there are no PFs to make them on: list the rails");
+        fail!(InvalidConfig, "vfs: there are no PFs to create them on: list the rails");
     }
     Ok(())
 }

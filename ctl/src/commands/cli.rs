@@ -62,9 +62,8 @@ enum Command {
     #[command(
         after_help = "STATE is live (the pod has the device), busy (an ADD or DEL is running), dead (the pod is \
 gone without a DEL), cut-off (the ADD was killed), on-host (the pod is alive, but its device is on the host), \
-returned (the device has returned, but its address is still leased), missing (the pod is gone, and the device has \
-not returned), elsewhere (the pod is alive, but its device is neither there nor on the host), or unknown (the pod \
-cannot be inspected). VFS is the number of VFs and the number that the PF supports.
+missing (the pod is gone, and the device has not returned), elsewhere (the pod is alive, but its device is neither \
+there nor on the host), or unknown (the pod cannot be inspected). VFS is the number of VFs and the number that the PF supports.
 Exit status: 0 nothing to do, 1 the command failed or the lines below the tables say what to do, 2 usage error."
     )]
     Status(StatusArgs),
@@ -101,7 +100,7 @@ Exit status: 0 no error, 1 an error, 2 usage error."
     /// Clean up after lost DELs: return the devices of pods that are gone to the host with their former name, MTU
     /// and MAC, release their addresses, and retry what earlier DELs could not undo
     #[command(
-        after_help = "WHICH is a container id, a pod as NAMESPACE/NAME, a device as status shows it, or the file of \
+        after_help = "WHICH is a container ID, a pod as NAMESPACE/NAME, a device as status shows it, or the file of \
 a record that cannot be read. Without WHICH, all attachments are reaped. Any WHICH that matches nothing is reported on stderr.
 A pod is never touched while its network namespace exists, or while that cannot be checked, as in another mount \
 namespace or without permission. Run the command on the host, as root.

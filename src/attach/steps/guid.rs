@@ -125,7 +125,7 @@ fn exchange(bound: &Bound, wanted: Option<u64>, cx: &mut Cx<'_>) -> Result<()> {
             wanted.map_or_else(|| "that of the host".to_owned(), |guid| format_mac(&guid.to_be_bytes()));
         fail!(
             UnsupportedField,
-            "infinibandGUID: {} has the GUID {} after its driver was bound again, and not {wanted}",
+            "infinibandGUID: {} has the GUID {} instead of {wanted} after its driver was bound again",
             cx.owner.device.id,
             now.join(" and ")
         );

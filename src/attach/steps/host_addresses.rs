@@ -198,7 +198,7 @@ impl HostAddresses {
                 Ok(true) => (),
                 Ok(false) => {
                     let net = one.address().map_or_else(String::new, |address| address.net.to_string());
-                    log::warn!("{} does not get {net} again: its lifetime has ended", link.name);
+                    log::warn!("{} does not get {net} back: its lifetime has expired", link.name);
                     is_expired = true;
                 }
                 Err(error) => done.push(Err(error)),

@@ -52,7 +52,7 @@ impl Lease {
     pub fn undo(&self, owner: &Owner, patience: Duration) -> Result<()> {
         match self.delegate(owner).and_then(|delegate| delegate.within(patience).run("DEL")) {
             Err(error) if !self.may_hold => {
-                log::warn!("{error:#}: nothing is left to do, because its ADD gave no address");
+                log::warn!("{error:#}: nothing remains to be done, because its ADD assigned no address");
                 Ok(())
             }
             done => done,

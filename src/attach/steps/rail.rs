@@ -138,7 +138,7 @@ pub fn plan(conf: &NetConf, leased: &AddResult, own_slot: Option<u32>, pod: &mut
                     );
                     routes.push(Route { table, metric, ..route });
                 }
-                _ => log::warn!("{} is left out: the pod's default route is that of eth0", wanted.dst),
+                _ => log::warn!("{} is left out: the pod's default route is eth0's", wanted.dst),
             }
             continue;
         }

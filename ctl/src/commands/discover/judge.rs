@@ -130,7 +130,7 @@ fn by_plan(row: &mut Row) {
             row.reasons.push(format!("its address is of rail {rail}"));
         }
         (None, None) => {
-            row.reasons.extend(leaf.as_ref().map(|leaf| format!("{leaf} is no leaf port of the plan")));
+            row.reasons.extend(leaf.as_ref().map(|leaf| format!("{leaf} is not a leaf port of the plan")));
         }
     }
     if let Some(why) = row.seen.host_use.clone().filter(|_| !row.is_planned()) {

@@ -120,7 +120,7 @@ pub fn log(node: &Node, found: &mut Findings) {
                 Err((format!("{shown} is a directory"), format!("run `rmdir {shown}`")))
             }
             Ok(_) => can_be_written(file, is_file, "regular file")
-                .map_err(|why| (why, format!("run `rm {shown}`: the next call makes a new file"))),
+                .map_err(|why| (why, format!("run `rm {shown}`: the next call creates a new one"))),
         },
     ];
     if let Some((why, remedy)) = faults.into_iter().find_map(Result::err) {
@@ -240,7 +240,7 @@ pub fn directories(node: &Node, found: &mut Findings) {
     for directory in [run.clone(), run.join("attachments"), run.join("leases"), run.join("locks")] {
         check_owner("run", &directory, found);
     }
-    let fresh = if run.exists() { "" } else { " (not made yet: no pod has had a rail since the boot)" };
+    let fresh = if run.exists() { "" } else { " (does not exist yet: no pod has had a rail since the boot)" };
     found.ok_unless_reported("run", format!("{}{fresh}", run.display()));
 
     match fs::File::open(store) {

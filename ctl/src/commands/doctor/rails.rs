@@ -564,7 +564,7 @@ fn pending(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
             found.add(Check::warn(name, format!("pending for {line}"), remedy));
         }
     }
-    found.ok_unless_reported(name, "of pods that are gone nothing is left to undo");
+    found.ok_unless_reported(name, "nothing is pending for pods that are gone");
 }
 
 fn records(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
@@ -593,7 +593,7 @@ fn records(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
             found.add(Check::warn(
                 name,
                 text,
-                "restart the pod: it moved the device away, or the VFs were made anew",
+                "restart the pod: it moved the device away, or the VFs were recreated",
             ));
         } else if let Some(error) = one.error() {
             found.add(Check::skip(name, format!("{what}: {error}")));

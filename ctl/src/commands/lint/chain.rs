@@ -24,7 +24,7 @@ const REPLACED: [(&str, &str); 6] = [
     ("sbr", "rail-cni makes rules and tables itself (routing), and sbr would move them: remove it"),
     (
         "vrf",
-        "a rail has a table of its own, and vrf would take its routes away, so that every CHECK fails: remove it",
+        "a rail has a table of its own, and vrf would take its routes away, and every CHECK would fail: remove it",
     ),
     (
         "rdma",

@@ -92,7 +92,7 @@ impl Lint {
         for (key, _) in given.filter(|(key, inner)| !known.contains(key) && is_set(inner.value)) {
             let problem = match nearest(key, known.iter().copied()) {
                 Some(meant) => format!("unknown key, and lost: did you mean {meant}?"),
-                None => "unknown key: the network that takes its place has nothing of it".to_owned(),
+                None => "unknown key: the network that replaces it ignores it".to_owned(),
             };
             self.warning(part, name, &format!("{path}.{key}"), problem);
         }

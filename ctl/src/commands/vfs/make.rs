@@ -91,7 +91,7 @@ fn lock(rail: &Rail, records: &Records) -> Result<Result<Vec<DeviceLock>, Refusa
 fn apply(change: &Change, rail: &Rail, node: &Node) -> Result<()> {
     let mut host = Socket::open()?;
     let pf = rail.link.as_ref().context("the PF has no netdev")?;
-    let function = rail.function.as_ref().context("the PF is no PCI function")?;
+    let function = rail.function.as_ref().context("the PF is not a PCI function")?;
     let vf_of = |id: &str| {
         let found =
             DeviceId::parse(id).map(|id| Function::find(&node.sysfs_root, &id)).transpose()?.flatten();

@@ -50,7 +50,7 @@ impl Judge<'_> {
         changes: &[Change],
     ) -> Result<(), Refusal> {
         let Some(function) = &rail.function else {
-            return Err(Refusal::new("no-sriov", format!("{} is no PCI function", pf.name)));
+            return Err(Refusal::new("no-sriov", format!("{} is not a PCI function", pf.name)));
         };
         refuse_operators(function, Path::new(OPERATOR))?;
         refuse_beyond_firmware(function, wanted)?;

@@ -69,7 +69,7 @@ impl Reader<'_> {
         let (host_name, leaf_name) = (host.node()?, leaf.node()?);
         if !leaf_name.to_ascii_lowercase().starts_with("leaf-") {
             let problem = format!("{leaf_name} is linked to a host, and its name does not begin with leaf-");
-            let remedy = "take links that are no rail's out of the file";
+            let remedy = "remove links that are not rails from the file";
             return Err(leaf.fault("node", problem).remedy(remedy));
         }
         let last: Last = self.scheme.last();
