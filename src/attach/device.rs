@@ -144,7 +144,7 @@ fn find_link(
         let found = links.next();
         // VLANs and macvlans have the MAC of what they are on.
         if let (Some(one), Some(other)) = (&found, links.next()) {
-            fail!(InvalidConfig, "hwaddr {mac} is that of {} and of {}", one.name, other.name);
+            fail!(InvalidConfig, "hwaddr {mac} belongs to both {} and {}", one.name, other.name);
         }
         candidates.push((format!("hwaddr {mac}"), found));
     }
@@ -160,7 +160,7 @@ fn find_link(
             if link.index != candidate.index {
                 fail!(
                     InvalidConfig,
-                    "{first} is {} and {other} is {}: the configuration means two devices",
+                    "{first} is {} and {other} is {}: the configuration names two devices",
                     link.name,
                     candidate.name
                 );

@@ -43,7 +43,7 @@ impl HostAddresses {
             fail!(InvalidConfig, "ipam.source: {what} has no netdev, so the host has no address on it");
         };
         if cx.is_pod_the_host()? {
-            fail!(InvalidConfig, "ipam.source: the namespace of the pod is that of the host");
+            fail!(InvalidConfig, "ipam.source: the pod has the host's network namespace");
         }
         match previous {
             Some(previous) if !links::has_address(&link, &mut cx.host)? => Ok(previous.clone()),

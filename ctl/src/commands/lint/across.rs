@@ -74,7 +74,7 @@ impl Lint {
                     other.range, other.network, other.place
                 ),
                 None if ipam == "host-local" && *is_of_all_nodes => format!(
-                    "{range}: host-local counts on each node by itself, so every node hands out the same addresses: rail-ipam, \
+                    "{range}: host-local counts on each node by itself, so every node hands out the same addresses: use rail-ipam, \
                      whereabouts, or a range for each node"
                 ),
                 None => continue,

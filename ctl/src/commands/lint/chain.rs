@@ -291,8 +291,8 @@ fn pool(plugin: &mut Map<String, Value>, parts: &[Part], notes: &mut Vec<Fault>)
         format!("{name}: the CIDRPool is imported on each node (`railctl import`), or by rail-agent")
     } else {
         format!(
-            "{name} is an IPPool, which rail-ipam has not: nv-ipam stays, or a CIDRPool with a block for each node takes its \
-             place, and the network a route to the whole subnet"
+            "{name} is an IPPool, which rail-ipam does not support: keep nv-ipam, or replace it by a CIDRPool with a block \
+             for each node, and give the network a route to the whole subnet"
         )
     };
     if let Some(part) = part {

@@ -709,7 +709,7 @@ impl Lint {
         let names_a_device = |plugin: Part| plugin::SELECTORS.iter().any(|key| plugin.get(key).is_some());
         if context.resource.is_none() && plugins.iter().find(is_ours).is_some_and(|one| !names_a_device(*one))
         {
-            let problem = "has no resource, so no pod gets a device of it";
+            let problem = "has no resource, so no pod gets a device for it";
             self.warning(part, name, "kind", problem);
         }
         let becomes = self

@@ -187,8 +187,8 @@ impl Lint {
                 .is_some_and(|ipam| ipam.entries().all(|(key, _)| key.eq_ignore_ascii_case("type")));
         let is_null = plugin.get("rail").is_none_or(|rail| rail.value.is_null());
         if is_null && !takes_any && is_missing("rail") {
-            let problem = "is missing: it is that of the device's PF in node.json; where node.json lists no rails, no PF \
-                           is checked, and the routing table is any free one";
+            let problem = "is missing: the device's PF in node.json determines it; if node.json lists no rails, no PF is \
+                           checked, and any free routing table is used";
             self.warning(plugin, name, "rail", problem);
         }
         let mtu = plugin.get("mtu").filter(|mtu| !mtu.value.is_null());
