@@ -127,8 +127,9 @@ Exit status: 0 every row is certain, 1 one is not, or the command failed, 2 usag
     /// Test the rails of this node before a job: attach a free VF of each, ping gateway and peers with packets of
     /// the PF's MTU, and return everything
     #[command(
-        after_help = "STATE is fine, wrong (the lines below the table say what to do), or in-use (not \
-            tested, because pods have all its VFs or addresses). COUNTED is the errors and discards during the test. \
+        after_help = "STATE is fine, wrong (the lines below the table say what to do), in-use (not tested, \
+            because pods have all its VFs or addresses), or no-pool (not tested, because node.json leaves its \
+            addresses to another IPAM plugin). COUNTED is the errors and discards during the test. \
     Everything is returned however the command ends; after SIGKILL, by the next ADD or `railctl \
     reap`. Run it on the host, as root.
 Exit status: 0 no rail is wrong (with --all: every rail is fine), 1 another state, or the command failed, 2 usage error."
