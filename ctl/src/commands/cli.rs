@@ -78,7 +78,7 @@ Exit status: 0 no difference, 1 a difference, or the command failed, 2 usage err
     #[command(
         after_help = "FAIL: pods with that rail, or with any rail, do not start or do not work; use the \
             exit status to keep pods off the node. warn: most pods start. skip: the check could not be made; the text says \
-why. Nothing is changed.
+why. The checks roce-… are experimental: no device has been seen with them. Nothing is changed.
 Exit status: 0 no check failed, 1 a check failed, 2 usage error."
     )]
     Doctor(DoctorArgs),
@@ -120,7 +120,7 @@ Exit status: 0 every cable is right or unplanned, 1 another state, or the comman
     #[command(
         after_help = "RAIL is ? for a NIC that may be a rail, but nothing says which. Below the table come contradictions, and a \
 node.json of what is known. The rail follows from the leaf that LLDP names, from the plan's leaf ports and prefixes, or from the \
-PCI switch or root that a NIC shares with a GPU. Run it on the host, as root.
+PCI switch or root that a NIC shares with a GPU (experimental: no GPU node has been seen). Run it on the host, as root.
 Exit status: 0 every row is certain, 1 one is not, or the command failed, 2 usage error."
     )]
     Discover(DiscoverArgs),
