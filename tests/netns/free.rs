@@ -191,16 +191,21 @@ fn a_name_that_is_still_taken_costs_no_carrier() {
     assert_eq!(bench.host.snapshot()["links"], bench.before["links"]);
 }
 
-/// DEL cannot search for what the pod stacked on its rail: the first thread after the move home is that of the search.
+/// Does a search through the namespaces of the node begin here?
+fn is_search(point: &trace::Point) -> bool {
+    point.opened().is_some_and(|name| name == "/proc/self/mountinfo")
+}
+
+/// DEL cannot search for what the pod stacked on its rail, after the move home.
 fn no_search() -> impl FnMut(trace::Point) -> Fate {
     let (mut is_home, mut is_refused) = (false, false);
     move |point| {
         is_home |= point.sent().is_some_and(|sent| sent[4..6] == libc::RTM_SETLINK.to_ne_bytes());
-        if !is_home || is_refused || !point.makes_thread() {
+        if !is_home || is_refused || !is_search(&point) {
             return Fate::Made;
         }
         is_refused = true;
-        Fate::Fails(Errno::EAGAIN)
+        Fate::Fails(Errno::ENOMEM)
     }
 }
 
@@ -246,13 +251,13 @@ fn a_device_on_which_links_of_a_pod_may_be_left_is_not_handed_out() {
     }
     bench.end_with_a_macvlan_elsewhere();
     let is_left = || bench.host.ip_in(&bench.pods[1], "link show").contains("mv@");
-    // One of the threads of ADD is that of the search: from each on, none can be made.
+    // From each search on, none can be made.
     let mut is_refused = false;
     for made in 0..30 {
-        let mut threads = 0;
+        let mut searches = 0;
         let no_further = |point: trace::Point| {
-            threads += u32::from(point.makes_thread());
-            if point.makes_thread() && threads > made { Fate::Fails(Errno::EAGAIN) } else { Fate::Made }
+            searches += u32::from(is_search(&point));
+            if is_search(&point) && searches > made { Fate::Fails(Errno::ENOMEM) } else { Fate::Made }
         };
         let ran = trace::run_with(&bench.call("ADD", 1), &bench.config(), no_further).ran;
         if ran.status == 0 {

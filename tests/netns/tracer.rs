@@ -106,20 +106,6 @@ impl Point {
         (self.number == libc::SYS_sendto).then(|| self.memory(at, length))?
     }
 
-    /// Does it make a thread? clone3 has its flags in memory.
-    pub fn makes_thread(&self) -> bool {
-        let [first, ..] = self.arguments;
-        let flags = match self.number {
-            libc::SYS_clone => Some(first),
-            libc::SYS_clone3 => {
-                self.memory(first, 8).and_then(|bytes| bytes.try_into().ok()).map(u64::from_ne_bytes)
-            }
-            _ => None,
-        };
-        let thread = u64::from(libc::CLONE_THREAD.unsigned_abs());
-        flags.is_some_and(|flags| flags & thread != 0)
-    }
-
     /// The name that an `unlinkat` removes.
     pub fn unlinked(&self) -> Option<String> {
         self.named(libc::SYS_unlinkat)
