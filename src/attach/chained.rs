@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::add::{Attaching, Making, new_owner};
-use super::config::{self, NetConf};
+use super::config::{self, NetConf, Outline};
 use super::context::{Cx, Pod};
 use super::locate::Place;
 use super::owner::{Key, Part};
@@ -27,7 +27,7 @@ use rail_netlink::vf::VfState;
 
 /// The key of the record that a call for `network` is about.
 pub fn key(network: &Network, attachment: &Attachment) -> Key {
-    let part = if config::is_chained(network) { Part::Rdma } else { Part::Whole };
+    let part = if Outline::of(network).is_chained { Part::Rdma } else { Part::Whole };
     Key { attachment: attachment.clone(), part }
 }
 

@@ -265,7 +265,7 @@ pub const NETWORK: Keys = Keys {
 };
 
 impl NetConf {
-    /// Reads the configuration for `attachment` on `node`. Of one for the RDMA device alone ([`is_chained`]), the keys of the
+    /// Reads the configuration for `attachment` on `node`. Of one for the RDMA device alone ([`Outline::is_chained`]), the keys of the
     /// netdev are refused.
     pub fn parse(network: &Network, attachment: &Attachment, node: &Node) -> Result<NetConf> {
         let raw: Raw = serde_path_to_error::deserialize(&network.config).map_err(|error| {
@@ -278,7 +278,8 @@ impl NetConf {
             wrong!("rail", "{rail} is more than {MAX_RAIL}");
         }
         one_of("mode", &raw.mode, &[("rdma", ())])?;
-        let is_chained = is_chained(network);
+        let outline = Outline::of(network);
+        let Outline { is_chained, is_of_host, .. } = outline;
         if is_chained {
             refuse_beside_rdma(network)?;
         }
@@ -296,7 +297,6 @@ impl NetConf {
         ];
         let others = others.into_iter().filter(|(_, given)| *given).map(|(key, _)| key);
         check_policy(rail, vf_keys.iter().copied().chain(others), node)?;
-        let is_of_host = is_of_host(network);
         if is_of_host {
             check_of_host(network, &raw)?;
         }
@@ -332,7 +332,7 @@ impl NetConf {
             min_planes: min_planes(&raw)?,
             reset_on_del: one_of("resetOnDel", &raw.reset_on_del, &[("off", false), ("flr", true)])?
                 .unwrap_or(false),
-            ipam: ipam(&raw, &node.policy)?.filter(|_| !is_of_host),
+            ipam: ipam(outline, node)?,
             is_of_host,
             dns: raw.dns.clone().unwrap_or_default(),
             device_info: device_info(network, node)?,
@@ -361,11 +361,42 @@ impl NetConf {
 /// The `type` of rdma-cni, whose configurations mean the same here.
 pub const RDMA_CNI: &str = "rdma";
 
-/// Is it about the RDMA device alone, behind another plugin that attaches the netdev?
-pub fn is_chained(network: &Network) -> bool {
-    [("mode", "rdma"), ("type", RDMA_CNI)]
-        .iter()
-        .any(|(key, value)| network.get(&[key]).and_then(Value::as_str) == Some(value))
+/// What can be read of any network, whatever else is wrong with it: for DEL, and for verbs that need no more.
+#[derive(Clone, Copy, Debug)]
+pub struct Outline<'n> {
+    /// `ipam.type`, unless the addresses are the host's: nobody leases those.
+    pub ipam: Option<&'n str>,
+    /// `rail`, of whatever size.
+    pub rail: Option<u64>,
+    /// Is it about the RDMA device alone, behind another plugin that attaches the netdev?
+    pub is_chained: bool,
+    /// Are the addresses those that the host has on the device? Only rail-ipam has the key `source`.
+    pub is_of_host: bool,
+}
+
+impl<'n> Outline<'n> {
+    /// Reads it.
+    pub fn of(network: &'n Network) -> Outline<'n> {
+        let text = |path: &[&str]| network.get(path).and_then(Value::as_str).filter(|text| !text.is_empty());
+        let ipam = text(&["ipam", "type"]);
+        let is_of_host = ipam == Some("rail-ipam") && text(&["ipam", "source"]).is_some();
+        Outline {
+            ipam: ipam.filter(|_| !is_of_host),
+            rail: network.get(&["rail"]).and_then(Value::as_u64),
+            is_chained: text(&["mode"]) == Some("rdma") || text(&["type"]) == Some(RDMA_CNI),
+            is_of_host,
+        }
+    }
+
+    /// The IPAM plugin to call. Whoever writes a network names a program that this one executes as root: only those that the
+    /// node's policy lists.
+    pub fn ipam(&self, policy: &Policy) -> Result<Option<&'n str>> {
+        let is_allowed = |name: &str| policy.ipam.iter().any(|allowed| allowed == name);
+        let Some(name) = self.ipam.filter(|name| !is_allowed(name)) else { return Ok(self.ipam) };
+        let meant = nearest(name, policy.ipam.iter().map(String::as_str));
+        let meant = meant.map_or(String::new(), |meant| format!(": did you mean {meant}?"));
+        wrong!("ipam.type", "{name:?} is not an IPAM plugin of this node (policy.ipam of node.json){meant}")
+    }
 }
 
 /// Keys of a network for the RDMA device alone, beside those that others read. Multus adds the first two.
@@ -670,13 +701,6 @@ fn sysctls(raw: &Raw, ifname: &str) -> Result<Vec<(PathBuf, String)>> {
     Ok(sysctls)
 }
 
-/// Are the addresses those that the host has on the device? Only rail-ipam has that key; it is not called then, because
-/// it has nothing to lease.
-pub fn is_of_host(network: &Network) -> bool {
-    let text = |key| network.get(&["ipam", key]).and_then(Value::as_str).filter(|text| !text.is_empty());
-    text("type") == Some("rail-ipam") && text("source").is_some()
-}
-
 /// Checks a network whose addresses are the host's.
 fn check_of_host(network: &Network, raw: &Raw) -> Result<()> {
     if let Some(other) = raw.ipam.as_ref().and_then(|ipam| text(&ipam.source)).filter(|text| *text != "host")
@@ -705,37 +729,13 @@ fn check_of_host(network: &Network, raw: &Raw) -> Result<()> {
     Ok(())
 }
 
-fn ipam(raw: &Raw, policy: &Policy) -> Result<Option<String>> {
-    let Some(name) = raw.ipam.as_ref().and_then(|ipam| text(&ipam.r#type)) else { return Ok(None) };
-    if name == "dhcp" {
+fn ipam(outline: Outline<'_>, node: &Node) -> Result<Option<String>> {
+    if outline.ipam == Some("dhcp") {
         let why = "dhcp needs the link, which is attached only after its address is known";
         let not_supported = Failure::new(Code::UnsupportedField, "not supported");
         return Err(anyhow::Error::from(Fault::new("ipam.type", why)).context(not_supported));
     }
-    check_ipam(name, policy)?;
-    Ok(Some(name.to_owned()))
-}
-
-/// Whoever writes a network names a program that this one executes as root: only those that the node's policy lists.
-fn check_ipam(name: &str, policy: &Policy) -> Result<()> {
-    if policy.ipam.iter().any(|allowed| allowed == name) {
-        return Ok(());
-    }
-    let meant = nearest(name, policy.ipam.iter().map(String::as_str));
-    let meant = meant.map_or(String::new(), |meant| format!(": did you mean {meant}?"));
-    wrong!("ipam.type", "{name:?} is not an IPAM plugin of this node (policy.ipam of node.json){meant}")
-}
-
-/// The name of the IPAM plugin to call, for verbs that need nothing else of the configuration.
-pub fn ipam_of<'n>(network: &'n Network, policy: &Policy) -> Result<Option<&'n str>> {
-    let name = network.get(&["ipam", "type"]).and_then(Value::as_str).filter(|name| !name.is_empty());
-    name.map_or(Ok(()), |name| check_ipam(name, policy))?;
-    Ok(name.filter(|_| !is_of_host(network)))
-}
-
-/// The rail, for STATUS, which has no device and no attachment.
-pub fn rail_of(network: &Network) -> Option<u64> {
-    network.get(&["rail"]).and_then(Value::as_u64)
+    Ok(outline.ipam(&node.policy)?.map(str::to_owned))
 }
 
 const LONGEST_NAME: usize = 240;

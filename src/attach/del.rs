@@ -17,13 +17,14 @@ use std::path::Path;
 use anyhow::Result;
 use ipnet::IpNet;
 
+use super::config::Outline;
 use super::locate::Place;
 use super::owner::Key;
 use super::record::Record;
 use super::records::Records;
 use super::started::started;
 use super::undo::Ended;
-use super::{chained, claim, config, pending, rebuild};
+use super::{chained, claim, pending, rebuild};
 use crate::calls;
 use crate::cni::{Attachment, Delegate, Network};
 use crate::netns::Netns;
@@ -33,7 +34,8 @@ use rail_netlink::all_of;
 /// DEL needs only the key of the attachment: everything else is in its record, or gone.
 pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> Result<()> {
     let node = started(Node::load_lenient()?, network);
-    let ipam = config::ipam_of(network, &node.policy).unwrap_or_else(|error| {
+    let outline = Outline::of(network);
+    let ipam = outline.ipam(&node.policy).unwrap_or_else(|error| {
         log::warn!("{error:#}");
         None
     });
@@ -57,7 +59,7 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
         _ => {
             // DEL of what was never added succeeds, whatever its configuration contains.
             // The netdev is another plugin's where only the RDMA device is ours.
-            let path = path.filter(|_| !config::is_chained(network));
+            let path = path.filter(|_| !outline.is_chained);
             let done = give_back_unrecorded(network, attachment, path, &node);
             log::info!("there is no record of it");
             let told = delegate.map_or(Ok(()), |delegate| delegate?.run("DEL"));

@@ -35,6 +35,7 @@ use crate::cni::{AddResult, Attachment, Delegate, Keys, Network, Plugin};
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
 use crate::{fail, failure};
+use config::Outline;
 use rail_netlink::all_of;
 use records::Records;
 use started::started;
@@ -51,7 +52,7 @@ impl Plugin for Attach {
     const CALLS_OTHERS: bool = true;
 
     fn add(&self, network: &Network, attachment: &Attachment, path: &Path) -> Result<AddResult> {
-        if config::is_chained(network) {
+        if Outline::of(network).is_chained {
             return chained::add(network, attachment, path);
         }
         add::add(network, attachment, path)
@@ -70,7 +71,7 @@ impl Plugin for Attach {
     ) -> Result<()> {
         let node = started(Node::load()?, network);
         node.check_place(Some(path))?;
-        let ipam = config::ipam_of(network, &node.policy)?;
+        let ipam = Outline::of(network).ipam(&node.policy)?;
         let mut found = Vec::new();
         let records = Records::open_existing(&node)?;
         let key = chained::key(network, attachment);
@@ -83,7 +84,7 @@ impl Plugin for Attach {
             _ => found.push("there is no record of it".to_owned()),
         }
         if let Some(name) = ipam {
-            let stdin = match rail.filter(|_| config::rail_of(network).is_none()) {
+            let stdin = match rail.filter(|_| Outline::of(network).rail.is_none()) {
                 Some(rail) => &network.stdin_with("rail", rail.into())?,
                 None => &network.stdin,
             };
@@ -101,7 +102,7 @@ impl Plugin for Attach {
 
     fn status(&self, network: &Network) -> Result<()> {
         let node = ready(network).map_err(|error| failure!(NotAvailable, "{error:#}"))?;
-        let Some(name) = config::ipam_of(network, &node.policy)? else { return Ok(()) };
+        let Some(name) = Outline::of(network).ipam(&node.policy)? else { return Ok(()) };
         let delegate = Delegate::find(name, &network.path, &network.stdin);
         delegate.map_err(|error| failure!(NotAvailable, "{error:#}"))?.run("STATUS")
     }
@@ -111,7 +112,7 @@ impl Plugin for Attach {
     fn gc(&self, network: &Network, keep: &[Attachment]) -> Result<()> {
         let node = started(Node::load()?, network);
         node.check_place(None)?;
-        let ipam = config::ipam_of(network, &node.policy)?;
+        let ipam = Outline::of(network).ipam(&node.policy)?;
         let mut done = Vec::new();
         if let Some(records) = Records::open_existing(&node)? {
             let (all, _) = records.all()?;
@@ -142,7 +143,7 @@ fn ready(network: &Network) -> Result<Node> {
 
 /// Fails when the PF of the network's rail is not on this node.
 fn rail_is_there(network: &Network, node: &Node) -> Result<()> {
-    let Some(rail) = config::rail_of(network) else { return Ok(()) };
+    let Some(rail) = Outline::of(network).rail else { return Ok(()) };
     let pfs: Vec<_> = node.rails.iter().filter(|one| u64::from(one.rail) == rail).collect();
     if pfs.is_empty() && !node.rails.is_empty() {
         fail!(NotAvailable, "rail {rail}: node.json does not list it");
