@@ -398,6 +398,8 @@ pub struct Making<'m> {
     leased: &'m AddResult,
     /// Whether the driver may have made the netdev anew.
     is_anew: bool,
+    /// While the device moves and becomes a rail.
+    turn: Option<Lock>,
     /// When the link came up.
     is_up: Instant,
     /// Names of the RDMA devices that the pod sees.
@@ -409,7 +411,8 @@ pub struct Making<'m> {
 impl<'m> Making<'m> {
     /// Nothing is made yet.
     pub fn new(conf: &'m NetConf, leased: &'m AddResult) -> Making<'m> {
-        Making { conf, leased, is_anew: false, is_up: Instant::now(), rdma: Vec::new(), gids: Vec::new() }
+        let (rdma, gids) = (Vec::new(), Vec::new());
+        Making { conf, leased, is_anew: false, turn: None, is_up: Instant::now(), rdma, gids }
     }
 
     /// Makes one change.
@@ -435,6 +438,7 @@ impl<'m> Making<'m> {
                 self.rdma.clone_from(&rdma.names);
             }
             Change::Move => {
+                self.turn = cx.locks.turn();
                 watchdog::step(|| format!("moving {}", cx.owner.device.id));
                 if self.is_anew {
                     moved::look_again(cx)?;
@@ -448,6 +452,7 @@ impl<'m> Making<'m> {
             }
             Change::Rail(rail) => {
                 rail.apply(conf, cx)?;
+                self.turn = None;
                 self.is_up = Instant::now();
                 watchdog::step(|| "asking the gateway".to_owned());
                 if attach.record.gateways().is_none() {

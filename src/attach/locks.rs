@@ -5,9 +5,10 @@
 //! 1. `attachment-CONTAINER:IFNAME`, during a call
 //! 2. `device-DEVICE`, from the claim on; in a DEL, until the device is free
 //! 3. `netns-INODE`, while an ADD without a rail chooses a routing table
-//! 4. `pending`, while a pending record is written
-//! 5. `binding`, while a driver is bound, until netdev and RDMA device exist
-//! 6. `pf-ADDRESS`, while the PF sets something, or its VF's driver is bound
+//! 4. `turn`, while a device moves and is set up, or restored
+//! 5. `pending`, while a pending record is written
+//! 6. `binding`, while a driver is bound, until netdev and RDMA device exist
+//! 7. `pf-ADDRESS`, while the PF sets something, or its VF's driver is bound
 
 use std::time::Duration;
 
@@ -21,6 +22,8 @@ use crate::netns::NetnsId;
 
 /// Longer than an ADD with its IPAM takes, shorter than a runtime waits for a DEL (CRI-O: one minute).
 const PATIENCE: Duration = Duration::from_secs(35);
+/// As long as some fifty moves take.
+const TURN: Duration = Duration::from_secs(1);
 /// As long as 64 VFs of a PF take whose driver resets each of them with each setting.
 const PF_PATIENCE: Duration = Duration::from_secs(120);
 /// Lock files are pruned when there are more than these, so many in a call. Those with the time of a DEL that is younger
@@ -95,6 +98,13 @@ impl Locks {
     /// The same, or `None` while another call holds it.
     pub fn try_device(&self, id: &str) -> Result<Option<DeviceLock>> {
         Ok(self.0.try_lock(&format!("{DEVICE}{id}"))?.map(DeviceLock))
+    }
+
+    /// Waits until no other call of this node moves a device. The kernel makes one move at a time, and each request that a call
+    /// makes after its move would queue behind the moves of all others. Nothing depends on it: who has waited for long goes on
+    /// without.
+    pub fn turn(&self) -> Option<Lock> {
+        self.0.lock("turn", TURN).inspect_err(|error| log::debug!("{error:#}")).ok()
     }
 
     /// Locks the files of pending steps, which a DEL of their attachment and an ADD of their device may change at a time.

@@ -38,6 +38,7 @@ pub fn end(
         let done = step.change.undo(&mut cx);
         step.undone(done);
     }
+    let turn = records.locks.turn();
     let is_home = match take_home(&mut record, &mut cx) {
         Ok(is_home) => is_home,
         Err(error) => {
@@ -51,6 +52,7 @@ pub fn end(
         return Ok(Ended { record, place: cx.place });
     }
     on_host(&mut record, &mut cx);
+    drop(turn);
     log_left(&record, |step| step.failed().tries > 0);
     if !record.is_left() {
         records.remove(&record.owner.key(), Some(&mut claim))?;
