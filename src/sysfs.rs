@@ -190,6 +190,26 @@ impl Function {
         Some(if is_unsafe { format!("noiommu-{number}") } else { number })
     }
 
+    /// The NUMA node that it is next to, if the machine says so.
+    pub fn numa_node(&self) -> Option<u32> {
+        read(&self.path.join("numa_node"))?.parse().ok()
+    }
+
+    /// The files in /dev by which a program uses it besides its netdev: verbs and connections of RDMA, or VFIO. Not those for
+    /// management datagrams, with which a pod could speak for the node.
+    pub fn char_devices(&self) -> Result<Vec<PathBuf>> {
+        let dev = Path::new("/dev");
+        if self.is_userspace() {
+            let group = self.iommu_group().map(|group| dev.join("vfio").join(group));
+            return Ok([Some(dev.join("vfio/vfio")), group].into_iter().flatten().collect());
+        }
+        let mut verbs = names(&self.path.join("infiniband_verbs"))?;
+        verbs.retain(|name| name.starts_with("uverbs"));
+        verbs.sort();
+        let cm = (!verbs.is_empty()).then(|| "rdma_cm".to_owned());
+        Ok(verbs.into_iter().chain(cm).map(|name| dev.join("infiniband").join(name)).collect())
+    }
+
     /// Whether the function is a VF.
     pub fn is_vf(&self) -> bool {
         self.path.join("physfn").is_symlink()

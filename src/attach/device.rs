@@ -62,6 +62,11 @@ impl Device {
         pf.is_some_and(|pf| !pf.rdma_devices().is_empty())
     }
 
+    fn judged(&self) -> Judged<'_> {
+        let (function, pf, kind) = (self.function.as_ref(), self.pf.as_ref(), self.kind.as_deref());
+        Judged { what: self.describe(), function, pf, kind }
+    }
+
     /// What it is on its bus.
     pub fn function(&self) -> Option<&Function> {
         self.function.as_ref()
@@ -216,14 +221,7 @@ fn original(
 /// Refuses a device that is not this rail's, or that the node's policy excludes.
 pub fn check_allowed(device: &Device, conf: &NetConf, node: &Node, network: &str) -> Result<()> {
     check_rail(device, conf, node, network)?;
-    let Device { function, pf, kind, .. } = device;
-    let kind = kind.as_deref();
-    node.policy.check_device(&Judged {
-        what: device.describe(),
-        function: function.as_ref(),
-        pf: pf.as_ref(),
-        kind,
-    })
+    node.policy.check_device(&device.judged())
 }
 
 /// Refuses a device that is not this rail's, that the node's policy excludes, that cannot do what is asked,
@@ -286,8 +284,17 @@ pub fn rail_of(device: &Device, node: &Node) -> Option<u8> {
     }
 }
 
+/// The rail of a function that this node hands out, as ADD judges it for a network that names no rail. Fails with ADD's reason,
+/// whether a pod has the function or not.
+pub fn handed_out(function: &Function, node: &Node) -> Result<u8> {
+    let device = without_netdev(function.clone(), node)?;
+    let rail = check_own_rail(&device, node)?;
+    node.policy.check_device(&device.judged())?;
+    Ok(rail)
+}
+
 /// Checks the rail of a network that names none: node.json must list the device's PF for one rail, and allow it.
-fn check_own_rail(device: &Device, node: &Node) -> Result<()> {
+fn check_own_rail(device: &Device, node: &Node) -> Result<u8> {
     let what = device.describe();
     let rails = rails_of(device, node);
     let pf = device.pf.as_ref().map_or("no PF", |pf| pf.address.as_str());
@@ -300,7 +307,8 @@ fn check_own_rail(device: &Device, node: &Node) -> Result<()> {
         }
         fail!(InvalidConfig, "{what} is on the rails {rails:?} of node.json ({pf}): say which as `rail`");
     };
-    node.policy.check_rail(&what, Some(rail))
+    node.policy.check_rail(&what, Some(rail))?;
+    Ok(rail)
 }
 
 /// The rail's PF according to node.json.
@@ -308,7 +316,7 @@ fn check_rail(device: &Device, conf: &NetConf, node: &Node, network: &str) -> Re
     if node.rails.is_empty() {
         return Ok(());
     }
-    let Some(rail) = conf.rail else { return check_own_rail(device, node) };
+    let Some(rail) = conf.rail else { return check_own_rail(device, node).map(drop) };
     let expected: Vec<_> =
         node.rails.iter().filter(|one| one.rail == rail).map(|one| one.pf.as_str()).collect();
     if expected.is_empty() {

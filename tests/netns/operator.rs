@@ -11,6 +11,7 @@ use crate::harness::{self, Host, Ran, Sleeper, pf_address, rail, vf_address, wit
 mod broken;
 mod cables;
 mod check;
+mod devices;
 mod discover;
 mod doctor;
 mod env;

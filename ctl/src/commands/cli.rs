@@ -11,6 +11,7 @@ use rail_cni::{failure, watchdog};
 
 use super::cables::{CablesArgs, cables};
 use super::check::check;
+use super::devices::devices;
 use super::discover::{DiscoverArgs, discover};
 use super::doctor::{Needs, doctor, wait};
 use super::env::{EnvArgs, env};
@@ -135,6 +136,14 @@ Exit status: 0 every row is certain, 1 one is not, or the command failed, 2 usag
 Exit status: 0 no rail is wrong (with --all: every rail is fine), 1 another state, or the command failed, 2 usage error."
     )]
     Preflight(PreflightArgs),
+    /// List the devices of the rails that a device plugin can offer, as ADD judges them
+    #[command(
+        after_help = "STATE is free, held (a pod has it) or refused (no pod has it, and ADD would refuse it); the lines below \
+the table say why, and what node.json does not hand out. LINK is that of the PF, as `status` shows it. Only the rails of \
+node.json have such devices. Nothing is changed. Run it on the host, as root.
+Exit status: 0 none is refused, 1 one is, or the command failed, 2 usage error."
+    )]
+    Devices,
     /// Make the VFs that node.json asks for, with their number, MTU, driver and settings
     #[command(
         after_help = "STATE is as-wanted, changed, differs (with --check), refused or failed; the lines below the table say \
@@ -262,6 +271,7 @@ pub fn run() -> ExitCode {
         Command::Cables(args) => look().and_then(|node| cables(&node, &args, output)),
         Command::Discover(args) => look().and_then(|node| discover(&node, &args, output)),
         Command::Preflight(args) => start("preflight").and_then(|node| preflight(&node, &args, output)),
+        Command::Devices => look().and_then(|node| devices(&node, output)),
         Command::Vfs(args) => start("vfs").and_then(|node| vfs(&node, &args, output)),
         Command::Lint(args) => lint(&args.files, args.fix, output),
         Command::Reap(args) => start("reap").and_then(|node| reap(&node, &args, output)),

@@ -4,6 +4,7 @@ mod cables;
 mod change;
 mod check;
 mod cli;
+mod devices;
 mod discover;
 mod doctor;
 mod env;

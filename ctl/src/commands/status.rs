@@ -73,7 +73,7 @@ impl Count {
 }
 
 /// The state of the PF's link, or the reason why the host has no link for it.
-fn pf_link(rail: &Rail, inventory: &Inventory) -> &'static str {
+pub fn pf_link(rail: &Rail, inventory: &Inventory) -> &'static str {
     match (&rail.link, &rail.function) {
         (Some(link), _) => link_state(link),
         (None, Some(pf)) if inventory.is_held(pf) => "in-pod",

@@ -27,6 +27,7 @@ use super::inventory::{Inventory, Rail};
 use crate::output::{self, Output};
 use rail_cni::watchdog;
 
+pub use rails::{Offer, devices, offer};
 pub use wait::{Needs, wait};
 
 /// The result of a check.

@@ -34,10 +34,11 @@ struct Stock<'a> {
 }
 
 /// Why an ADD would refuse a device.
-struct Fault {
+pub struct Fault {
     /// The name of the check that reports it.
     name: &'static str,
-    text: String,
+    /// What is wrong.
+    pub text: String,
     remedy: String,
 }
 
@@ -111,15 +112,24 @@ fn order(node: &Node, found: &mut Findings) {
     found.ok_unless_reported(name, format!("node.json, resources and addresses agree on the order{how}"));
 }
 
+/// The devices of a rail that pods get: its VFs, or the PF where pods get PFs.
+pub fn devices<'a>(
+    rail: &'a Rail,
+    inventory: &Inventory,
+    node: &Node,
+) -> impl Iterator<Item = (&'static str, &'a Function, Option<&'a Link>)> {
+    let vfs = rail.vfs.iter().map(|vf| ("VF", &vf.function, vf.link.as_ref()));
+    let is_pf = rail.vfs.is_empty() && inventory.is_pf_mode(node);
+    let pf = rail.function.iter().filter(move |_| is_pf).map(|pf| ("PF", pf, rail.link.as_ref()));
+    vfs.chain(pf)
+}
+
 /// Finds out which devices of the rail an ADD would accept.
 fn stock<'a>(node: &Node, rail: &'a Rail, inventory: &Inventory, host: &mut Socket) -> Stock<'a> {
     let mut stock = Stock { rail, usable: 0, held: 0, faults: Vec::new() };
-    let vfs = rail.vfs.iter().map(|vf| ("VF", &vf.function, &vf.link));
-    let is_pf = |_: &&Function| rail.vfs.is_empty() && inventory.is_pf_mode(node);
-    let pf = rail.function.iter().filter(is_pf).map(|pf| ("PF", pf, &rail.link));
     let mut unbound = Vec::new();
-    for (kind, function, link) in vfs.chain(pf) {
-        match offer(kind, function, link.as_ref(), node, inventory, host) {
+    for (kind, function, link) in devices(rail, inventory, node) {
+        match offer(kind, function, link, node, inventory, host) {
             Offer::Usable => stock.usable += 1,
             Offer::Held => stock.held += 1,
             Offer::Unbound => unbound.push(function.id.clone()),
@@ -137,16 +147,19 @@ fn stock<'a>(node: &Node, rail: &'a Rail, inventory: &Inventory, host: &mut Sock
 }
 
 /// What an ADD would do with a device.
-enum Offer {
+pub enum Offer {
+    /// Take it.
     Usable,
     /// Refuse it, because a pod has it.
     Held,
+    /// Refuse it: no driver is bound to it.
     Unbound,
     /// Refuse it; without a reason where another check reports it.
     Refused(Option<Fault>),
 }
 
-fn offer(
+/// Judges a device, as an ADD would now.
+pub fn offer(
     kind: &str,
     function: &Function,
     link: Option<&Link>,
