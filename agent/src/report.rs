@@ -24,6 +24,36 @@ pub struct MadePf {
     pub problem: Option<String>,
 }
 
+/// `railctl devices --output json`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Listing {
+    /// What this node hands out.
+    pub devices: Vec<Listed>,
+}
+
+/// A device that a pod can get.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Listed {
+    /// Its address on the bus.
+    pub device: String,
+    /// Its rail.
+    pub rail: u8,
+    /// Its PF.
+    pub pf: String,
+    /// Whether it is a VF of that.
+    pub is_vf: bool,
+    /// The NUMA node, if it is known.
+    pub numa_node: Option<u32>,
+    /// The link of the PF, as in [`Pf`].
+    pub link: String,
+    /// `free`, `held` or `refused`.
+    pub state: String,
+    /// Those in /dev that a program needs for it.
+    pub files: Vec<String>,
+}
+
 /// `railctl status --output json`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]

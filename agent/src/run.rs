@@ -30,12 +30,13 @@ use tokio::sync::watch::Receiver;
 use crate::alive::{self, Alive};
 use crate::api::{self, Events, News};
 use crate::calls::{self, Call, Tail};
+use crate::devices::{self, Resources};
 use crate::host::{Host, HostDir, Said};
 use crate::install::{PLUGINS, RAILCTL};
 use crate::node_json::{self, Paths};
 use crate::place::{self, Place};
 use crate::ready::{self, Condition, Grounds, Plan, Steady};
-use crate::report::{Attachment, Doctor, Made, Obstacle, Refused, Show, Status};
+use crate::report::{Attachment, Doctor, Listing, Made, Obstacle, Refused, Show, Status};
 use crate::revision::{self, Revision};
 use crate::serve::{self, Shared};
 use crate::text::{clean, of, say};
@@ -126,6 +127,10 @@ pub struct RunArgs {
     /// Seconds between runs of `railctl reap`; 0: never
     #[arg(long, value_name = "SECONDS", default_value_t = 900, value_parser = clap::value_parser!(u64).range(0..=86400))]
     reap_interval: u64,
+    /// Serve the kubelet's device plugin API: offer the devices of the rails as this resource, or for a pattern such as
+    /// nvidia.com/rail-{rail} as one resource per rail; empty: no resource
+    #[arg(long, value_name = "RESOURCE", default_value = "", value_parser = devices::resource)]
+    resource: String,
     /// Be DRANET's profile provider, on the socket dranet/provider.sock in the run directory
     #[arg(long)]
     dranet: bool,
@@ -289,6 +294,8 @@ struct Agent {
     is_steady: Option<bool>,
     /// Whether a PF of node.json was seen.
     has_rails: bool,
+    /// The devices of the rails as resources, if they are offered.
+    resources: Option<Resources>,
     /// What of the rails must bring the doctor at once.
     outline: Vec<(String, String, u64)>,
     links: Carriers,
@@ -315,6 +322,9 @@ impl Agent {
         let config_map = watch::config_map(&client, &args.namespace, &args.config_map, &shared);
         let pools = (args.plan_from == PlanFrom::Cidrpools)
             .then(|| watch::cidr_pools(&client, args.cidrpools_namespace.as_deref(), &shared));
+        let resources = (!args.resource.is_empty()).then(|| {
+            Resources::new(&args.resource, &args.plugins_dir, Duration::from_secs(args.taint_after))
+        });
         let now = Instant::now();
         let doctor = Err("`railctl doctor` has not run yet".to_owned());
         say("info", &format!("rail-agent {} looks after {}", env!("CARGO_PKG_VERSION"), args.node));
@@ -352,6 +362,7 @@ impl Agent {
             steady: Steady::default(),
             is_steady: None,
             has_rails: false,
+            resources,
             outline: Vec::new(),
             links: HashMap::new(),
             told: HashMap::new(),
@@ -423,6 +434,10 @@ impl Agent {
         }
         self.load_plan().await;
         self.inspect().await;
+        if self.resources.is_some() {
+            let offered = self.offer_devices().await;
+            self.tell("devices", offered.err().map(|error| of(&error)));
+        }
         if self.reap_due.is_some_and(|due| Instant::now() >= due) {
             self.reap().await;
         }
@@ -815,6 +830,12 @@ impl Agent {
                 self.tell("leases", Some(of(&error)));
             }
         }
+    }
+
+    /// Offers the kubelet the devices that there are now.
+    async fn offer_devices(&mut self) -> Result<()> {
+        let listing = self.ask::<Listing>(&["devices"]).await?;
+        self.resources.as_mut().map_or(Ok(()), |resources| resources.offer(listing))
     }
 
     /// Fails if a plugin cannot be run: no pod with rails could start.

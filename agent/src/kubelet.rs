@@ -1,0 +1,431 @@
+//! The kubelet's device plugin API, v1beta1: its messages, and gRPC as far as that API needs it, between two processes of one
+//! node. <https://github.com/kubernetes/kubelet/blob/master/pkg/apis/deviceplugin/v1beta1/api.proto> has the numbers.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+use futures::stream::{self, BoxStream, StreamExt as _};
+use http_body_util::{BodyExt as _, Full, Limited, StreamBody};
+use hyper::body::{Bytes, Frame, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, TE};
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper::{Request, Response, client};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use prost::Message;
+use tokio::net::UnixStream;
+use tokio::sync::watch::Receiver;
+
+/// Where the kubelet has its socket, and looks for those of plugins.
+pub const FOLDER: &str = "/var/lib/kubelet/device-plugins";
+/// The kubelet's own socket.
+pub const KUBELET: &str = "kubelet.sock";
+const VERSION: &str = "v1beta1";
+/// [`Device::health`] of a device that a pod may get.
+pub const HEALTHY: &str = "Healthy";
+/// The same of one that none may get.
+pub const UNHEALTHY: &str = "Unhealthy";
+/// The largest request: gRPC's own limit.
+const LARGEST: usize = 4 << 20;
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+const STATUS: &str = "grpc-status";
+const MESSAGE: &str = "grpc-message";
+/// Codes of gRPC.
+const OK: u16 = 0;
+const INVALID_ARGUMENT: u16 = 3;
+const UNIMPLEMENTED: u16 = 12;
+
+#[derive(Clone, PartialEq, Message)]
+struct Options {
+    #[prost(bool, tag = "2")]
+    has_preferred_allocation: bool,
+}
+
+const OPTIONS: Options = Options { has_preferred_allocation: true };
+
+#[derive(Clone, PartialEq, Message)]
+struct Registration {
+    #[prost(string, tag = "1")]
+    version: String,
+    /// The name of the plugin's socket.
+    #[prost(string, tag = "2")]
+    endpoint: String,
+    #[prost(string, tag = "3")]
+    resource: String,
+    #[prost(message, optional, tag = "4")]
+    options: Option<Options>,
+}
+
+/// All devices of a resource.
+#[derive(Clone, PartialEq, Message)]
+pub struct Devices {
+    /// Each of them.
+    #[prost(message, repeated, tag = "1")]
+    pub devices: Vec<Device>,
+}
+
+/// A device.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Device {
+    /// What the kubelet and Multus call it: its address on the bus.
+    #[prost(string, tag = "1")]
+    pub id: String,
+    /// [`HEALTHY`] or [`UNHEALTHY`].
+    #[prost(string, tag = "2")]
+    pub health: String,
+    /// What it is next to, if that is known.
+    #[prost(message, optional, tag = "3")]
+    pub topology: Option<Topology>,
+}
+
+/// What a device is next to.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Topology {
+    /// The NUMA nodes.
+    #[prost(message, repeated, tag = "1")]
+    pub nodes: Vec<NumaNode>,
+}
+
+/// A NUMA node.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct NumaNode {
+    /// Its number.
+    #[prost(int64, tag = "1")]
+    pub id: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Choices {
+    #[prost(message, repeated, tag = "1")]
+    containers: Vec<Choice>,
+}
+
+/// Which devices a container might get.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Choice {
+    /// Those that are free.
+    #[prost(string, repeated, tag = "1")]
+    pub available: Vec<String>,
+    /// Those of them that it gets in any case.
+    #[prost(string, repeated, tag = "2")]
+    pub must_include: Vec<String>,
+    /// How many it gets.
+    #[prost(int32, tag = "3")]
+    pub size: i32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Ids {
+    #[prost(string, repeated, tag = "1")]
+    ids: Vec<String>,
+}
+
+/// What a container is given with its devices.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Given {
+    /// Environment variables.
+    #[prost(btree_map = "string, string", tag = "1")]
+    pub variables: BTreeMap<String, String>,
+    /// Files in /dev.
+    #[prost(message, repeated, tag = "3")]
+    pub files: Vec<DeviceFile>,
+}
+
+/// A file in /dev for a container.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct DeviceFile {
+    /// Its path in the container.
+    #[prost(string, tag = "1")]
+    pub in_container: String,
+    /// Its path on the host.
+    #[prost(string, tag = "2")]
+    pub on_host: String,
+    /// Some of `r`, `w` and `m`.
+    #[prost(string, tag = "3")]
+    pub permissions: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct AllIds {
+    #[prost(message, repeated, tag = "1")]
+    containers: Vec<Ids>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct AllGiven {
+    #[prost(message, repeated, tag = "1")]
+    containers: Vec<Given>,
+}
+
+/// What the kubelet asks of a plugin; in a list, for each container.
+#[derive(Debug)]
+pub enum Asked {
+    /// The devices, now and whenever they change.
+    Watch,
+    /// Which of the free devices to give.
+    Prefer(Vec<Choice>),
+    /// What to give with these devices.
+    Allocate(Vec<Vec<String>>),
+}
+
+/// The answers, in the same order; or why there is none.
+#[derive(Debug)]
+pub enum Answer {
+    /// To [`Asked::Watch`].
+    Devices(Receiver<Devices>),
+    /// To [`Asked::Prefer`].
+    Preferred(Vec<Vec<String>>),
+    /// To [`Asked::Allocate`].
+    Given(Vec<Given>),
+    /// To any.
+    Refused(String),
+}
+
+/// An error by which gRPC answers.
+type Refusal = (u16, String);
+
+type Frames = BoxStream<'static, Result<Frame<Bytes>, Infallible>>;
+type Body = StreamBody<Frames>;
+
+/// A message behind its length, uncompressed.
+fn framed(message: &impl Message) -> Bytes {
+    let length = u32::try_from(message.encoded_len()).unwrap_or(u32::MAX);
+    let mut bytes = vec![0];
+    bytes.extend(length.to_be_bytes());
+    bytes.extend(message.encode_to_vec());
+    bytes.into()
+}
+
+/// The message in a body that has one.
+fn unframed<M: Message + Default>(body: &[u8]) -> Result<M> {
+    match body.split_first_chunk::<5>() {
+        Some(([0, length @ ..], message)) if u32::from_be_bytes(*length) as usize == message.len() => {
+            Ok(M::decode(message)?)
+        }
+        _ => bail!("it is not one uncompressed message"),
+    }
+}
+
+/// Tells the kubelet at `socket` of a resource, about which the plugin at `endpoint` beside it answers.
+pub async fn register(socket: &Path, endpoint: &str, resource: &str) -> Result<()> {
+    let stream = UnixStream::connect(socket).await.context("cannot connect to the kubelet")?;
+    let (mut kubelet, connection) =
+        client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
+    let _connection = Aborted(tokio::spawn(connection).abort_handle());
+    let registration = Registration {
+        version: VERSION.to_owned(),
+        endpoint: endpoint.to_owned(),
+        resource: resource.to_owned(),
+        options: Some(OPTIONS),
+    };
+    let request = Request::post("http://localhost/v1beta1.Registration/Register")
+        .header(CONTENT_TYPE, GRPC)
+        .header(TE, "trailers")
+        .body(Full::new(framed(&registration)))?;
+    let (head, body) = kubelet.send_request(request).await?.into_parts();
+    let body = Limited::new(body, LARGEST).collect().await.map_err(|error| anyhow::anyhow!(error))?;
+    // An answer that is an error alone has no body and no trailers.
+    let trailers = body.trailers().filter(|trailers| trailers.contains_key(STATUS)).unwrap_or(&head.headers);
+    let text = |key| trailers.get(key).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or("-");
+    if text(STATUS) != "0" {
+        bail!("the kubelet refuses the resource {resource}: {} ({})", text(MESSAGE), text(STATUS));
+    }
+    Ok(())
+}
+
+/// A task that ends with this.
+struct Aborted(tokio::task::AbortHandle);
+
+impl Drop for Aborted {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Answers on a connection of the kubelet for as long as it lasts.
+pub async fn serve<F>(stream: UnixStream, answer: impl Fn(Asked) -> F + Clone + Send + 'static)
+where
+    F: Future<Output = Answer> + Send,
+{
+    let service = service_fn(move |request: Request<Incoming>| {
+        let answer = answer.clone();
+        async move { Ok::<_, Infallible>(respond(request, answer).await) }
+    });
+    let _ = http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
+}
+
+async fn respond<F>(request: Request<Incoming>, answer: impl Fn(Asked) -> F) -> Response<Body>
+where
+    F: Future<Output = Answer>,
+{
+    let asked = match asked(request).await {
+        Ok(Some(asked)) => asked,
+        Ok(None) => return one(&OPTIONS),
+        Err(refusal) => return refused(refusal),
+    };
+    match answer(asked).await {
+        Answer::Devices(devices) => response(changes(devices)),
+        Answer::Preferred(all) => {
+            one(&AllIds { containers: all.into_iter().map(|ids| Ids { ids }).collect() })
+        }
+        Answer::Given(containers) => one(&AllGiven { containers }),
+        Answer::Refused(why) => refused((INVALID_ARGUMENT, why)),
+    }
+}
+
+/// What is asked; `None` for the options.
+async fn asked(request: Request<Incoming>) -> Result<Option<Asked>, Refusal> {
+    let malformed = |why: String| (INVALID_ARGUMENT, format!("the request cannot be read: {why}"));
+    let (head, body) = request.into_parts();
+    let body = Limited::new(body, LARGEST).collect().await.map_err(|error| malformed(error.to_string()))?;
+    let body = body.to_bytes();
+    match head.uri.path().strip_prefix("/v1beta1.DevicePlugin/") {
+        Some("GetDevicePluginOptions") => Ok(None),
+        Some("ListAndWatch") => Ok(Some(Asked::Watch)),
+        Some("GetPreferredAllocation") => {
+            let choices: Choices = unframed(&body).map_err(|error| malformed(error.to_string()))?;
+            Ok(Some(Asked::Prefer(choices.containers)))
+        }
+        Some("Allocate") => {
+            let all: AllIds = unframed(&body).map_err(|error| malformed(error.to_string()))?;
+            Ok(Some(Asked::Allocate(all.containers.into_iter().map(|one| one.ids).collect())))
+        }
+        _ => Err((UNIMPLEMENTED, format!("{} is not known here", head.uri.path()))),
+    }
+}
+
+fn response(parts: Frames) -> Response<Body> {
+    let mut response = Response::new(StreamBody::new(parts));
+    response.headers_mut().insert(CONTENT_TYPE, GRPC);
+    response
+}
+
+fn one(message: &impl Message) -> Response<Body> {
+    let trailers = HeaderMap::from_iter([(HeaderName::from_static(STATUS), HeaderValue::from(OK))]);
+    response(stream::iter([Ok(Frame::data(framed(message))), Ok(Frame::trailers(trailers))]).boxed())
+}
+
+/// Only letters, digits and a few signs: of others, gRPC wants each byte as `%XX`.
+fn refused((code, why): Refusal) -> Response<Body> {
+    let plain = |c: char| if c == '%' || !(' '..='~').contains(&c) { '?' } else { c };
+    let why: String = why.chars().map(plain).collect();
+    let mut response = response(stream::empty().boxed());
+    let headers = response.headers_mut();
+    headers.insert(STATUS, HeaderValue::from(code));
+    headers.extend(HeaderValue::from_str(&why).ok().map(|why| (HeaderName::from_static(MESSAGE), why)));
+    response
+}
+
+/// The devices at once, and then each time that they change.
+fn changes(devices: Receiver<Devices>) -> Frames {
+    let next = |(mut devices, is_first): (Receiver<Devices>, bool)| async move {
+        if !is_first {
+            devices.changed().await.ok()?;
+        }
+        let frame = Frame::data(framed(&*devices.borrow_and_update()));
+        Some((Ok(frame), (devices, false)))
+    };
+    stream::unfold((devices, true), next).boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::UnixListener;
+    use tokio::sync::watch;
+
+    type Kubelet = client::conn::http2::SendRequest<Full<Bytes>>;
+
+    async fn call(kubelet: &mut Kubelet, verb: &str, body: Bytes) -> Response<Incoming> {
+        let uri = format!("http://localhost/v1beta1.DevicePlugin/{verb}");
+        kubelet.send_request(Request::post(uri).body(Full::new(body)).unwrap()).await.unwrap()
+    }
+
+    async fn ask<M: Message + Default>(kubelet: &mut Kubelet, verb: &str, message: &impl Message) -> M {
+        let body = call(kubelet, verb, framed(message)).await.into_body().collect().await.unwrap();
+        assert_eq!(body.trailers().unwrap()[STATUS], "0");
+        unframed(&body.to_bytes()).unwrap()
+    }
+
+    #[test]
+    fn the_kubelet_is_answered_and_told_of_changes_on_one_connection() {
+        crate::api::runtime().unwrap().block_on(async {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let device = |id: &str| Device {
+                id: id.to_owned(),
+                health: HEALTHY.to_owned(),
+                topology: Some(Topology { nodes: vec![NumaNode { id: 1 }] }),
+            };
+            let (sender, devices) = watch::channel(Devices { devices: vec![device("a")] });
+            tokio::spawn(serve(ours, move |asked| {
+                let devices = devices.clone();
+                async move {
+                    match asked {
+                        Asked::Watch => Answer::Devices(devices),
+                        Asked::Prefer(all) => {
+                            Answer::Preferred(all.into_iter().map(|one| one.must_include).collect())
+                        }
+                        Asked::Allocate(all) => Answer::Refused(format!("no {} \u{e4} 1%", all[0][0])),
+                    }
+                }
+            }));
+            let (mut kubelet, connection) =
+                client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(theirs)).await.unwrap();
+            tokio::spawn(connection);
+            let options: Options = ask(&mut kubelet, "GetDevicePluginOptions", &()).await;
+            assert!(options.has_preferred_allocation);
+            let mut watch = call(&mut kubelet, "ListAndWatch", framed(&())).await.into_body();
+            for id in ["a", "b"] {
+                sender.send_replace(Devices { devices: vec![device(id)] });
+                let frame = watch.frame().await.unwrap().unwrap().into_data().unwrap();
+                assert_eq!(unframed::<Devices>(&frame).unwrap().devices, [device(id)]);
+            }
+            let must = Ids { ids: vec!["a".to_owned()] };
+            let choice = Choice { must_include: must.ids.clone(), ..Choice::default() };
+            let chosen: AllIds =
+                ask(&mut kubelet, "GetPreferredAllocation", &Choices { containers: vec![choice] }).await;
+            assert_eq!(chosen.containers, std::slice::from_ref(&must));
+            let refused = call(&mut kubelet, "Allocate", framed(&AllIds { containers: vec![must] })).await;
+            assert_eq!(
+                (&refused.headers()[STATUS], &refused.headers()[MESSAGE]),
+                (&"3".parse().unwrap(), &"no a ? 1?".parse().unwrap())
+            );
+            let unknown = call(&mut kubelet, "Else", framed(&())).await;
+            assert_eq!(unknown.headers()[STATUS], "12");
+            let cut = call(&mut kubelet, "Allocate", Bytes::from_static(&[0, 0, 0, 0, 9, 1])).await;
+            assert_eq!(cut.headers()[STATUS], "3");
+        });
+    }
+
+    #[test]
+    fn a_resource_is_registered_or_the_kubelet_says_why_not() {
+        crate::api::runtime().unwrap().block_on(async {
+            let temp = tempfile::tempdir().unwrap();
+            let socket = temp.path().join(KUBELET);
+            assert!(register(&socket, "it.sock", "a.b/c").await.is_err(), "there is no kubelet");
+            let listener = UnixListener::bind(&socket).unwrap();
+            tokio::spawn(async move {
+                let service = service_fn(|request: Request<Incoming>| async {
+                    assert_eq!(request.uri().path(), "/v1beta1.Registration/Register");
+                    let body = request.into_body().collect().await.unwrap().to_bytes();
+                    let asked: Registration = unframed(&body).unwrap();
+                    assert_eq!((&*asked.version, &*asked.endpoint), ("v1beta1", "it.sock"));
+                    assert!(asked.options.unwrap().has_preferred_allocation);
+                    Ok::<_, Infallible>(match asked.resource.as_str() {
+                        "a.b/c" => one(&()),
+                        other => refused((INVALID_ARGUMENT, format!("{other} is taken"))),
+                    })
+                });
+                while let Ok((stream, _)) = listener.accept().await {
+                    let server = http2::Builder::new(TokioExecutor::new());
+                    tokio::spawn(server.serve_connection(TokioIo::new(stream), service));
+                }
+            });
+            register(&socket, "it.sock", "a.b/c").await.unwrap();
+            let told = register(&socket, "it.sock", "a.b/d").await.unwrap_err().to_string();
+            assert!(told.contains("a.b/d is taken") && told.contains("(3)"), "{told}");
+        });
+    }
+}
