@@ -395,7 +395,7 @@ fn the_table_of_the_charts_page_is_what_values_yaml_says() {
 }
 
 /// Each value with another one than the default, and what shows it.
-const CHANGES: [(&str, &str, &str); 28] = [
+const CHANGES: [(&str, &str, &str); 29] = [
     ("affinity", "null", ""),
     ("args", r#"["--reap-interval=7"]"#, "--reap-interval=7"),
     ("cidrpoolsNamespace", r#""ours""#, "--cidrpools-namespace=ours"),
@@ -424,6 +424,7 @@ const CHANGES: [(&str, &str, &str); 28] = [
     ("podAnnotations", r#"{"our/annotation":"a"}"#, r#""our/annotation":"a""#),
     ("podLabels", r#"{"our/label":"a"}"#, r#""our/label":"a""#),
     ("priorityClassName", r#""ours""#, r#""priorityClassName":"ours""#),
+    ("resource", r#""ours.example.com/rail-{rail}""#, "--resource=ours.example.com/rail-{rail}"),
     ("resources", r#"{"limits":{"memory":"1Gi"}}"#, r#""memory":"1Gi""#),
     ("taint", r#""ours/taint""#, "--taint=ours/taint"),
     ("tolerations", r#"[{"key":"gpu","operator":"Exists"}]"#, r#""tolerations":[{"key":"gpu""#),
@@ -523,6 +524,7 @@ fn values_that_nobody_reads_or_of_another_type_are_refused() {
         (["--set", "imagePullSecrets={s}"], "imagePullSecrets"),
         (["--set", "tain=x"], "tain"),
         (["--set", "taint=x'y"], "taint"),
+        (["--set", "resource=rails"], "resource"),
         (["--set", "args=--dranet"], "args"),
         (["--set", "image.pullPolicy=always"], "pullPolicy"),
         (["--set", "fullnameOverride=Rails"], "fullnameOverride"),
