@@ -19,6 +19,7 @@ mod ready;
 mod refusals;
 mod report;
 mod revision;
+mod rollout;
 mod run;
 mod serve;
 mod text;

@@ -13,6 +13,7 @@ pub const CURRENT: &str = "RailsPlanCurrent";
 // Reasons of it, by which the next agent knows what this one knew.
 const WRITTEN: &str = "Written";
 const HELD_BACK: &str = "HeldBack";
+const WAITS: &str = "Waits";
 const REFUSED: &str = "Refused";
 const NOT_NAMED: &str = "NotNamed";
 /// A condition of the Node.
@@ -39,6 +40,8 @@ pub enum Plan {
     Current(String),
     /// It names this node, and would take addresses from running pods, so the store stays as it is.
     HeldBack(String),
+    /// It is another than the store's, and the rollout has not come to this node.
+    Waits(String),
     /// It does not name this node: what the store has may be another node's by now.
     NotNamed(String),
     /// It is wrong, so the store or node.json stays as it is.
@@ -104,6 +107,7 @@ pub fn plan_current(plan: &Plan, is_named: Option<bool>) -> Option<Condition> {
         Plan::Unknown => return None,
         Plan::Current(message) => (true, WRITTEN, message),
         Plan::HeldBack(message) => (false, HELD_BACK, message),
+        Plan::Waits(message) => (false, WAITS, message),
         Plan::Unread(message) => (false, "NotRead", message),
         Plan::NotNamed(message) | Plan::Refused(message) => match is_named {
             Some(true) => (false, REFUSED, message),
@@ -118,7 +122,7 @@ pub fn plan_current(plan: &Plan, is_named: Option<bool>) -> Option<Condition> {
 /// knows, as on a node that was registered anew.
 pub fn was_named(reason: &str) -> Option<bool> {
     match reason {
-        WRITTEN | HELD_BACK | REFUSED => Some(true),
+        WRITTEN | HELD_BACK | WAITS | REFUSED => Some(true),
         NOT_NAMED => Some(false),
         _ => None,
     }

@@ -38,6 +38,7 @@ use crate::place::{self, Place};
 use crate::ready::{self, Condition, Grounds, Plan, Steady};
 use crate::report::{Attachment, Doctor, Listing, Made, Obstacle, Refused, Show, Status};
 use crate::revision::{self, Revision};
+use crate::rollout;
 use crate::serve::{self, Shared};
 use crate::text::{clean, of, say};
 use crate::watch::{self, Seen};
@@ -229,6 +230,8 @@ pub fn jittered(interval: Duration) -> Duration {
 /// A plan for railctl.
 struct Source {
     text: Vec<u8>,
+    /// The arguments with which railctl lists whose prefixes are whose; it refuses no more than with the others.
+    csv: &'static [&'static str],
     arguments: &'static [&'static str],
     /// The option with which the same command writes nothing.
     dry: &'static str,
@@ -265,6 +268,8 @@ struct Agent {
     config: Option<BTreeMap<String, String>>,
     /// What is wrong with the ConfigMap.
     config_error: Option<String>,
+    /// Why a new node.json or plan is not for this node yet.
+    waits: Option<String>,
     plan: Plan,
     /// Whether the last plan that could be judged names this node, also before this agent began; `None` if nobody knows.
     is_named: Option<bool>,
@@ -345,6 +350,7 @@ impl Agent {
             node: None,
             config: None,
             config_error: None,
+            waits: Some("the ConfigMap, which may say so, has not been read yet".to_owned()),
             plan: Plan::Unknown,
             is_named: None,
             looks_without_plan: 0,
@@ -530,7 +536,13 @@ impl Agent {
     async fn configure(&mut self) {
         let Seen::All(maps) = self.config_map.borrow_and_update().clone() else { return };
         self.config = None;
-        let Some(data) = maps.into_values().next().and_then(|map| map.data) else {
+        let map = maps.into_values().next();
+        let waits = map.as_ref().and_then(|map| rollout::waits(map, &self.args.node, self.node.as_ref()));
+        if waits != self.waits {
+            self.planned = None;
+            self.waits = waits;
+        }
+        let Some(data) = map.and_then(|map| map.data) else {
             self.config = Some(BTreeMap::new());
             self.config_error = None;
             let name = format!("{}/{}", self.args.namespace, self.args.config_map);
@@ -575,6 +587,10 @@ impl Agent {
         let Some(node) = &self.node else { bail!("the class of this node is not known yet") };
         let class = api::label(node, &self.args.class_label);
         let (text, paths) = node_json::render(data, class, &self.args.node)?;
+        // A node that has none yet takes the new one.
+        if self.waits.is_some() && !node_json::is_missing(&self.host) {
+            return Ok(false);
+        }
         node_json::check_paths(&self.host, &paths)?;
         let run_dir = paths.run_dir;
         // Neither the plugins nor the agent could begin. A storeDir that cannot be written refuses the plan alone.
@@ -631,6 +647,7 @@ impl Agent {
                 Some(match text {
                     Some(text) => Ok(Source {
                         text: text.clone().into_bytes(),
+                        csv: &["plan", "-", "--from", "fabric", "--to", "csv"],
                         arguments: &["plan", "-", "--from", "fabric", "--to", "store"],
                         dry: "--diff",
                     }),
@@ -659,6 +676,16 @@ impl Agent {
                 })),
                 Seen::All(pools) => Some(Ok(Source {
                     text: list(pools.values()),
+                    csv: &[
+                        "plan",
+                        "-",
+                        "--from",
+                        "cidrpool",
+                        "--allow",
+                        "missing-rail,cluster-networks",
+                        "--to",
+                        "csv",
+                    ],
                     arguments: &["import", "-"],
                     dry: "--dry-run",
                 })),
@@ -726,6 +753,7 @@ impl Agent {
                 }
                 self.tell("plan", Some(text.clone()));
             }
+            Plan::Waits(text) => self.tell("plan", Some(text.clone())),
             Plan::NotNamed(text) | Plan::Refused(text) => {
                 if is_new {
                     self.about_node("PlanRefused", text);
@@ -736,7 +764,7 @@ impl Agent {
         }
         match plan {
             Plan::NotNamed(_) => self.is_named = Some(false),
-            Plan::Current(_) | Plan::HeldBack(_) => self.is_named = Some(true),
+            Plan::Current(_) | Plan::HeldBack(_) | Plan::Waits(_) => self.is_named = Some(true),
             _ => (),
         }
         self.plan = plan;
@@ -748,7 +776,36 @@ impl Agent {
         self.railctl(&arguments, &source.text).await
     }
 
+    /// What keeps a plan that changes this node's prefixes from being written; `None` if nothing does. A node that has none, or
+    /// that the plan does not name, waits for nobody.
+    async fn hold(&mut self, source: &Source) -> Option<Plan> {
+        let why = self.waits.clone()?;
+        let show = match self.ask::<Show>(&["leases"]).await {
+            Ok(show) if show.pools.iter().any(|pool| pool.prefix.is_some()) => show,
+            Ok(_) => return None,
+            Err(error) => return Some(Plan::Refused(of(&error))),
+        };
+        let dry = self.plan(source, Some(source.dry)).await.ok().filter(|dry| dry.is_success)?;
+        let counts = counts(&report(&dry));
+        if named_pools(&counts) == 0 || counts.keys().all(|change| change == "same") {
+            return None;
+        }
+        let program = self.args.plugins_dir.join(RAILCTL);
+        let taken = match self.host.run(&program, source.csv, &source.text).await {
+            Ok(said) if said.is_success => rollout::taken(&said.stdout, &self.args.node, &show),
+            Ok(said) => Some(format!("nobody knows whose its prefixes are: {}", said.stderr.trim())),
+            Err(error) => Some(of(&error)),
+        };
+        Some(match taken {
+            Some(taken) => Plan::HeldBack(format!("in the new plan {taken}, and {why}")),
+            None => Plan::Waits(format!("the plan has other prefixes for this node, and {why}")),
+        })
+    }
+
     async fn write_plan(&mut self, source: &Source) -> Plan {
+        if let Some(plan) = self.hold(source).await {
+            return plan;
+        }
         let said = match self.plan(source, None).await {
             Ok(said) => said,
             Err(error) => return Plan::Refused(of(&error)),

@@ -345,6 +345,55 @@ fn a_node_that_was_open_closes_when_its_prefixes_are_another_machines() {
     });
 }
 
+#[test]
+fn a_rollout_comes_to_the_node_when_its_share_does_and_a_prefix_of_another_closes_it_before() {
+    on_a_node(
+        "run::a_rollout_comes_to_the_node_when_its_share_does_and_a_prefix_of_another_closes_it_before",
+        || {
+            let (api, agent) = ready(&[]);
+            agent.until("open", || taints(&api.get(NODE)) == ["other"]);
+            let roll = |percent: &str, rails: &Value| {
+                let mut node = node_json();
+                node["policy"]["rails"] = rails.clone();
+                let data = json!({"node.dgx.json": node.to_string(), "cluster": "cluster-1"});
+                let mut map = config_map(&data);
+                map["metadata"]["annotations"] = json!({"rail-cni/rollout-percent": percent});
+                api.put(CONFIG_MAP, map);
+            };
+            let written = || -> Value {
+                let text = fs::read_to_string("/etc/rail-cni/node.json").unwrap();
+                serde_json::from_str::<Value>(&text).unwrap()["policy"]["rails"].clone()
+            };
+            roll("0", &json!([0, 1, 2]));
+            // Another prefix of the same node waits, and pods come as before.
+            api.put(&format!("{POOLS}/rail-1"), pool(1, Some("172.18.4.0/31")));
+            let message = agent.until_condition(&api, "RailsPlanCurrent", "False", "Waits");
+            assert!(message.contains("0 %"), "{message}");
+            assert_ne!(written(), json!([0, 1, 2]));
+            assert!(allocation(1).contains("172.18.0.0/31"), "{}", allocation(1));
+            assert_eq!(condition(&api, "RailsReady")["status"], "True");
+            // An agent that begins does not forget it.
+            assert!(agent.stop());
+            let agent = Running::start(&api, &[]);
+            agent.until("its first looks", || served("/metrics").contains("rail_cni_ready 1"));
+            assert!(allocation(1).contains("172.18.0.0/31"), "{}", allocation(1));
+            // The new plan gives the old prefix to another node: no pod may come with it.
+            let mut moved = pool(1, Some("172.18.4.0/31"));
+            moved["spec"]["staticAllocations"].as_array_mut().unwrap().push(
+                json!({"nodeName": "worker-gpu-7", "prefix": "172.18.0.0/31", "gateway": "172.18.0.1"}),
+            );
+            api.put(&format!("{POOLS}/rail-1"), moved);
+            let message = agent.until_condition(&api, "RailsReady", "False", "ClosedByPlan");
+            assert!(message.contains("172.18.0.0/31 belongs to worker-gpu-7"), "{message}");
+            roll("100", &json!([0, 1, 2]));
+            agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+            agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+            assert_eq!(written(), json!([0, 1, 2]));
+            assert!(allocation(1).contains("172.18.4.0/31"), "{}", allocation(1));
+        },
+    );
+}
+
 /// What nobody looks after must not call itself ready; a rollout takes no node away.
 #[test]
 fn labels_and_conditions_end_with_the_last_agent_and_not_with_one_that_is_replaced() {
