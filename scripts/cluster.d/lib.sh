@@ -180,8 +180,7 @@ furnish() {
     for program in etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl; do
         ln -s "$scripts_callers/kubernetes-1.34.2/bin/kube" "$cluster/bin/$program"
     done
-    for program in "$scripts_callers"/{containerd-2.4.2,runc-1.5.2}/bin/* \
-        "$scripts_callers/kubernetes-1.34.2/bin/device-plugin"; do
+    for program in "$scripts_callers"/{containerd-2.4.2,runc-1.5.2}/bin/* "$target/image/root/rail-agent"; do
         ln -s "$program" "$cluster/bin/"
     done
     printf '%s\n' "$groups" >"$cluster/groups"
@@ -391,7 +390,7 @@ boot() {
     start_containerd "$1"
     load_images "$1"
     start_kubelet "$1"
-    start_device_plugin "$1"
+    [[ ! -e $disk/opt/cni/bin/railctl ]] || start_agent "$1"
 }
 
 # pull_the_plug NODE: all its processes die at once, and its memory, network and /run are gone.
@@ -513,10 +512,18 @@ start_kubelet() {
         --hostname-override "$1" --node-ip "192.0.2.1$number" "${@:2}"
 }
 
-start_device_plugin() {
-    on "$1" tee /etc/device-plugin.json >/dev/null <"$root/conf/device-plugin.json"
-    service "$1" device-plugin device-plugin /etc/device-plugin.json "$sysfs"
+# start_agent NODE [RESOURCE]: as a service of the node, which offers the devices. It has another view of files than process 1,
+# as in a container.
+start_agent() {
+    local resource=${2:-}
+    [[ $resource ]] || resource='nvidia.com/rail-{rail}'
+    on "$1" tee /etc/kubernetes/agent.kubeconfig >/dev/null <"$cluster/admin.kubeconfig"
+    service "$1" rail-agent env KUBECONFIG=/etc/kubernetes/agent.kubeconfig unshare -m rail-agent run --node "$1" \
+        --plan-from none --resource "$resource"
 }
+
+# give_gpus NODE: that do not exist.
+give_gpus() { kubectl patch node "$1" --subresource status --type merge -p '{"status": {"capacity": {"nvidia.com/gpu": "8"}}}'; }
 
 # install_multus NODE: with upstream's bridge for eth0.
 install_multus() {
@@ -542,6 +549,7 @@ install_rails() {
         on "$1" tee /etc/rail-cni/node.json >/dev/null
     on "$1" /opt/cni/bin/railctl plan "$root/conf/fabric.yaml" --to store
     on "$1" /opt/cni/bin/railctl doctor
+    start_agent "$1"
 }
 
 # for_each_node COMMAND: with its name, on all at the same time.
@@ -577,6 +585,7 @@ start_cluster() {
     done
     kubectl apply -f "$root/conf/nads.yaml" >>"$cluster/log/objects"
     await "the account of pods" 30 kubectl get serviceaccount default
+    for node in "${nodes[@]}"; do await "$node is registered" 60 give_gpus "$node"; done
     for node in "${nodes[@]}"; do await "$node is ready" 60 node_is_ready "$node"; done
     now
     printf 'up in %s s\n' "$(seconds $((now - begin)))"

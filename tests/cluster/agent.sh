@@ -25,7 +25,8 @@ take_tag() {
             images: [{name: "rail-cni", newTag: $tag}]}
             + if $of == "install" then {patches: [{path: "class.json"}, {target: {kind: "DaemonSet", name: "rail-agent"},
                 patch: ([{op: "replace", path: "/spec/minReadySeconds", value: 1},
-                    {op: "add", path: "/spec/template/spec/containers/0/args/-", value: "--taint-after=5"}] | tojson)}]}
+                    ("--taint-after=5", "--resource=nvidia.com/rail-{rail}"
+                        | {op: "add", path: "/spec/template/spec/containers/0/args/-", value: .})] | tojson)}]}
             else {} end' >"$own/$of/kustomization.yaml"
     done
 }
@@ -50,7 +51,7 @@ empty() {
 register() {
     crash "$1" kubelet && kubectl delete node "$1" &&
         start_kubelet "$1" --register-with-taints=rail-cni/not-ready=:NoSchedule --node-labels=rail-cni/node-class=veth &&
-        within 60 has_taint "$1"
+        within 60 has_taint "$1" && give_gpus "$1"
 }
 
 has_taint() { kubectl get node "$1" -o json | jq -e '[.spec.taints[]?.key] | index("rail-cni/not-ready") != null'; }
@@ -111,6 +112,9 @@ has_config() {
     diff <(jq -S . <<<"$config" | jq -S --arg name "$1" '.nodeName = $name') <(on "$1" jq -S . /etc/rail-cni/node.json)
 }
 
+# allocatable NODE RESOURCE NUMBER
+allocatable() { kubectl get node "$1" -o json | jq -e --arg of "$2" --arg number "$3" '.status.allocatable[$of] == $number'; }
+
 # shows NODE LINE...: /metrics has them.
 shows() {
     local text line
@@ -144,6 +148,7 @@ configure veth "$config"
 take_tag "$(sed -n 's/^ *newTag: //p' "$own/deploy/kustomization.yaml")"
 
 for node in "${nodes[@]}"; do
+    crash "$node" rail-agent
     empty "$node"
     check "the image is imported on $node" import "$node" "$images/rail-cni.tar"
     check "$node registers with the taint" register "$node"
@@ -170,6 +175,20 @@ for node in "${nodes[@]}"; do
         'rail_cni_attachments\{state="live"\} 8' 'rail_cni_calls_total\{plugin="rail-cni",verb="ADD",code="0"\} 8'
 done
 
+# shellcheck disable=SC2034
+readonly before=$config
+config=$(jq '.log.level = "debug"' <<<"$config")
+check "a share of no nodes is set" kubectl annotate "${of_agent[@]}" configmap rail-cni rail-cni/rollout-percent=0
+check "worker-gpu-1 is in every share" kubectl label node worker-gpu-1 rail-cni/rollout-first=
+configure veth "$config"
+check "another node.json is applied" kubectl apply -k "$own/install"
+check "worker-gpu-1 has it" within 60 has_config worker-gpu-1
+# shellcheck disable=SC2016
+check "worker-gpu-0 has the one of before" eval 'config=$before has_config worker-gpu-0'
+check "the share is raised" kubectl annotate "${of_agent[@]}" configmap rail-cni rail-cni/rollout-percent=100 --overwrite
+check "worker-gpu-0 has it, too" within 60 has_config worker-gpu-0
+kubectl label node worker-gpu-1 rail-cni/rollout-first- >/dev/null
+
 check "the prefixes of worker-gpu-0 go to another machine" apply_plan_of_another worker-gpu-0
 check "worker-gpu-0 closes" within 90 is_closed worker-gpu-0 ClosedByPlan
 check "its pod keeps its rails" all_reach_all trainer-0 trainer-1
@@ -177,6 +196,7 @@ check "the plan names worker-gpu-0 again" apply_plan
 check "worker-gpu-0 opens" within 90 node_is_ready worker-gpu-0
 check "a cable of worker-gpu-1 is cut" ip -n leaf link set n1-p3 down
 check "worker-gpu-1 gets the taint under its pod" within 90 is_closed worker-gpu-1 PfLink
+check "its device of that rail is none that a pod can get" within 30 allocatable worker-gpu-1 nvidia.com/rail-3 0
 check "the pod of worker-gpu-1 keeps its rails" all_reach_all trainer-0 trainer-1
 check "the cable is there again" ip -n leaf link set n1-p3 up
 check "worker-gpu-1 opens" within 90 node_is_ready worker-gpu-1
