@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use rustix::fs::inotify;
 use tokio::net::UnixListener;
+use tokio::net::unix::pipe;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -21,8 +23,11 @@ use crate::text::{of, say};
 
 /// The part of a resource's name that stands for the number of the rail.
 const RAIL: &str = "{rail}";
-/// How often the kubelet's socket and the own one are looked at. A kubelet that starts removes all, and makes its own anew.
+/// How often the kubelet's socket and the own one are looked at, if no change is seen. A kubelet that starts removes all, and
+/// makes its own anew.
 const LOOK: Duration = Duration::from_secs(1);
+/// The time after which a first failure is tried again.
+const SOON: Duration = Duration::from_millis(50);
 /// The longest registration.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -136,18 +141,29 @@ impl Plugin {
         let mut told = None;
         loop {
             let error = self.offer().await.err().map(|error| of(&error));
+            // A kubelet makes its socket shortly before it listens.
+            let pause = if told.is_none() { SOON } else { LOOK };
             if let Some(text) = error.as_ref().filter(|_| error != told) {
                 say("warn", &format!("the resource {} is not offered: {text}", self.resource));
             }
             told = error;
-            tokio::time::sleep(LOOK).await;
+            if told.is_some() {
+                tokio::time::sleep(pause).await;
+            }
         }
     }
 
     /// Offers the resource to the kubelet that runs now, if one does, for as long as it does.
     async fn offer(self: &Arc<Plugin>) -> Result<()> {
-        let Some(dir) = self.host.dir(Path::new(kubelet::FOLDER))? else { return Ok(()) };
-        let Some(began) = began(&dir) else { return Ok(()) };
+        let Some(dir) = self.host.dir(Path::new(kubelet::FOLDER))? else {
+            tokio::time::sleep(LOOK).await;
+            return Ok(());
+        };
+        let changes = Changes::of(&dir);
+        let Some(began) = began(&dir) else {
+            changes.wait().await;
+            return Ok(());
+        };
         let socket = format!("rail-agent_{}.sock", self.resource.replace('/', "_"));
         dir.remove(&socket)?;
         let listener = UnixListener::bind(dir.at(&socket))
@@ -161,7 +177,7 @@ impl Plugin {
         tokio::time::timeout(PATIENCE, registered).await.context("the kubelet did not answer")??;
         say("info", &format!("the kubelet has the resource {}", self.resource));
         while dir.is_linked() && dir.at(&socket).exists() && self::began(&dir) == Some(began) {
-            tokio::time::sleep(LOOK).await;
+            changes.wait().await;
         }
         Ok(())
     }
@@ -208,6 +224,35 @@ impl Plugin {
             Err(_) => None,
         }
         .unwrap_or_else(|| self.listing.borrow().clone())
+    }
+}
+
+/// What happens in the kubelet's folder: a pod that starts with a new kubelet fails for good if its devices come too late.
+/// Tokio has no type for inotify, and a file that is read like a pipe is one to it.
+struct Changes(Option<pipe::Receiver>);
+
+impl Changes {
+    /// A node may have no watch left.
+    fn of(dir: &HostDir) -> Changes {
+        let watch = || -> Result<pipe::Receiver> {
+            let inotify = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC)?;
+            let changes =
+                inotify::WatchFlags::CREATE | inotify::WatchFlags::DELETE | inotify::WatchFlags::MOVED_TO;
+            inotify::add_watch(&inotify, dir.at("."), changes)?;
+            Ok(pipe::Receiver::from_owned_fd_unchecked(inotify)?)
+        };
+        Changes(watch().ok())
+    }
+
+    /// Waits for the next change, or for a while.
+    async fn wait(&self) {
+        let change = async {
+            let Some(inotify) = &self.0 else { return std::future::pending().await };
+            if inotify.readable().await.is_ok() {
+                while inotify.try_read(&mut [0; 4096]).is_ok_and(|count| count > 0) {}
+            }
+        };
+        let _ = tokio::time::timeout(LOOK, change).await;
     }
 }
 
@@ -286,6 +331,23 @@ fn variable(resource: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_socket_that_comes_or_goes_is_seen_at_once() {
+        crate::api::runtime().unwrap().block_on(async {
+            let temp = tempfile::tempdir().unwrap();
+            let changes = Changes::of(&HostDir::here(temp.path()));
+            let socket = temp.path().join(kubelet::KUBELET);
+            let begun = Instant::now();
+            for _ in 0..100 {
+                std::fs::write(&socket, "").unwrap();
+                changes.wait().await;
+                std::fs::remove_file(&socket).unwrap();
+                changes.wait().await;
+            }
+            assert!(begun.elapsed() < 100 * LOOK, "{:?}", begun.elapsed());
+        });
+    }
 
     fn listing(all: &[(&str, u8, u32)]) -> Listing {
         let one = |(device, rail, numa): &(&str, u8, u32)| Listed {

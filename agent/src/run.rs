@@ -397,6 +397,8 @@ impl Agent {
     }
 
     async fn run(&mut self) -> Result<ExitCode> {
+        // The kubelet waits for nobody, and the API server may be away.
+        self.offer_devices().await;
         loop {
             self.look().await;
             let noted = self.alive.now(self.ready.is_true);
@@ -440,10 +442,7 @@ impl Agent {
         }
         self.load_plan().await;
         self.inspect().await;
-        if self.resources.is_some() {
-            let offered = self.offer_devices().await;
-            self.tell("devices", offered.err().map(|error| of(&error)));
-        }
+        self.offer_devices().await;
         if self.reap_due.is_some_and(|due| Instant::now() >= due) {
             self.reap().await;
         }
@@ -890,9 +889,14 @@ impl Agent {
     }
 
     /// Offers the kubelet the devices that there are now.
-    async fn offer_devices(&mut self) -> Result<()> {
-        let listing = self.ask::<Listing>(&["devices"]).await?;
-        self.resources.as_mut().map_or(Ok(()), |resources| resources.offer(listing))
+    async fn offer_devices(&mut self) {
+        if self.resources.is_none() {
+            return;
+        }
+        let listing = self.ask::<Listing>(&["devices"]).await;
+        let offered = listing
+            .and_then(|listing| self.resources.as_mut().map_or(Ok(()), |resources| resources.offer(listing)));
+        self.tell("devices", offered.err().map(|error| of(&error)));
     }
 
     /// Fails if a plugin cannot be run: no pod with rails could start.

@@ -389,8 +389,9 @@ boot() {
     add_rails "$1" "$keeper"
     start_containerd "$1"
     load_images "$1"
-    start_kubelet "$1"
+    # Before the kubelet, which admits the pods from before the boot as soon as it starts.
     [[ ! -e $disk/opt/cni/bin/railctl ]] || start_agent "$1"
+    start_kubelet "$1"
 }
 
 # pull_the_plug NODE: all its processes die at once, and its memory, network and /run are gone.
