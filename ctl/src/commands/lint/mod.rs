@@ -6,6 +6,7 @@ mod across;
 mod chain;
 mod fix;
 mod ignore;
+mod markdown;
 mod operators;
 mod plugin;
 mod pods;
@@ -199,6 +200,8 @@ enum Content {
     Networks,
     /// Any manifests, of which some may be networks.
     Anything,
+    /// Text with manifests in it, and with parts of some.
+    Page,
 }
 
 /// One network of a file.
@@ -339,24 +342,47 @@ impl Lint {
     /// Reads one file.
     fn file(&mut self, file: &str, content: Content) {
         self.files.push(file.to_owned());
-        let documents = match document::read(file) {
+        let before = self.found();
+        let is_page = [".md", ".markdown"].iter().any(|end| file.ends_with(end));
+        let read = if is_page { self.page(file) } else { document::read(file) };
+        let documents = match read {
             Ok(documents) => documents,
             Err(fault) => return self.fault("", fault),
         };
-        let before = self.found();
+        let content = if is_page { Content::Page } else { content };
         let is_manifest = |document: &&Document| {
             let root = document.root();
             root.get("kind").is_some() || root.items().next().is_some_and(|item| item.get("kind").is_some())
         };
-        for document in
-            documents.iter().filter(|document| content == Content::Networks || is_manifest(document))
-        {
+        // A page also shows parts of objects.
+        let is_whole = |document: &&Document| {
+            let root = document.root();
+            root.get("type").is_some() && root.get("cniVersion").is_some() || root.get("plugins").is_some()
+        };
+        for document in documents.iter().filter(|document| match content {
+            Content::Networks => true,
+            Content::Anything => is_manifest(document),
+            Content::Page => is_manifest(document) || is_whole(document),
+        }) {
             self.value(document.root(), document);
         }
-        if self.found() == before && content == Content::Networks {
+        if self.found() == before && content != Content::Anything {
             let problem = "no NetworkAttachmentDefinition and no CNI configuration in it";
             self.fault("", Fault::whole(problem).at(Place::file(file)));
         }
+    }
+
+    /// The manifests in a page of Markdown. What is no YAML there is left out, and said.
+    fn page(&mut self, file: &str) -> Result<Vec<Document>, Fault> {
+        let text = document::Text::read(file)?;
+        let mut all = Vec::new();
+        for block in markdown::blocks(&String::from_utf8_lossy(&text.bytes)) {
+            match document::parse(&text.file, block.as_bytes()) {
+                Ok(documents) => all.extend(documents),
+                Err(fault) => self.say(Severity::Warning, "", fault),
+            }
+        }
+        Ok(all)
     }
 
     /// Begins another network.

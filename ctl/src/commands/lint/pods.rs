@@ -24,32 +24,77 @@ pub(super) struct Pod {
     may_lock: bool,
 }
 
+/// Whose pods they are.
+#[derive(Clone, Copy)]
+struct Owner<'a> {
+    name: &'a str,
+    namespace: &'a str,
+    /// What a pod has that says nothing itself.
+    annotations: Option<Part<'a>>,
+}
+
+/// What makes an object the `spec` of a pod: a list of containers, or one. Argo has `container` and `script`, KServe a
+/// `model`, Dynamo a `mainContainer`.
+const IN_POD: [&str; 5] = ["containers", "container", "script", "model", "mainContainer"];
+
+fn containers(part: Part<'_>) -> Vec<Part<'_>> {
+    let is_container = |one: &Part| ["image", "resources"].iter().any(|key| one.get(key).is_some());
+    let given = IN_POD.iter().filter_map(|key| part.get(key));
+    let each = given.flat_map(|one| if one.value.is_array() { one.items().collect() } else { vec![one] });
+    each.filter(is_container).collect()
+}
+
 impl Lint {
-    /// Notes the pods in an object: itself, or templates anywhere below `spec`.
+    /// Notes the pods in an object: itself, or anywhere in it, whatever its kind is.
     pub(super) fn pods(&mut self, part: Part, name: &str) {
+        let owner =
+            Owner { name, namespace: part.text("metadata.namespace").unwrap_or_default(), annotations: None };
+        // Argo gives pods `podMetadata`, and not what the workflow itself has.
+        let is_workflow = part.text("kind").is_some_and(|kind| kind.contains("Workflow"));
+        let annotations = part.get("metadata.annotations").filter(|_| !is_workflow);
+        self.pods_below(part, Owner { annotations, ..owner });
+    }
+
+    fn pods_below<'a>(&mut self, part: Part<'a>, owner: Owner<'a>) {
         if part.get("spec.containers").is_some_and(|all| all.value.is_array()) {
-            self.pod(part, name);
-            return;
+            let Some(spec) = part.get("spec") else { return };
+            // A template inherits nothing.
+            return self.pod(spec, Owner { annotations: part.get("metadata.annotations"), ..owner });
         }
-        let below = part.entries().map(|(_, inner)| inner).chain(part.items());
+        let own = ["metadata.annotations", "podMetadata.annotations", "annotations"]
+            .iter()
+            .find_map(|path| part.get(path));
+        // That of the object itself is known.
+        let own = own.filter(|all| part.get("kind").is_none() && all.value.is_object());
+        let owner = Owner { annotations: own.or(owner.annotations), ..owner };
+        if !containers(part).is_empty() {
+            self.pod(part, owner);
+        }
+        let below = part
+            .entries()
+            .filter(|(key, _)| !IN_POD.contains(key))
+            .map(|(_, inner)| inner)
+            .chain(part.items());
         for inner in below.filter(|inner| inner.value.is_object() || inner.value.is_array()) {
-            self.pods(inner, name);
+            self.pods_below(inner, owner);
         }
     }
 
-    fn pod(&mut self, part: Part, name: &str) {
-        let annotation = |key: &str| {
-            let all = part.get("metadata.annotations")?;
-            all.get(key).filter(|given| !given.value.is_null())
-        };
-        let namespace = part.text("metadata.namespace").unwrap_or_default();
+    /// `part` is what a pod's `spec` is.
+    fn pod(&mut self, part: Part, owner: Owner) {
+        let Owner { name, namespace, .. } = owner;
+        let annotation =
+            |key: &str| owner.annotations.and_then(|all| all.get(key)).filter(|given| !given.value.is_null());
         let mut all = Vec::new();
         for key in [DEFAULT, NETWORKS] {
             match annotation(key).map_or(Some(Vec::new()), |given| networks(given, namespace)) {
                 Some(networks) => all.extend(networks),
                 None => {
                     let problem = "must be comma-separated names, or a list of objects with a name";
-                    return self.error(part, name, &format!("metadata.annotations.{key}"), problem);
+                    let place = annotation(key).map_or_else(|| part.place(""), |given| given.place(""));
+                    let fault =
+                        rail_cni::fault::Fault::new(format!("metadata.annotations.{key}"), problem).at(place);
+                    return self.fault(name, fault);
                 }
             }
         }
@@ -57,13 +102,13 @@ impl Lint {
         let mut of_init: BTreeMap<String, u64> = BTreeMap::new();
         let mut may_lock = false;
         let of = |list: &str| part.get(list).into_iter().flat_map(Part::items).collect::<Vec<_>>();
-        for container in of("spec.initContainers") {
+        for container in of("initContainers") {
             for (resource, count) in devices(container) {
                 let most = of_init.entry(resource.to_owned()).or_insert(0);
                 *most = count.max(*most);
             }
         }
-        for container in of("spec.containers") {
+        for container in containers(part) {
             let security = container.get("securityContext");
             let is_on = |path: &str| security.and_then(|of| of.get(path)).is_some_and(|on| *on.value == true);
             let adds = security.and_then(|of| of.get("capabilities.add")).into_iter().flat_map(Part::items);
@@ -80,9 +125,9 @@ impl Lint {
         }
         let place = match annotation(NETWORKS) {
             Some(annotation) => annotation.place(""),
-            None => part.place("spec.containers"),
+            None => part.place("containers"),
         };
-        let has_claims = part.get("spec.resourceClaims").is_some();
+        let has_claims = part.get("resourceClaims").is_some();
         self.pods.push(Pod { place, name: name.to_owned(), networks: all, resources, has_claims, may_lock });
     }
 

@@ -879,3 +879,86 @@ fn a_file_of_a_runtime_is_fixed_as_json() {
     let config: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(config["plugins"].as_array().unwrap().len(), 1);
 }
+
+/// The shapes in which operators have pods: what their kinds are does not matter.
+#[test]
+fn pods_are_found_in_whatever_makes_them() {
+    const NETWORKS: &str = "annotations: {k8s.v1.cni.cncf.io/networks: 'rail-3, rail-3'}";
+    const CONTAINER: &str = "{image: x, resources: {limits: {nvidia.com/rail-3: 1}}, securityContext: {capabilities: {add: [IPC_LOCK]}}}";
+    let template = format!("{{metadata: {{{NETWORKS}}}, spec: {{containers: [{CONTAINER}]}}}}");
+    for (kind, own, spec) in [
+        ("InferenceService", NETWORKS, format!("predictor: {{containers: [{CONTAINER}]}}")),
+        ("InferenceService", NETWORKS, format!("predictor: {{model: {CONTAINER}}}")),
+        (
+            "InferenceService",
+            "",
+            format!("predictor: {{{NETWORKS}, workerSpec: {{containers: [{CONTAINER}]}}}}"),
+        ),
+        ("LLMInferenceService", NETWORKS, format!("prefill: {{template: {{containers: [{CONTAINER}]}}}}")),
+        ("LLMInferenceService", NETWORKS, format!("worker: {{containers: [{CONTAINER}]}}")),
+        ("Workflow", "", format!("templates: [{{metadata: {{{NETWORKS}}}, container: {CONTAINER}}}]")),
+        (
+            "CronWorkflow",
+            "",
+            format!("workflowSpec: {{podMetadata: {{{NETWORKS}}}, templates: [{{script: {CONTAINER}}}]}}"),
+        ),
+        ("Job", "", format!("tasks: [{{replicas: 2, template: {template}}}]")),
+        ("RayCluster", "", format!("workerGroupSpecs: [{{template: {template}}}]")),
+        ("JobSet", "", format!("replicatedJobs: [{{template: {{spec: {{template: {template}}}}}}}]")),
+        ("LeaderWorkerSet", "", format!("leaderWorkerTemplate: {{workerTemplate: {template}}}")),
+        ("MPIJob", "", format!("mpiReplicaSpecs: {{Worker: {{template: {template}}}}}")),
+        (
+            "DynamoGraphDeployment",
+            "",
+            format!("services: {{w: {{{NETWORKS}, extraPodSpec: {{mainContainer: {CONTAINER}}}}}}}"),
+        ),
+    ] {
+        let object = format!("---\nkind: {kind}\nmetadata: {{name: j, {own}}}\nspec: {{{spec}}}\n")
+            .replace(", }", "}");
+        let (_, told) = lint_of(&[("f", &(good() + &object))]);
+        assert!(
+            told.len() == 1 && told[0].contains("2 networks of nvidia.com/rail-3, and 1"),
+            "{object}{told:#?}"
+        );
+    }
+    // What the object has, these pods do not get.
+    for (kind, spec) in [
+        ("Deployment", format!("template: {{spec: {{containers: [{CONTAINER}]}}}}")),
+        ("Workflow", format!("templates: [{{container: {CONTAINER}}}]")),
+    ] {
+        let object = format!("---\nkind: {kind}\nmetadata: {{name: j, {NETWORKS}}}\nspec: {{{spec}}}\n");
+        let (_, told) = lint_of(&[("f", &(good() + &object))]);
+        assert!(told.len() == 1 && told[0].contains("for no network of it"), "{object}{told:#?}");
+    }
+}
+
+#[test]
+fn manifests_in_a_page_are_read_and_have_its_lines() {
+    let wrong = good().replace("rail-cni\"", "rail-cnii\"");
+    let indented = wrong.lines().map(|line| format!("   {line}\n")).collect::<String>();
+    for (page, line) in [
+        (format!("# A page\n\n```yaml\n{wrong}```\n"), 3),
+        (format!("1. In a list\n\n   ```yaml title=\"nad\"\n{indented}   ```\n"), 3),
+        (format!("~~~ yml\n{wrong}~~~\n"), 1),
+        (format!("```\n{wrong}```\n"), 1),
+        (format!("```bash\nset -e\nkubectl apply -f - <<'EOF'\n{wrong}EOF\nkubectl get nad\n```\n"), 3),
+        (format!("```console\n$ cat <<EOF | kubectl apply -f -\n{wrong}EOF\n```\n"), 2),
+    ] {
+        let (_, alone) = lint_of(&[("f.yaml", &wrong)]);
+        let (_, told) = lint_of(&[("f.md", &page)]);
+        let of = |one: &str| -> (u32, String) {
+            let (line, rest) = one.split_once(": ").unwrap();
+            (line.rsplit(':').next().unwrap().parse().unwrap(), rest.to_owned())
+        };
+        let moved: Vec<_> = alone.iter().map(|one| of(one)).map(|(at, rest)| (at + line, rest)).collect();
+        assert!(!moved.is_empty());
+        assert_eq!(told.iter().map(|one| of(one)).collect::<Vec<_>>(), moved, "{page}");
+    }
+    // Parts of objects, and other languages, are no mistakes; what is no YAML is said.
+    let page = format!("```yaml\nspec:\n  config: x\n```\n\n```go\nkind: x\n```\n\n```yaml\n{}```\n", good());
+    assert_eq!(lint_of(&[("f.md", &page)]).1, Vec::<String>::new());
+    let (_, told) = lint_of(&[("f.md", &(page + "```yaml\na: {{ .Values.x }}\n```\n"))]);
+    assert!(told.len() == 1 && told[0].contains(": warning: "), "{told:#?}");
+    let (_, told) = lint_of(&[("f.md", "no manifest\n")]);
+    assert!(told.len() == 1 && told[0].contains("no NetworkAttachmentDefinition"), "{told:#?}");
+}
