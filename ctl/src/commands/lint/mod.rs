@@ -684,6 +684,9 @@ impl Lint {
         if whole.is_none() && !becomes.iter().any(is_ours) {
             return false;
         }
+        for plugin in plugins.iter().filter(|plugin| is_like_ours(plugin.text("type").unwrap_or_default())) {
+            self.default_routes(*plugin, &context.name, "ipam.routes");
+        }
         let told = notes.iter().chain(&faults).map(Fault::message).collect();
         for fault in faults {
             self.fault(&context.name, fault);

@@ -278,6 +278,19 @@ impl Lint {
                                `railctl plan --to nads --one` writes one for all rails";
                 self.warning(part, name, "kind", problem);
             }
+            ("GKENetworkParamSet", _) => {
+                let problem = "GKENetworkParamSet: GKE attaches these NICs itself, without Multus: nothing of it is for rail-cni";
+                self.note(part, name, "kind", problem);
+            }
+            ("NodeNetworkConfigurationPolicy", _) => {
+                let problem = "NodeNetworkConfigurationPolicy: it configures NICs of the host: take those of the rails out of it, \
+                               or give them into pods with their addresses (docs/host-addresses.md)";
+                self.note(part, name, "kind", problem);
+            }
+            ("SriovNetworkPoolConfig", _) if part.text("spec.rdmaMode") == Some("shared") => {
+                let problem = "is shared, so each pod sees the RDMA devices of all: rail-cni moves a device only if it is exclusive";
+                self.warning(part, name, "spec.rdmaMode", problem);
+            }
             ("NetworkConfig", "amd.com") => {
                 self.note(
                     part,

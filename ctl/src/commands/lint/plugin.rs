@@ -207,7 +207,7 @@ impl Lint {
         }
     }
 
-    fn default_routes(&mut self, plugin: Part, name: &str, path: &str) {
+    pub(super) fn default_routes(&mut self, plugin: Part, name: &str, path: &str) {
         let Some(routes) = plugin.get(path) else { return };
         for (at, route) in routes.items().enumerate() {
             let dst = route.text("dst").and_then(|dst| dst.parse::<ipnet::IpNet>().ok());

@@ -31,11 +31,14 @@ struct Owner<'a> {
     namespace: &'a str,
     /// What a pod has that says nothing itself.
     annotations: Option<Part<'a>>,
+    is_laid_over_presets: bool,
 }
 
 /// What makes an object the `spec` of a pod: a list of containers, or one. Argo has `container` and `script`, KServe a
-/// `model`, Dynamo a `mainContainer`.
-const IN_POD: [&str; 5] = ["containers", "container", "script", "model", "mainContainer"];
+/// `model`.
+const IN_POD: [&str; 4] = ["containers", "container", "script", "model"];
+/// What is laid over pods that are elsewhere.
+const PARTS: [&str; 4] = ["extraPodSpec", "podTemplateOverrides", "patchStrategicMerge", "patchesJson6902"];
 
 fn containers(part: Part<'_>) -> Vec<Part<'_>> {
     let is_container = |one: &Part| ["image", "resources"].iter().any(|key| one.get(key).is_some());
@@ -47,17 +50,17 @@ fn containers(part: Part<'_>) -> Vec<Part<'_>> {
 impl Lint {
     /// Notes the pods in an object: itself, or anywhere in it, whatever its kind is.
     pub(super) fn pods(&mut self, part: Part, name: &str) {
-        let owner =
-            Owner { name, namespace: part.text("metadata.namespace").unwrap_or_default(), annotations: None };
+        let text = |path| part.text(path).unwrap_or_default();
         // Argo gives pods `podMetadata`, and not what the workflow itself has.
-        let is_workflow = part.text("kind").is_some_and(|kind| kind.contains("Workflow"));
-        let annotations = part.get("metadata.annotations").filter(|_| !is_workflow);
-        self.pods_below(part, Owner { annotations, ..owner });
+        let annotations = part.get("metadata.annotations").filter(|_| !text("kind").contains("Workflow"));
+        let is_laid_over_presets = text("apiVersion").starts_with("serving.kserve.io/");
+        let namespace = text("metadata.namespace");
+        self.pods_below(part, Owner { name, namespace, annotations, is_laid_over_presets });
     }
 
     fn pods_below<'a>(&mut self, part: Part<'a>, owner: Owner<'a>) {
-        if part.get("spec.containers").is_some_and(|all| all.value.is_array()) {
-            let Some(spec) = part.get("spec") else { return };
+        let is_whole = |spec: &Part| spec.get("containers").is_some_and(|all| all.value.is_array());
+        if let Some(spec) = part.get("spec").filter(is_whole) {
             // A template inherits nothing.
             return self.pod(spec, Owner { annotations: part.get("metadata.annotations"), ..owner });
         }
@@ -72,7 +75,7 @@ impl Lint {
         }
         let below = part
             .entries()
-            .filter(|(key, _)| !IN_POD.contains(key))
+            .filter(|(key, _)| !IN_POD.contains(key) && !PARTS.contains(key))
             .map(|(_, inner)| inner)
             .chain(part.items());
         for inner in below.filter(|inner| inner.value.is_object() || inner.value.is_array()) {
@@ -100,7 +103,8 @@ impl Lint {
         }
         let mut resources = BTreeMap::new();
         let mut of_init: BTreeMap<String, u64> = BTreeMap::new();
-        let mut may_lock = false;
+        // KServe lays what it has here over presets, which may allow it.
+        let mut may_lock = owner.is_laid_over_presets;
         let of = |list: &str| part.get(list).into_iter().flat_map(Part::items).collect::<Vec<_>>();
         for container in of("initContainers") {
             for (resource, count) in devices(container) {
@@ -204,7 +208,7 @@ impl Lint {
             ));
         }
         let is_rdma = !pod.networks.is_empty()
-            && (!wanted.is_empty() || pod.resources.keys().any(|one| is_of_networks(one)));
+            && (!wanted.is_empty() || pod.resources.keys().any(|one| is_of_networks(one) || is_of_rdma(one)));
         if is_rdma && !pod.may_lock {
             problems.push(
                 "no container may lock memory: RDMA needs capabilities.add: [IPC_LOCK], or a runtime without a limit of \
@@ -231,6 +235,11 @@ fn is_of_gpu(resource: &str) -> bool {
     lower
         .split(|c: char| !c.is_ascii_alphanumeric())
         .any(|word| ["gpu", "gpus", "vgpu", "mig"].contains(&word))
+}
+
+/// Whether a resource such as `rdma/hca_shared` or `openshift.io/roce_p0` says that it is for RDMA.
+fn is_of_rdma(resource: &str) -> bool {
+    ["rdma", "roce", "infiniband"].iter().any(|word| resource.to_ascii_lowercase().contains(word))
 }
 
 /// The networks of the annotation: `ns/name@net1, other`, or a JSON list of objects.

@@ -907,11 +907,6 @@ fn pods_are_found_in_whatever_makes_them() {
         ("JobSet", "", format!("replicatedJobs: [{{template: {{spec: {{template: {template}}}}}}}]")),
         ("LeaderWorkerSet", "", format!("leaderWorkerTemplate: {{workerTemplate: {template}}}")),
         ("MPIJob", "", format!("mpiReplicaSpecs: {{Worker: {{template: {template}}}}}")),
-        (
-            "DynamoGraphDeployment",
-            "",
-            format!("services: {{w: {{{NETWORKS}, extraPodSpec: {{mainContainer: {CONTAINER}}}}}}}"),
-        ),
     ] {
         let object = format!("---\nkind: {kind}\nmetadata: {{name: j, {own}}}\nspec: {{{spec}}}\n")
             .replace(", }", "}");
@@ -920,6 +915,29 @@ fn pods_are_found_in_whatever_makes_them() {
             told.len() == 1 && told[0].contains("2 networks of nvidia.com/rail-3, and 1"),
             "{object}{told:#?}"
         );
+    }
+    // Of a network that is in no file, the resource tells.
+    let shared = "---\nkind: Pod\nmetadata: {name: j, annotations: {k8s.v1.cni.cncf.io/networks: roce-p2}}\n\
+        spec: {containers: [{resources: {limits: {rdma/roce_gdr: 1}}}]}\n";
+    let (_, told) = lint_of(&[("f", shared)]);
+    assert!(told.len() == 1 && told[0].contains("no container may lock memory"), "{told:#?}");
+    // What is laid over other pods says nothing of their devices, nor presets of their rights.
+    for (kind, spec) in [
+        (
+            "DynamoGraphDeployment",
+            format!("services: {{w: {{{NETWORKS}, extraPodSpec: {{containers: [{CONTAINER}]}}}}}}"),
+        ),
+        ("ClusterPolicy", format!("rules: [{{mutate: {{patchStrategicMerge: {template}}}}}]")),
+        (
+            "LLMInferenceService",
+            "template: {containers: [{resources: {limits: {nvidia.com/rail-3: 1}}}]}".to_owned(),
+        ),
+    ] {
+        let networks = "annotations: {k8s.v1.cni.cncf.io/networks: rail-3}";
+        let object = format!(
+            "---\napiVersion: serving.kserve.io/v1alpha1\nkind: {kind}\nmetadata: {{name: j, {networks}}}\nspec: {{{spec}}}\n"
+        );
+        assert_eq!(lint_of(&[("f", &(good() + &object))]).1, Vec::<String>::new());
     }
     // What the object has, these pods do not get.
     for (kind, spec) in [
@@ -961,4 +979,25 @@ fn manifests_in_a_page_are_read_and_have_its_lines() {
     assert!(told.len() == 1 && told[0].contains(": warning: "), "{told:#?}");
     let (_, told) = lint_of(&[("f.md", "no manifest\n")]);
     assert!(told.len() == 1 && told[0].contains("no NetworkAttachmentDefinition"), "{told:#?}");
+}
+
+/// After the edit it is in another table than before.
+#[test]
+fn a_default_route_of_another_plugin_is_told_before_the_edit() {
+    for route in ["0.0.0.0/0", "::/0"] {
+        let ipam = format!(r#""ipam": {{"type": "static", "routes": [{{"dst": "{route}"}}]}}"#);
+        let nad = nad(
+            "rail-3",
+            &format!(r#"{{"cniVersion": "1.0.0", "name": "rail-3", "type": "sriov", {ipam}}}"#),
+        );
+        let operator = format!(
+            "kind: SriovNetwork\nmetadata: {{name: rail-3}}\nspec:\n  resourceName: rail_3\n  networkNamespace: a\n  ipam: |\n    \
+             {{\"type\": \"static\", \"routes\": [{{\"dst\": \"{route}\"}}]}}\n"
+        );
+        for text in [nad, operator] {
+            let (_, told) = lint_of(&[("f", &text)]);
+            let about = told.iter().filter(|one| one.contains("never goes into the main table")).count();
+            assert_eq!(about, 1, "{told:#?}");
+        }
+    }
 }
