@@ -728,7 +728,8 @@ impl Lint {
         let name = context.name.as_str();
         let before = plugins.first().and_then(|plugin| plugin.text("type")).unwrap_or_default();
         if !self.become_ours(part, plugins, context) {
-            let problem = format!("{kind}: {before} stays: nothing in it is for {OURS}");
+            let stays = if before.is_empty() { String::new() } else { format!("{before} stays: ") };
+            let problem = format!("{kind}: {stays}nothing in it is for {OURS}");
             return self.say(Severity::Note, name, part.fault("kind", problem));
         }
         for plugin in plugins.iter().copied() {
