@@ -1018,7 +1018,7 @@ fn every_item_of_the_contract_has_a_test_that_names_it() {
     // Of each item, the checks of the suite that find it.
     let suite = files_below("conformance/src/checks").iter().map(|file| read(file)).collect::<String>();
     let mut asked = BTreeSet::new();
-    for line in read("conformance/items").lines().skip(1) {
+    for line in read("tests/contract-items").lines().skip(1) {
         let (item, checks) = line.split_once(": ").unwrap();
         let item = item.parse().unwrap();
         asked.insert(item);

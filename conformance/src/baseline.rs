@@ -84,7 +84,7 @@ impl Baseline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checks::Level;
+    use crate::checks::{Level, Profile};
     use crate::run::Judged;
     use serde_json::json;
 
@@ -92,6 +92,7 @@ mod tests {
         Judged {
             name,
             level: Level::Must,
+            profile: Profile::Spec,
             asks: "",
             says: "",
             address: String::new(),

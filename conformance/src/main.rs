@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum as _};
 use cni_conformance::baseline::Baseline;
-use cni_conformance::checks::{self, Check, Level};
+use cni_conformance::checks::{self, Check, Level, Profile};
 use cni_conformance::description::{Description, Kind, VERSIONS};
 use cni_conformance::objects::{self, Objects};
 use cni_conformance::report::{self, Format};
@@ -46,9 +46,9 @@ struct Arguments {
     /// CNI_PATH: directories of the plugins that the configuration names
     #[arg(long, value_name = "DIRECTORIES")]
     path: Option<String>,
-    /// Checks to run: those of the specification, or also what runtimes rely on
-    #[arg(long, value_enum, default_value = "spec")]
-    profile: Profile,
+    /// Checks to run
+    #[arg(long, value_name = "PROFILES", value_enum, value_delimiter = ',', default_value = "spec")]
+    profile: Vec<Profile>,
     /// Only checks whose name contains this, from any profile
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
@@ -103,15 +103,6 @@ struct Arguments {
     inside: bool,
 }
 
-/// Which checks there are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Profile {
-    /// What the specification demands or recommends.
-    Spec,
-    /// Also what it leaves open.
-    Robust,
-}
-
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let is_meant = |check: &Check, patterns: &[String]| {
@@ -151,20 +142,37 @@ fn print(text: &str) -> Result<(), (u8, String)> {
     written.map_err(|error| (3, format!("cannot write the report: {error}")))
 }
 
-/// By the newest version of the specification.
+/// By the newest version of the specification: checks.md is this, of all checks.
 fn list(checks: &[Check]) -> String {
     let newest = VERSIONS[VERSIONS.len() - 1];
-    let line = |check: &Check| {
-        let mut text = format!("{:7}  {:40}  {}\n", check.level_in(newest), check.name, check.asks);
-        if let Some(basis) = check.basis_in(newest) {
-            text.push_str(&format!("         {} {}\n", basis.text, basis.address()));
+    let mut text =
+        format!("# Checks\n\nHow each is asked of a plugin that claims {newest} of the specification.\n");
+    for profile in Profile::value_variants() {
+        let mut of_profile = checks.iter().filter(|check| check.profile_in(newest) == *profile).peekable();
+        if of_profile.peek().is_none() {
+            continue;
         }
-        if !check.why.is_empty() {
-            text.push_str(&format!("         {}\n", check.why));
+        text.push_str(match profile {
+            Profile::Spec => "\n## spec: what the specification demands or recommends\n\n",
+            Profile::Runtimes => "\n## runtimes: what runtimes rely on, and what has two readings\n\n",
+            Profile::Extra => "\n## extra: what only this suite asks\n\n",
+        });
+        for check in of_profile {
+            let level = if *profile == Profile::Spec {
+                format!("{} ", check.level_in(newest))
+            } else {
+                String::new()
+            };
+            text.push_str(&format!("* {level}`{}`: {}\n", check.name, check.asks));
+            if let Some(basis) = check.basis_in(newest) {
+                text.push_str(&format!("  > {} ([{}]({}))\n", basis.quoted(), basis.since, basis.address()));
+            }
+            if !check.why.is_empty() {
+                text.push_str(&format!("  * {}\n", check.why));
+            }
         }
-        text
-    };
-    checks.iter().map(line).collect()
+    }
+    text
 }
 
 fn run(arguments: &Arguments, checks: &[Check]) -> Result<u8, (u8, String)> {
@@ -181,8 +189,8 @@ fn run(arguments: &Arguments, checks: &[Check]) -> Result<u8, (u8, String)> {
     }
     let jobs =
         arguments.jobs.unwrap_or_else(|| 4 * std::thread::available_parallelism().map_or(2, usize::from));
-    let robust = arguments.profile == Profile::Robust || !arguments.only.is_empty();
-    let reports: Vec<_> = all.iter().map(|settings| judge(settings, checks, robust, jobs)).collect();
+    let profiles = if arguments.only.is_empty() { &arguments.profile[..] } else { Profile::value_variants() };
+    let reports: Vec<_> = all.iter().map(|settings| judge(settings, checks, profiles, jobs)).collect();
     for (report, (had, refusal)) in reports.iter().filter_map(|one| Some((one, one.few.as_ref()?))) {
         let plugin = &report.plugin;
         let _ = writeln!(

@@ -208,7 +208,7 @@ fn by_the_suite(settings: &Settings, check: &str) -> String {
     format!(
         "# It needs the suite, which CNI_CONFORMANCE names. Exit status: 0 it holds, 1 it does not, 2 it cannot be asked here.\n\
          description=$(mktemp) || exit 2\ntrap 'rm -f \"$description\"' EXIT\ncat >\"$description\" <<'END'\n{description}\nEND\n\
-         \"${{CNI_CONFORMANCE:-cni-conformance}}\" --profile robust --level quality --exactly --only {check} {sample} --limit {} \\\n    \
+         \"${{CNI_CONFORMANCE:-cni-conformance}}\" --level quality --exactly --only {check} {sample} --limit {} \\\n    \
          --describe \"$description\" --plugin \"$PLUGIN\" --path \"$PLUGINS\"\nstatus=$?\n[ \"$status\" -le 1 ] || exit 2\nexit \"$status\"\n",
         settings.limit.as_secs()
     )

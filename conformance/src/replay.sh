@@ -65,6 +65,8 @@ crashed() { [ "$(cat "$T/$last.status")" -ge 128 ] || grep -q goroutine "$T/$las
 is_misread() { grep -qi -e 'not found' -e 'no such file or directory' "$T/$last.out"; }
 is_closed() { sleep 2 && ! ls -l /proc/[0-9]*/fd 2>/dev/null | grep -qF "$T/$last."; }
 has_link() { ip -n "$1" link show dev "$2" >/dev/null 2>&1; }
+# A link may point to nothing.
+has_file() { [ -e "$1" ] || [ -L "$1" ]; }
 is_netns() { [ "$(stat -f -c %t "$1" 2>/dev/null)" = 6e736673 ]; }
 all_succeeded() { for id in "${group[@]}"; do succeeded "$id" || return; done; }
 all_differ() {

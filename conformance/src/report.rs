@@ -343,11 +343,13 @@ fn html(reports: &[Report]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checks::Profile;
 
     fn report() -> Report {
         let judged = |name, level, outcome, seen: &str| Judged {
             name,
             level,
+            profile: Profile::Spec,
             asks: "what is asked",
             says: "",
             address: String::new(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::checks::{Basis, Check, Level};
+use crate::checks::{Basis, Check, Level, Profile};
 use crate::replay::{About, Replay};
 use crate::sandbox;
 use crate::world::{SHOWN, Settings, Stop, World, cut, ip, plain};
@@ -33,6 +33,8 @@ pub struct Judged {
     pub name: &'static str,
     /// How binding it is to this plugin.
     pub level: Level,
+    /// Who asks it of this plugin.
+    pub profile: Profile,
     /// What is asked.
     pub asks: &'static str,
     /// What the specification says, if it does.
@@ -205,16 +207,16 @@ fn find_out(settings: &mut Settings, most: usize) -> Known {
     }
 }
 
-/// Runs `checks`, `jobs` at a time; of those that no text demands of this plugin only if `robust`. The calling thread must have no
-/// children that others wait for.
-pub fn judge(settings: &Settings, checks: &[Check], robust: bool, jobs: usize) -> Report {
+/// Runs those of `checks` that are of these profiles for this plugin, `jobs` at a time. The calling thread must have no children
+/// that others wait for.
+pub fn judge(settings: &Settings, checks: &[Check], profiles: &[Profile], jobs: usize) -> Report {
     let mut settings = settings.clone();
     let most = checks.iter().map(|check| check.attachments).max().unwrap_or(1);
     let known = find_out(&mut settings, most);
     let settings = &settings;
     let newest = settings.description.newest();
     let checks: Vec<&Check> =
-        checks.iter().filter(|check| robust || check.level_in(newest) != Level::Quality).collect();
+        checks.iter().filter(|check| profiles.contains(&check.profile_in(newest))).collect();
     let (next, fault) = (AtomicUsize::new(0), Mutex::new(known.fault.clone()));
     let results: Vec<Mutex<Option<Judged>>> = checks.iter().map(|_| Mutex::new(None)).collect();
     let worker = || {
@@ -301,6 +303,7 @@ fn judged(check: &Check, settings: &Settings, verdict: Result<(), Stop>, replay:
     Judged {
         name: check.name,
         level,
+        profile: check.profile_in(newest),
         asks: check.asks,
         says: basis.map_or("", |basis| basis.text),
         address: basis.map(Basis::address).unwrap_or_default(),

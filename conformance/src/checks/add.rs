@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Basis, Check, must, quality, should, spec};
+use super::{Basis, Check, extra, must, quality, should, spec};
 use crate::call::quoted;
 use crate::description::Kind;
 use crate::ensure;
@@ -53,7 +53,7 @@ pub const CHECKS: &[Check] = &[
         NAME_IS_TAKEN,
         taken_name_is_refused,
     ),
-    quality(
+    extra(
         "taken_name_changes_nothing",
         "if ADD fails because the name is taken, host and pod are as before, and the host also after DEL",
         OF_FAILURES,
@@ -65,7 +65,7 @@ pub const CHECKS: &[Check] = &[
         NAME_IS_TAKEN,
         second_add_is_refused,
     ),
-    quality(
+    extra(
         "second_add_changes_nothing",
         "after a second ADD without a DEL, host and pod are as before, and DEL succeeds",
         OF_FAILURES,
@@ -94,7 +94,7 @@ pub const CHECKS: &[Check] = &[
         ],
         previous_result_is_kept,
     ),
-    quality(
+    extra(
         "host_is_not_changed",
         "ADD changes no rule of the host, and no link except its device",
         "what does not belong to the attachment belongs to somebody else",
@@ -117,7 +117,7 @@ pub const CHECKS: &[Check] = &[
         ],
         life_leaves_nothing,
     ),
-    quality(
+    extra(
         "first_life_leaves_nothing",
         "after a host's first ADD and its DEL, the host is as it was before, except for what the description says stays",
         "what is created once and kept belongs to no attachment; the description should name it",
@@ -156,7 +156,7 @@ pub const CHECKS: &[Check] = &[
         )],
         dns_of_configuration_is_returned,
     ),
-    quality(
+    extra(
         "no_default_route_is_added",
         "no default route is added unless requested",
         "a pod with several networks has one from another network",

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Check, must, quality, should, spec};
+use super::{Check, extra, must, quality, should, spec};
 use crate::call::Call;
 use crate::description::Kind;
 use crate::ensure;
@@ -123,7 +123,7 @@ pub const CHECKS: &[Check] = &[
         ],
         check_allows_more,
     ),
-    quality("check_changes_nothing", "CHECK changes nothing", "it only asks", check_changes_nothing),
+    extra("check_changes_nothing", "CHECK changes nothing", "it only asks", check_changes_nothing),
     quality(
         "check_takes_another_path",
         "CHECK succeeds when CNI_NETNS is another path to the same namespace",

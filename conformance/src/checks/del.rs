@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Basis, Check, ends, must, quality, should, spec};
+use super::{Basis, Check, ends, extra, must, quality, should, spec};
 use crate::call::Call;
 use crate::description::Kind;
 use crate::ensure;
@@ -187,7 +187,7 @@ pub const CHECKS: &[Check] = &[
         MISSING,
         del_before_add,
     ),
-    quality(
+    extra(
         "del_before_add_changes_nothing",
         "DEL of an attachment that was never added changes nothing on the host",
         "it has nothing there",
@@ -221,7 +221,7 @@ pub const CHECKS: &[Check] = &[
         "a runtime that lost its cache cannot send it",
         del_without_previous_result_releases,
     ),
-    quality(
+    extra(
         "del_takes_any_previous_result",
         "DEL succeeds if prevResult is empty, of another version, or unreadable",
         "no later DEL would have a better one",
@@ -540,7 +540,7 @@ fn del_keeps_other_attachments(world: &World<'_>) -> Result<(), Stop> {
     let now = world.state()?;
     for (path, _) in of_all["files"].as_object().into_iter().flatten() {
         let is_kept = of_first["files"].get(path).is_some() || now["files"].get(path).is_some();
-        ensure!(world, is_kept, format!("[ -e {path} ]"), "{path} of another attachment is gone");
+        ensure!(world, is_kept, format!("has_file {path}"), "{path} of another attachment is gone");
     }
     Ok(())
 }

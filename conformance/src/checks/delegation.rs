@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::{Check, must, quality, should, spec};
+use super::{Check, extra, must, quality, should, spec};
 use crate::call::{Call, quoted};
 use crate::description::Kind;
 use crate::ensure;
@@ -26,7 +26,7 @@ pub const CHECKS: &[Check] = &[
         "people then see the reason, and runtimes whether to retry",
         failed_ipam_is_told,
     ),
-    quality(
+    extra(
         "failed_ipam_is_undone",
         "when the IPAM plugin's ADD fails, host and pod are as before",
         OF_FAILURES,
@@ -38,25 +38,25 @@ pub const CHECKS: &[Check] = &[
         &[should("1.0.0", DELEGATED, "If, on `ADD`, a delegated plugin fails, the \"upper\" plugin should execute again with `DEL` before returning failure.")],
         failed_ipam_is_released,
     ),
-    quality(
+    extra(
         "garbage_of_the_ipam_is_an_error",
         "an unreadable result of the IPAM plugin is an error",
         "an attachment without the address that its network promises is useless",
         garbage_of_the_ipam_is_an_error,
     ),
-    quality(
+    extra(
         "garbage_of_the_ipam_is_undone",
         "when the IPAM plugin prints garbage, host and pod are as before",
         OF_FAILURES,
         garbage_of_the_ipam_is_undone,
     ),
-    quality(
+    extra(
         "late_failure_is_undone",
         "when a route cannot be set, host and pod are as before",
         OF_FAILURES,
         late_failure_is_undone,
     ),
-    quality(
+    extra(
         "late_failure_releases_the_address",
         "when a route cannot be set, the IPAM plugin's DEL is called",
         OF_FAILURES,
@@ -68,7 +68,7 @@ pub const CHECKS: &[Check] = &[
         "\"Look up the executable specified in the `type` field. If this does not exist, then this is an error\" addresses the runtime; plugins that delegate are only told where to look",
         absent_ipam_is_an_error,
     ),
-    quality(
+    extra(
         "absent_ipam_is_undone",
         "when the delegate is not in CNI_PATH, host and pod are as before",
         OF_FAILURES,
@@ -122,13 +122,13 @@ pub const CHECKS: &[Check] = &[
         &[should("0.4.0", "parameters", "The plugin should call `CHECK` on any delegated (e.g. IPAM) plugins and pass any errors on to its caller."), should("1.0.0", DELEGATED, "If any of the delegated plugins return error, error should be returned by the upper plugin.")],
         check_tells_errors_of_the_ipam,
     ),
-    quality(
+    extra(
         "del_removes_the_interface_first",
         "DEL removes the interface before it calls the IPAM plugin",
         "a released address must not be on two pods",
         del_removes_the_interface_first,
     ),
-    quality(
+    extra(
         "del_continues_after_the_ipam_failed",
         "the interface is removed even if the IPAM plugin's DEL fails",
         "the pod is ending in any case",
@@ -140,7 +140,7 @@ pub const CHECKS: &[Check] = &[
         &[should("1.0.0", DELEGATED, "If any of the delegated plugins return error, error should be returned by the upper plugin.")],
         del_tells_errors_of_the_ipam,
     ),
-    quality(
+    extra(
         "results_of_older_ipams_are_read",
         "results of the IPAM plugin are accepted in older versions and without one",
         "plugins are upgraded one by one",
@@ -152,7 +152,7 @@ pub const CHECKS: &[Check] = &[
         "such an index has crashed containerd",
         indexes_of_the_ipam_are_replaced,
     ),
-    quality(
+    extra(
         "two_addresses_fit_or_are_refused",
         "of two addresses of a family, none is silently dropped in 0.2.0, which can express one",
         "nobody would know of the second",

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::{Check, must, quality, should, spec};
+use super::{Check, extra, must, quality, should, spec};
 use crate::call::Call;
 use crate::description::Kind;
 use crate::ensure;
@@ -38,7 +38,7 @@ pub const CHECKS: &[Check] = &[
         "libcni sets variables to the empty string where a verb does not need them",
         empty_variables_are_missing,
     ),
-    quality(
+    extra(
         "all_missing_variables_are_named",
         "all missing variables are named at once",
         "one try is then enough to correct them",
@@ -57,7 +57,7 @@ pub const CHECKS: &[Check] = &[
         "the specification defines container IDs, which may limit what runtimes send, or say what plugins must accept",
         any_container_id_is_served,
     ),
-    quality(
+    extra(
         "container_id_is_judged_first",
         "an invalid container ID is reported before any other fault",
         "plugins built on libcni's skel do so",
@@ -101,13 +101,13 @@ pub const CHECKS: &[Check] = &[
         "up to 0.4.0 the specification said \"a bind-mount/link to it\", without a must; since then, \"a path to the network namespace\"",
         netns_may_be_any_path,
     ),
-    quality(
+    extra(
         "own_netns_is_refused",
         "ADD and DEL for the plugin's own namespace are error 8",
         "it would change the host; plugins built on libcni's skel refuse it",
         own_netns_is_refused,
     ),
-    quality(
+    extra(
         "own_netns_is_refused_first",
         "an ADD for the plugin's own namespace that fails changes nothing",
         "it would change the host",
@@ -306,6 +306,7 @@ fn netns_may_be_any_path(world: &World<'_>) -> Result<(), Stop> {
 }
 
 fn own_netns_is_refused(world: &World<'_>) -> Result<(), Stop> {
+    world.only(&[Kind::Main, Kind::Meta])?;
     let one = world.attachment(0)?;
     for verb in ["ADD", "DEL"] {
         let ran = world.fails(&world.call(verb, &one).var("CNI_NETNS", "/proc/self/ns/net"), verb)?;

@@ -48,6 +48,18 @@ pub enum Level {
     Quality,
 }
 
+/// Who asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Profile {
+    /// The specification demands or recommends it.
+    Spec,
+    /// Runtimes send it, do it or rely on it, or the specification can be read to demand it.
+    Runtimes,
+    /// Nobody but this suite: killed calls, full disks, what a failed ADD leaves.
+    Extra,
+}
+
 /// What the specification says, from one of its versions on.
 #[derive(Clone, Copy, Debug)]
 pub struct Basis {
@@ -62,6 +74,18 @@ pub struct Basis {
 }
 
 impl Basis {
+    /// The text without its own links, which lead nowhere from another page.
+    pub fn quoted(&self) -> String {
+        let mut parts = self.text.split("](#");
+        let first = parts.next().unwrap_or_default().to_owned();
+        let rest = parts.map(|part| part.split_once(')').map_or(part, |(_, rest)| rest));
+        rest.fold(first, |text, rest| {
+            let at = text.rfind('[').unwrap_or(text.len());
+            let word = text.get(at + 1..).unwrap_or_default();
+            format!("{}{word}{rest}", &text[..at])
+        })
+    }
+
     /// Where it is.
     pub fn address(&self) -> String {
         let (version, section) = (self.since, self.section);
@@ -78,6 +102,8 @@ pub struct Check {
     pub asks: &'static str,
     /// What the specification says of it, the oldest version first. Before the first, it is a matter of quality.
     pub basis: &'static [Basis],
+    /// Who asks for it where the specification does not.
+    pub otherwise: Profile,
     /// Why it is asked though no version demands it, or how else its text can be read.
     pub why: &'static str,
     /// The version of the specification that it is about, if it is about one.
@@ -138,17 +164,27 @@ const fn spec(
     basis: &'static [Basis],
     run: fn(&World<'_>) -> Result<(), Stop>,
 ) -> Check {
-    Check { name, asks, basis, why: "", of: None, attachments: 1, run }
+    Check { name, asks, basis, otherwise: Profile::Runtimes, why: "", of: None, attachments: 1, run }
 }
 
-/// A check of what it does not say.
+/// A check of what it does not say, or not clearly, and runtimes depend on.
 const fn quality(
     name: &'static str,
     asks: &'static str,
     why: &'static str,
     run: fn(&World<'_>) -> Result<(), Stop>,
 ) -> Check {
-    Check { name, asks, basis: &[], why, of: None, attachments: 1, run }
+    Check { why, ..spec(name, asks, &[], run) }
+}
+
+/// A check of what only this suite asks.
+const fn extra(
+    name: &'static str,
+    asks: &'static str,
+    why: &'static str,
+    run: fn(&World<'_>) -> Result<(), Stop>,
+) -> Check {
+    Check { otherwise: Profile::Extra, ..quality(name, asks, why, run) }
 }
 
 fn age(version: &str) -> usize {
@@ -176,6 +212,11 @@ impl Check {
     pub fn basis_in(&self, newest: &str) -> Option<&'static Basis> {
         let version = age(self.of.unwrap_or(newest));
         self.basis.iter().rfind(|basis| age(basis.since) <= version).filter(|basis| !basis.text.is_empty())
+    }
+
+    /// Who asks it of such a plugin.
+    pub fn profile_in(&self, newest: &str) -> Profile {
+        if self.basis_in(newest).is_some() { Profile::Spec } else { self.otherwise }
     }
 
     /// How binding it is to such a plugin.

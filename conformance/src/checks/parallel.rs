@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::{Check, must, quality, spec};
+use super::{Check, extra, must, quality, spec};
 use crate::call::Call;
 use crate::description::Kind;
 use crate::ensure;
@@ -25,7 +25,7 @@ pub const CHECKS: &[Check] = &[
         adds_at_the_same_time,
     )
     .with_attachments(COUNT),
-    quality(
+    extra(
         "adds_at_the_same_time_leave_nothing",
         "after eight simultaneous ADDs and their DELs, the host is as before",
         "nobody finds what one of many pods left behind",

@@ -194,8 +194,8 @@ fn status_calls_the_ipam(world: &World<'_>) -> Result<(), Stop> {
     Ok(())
 }
 
-/// STATUS while that of the other plugin returns this code, where STATUS succeeds while that succeeds.
-fn failing_status(world: &World<'_>, code: u32) -> Result<Call, Stop> {
+/// STATUS, where it calls a stand-in for the other plugin and succeeds while that does.
+fn delegated_status(world: &World<'_>) -> Result<Call, Stop> {
     let one = stood_in(world, "STATUS", "exit 0")?;
     let call = world.call("STATUS", &one);
     let ran = world.run(&call)?;
@@ -205,18 +205,24 @@ fn failing_status(world: &World<'_>, code: u32) -> Result<Call, Stop> {
     if !std::fs::exists(format!("{CALLED}.STATUS.stdin")).unwrap_or(false) {
         return left_out("it does not call the other plugin's STATUS");
     }
-    world.stand_in("stand-in", &format!("[ $CNI_COMMAND = STATUS ] && echo '{{\"cniVersion\": \"1.1.0\", \"code\": {code}, \"msg\": \"drained\"}}' && exit 1; exit 0"))?;
     Ok(call)
 }
 
+/// Has the stand-in's STATUS return this code.
+fn fail_status(world: &World<'_>, code: u32) -> Result<(), Stop> {
+    world.stand_in("stand-in", &format!("[ $CNI_COMMAND = STATUS ] && echo '{{\"cniVersion\": \"1.1.0\", \"code\": {code}, \"msg\": \"drained\"}}' && exit 1; exit 0"))
+}
+
 fn status_tells_errors_of_the_ipam(world: &World<'_>) -> Result<(), Stop> {
-    let call = failing_status(world, 50)?;
+    let call = delegated_status(world)?;
+    fail_status(world, 50)?;
     world.fails(&call, "STATUS while that of the other plugin fails").map(drop)
 }
 
 fn status_keeps_errors_of_the_ipam(world: &World<'_>) -> Result<(), Stop> {
+    let call = delegated_status(world)?;
     for code in [50, 51] {
-        let call = failing_status(world, code)?;
+        fail_status(world, code)?;
         let ran = world.run(&call)?;
         if ran.status == 0 {
             return left_out("an error of the other plugin's STATUS is none of its own");
@@ -231,8 +237,6 @@ fn status_keeps_errors_of_the_ipam(world: &World<'_>) -> Result<(), Stop> {
         );
         let is_kept = error["msg"].to_string().contains("drained");
         ensure!(world, is_kept, answer(".msg | contains(\"drained\")"), "the message is {}", error["msg"]);
-        // The next one has a world that is as this one was.
-        world.remove(format!("{CALLED}.STATUS.stdin").as_ref());
     }
     Ok(())
 }
@@ -330,7 +334,7 @@ fn gc_succeeds(world: &World<'_>) -> Result<(), Stop> {
 fn are_there(world: &World<'_>, paths: impl Iterator<Item = String>, whose: &str) -> Result<(), Stop> {
     let now = files(world)?;
     for path in paths {
-        ensure!(world, now.contains(&path), format!("[ -e {path} ]"), "{path} of {whose} is gone");
+        ensure!(world, now.contains(&path), format!("has_file {path}"), "{path} of {whose} is gone");
     }
     Ok(())
 }
@@ -356,7 +360,7 @@ fn releases(world: &World<'_>, key: &str) -> Result<(), Stop> {
         ensure!(
             world,
             !now.contains(path),
-            format!("[ ! -e {path} ]"),
+            format!("! has_file {path}"),
             "{path} of an attachment that is not listed, of a pod that is gone, is still there"
         );
     }

@@ -1,6 +1,6 @@
 //! SIGKILL before system calls: of the process that the runtime started, and of those that it started itself.
 
-use super::{Check, quality};
+use super::{Check, extra};
 use crate::description::Kind;
 use crate::ensure;
 use crate::tracer::Who;
@@ -10,31 +10,31 @@ use crate::world::{Stop, Traced, World};
 const OF_KILLS: &str = "runtimes kill plugins that they give up on, and a node without memory kills any process. A kill before one system call is a kill after the one before it";
 
 pub const CHECKS: &[Check] = &[
-    quality(
+    extra(
         "killed_add_is_put_right",
         "after an ADD killed at any system call, DEL succeeds, the host is as before, and ADD succeeds again",
         OF_KILLS,
         |world| sweep(world, "ADD", Who::Main, is_put_right),
     ),
-    quality(
+    extra(
         "killed_child_of_add_is_put_right",
         "the same after an ADD of which a child process was killed",
         OF_KILLS,
         |world| sweep(world, "ADD", Who::Child, is_put_right),
     ),
-    quality(
+    extra(
         "killed_del_is_put_right",
         "after a DEL killed at any system call, DEL succeeds, the host is as before, and ADD succeeds again",
         OF_KILLS,
         |world| sweep(world, "DEL", Who::Main, is_put_right),
     ),
-    quality(
+    extra(
         "killed_child_of_del_is_put_right",
         "the same after a DEL of which a child process was killed",
         OF_KILLS,
         |world| sweep(world, "DEL", Who::Child, is_put_right),
     ),
-    quality(
+    extra(
         "killed_add_is_added_again",
         "after an ADD killed at any system call, and without a DEL, another pod's ADD of another device succeeds",
         OF_KILLS,

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Check, must, quality, spec};
+use super::{Check, extra, must, quality, spec};
 use crate::call::{Call, Stdin};
 use crate::description::VERSIONS;
 use crate::ensure;
@@ -30,13 +30,13 @@ pub const CHECKS: &[Check] = &[
         )],
         version_answers_in_the_version_asked,
     ),
-    quality(
+    extra(
         "version_takes_any_stdin",
         "VERSION succeeds if stdin is empty, closed, or not JSON",
         "people and scripts call VERSION by hand",
         version_takes_any_stdin,
     ),
-    quality(
+    extra(
         "version_does_not_wait",
         "VERSION does not wait for input on stdin",
         "people and scripts call VERSION by hand",
