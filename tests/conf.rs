@@ -409,7 +409,7 @@ fn jobs_have_all_rails_and_read_what_their_init_container_writes() {
     }
     let [plain] = &yaml_documents(&read("conf/pod.yaml")).unwrap()[..] else { panic!("one pod") };
     let bench = Bench::new();
-    for name in ["pod", "pytorchjob", "mpijob", "jobset"] {
+    for name in ["pod", "pytorchjob", "mpijob", "jobset", "leaderworkerset"] {
         let file = format!("conf/jobs/{name}.yaml");
         let [object] = &yaml_documents(&read(&file)).unwrap()[..] else { panic!("{file}: one object") };
         let mut found = Vec::new();

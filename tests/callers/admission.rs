@@ -615,7 +615,11 @@ fn one_label_makes_the_pod_of_the_examples() {
     named["metadata"]["annotations"] = json!({"k8s.v1.cni.cncf.io/networks": "storage-a"});
     let mut wrong = pod.clone();
     wrong["metadata"]["labels"] = json!({"rail-cni/rails": "all"});
-    let made = mutate(&[pod, more, two, named.clone(), wrong.clone()]);
+    let mut hosts = pod.clone();
+    hosts["metadata"]["labels"]["rail-cni/hosts"] = json!("2");
+    let mut wrong_hosts = pod.clone();
+    wrong_hosts["metadata"]["labels"]["rail-cni/hosts"] = json!("0");
+    let made = mutate(&[pod, more, two, hosts, named.clone(), wrong.clone(), wrong_hosts.clone()]);
 
     // As the API server writes numbers, and what it adds to nothing.
     wanted["metadata"]["labels"] = json!({"rail-cni/rails": "8"});
@@ -648,18 +652,28 @@ fn one_label_makes_the_pod_of_the_examples() {
     assert_eq!(made[2]["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"], "rail-0, rail-1");
     let two = json!({"nvidia.com/rail-0": "1", "nvidia.com/rail-1": "1"});
     assert_eq!(made[2]["spec"]["containers"][0]["resources"]["limits"], two);
-    let labelled = |label: &str| {
+    let added = ["--hostfile=/rails/hostfile", "--hosts=2"].map(Value::from);
+    let command = |pod: &Value| pod["spec"]["initContainers"][0]["command"].as_array().unwrap().clone();
+    assert_eq!(command(&made[3]), [&command(&made[0])[..], &added].concat());
+    let mount = &made[3]["spec"]["containers"][0]["volumeMounts"][1];
+    assert_eq!((&mount["mountPath"], &mount["subPath"]), (&json!("/job/hostfile"), &json!("hostfile")));
+    let labelled = |label: &str, count: Option<&str>| {
         let mut pod = named.clone();
         pod["metadata"]["labels"]["rail-cni/rails"] = json!(label);
+        count.into_iter().for_each(|count| pod["metadata"]["labels"]["rail-cni/hosts"] = json!(count));
         create(TENANT, pod)
     };
+    for (count, is_good) in [("1", true), ("512", true), ("0", false), ("two", false), ("-1", false)] {
+        let told = judge_by("deploy/label/policy.yaml", &[labelled("8", Some(count))]);
+        assert_eq!(told[0].is_empty(), is_good, "{count:?}: {told:?}");
+    }
     for (label, is_good) in
         [("1", true), ("8", true), ("0", false), ("9", false), ("all", false), ("", false)]
     {
-        let told = judge_by("deploy/label/policy.yaml", &[labelled(label)]);
+        let told = judge_by("deploy/label/policy.yaml", &[labelled(label, None)]);
         assert_eq!(told[0].is_empty(), is_good, "{label:?}: {told:?}");
     }
-    for (made, before) in made[3..].iter().zip([named, wrong]) {
+    for (made, before) in made[4..].iter().zip([named, wrong, wrong_hosts]) {
         assert_eq!(made["metadata"]["annotations"], before["metadata"]["annotations"]);
         assert_eq!(made["spec"].get("initContainers"), None);
     }

@@ -187,11 +187,12 @@ A lease is kept unless its network namespace is provably gone, because a second 
 in use. That of a resource claim is kept while its device is in a pod. --force releases it anyway. The
 exit status is 1 if a lease was kept.")]
     Release(ReleaseArgs),
-    /// In a pod, print which interface and RDMA device is which rail, also for NCCL, UCX and gloo
+    /// In a pod, print which interface and RDMA device is which rail, also for NCCL, NVSHMEM, UCX and gloo
     #[command(after_help = "Examples:
   railctl env
   railctl env --format nccl.conf --out /etc/nccl.conf
   eval \"$(railctl env --format sh)\"
+  railctl env --hostfile - --hosts 2 --slots 8
   railctl env --check --pid 42
 
 It needs no privilege, no node.json and no API server. Unknown values are omitted, with a message on stderr.

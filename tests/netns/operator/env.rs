@@ -101,8 +101,9 @@ fn a_pod_knows_its_rails_without_a_privilege() {
             "rdma": {"device": format!("mlx5_{}", number + 4), "port": 1, "gidIndex": 3},
             "leafPorts": [{"leaf": format!("leaf-su0-r{number}"), "port": "swp7"}]})
     };
-    let variables = json!({"NCCL_IB_HCA": "=mlx5_4:1,mlx5_5:1", "UCX_NET_DEVICES": "mlx5_4:1,mlx5_5:1",
-        "NCCL_SOCKET_IFNAME": "=eth0", "GLOO_SOCKET_IFNAME": "eth0"});
+    let variables = json!({"NCCL_IB_HCA": "=mlx5_4:1,mlx5_5:1", "NVSHMEM_HCA_LIST": "mlx5_4:1,mlx5_5:1",
+        "UCX_NET_DEVICES": "mlx5_4:1,mlx5_5:1", "NCCL_SOCKET_IFNAME": "=eth0",
+        "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": "=eth0", "GLOO_SOCKET_IFNAME": "eth0", "CCL_KVS_IFACE": "eth0"});
     assert_eq!(
         told.json(),
         json!({"rails": [rail_of(0), rail_of(1)], "variables": variables, "unknown": []})
@@ -276,4 +277,37 @@ fn the_hosts_alias_comes_back_and_a_rails_does_not_stay() {
     host.cni("ADD", "c4", &pod, &rail(0)).ok();
     host.cni("DEL", "c4", &pod, &rail(0)).ok();
     assert_eq!(alias_of(None, "vf0"), json!(null));
+}
+
+/// In a pod the kubelet writes /etc/hosts, and the controller the host name.
+#[test]
+fn a_pod_of_a_job_names_the_others() {
+    let Some((host, pod)) = trainer("env::hosts") else { return };
+    let hosts = host.path("hosts");
+    fs::write(&hosts, "127.0.0.1 localhost\n10.244.0.7\tjob-1.job.ai.svc.cluster.local\tjob-1\n").unwrap();
+    let (file, conf) = (host.path("hostfile"), host.path("nccl.conf"));
+    let run_as = |name: &str, args: &str| {
+        let script = format!(
+            "mount --bind {} /etc/hosts && hostname {name} && exec {} env {args}",
+            hosts.display(),
+            harness::railctl().display()
+        );
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", pod.display())).args(["unshare", "-mu", "sh", "-c", &script]);
+        command.env("RAIL_CNI_NODE_CONFIG", host.path("node.json")).stdin(std::process::Stdio::piped());
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        run(command, b"")
+    };
+    let both = format!("--format nccl.conf --out {} --hostfile {} --slots 8", conf.display(), file.display());
+    // Nobody says how many there are.
+    assert_eq!(run_as("job-1", &both).status, 1);
+    assert!(!file.exists() && !conf.exists());
+    run_as("job-1", &format!("{both} --hosts 2")).ok();
+    let names = "job-0.job.ai.svc.cluster.local slots=8\njob-1.job.ai.svc.cluster.local slots=8\n";
+    assert_eq!(fs::read_to_string(&file).unwrap(), names);
+    assert!(fs::read_to_string(&conf).unwrap().contains("NCCL_IB_HCA==mlx5_4:1,mlx5_5:1\n"));
+    assert_eq!(run_as("job-1", "--hostfile - --hosts 2 --slots 8").ok().stdout, names);
+    let other = run_as("launcher", "--hostfile - --hosts 2");
+    assert_eq!((other.status, other.stdout.as_str()), (1, ""));
+    assert_eq!(run_as("job-1", "--hosts 2").status, 2);
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 
 use super::pod::{Pod, Port};
-use super::variables::{GID_INDEX, HCA, SOCKET_IFNAME, UCX_DEVICES, Variable};
+use super::variables::{GID_INDEX, HCA, NVSHMEM_DEVICES, UCX_DEVICES, Variable};
 use rail_cni::fail;
 use rail_cni::netns;
 
@@ -101,10 +101,11 @@ pub fn compare(expected: &[Variable], pod: &Pod, environment: &Environment) -> V
         let is_right = match (variable.name, found) {
             (_, None) => !variable.is_of_nccl(),
             (HCA, Some(found)) => is_same_hca(&variable.value, found),
-            (SOCKET_IFNAME, Some(found)) => {
+            // With and without the = of an exact name.
+            (_, Some(found)) if variable.value.starts_with('=') => {
                 found.trim_start_matches('=') == variable.value.trim_start_matches('=')
             }
-            (UCX_DEVICES, Some(found)) => set(&variable.value) == set(found),
+            (NVSHMEM_DEVICES | UCX_DEVICES, Some(found)) => set(&variable.value) == set(found),
             (_, Some(found)) => *found == variable.value,
         };
         if !is_right {
@@ -149,7 +150,7 @@ fn set(list: &str) -> BTreeSet<&str> {
 #[cfg(test)]
 mod tests {
     use super::super::pod::tests::{pod, rail};
-    use super::super::variables;
+    use super::super::variables::{self, SOCKET_IFNAME};
     use super::*;
 
     #[test]
@@ -176,6 +177,9 @@ mod tests {
             ("NCCL_SOCKET_IFNAME==net1", SOCKET_IFNAME),
             ("UCX_NET_DEVICES=all", UCX_DEVICES),
             ("GLOO_SOCKET_IFNAME=net1", "GLOO_SOCKET_IFNAME"),
+            // As PyTorch passes NCCL_IB_HCA on.
+            ("NVSHMEM_HCA_LIST==mlx5_0:1,mlx5_1:1", NVSHMEM_DEVICES),
+            ("CCL_KVS_IFACE=net1", "CCL_KVS_IFACE"),
             ("NCCL_IB_GID_INDEX=0", GID_INDEX),
         ] {
             assert_eq!(differs(&[line, good[0], good[1]]), [variable], "{line}");
@@ -185,6 +189,8 @@ mod tests {
             "NCCL_IB_GID_INDEX=3",
             "NCCL_IB_GID_INDEX=-1",
             "UCX_NET_DEVICES=mlx5_1:1,mlx5_0:1",
+            "NVSHMEM_HCA_LIST=mlx5_1:1,mlx5_0:1",
+            "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME=eth0",
         ] {
             assert_eq!(differs(&[line, good[0], good[1]]), [""; 0], "{line}");
         }

@@ -2,11 +2,13 @@
 //! It runs inside a pod, as any user, and asks only the kernel.
 
 mod check;
+mod hosts;
 mod pod;
 mod variables;
 
 use std::fs;
 use std::io::Write as _;
+use std::num::NonZeroU32;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -36,6 +38,15 @@ pub struct EnvArgs {
     /// NCCL's version: from 2.30 on, rail and plane are included; below 2.21, the GID index
     #[arg(long, value_name = "VERSION", default_value = "2.21")]
     nccl: NcclVersion,
+    /// Write the names of the job's pods to this file, for mpirun and DeepSpeed; - prints it and nothing else
+    #[arg(long, value_name = "FILE", conflicts_with = "check")]
+    hostfile: Option<PathBuf>,
+    /// How many pods the job has, where the pod does not know it
+    #[arg(long, value_name = "N", requires = "hostfile", value_parser = hosts)]
+    hosts: Option<NonZeroU32>,
+    /// How many processes each pod runs
+    #[arg(long, value_name = "N", requires = "hostfile")]
+    slots: Option<NonZeroU32>,
     /// Compare the environment and NCCL's files with it, and print each difference
     #[arg(long, conflicts_with_all = ["format", "out"])]
     check: bool,
@@ -56,8 +67,20 @@ enum Format {
 
 const RAILS: [&str; 7] = ["RAIL", "PLANE", "INTERFACE", "ADDRESS", "RDMA", "GID", "LEAF"];
 
+fn hosts(text: &str) -> Result<NonZeroU32, String> {
+    let count = text.parse().ok().filter(|count: &NonZeroU32| count.get() <= hosts::MOST);
+    count.ok_or_else(|| format!("{text:?} is not a number from 1 to {}", hosts::MOST))
+}
+
 /// Prints, writes or compares what this pod's rails are. What is not known is left out and said on stderr.
 pub fn env(node: &Node, args: &EnvArgs, output: Output) -> Result<ExitCode> {
+    let hostfile =
+        || Ok::<_, anyhow::Error>(hosts::file(&hosts::Known::look()?.names(args.hosts)?, args.slots));
+    // A launcher has no rails.
+    if args.hostfile.as_deref() == Some(Path::new("-")) {
+        output::print(&hostfile()?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let pod = Pod::look(node)?.select(args.rails.as_ref())?;
     let (variables, unknown) = variables::of(&pod, args.nccl);
     let unknown: Vec<String> = pod.unknown.iter().cloned().chain(unknown).collect();
@@ -65,6 +88,9 @@ pub fn env(node: &Node, args: &EnvArgs, output: Output) -> Result<ExitCode> {
     if args.check {
         let differences = check::compare(&variables, &pod, &Environment::of(args.pid)?);
         return print_differences(&differences, output);
+    }
+    if let Some(path) = &args.hostfile {
+        write(path, &hostfile()?)?;
     }
     let text = match (args.format, output) {
         (Some(Format::NcclConf), _) => conf(&pod, &variables),

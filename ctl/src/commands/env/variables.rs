@@ -1,5 +1,5 @@
-//! The variables of the libraries. The rules of NCCL are those of its parsers, as its source has them (setEnvFile,
-//! parseStringList, ncclIbInitDevices).
+//! The variables of the libraries. The rules are those of their parsers, as their sources have them: NCCL's setEnvFile,
+//! parseStringList and ncclIbInitDevices, NVSHMEM's nvshmemt_parse_hca_list, oneCCL's internal_kvs::fill_local_host_ip.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
@@ -19,11 +19,14 @@ pub const HCA: &str = "NCCL_IB_HCA";
 pub const GID_INDEX: &str = "NCCL_IB_GID_INDEX";
 pub const SOCKET_IFNAME: &str = "NCCL_SOCKET_IFNAME";
 pub const UCX_DEVICES: &str = "UCX_NET_DEVICES";
+pub const NVSHMEM_DEVICES: &str = "NVSHMEM_HCA_LIST";
 
 /// NCCL reads as many bytes of a value.
 const LONGEST: usize = 1023;
 /// NCCL looks at as many entries of a list (MAX_IB_DEVS).
 const MOST_DEVICES: usize = 32;
+/// NVSHMEM passes over devices with other names (NVSHMEM_HCA_PREFIX).
+const NVSHMEM_PREFIX: &str = "mlx5";
 /// It refuses more planes.
 const MOST_PLANES: usize = 12;
 
@@ -66,7 +69,17 @@ pub fn of(pod: &Pod, nccl: NcclVersion) -> (Vec<Variable>, Vec<String>) {
     match hca(&ports, nccl) {
         Ok(value) => {
             put(HCA, value);
-            put(UCX_DEVICES, list(ports.iter().map(|(_, port)| port.to_string())));
+            let names = list(ports.iter().map(|(_, port)| port.to_string()));
+            // It compares whole names, and a = would be part of one.
+            if ports.iter().all(|(_, port)| port.device.starts_with(NVSHMEM_PREFIX)) {
+                put(NVSHMEM_DEVICES, names.clone());
+            } else {
+                unknown.push(format!(
+                    "{NVSHMEM_DEVICES} is omitted: NVSHMEM takes devices that are called \
+                    {NVSHMEM_PREFIX}* alone"
+                ));
+            }
+            put(UCX_DEVICES, names);
         }
         Err(why) => unknown.push(format!("{HCA} and {UCX_DEVICES} are omitted: {why}")),
     }
@@ -88,10 +101,15 @@ pub fn of(pod: &Pod, nccl: NcclVersion) -> (Vec<Variable>, Vec<String>) {
     match &pod.interface {
         Some(name) => {
             put(SOCKET_IFNAME, format!("={name}"));
+            put("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", format!("={name}"));
             put("GLOO_SOCKET_IFNAME", name.clone());
+            // It takes every interface whose name has this in it.
+            if !pod.rails.iter().any(|rail| rail.interface.contains(name.as_str())) {
+                put("CCL_KVS_IFACE", name.clone());
+            }
         }
         None => unknown.push(format!(
-            "{SOCKET_IFNAME} and GLOO_SOCKET_IFNAME are omitted: no single interface has the default route"
+            "{SOCKET_IFNAME} and the like are omitted: no single interface has the default route"
         )),
     }
     (all, unknown)
@@ -171,6 +189,24 @@ mod tests {
     }
 
     #[test]
+    fn nvshmem_and_oneccl_are_told_what_they_cannot_misread() {
+        let told = |devices: [&str; 2], names: [&str; 2]| {
+            let rails = [0, 1].map(|n| {
+                let mut rail = rail(&format!("rail {n}"), "10.0.0.0/31", devices[n], Some(3));
+                names[n].clone_into(&mut rail.interface);
+                rail
+            });
+            let (all, unknown) = of(&pod(rails.into()), nccl("2.30"));
+            (value(NVSHMEM_DEVICES, &all), value("CCL_KVS_IFACE", &all), unknown.len())
+        };
+        let (devices, names) = (["mlx5_3:1", "mlx5_13:2"], ["net1", "net2"]);
+        let (list, eth0) = (Some("mlx5_3:1,mlx5_13:2".to_owned()), Some("eth0".to_owned()));
+        assert_eq!(told(devices, names), (list.clone(), eth0.clone(), 0));
+        assert_eq!(told(["mlx5_3:1", "rocep1s0:1"], names), (None, eth0, 1));
+        assert_eq!(told(devices, ["net1", "roceth01"]), (list, None, 0));
+    }
+
+    #[test]
     fn a_gid_index_is_for_an_nccl_that_does_not_find_it_and_only_where_all_have_the_same() {
         let with = |gids: [Option<u32>; 2]| {
             let rails = gids.iter().enumerate();
@@ -194,7 +230,9 @@ mod tests {
     fn what_is_not_known_is_left_out() {
         let without = pod(vec![rail("rail 0", "10.0.0.0/31", "", None)]);
         let (all, unknown) = of(&without, nccl("2.30"));
-        assert_eq!(all.iter().map(|one| one.name).collect::<Vec<_>>(), [SOCKET_IFNAME, "GLOO_SOCKET_IFNAME"]);
+        let of_eth0 =
+            [SOCKET_IFNAME, "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "GLOO_SOCKET_IFNAME", "CCL_KVS_IFACE"];
+        assert_eq!(all.iter().map(|one| one.name).collect::<Vec<_>>(), of_eth0);
         assert_eq!(unknown.len(), 1);
         let twice =
             pod(vec![rail("rail 0", "10.0.0.0/31", "a:1", None), rail("rail 1", "10.0.0.2/31", "a:1", None)]);
@@ -206,7 +244,7 @@ mod tests {
         let long = (0..20)
             .map(|n| rail(&format!("rail {n}"), "10.0.0.0/31", &format!("{}{n}:1", "a".repeat(60)), None));
         assert_eq!(value(HCA, &of(&pod(long.collect()), nccl("2.30")).0), None);
-        let mut alone = pod(vec![rail("rail 0", "fd00::/127", "a:1", None)]);
+        let mut alone = pod(vec![rail("rail 0", "fd00::/127", "mlx5_0:1", None)]);
         alone.interface = None;
         let (all, unknown) = of(&alone, nccl("2.30"));
         assert_eq!(value("NCCL_IB_ADDR_FAMILY", &all).as_deref(), Some("AF_INET6"));
