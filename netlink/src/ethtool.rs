@@ -14,6 +14,8 @@
 //! # }
 //! ```
 
+use std::collections::BTreeMap;
+
 use anyhow::Result;
 use netlink_packet_core::DefaultNla;
 use nix::errno::Errno;
@@ -28,6 +30,12 @@ const HEADER_DEV_INDEX: u16 = 1;
 const HEADER_FLAGS: u16 = 3;
 /// ETHTOOL_FLAG_COMPACT_BITSETS, and ETHTOOL_FLAG_OMIT_REPLY: an acknowledgement is enough.
 const FLAGS: u32 = 1 | 2;
+/// ETHTOOL_FLAG_STATS.
+const FLAG_STATS: u32 = 4;
+const PAUSE_GET: u8 = 21;
+const PAUSE_STATS: u16 = 5;
+/// What is in it.
+const PAUSE_FRAMES: [(u16, &str); 2] = [(2, "tx_pause"), (3, "rx_pause")];
 const BITSET_NOMASK: u16 = 1;
 const BITSET_SIZE: u16 = 2;
 const BITSET_VALUE: u16 = 4;
@@ -184,6 +192,14 @@ impl Ethtool {
         Ok(told.flat_map(|(group, reply)| group.parse(&reply.payload)).collect())
     }
 
+    /// How many pause frames the port has sent and received, as `tx_pause` and `rx_pause`; empty if its driver does not count
+    /// them.
+    pub fn pause_frames(&mut self, index: Index) -> Result<BTreeMap<&'static str, u64>> {
+        let request = request_with(FLAGS | FLAG_STATS, (self.family, PAUSE_GET), index, Vec::new());
+        let reply = self.socket.get_each(&[request])?.pop().flatten();
+        Ok(reply.map(|reply| pause_frames(&reply.payload)).unwrap_or_default())
+    }
+
     /// Sets the settings of `group` in `changed` back to their former values.
     pub fn set(&mut self, link: &Link, group: &Group, changed: &[Change<'_>]) -> Result<()> {
         let attributes = changed.iter().filter_map(|change| group.attribute(change)).collect();
@@ -204,9 +220,29 @@ pub fn is_unknown(error: &anyhow::Error) -> bool {
     Error::is(error, Errno::EOPNOTSUPP)
 }
 
-fn request(family: u16, command: u8, index: Index, mut attributes: Vec<DefaultNla>) -> Message {
+fn pause_frames(payload: &[u8]) -> BTreeMap<&'static str, u64> {
+    let stats =
+        attributes(payload.get(HEADER_LEN..).unwrap_or_default()).find(|one| one.kind() == PAUSE_STATS);
+    let Some(stats) = stats else { return BTreeMap::new() };
+    let count = |(kind, name): (u16, &'static str)| {
+        let one = attributes(stats.value()).find(|one| one.kind() == kind)?;
+        Some((name, u64::from_ne_bytes(one.value().try_into().ok()?)))
+    };
+    PAUSE_FRAMES.into_iter().filter_map(count).collect()
+}
+
+fn request(family: u16, command: u8, index: Index, attributes: Vec<DefaultNla>) -> Message {
+    request_with(FLAGS, (family, command), index, attributes)
+}
+
+fn request_with(
+    flags: u32,
+    (family, command): (u16, u8),
+    index: Index,
+    mut attributes: Vec<DefaultNla>,
+) -> Message {
     let word = |kind, number: u32| DefaultNla::new(kind, number.to_ne_bytes().to_vec());
-    attributes.insert(0, nest(HEADER, &[word(HEADER_DEV_INDEX, index.get()), word(HEADER_FLAGS, FLAGS)]));
+    attributes.insert(0, nest(HEADER, &[word(HEADER_DEV_INDEX, index.get()), word(HEADER_FLAGS, flags)]));
     Message::raw(family, &[command, 1, 0, 0], &attributes)
 }
 
@@ -313,6 +349,20 @@ mod tests {
 
     fn head(command: u8) -> Vec<u8> {
         [&[command, 1, 0, 0][..], &[20, 0, 1, 0x80, 8, 0, 1, 0, 5, 0, 0, 0, 8, 0, 3, 0, 3, 0, 0, 0]].concat()
+    }
+
+    /// As Linux answers ETHTOOL_MSG_PAUSE_GET with statistics: PAUSE_STATS is nested, and its counters may have padding between.
+    #[test]
+    fn pause_frames_are_read_from_these_bytes() {
+        let autoneg = [5, 0, 2, 0, 1, 0, 0, 0];
+        let stats = [
+            32, 0, 5, 0x80, 4, 0, 1, 0, 12, 0, 2, 0, 7, 0, 0, 0, 0, 0, 0, 0, 12, 0, 3, 0, 0, 1, 0, 0, 0, 0,
+            0, 0,
+        ];
+        let reply = [&[22, 1, 0, 0][..], &autoneg, &stats].concat();
+        assert_eq!(pause_frames(&reply), BTreeMap::from([("tx_pause", 7), ("rx_pause", 256)]));
+        assert_eq!(pause_frames(&reply[..12]), BTreeMap::new());
+        assert_eq!(pause_frames(&[]), BTreeMap::new());
     }
 
     /// ETHTOOL_MSG_RINGS_SET with _RX and _TX_PUSH, FEATURES_SET with a compact bitset, DEBUG_SET with one without

@@ -153,8 +153,11 @@ pub fn seen(socket: &mut Socket) -> Result<Vec<Link>> {
     Ok(replies.iter().filter_map(parse).collect())
 }
 
-/// What the kernel counts of errors and discards of a link, by its names of the counters; empty if the link is gone.
+/// What the kernel counts of errors and discards of a link, by its names of the counters, and how often it lost its carrier
+/// (`carrier_down`); empty if the link is gone.
 pub fn faults(socket: &mut Socket, index: Index) -> Result<BTreeMap<&'static str, u64>> {
+    /// IFLA_CARRIER_DOWN_COUNT.
+    const CARRIER_DOWN_COUNT: u16 = 48;
     /// The places in struct rtnl_link_stats64.
     const COUNTERS: [(usize, &str); 10] = [
         (4, "rx_errors"),
@@ -174,14 +177,17 @@ pub fn faults(socket: &mut Socket, index: Index) -> Result<BTreeMap<&'static str
     let Some(reply) = socket.get(Message::new(RTM_GETLINK, &message), &[Errno::ENODEV], &what)? else {
         return Ok(BTreeMap::new());
     };
-    let all = attributes(reply.payload.get(HEADER_LEN..).unwrap_or_default());
-    let values: Vec<u64> = all
+    let told = reply.payload.get(HEADER_LEN..).unwrap_or_default();
+    let downs = attributes(told).find(|one| one.kind() == CARRIER_DOWN_COUNT);
+    let downs = downs.and_then(|one| one.value().try_into().ok()).map(u32::from_ne_bytes);
+    let values: Vec<u64> = attributes(told)
         .filter(|one| one.kind() == IFLA_STATS64)
         .flat_map(|one| {
             one.value().chunks_exact(8).map(|raw| raw.try_into().map(u64::from_ne_bytes)).collect::<Vec<_>>()
         })
         .collect::<Result<_, _>>()?;
-    Ok(COUNTERS.iter().filter_map(|(at, name)| Some((*name, *values.get(*at)?))).collect())
+    let counted = COUNTERS.iter().filter_map(|(at, name)| Some((*name, *values.get(*at)?)));
+    Ok(counted.chain(downs.map(|downs| ("carrier_down", downs.into()))).collect())
 }
 
 /// A request without statistics, and without the VFs of a PF, which take milliseconds and may not fit into the

@@ -83,6 +83,18 @@ impl Locks {
         self.0.is_locked(&name_of(key))
     }
 
+    /// The attachment of another container than `own` for which a call is at work now, for people.
+    pub fn busy_but(&self, own: &str) -> Result<Option<String>> {
+        let own = name_part(own);
+        for name in self.0.names()? {
+            let Some(attachment) = name.strip_prefix(ATTACHMENT) else { continue };
+            if attachment.split(':').next() != Some(&own) && self.0.is_locked(&name)? {
+                return Ok(Some(attachment.to_owned()));
+            }
+        }
+        Ok(None)
+    }
+
     /// Locks the pod's namespace against other networks that choose a routing table in it.
     pub fn netns(&self, netns: &NetnsId) -> Result<Lock> {
         let lock = self.0.lock(&format!("{NETNS}{}", netns.ino), PATIENCE);

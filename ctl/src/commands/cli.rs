@@ -20,7 +20,7 @@ use super::lease::{LeaseArgs, lease};
 use super::leases::{LeasesArgs, leases};
 use super::lint::lint;
 use super::plan::{PlanArgs, plan};
-use super::preflight::{PreflightArgs, preflight};
+use super::preflight::{PreflightArgs, merge, preflight};
 use super::reap::{ReapArgs, reap};
 use super::refused;
 use super::release::{ReleaseArgs, release};
@@ -132,7 +132,8 @@ Exit status: 0 every row is certain, 1 one is not, or the command failed, 2 usag
             because pods have all its VFs or addresses), or no-pool (not tested, because node.json leaves its \
             addresses to another IPAM plugin). COUNTED is the errors and discards during the test. \
     Everything is returned however the command ends; after SIGKILL, by the next ADD or `railctl \
-    reap`. Run it on the host, as root.
+    reap`. When rail-cni is called for a pod meanwhile, everything is returned at once. Run it on the host, as root; --merge runs \
+anywhere.
 Exit status: 0 no rail is wrong (with --all: every rail is fine), 1 another state, or the command failed, 2 usage error."
     )]
     Preflight(PreflightArgs),
@@ -271,7 +272,8 @@ pub fn run() -> ExitCode {
         }
         Command::Cables(args) => look().and_then(|node| cables(&node, &args, output)),
         Command::Discover(args) => look().and_then(|node| discover(&node, &args, output)),
-        Command::Preflight(args) => start("preflight").and_then(|node| preflight(&node, &args, output)),
+        Command::Preflight(args) => merge(&args, output)
+            .unwrap_or_else(|| start("preflight").and_then(|node| preflight(&node, &args, output))),
         Command::Devices => look().and_then(|node| devices(&node, output)),
         Command::Vfs(args) => start("vfs").and_then(|node| vfs(&node, &args, output)),
         Command::Lint(args) => lint(&args.files, args.fix, output),

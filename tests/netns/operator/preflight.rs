@@ -272,3 +272,93 @@ fn what_sigkill_leaves_at_any_call_is_put_right() {
         fs::remove_file(&done).unwrap();
     }
 }
+
+/// The plan of two nodes with two rails: this one, and one whose addresses the leaf has.
+fn two_nodes(host: &Host) -> String {
+    let leaf = host.leaf();
+    host.ip(&format!("-n {leaf} link set lo mtu 65536 up"));
+    for second in [17, 19] {
+        host.ip(&format!("-n {leaf} addr add 172.{second}.4.2/32 dev lo"));
+    }
+    let row = |node: &str, rail: u8, address: &str, leaf: &str| {
+        format!("{node},{rail},,rail-{rail},ipv4,{address},,{address}/31,,leaf-{leaf}-r{rail},swp1,\r\n")
+    };
+    let plan = host.path("plan.csv");
+    let text = "node,rail,plane,pool,family,address,gateway,prefix,interface,leaf,port,mtu\r\n".to_owned()
+        + &row("node-1", 0, "172.16.0.0", "a")
+        + &row("node-2", 0, "172.17.4.2", "b")
+        + &row("node-1", 1, "172.18.0.0", "a")
+        + &row("node-2", 1, "172.19.4.2", "b");
+    fs::write(&plan, text).unwrap();
+    plan.display().to_string()
+}
+
+#[test]
+fn peers_of_the_plan_are_asked_and_all_answers_become_one_page() {
+    let Some(host) = two_rails("preflight::plan") else { return };
+    let plan = two_nodes(&host);
+    let ran = preflight(&host, &["--plan", &plan]);
+    assert_eq!(told(&ran), (0, vec![is("fine", &[]), is("fine", &[])]), "{ran:?}");
+    let asked = |ran: &Ran, rail: usize| -> Vec<String> {
+        let json = ran.json();
+        let all = json["rails"][rail]["asked"].as_array().unwrap();
+        all.iter()
+            .map(|one| format!("{} {} {} {}", one["node"], one["rail"], one["way"], one["state"]))
+            .collect()
+    };
+    let answers = |rails: [u8; 2]| {
+        ["spine", "cross"]
+            .iter()
+            .zip(rails)
+            .map(|(way, rail)| format!("\"node-2\" {rail} \"{way}\" \"reached\""))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!([asked(&ran, 0), asked(&ran, 1)], [answers([0, 1]), answers([1, 0])]);
+    let folder = host.path("told");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("node-1.json"), &ran.stdout).unwrap();
+    let merge = |more: &[&str]| {
+        let args = [&["preflight", "--merge", folder.to_str().unwrap()], more].concat();
+        run(&host, &args)
+    };
+    assert!(merge(&[]).ok().stdout.contains("1 nodes; rails: 2 fine; peers: 4 reached"));
+    let page = merge(&["--html"]).ok().stdout;
+    assert!(page.starts_with("<!doctype html>") && page.contains("leaf-a-r0"), "{page}");
+    // The plan knows another node, which said nothing.
+    let all = merge(&["--plan", &plan, "--output", "json"]);
+    assert_eq!((all.status, &all.json()["missing"]), (1, &json!(["node-2"])));
+    fs::write(folder.join("broken.json"), "{}").unwrap();
+    let broken = merge(&[]);
+    assert!(broken.status == 1 && broken.stderr.contains("broken.json"), "{broken:?}");
+    // Somebody was there and does not answer.
+    host.ip(&format!("-n {} addr del 172.17.4.2/32 dev lo", host.leaf()));
+    let ran = preflight(&host, &["--plan", &plan]);
+    assert_eq!(told(&ran), (1, vec![is("wrong", &["peer"]), is("wrong", &["peer"])]), "{ran:?}");
+    // A plan of another fabric.
+    let text = fs::read_to_string(&plan).unwrap().replace("172.16.0.0", "172.16.9.0");
+    fs::write(&plan, text).unwrap();
+    assert_eq!(told(&preflight(&host, &["--plan", &plan])).1[0], is("wrong", &["plan"]));
+    assert_eq!(preflight(&host, &["--plan", "/nowhere"]).status, 1);
+}
+
+/// Its ADD waits a moment for the device, and gets it.
+#[test]
+fn a_pod_that_comes_gets_the_rail_at_once() {
+    let Some(host) = two_rails("preflight::yield") else { return };
+    let mut command = Command::new(harness::railctl());
+    command.args(args(&["--for", "600"])).env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while host.records().len() < 2 {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let pod = host.add_netns("pod");
+    // An ADD of preflight itself may still be at work, and wants nothing of itself.
+    host.cni("ADD", "pod", &pod, &rail(0)).ok();
+    let ran: Ran = child.wait_with_output().unwrap().into();
+    assert_eq!(told(&ran), (0, vec![is("in-use", &[]), is("in-use", &[])]), "{ran:?}");
+    assert!(ran.json()["rails"][0]["why"].as_str().unwrap().contains("pod:net1"), "{ran:?}");
+    assert_eq!(host.records().len(), 1);
+    host.cni("DEL", "pod", &pod, &rail(0)).ok();
+}

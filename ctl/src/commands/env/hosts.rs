@@ -175,6 +175,8 @@ mod tests {
             ("web-1", "web-headless", "web"),
             ("train-worker-1", "train", "train-worker"),
         ] {
+            // A kubelet without a cluster domain ends the name with a dot.
+            assert_eq!(of(host, "a.b.svc."), of(host, "a.b.svc"));
             let expected = [0, 1].map(|number| format!("{base}-{number}.{domain}.{cluster}"));
             assert_eq!(of(host, &format!("{domain}.{cluster}")), expected);
         }

@@ -1,5 +1,8 @@
 //! `railctl preflight`: takes a free VF of each rail as a pod would, tries what a job needs, and gives everything back.
 
+mod ending;
+mod matrix;
+mod peers;
 mod ping;
 mod pod;
 
@@ -8,18 +11,18 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use nix::sys::signal::{SigSet, Signal};
 use serde_json::{Value, json};
 
 use super::inventory::{Inventory, Rail};
 use super::leases::{self, look};
 use crate::output::{self, Output};
+use ending::Ending;
+use peers::{Fabric, Peer};
 use ping::{From, ping};
 use pod::Pod;
 use rail_cni::cni::{AddResult, Ip};
@@ -28,6 +31,7 @@ use rail_cni::ipam::lease::Folder;
 use rail_cni::node::Node;
 use rail_cni::pool::{Allocation, node_name, rail_in, store};
 use rail_netlink::Socket;
+use rail_netlink::ethtool::Ethtool;
 use rail_netlink::link::{self, faults};
 
 /// The size of packets that every network passes: the smallest MTU of IPv6.
@@ -35,6 +39,8 @@ const SMALL: u32 = 1280;
 // What to do.
 const LEAF_PORT: &str = "the leaf port";
 const LET_ANSWER: &str = "it answered ARP or ND, so allow ICMP on the leaf";
+/// Before a peer that did not answer is asked again.
+const PAUSE: Duration = Duration::from_millis(100);
 const LOOK_FOR_PEER: &str = "check that a pod there has the address, and that the leaves have a route to \
     it";
 
@@ -44,6 +50,19 @@ pub struct PreflightArgs {
     /// Addresses of rails in pods of other nodes, to ping from the same rail here
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     peer: Vec<IpAddr>,
+    /// The plan of the whole fabric, as `railctl plan --to csv` prints it, or - for stdin: ask rails of nodes in it, where
+    /// preflight runs at the same time
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
+    /// Hold the rails for so long, and ask silent peers again until then
+    #[arg(long = "for", value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=3600))]
+    seconds: u32,
+    /// Test nothing, and merge what `--output json` printed on the nodes, a file each
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["peer", "seconds", "all", "plugins_dir"])]
+    merge: Option<PathBuf>,
+    /// With --merge, print a page for a browser
+    #[arg(long, requires = "merge", conflicts_with = "output")]
+    html: bool,
     /// Fail if a rail is in use and cannot be tested
     #[arg(long)]
     all: bool,
@@ -60,6 +79,19 @@ struct Tried<'a> {
     outcome: Outcome,
     /// What was wrong after an ADD.
     problems: Vec<Problem>,
+    /// The leaf that the plan of the fabric has for it.
+    leaf: Option<String>,
+    /// The peers that the plan of the fabric has for it, and what was wrong with each.
+    asked: Vec<(Peer, Option<Problem>)>,
+}
+
+/// What every rail is asked by.
+struct Asking<'a> {
+    peers: &'a BTreeMap<u8, BTreeSet<IpAddr>>,
+    fabric: Option<&'a Fabric>,
+    node: &'a Node,
+    ending: &'a Ending,
+    until: Instant,
 }
 
 enum Outcome {
@@ -99,7 +131,7 @@ struct Interface {
     counted: [Counters; 2],
 }
 
-/// Errors and discards of a link.
+/// Errors, discards, pause frames and losses of the carrier.
 type Counters = BTreeMap<&'static str, u64>;
 
 /// Something that is wrong, for people, and the step that found it, for programs.
@@ -116,19 +148,6 @@ impl Problem {
     }
 }
 
-/// Becomes true when a signal asks this command to end, which it does between two steps, and gives back what it took.
-fn ending() -> Result<Arc<AtomicBool>> {
-    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
-    signals.thread_block()?;
-    let is_ending = Arc::new(AtomicBool::new(false));
-    let flag = is_ending.clone();
-    thread::Builder::new().spawn(move || {
-        while signals.wait().is_err() {}
-        flag.store(true, Ordering::Relaxed);
-    })?;
-    Ok(is_ending)
-}
-
 /// Tries all rails at once, as a pod has them.
 pub fn preflight(node: &Node, args: &PreflightArgs, output: Output) -> Result<ExitCode> {
     node.check_place(None)?;
@@ -136,36 +155,57 @@ pub fn preflight(node: &Node, args: &PreflightArgs, output: Output) -> Result<Ex
         return Err(failure!(InvalidConfig, "this node has no rails: list them in node.json"));
     }
     let peers = peers(&args.peer, &store::allocations(node))?;
-    let ending = ending()?;
+    let fabric = args.plan.as_deref().map(Fabric::read).transpose()?;
+    let ending = Ending::begin()?;
     let inventory = Inventory::take(node)?;
     let mut pod = Pod::new(node, &args.plugins_dir)?;
     let mut all = Vec::new();
     for (rail, number) in inventory.rails.iter().filter_map(|rail| Some((rail, rail.rail?))) {
-        if !ending.load(Ordering::Relaxed) {
+        if !ending.is_near() {
             let ifname = format!("net{}", all.len() + 1);
             let outcome = attach((rail, number), &ifname, &inventory, node, &mut pod)?;
-            let tried = Tried { rail, number, ifname, outcome, problems: Vec::new() };
-            all.push(tried);
+            all.push(Tried { rail, number, ifname, outcome, problems: vec![], leaf: None, asked: vec![] });
         }
     }
-    try_all(&mut all, &peers, (&pod, node), &ending)?;
+    ending.watch(node, pod.container())?;
+    let until = Instant::now() + Duration::from_secs(args.seconds.into());
+    let asking = Asking { peers: &peers, fabric: fabric.as_ref(), node, ending: &ending, until };
+    try_all(&mut all, &pod, &asking)?;
+    let who = ending.wanted();
     for (ifname, why) in pod.give_back() {
         let of = all.iter_mut().find(|tried| tried.ifname == ifname);
         of.into_iter().for_each(|tried| tried.problems.push(Problem::new("del", why.clone())));
     }
-    if ending.load(Ordering::Relaxed) {
-        return Err(failure!(Internal, "interrupted; everything was returned"));
+    match who {
+        Some(who) => all.iter_mut().for_each(|tried| tried.yield_to(&who)),
+        None if ending.is_near() => {
+            return Err(failure!(Internal, "interrupted; everything was returned"));
+        }
+        None => (),
     }
-    output::print(&match output {
-        Output::Json => output::pretty(&json!({ "rails": all.iter().map(Tried::json).collect::<Vec<_>>() })),
-        Output::Table => table(&all),
-    })?;
+    print(&all, node, output)?;
     let is_good = |tried: &Tried<'_>| match tried.state() {
         State::Fine => true,
         State::Wrong => false,
         State::InUse | State::NoPool => !args.all,
     };
     Ok(if all.iter().all(is_good) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn print(all: &[Tried<'_>], node: &Node, output: Output) -> Result<()> {
+    output::print(&match output {
+        Output::Json => {
+            let rails: Vec<_> = all.iter().map(Tried::json).collect();
+            output::pretty(&json!({"node": node_name(node)?, "rails": rails}))
+        }
+        Output::Table => table(all),
+    })
+}
+
+/// What all nodes said, in one: it needs no node.json, and changes nothing.
+pub fn merge(args: &PreflightArgs, output: Output) -> Option<Result<ExitCode>> {
+    let folder = args.merge.as_deref()?;
+    Some(matrix::merge(folder, args.plan.as_deref(), args.html, output))
 }
 
 /// The peers of each rail: those that its routes lead to more narrowly than those of other rails.
@@ -232,7 +272,7 @@ fn attach(
 
 impl Tried<'_> {
     /// What the rail does in the pod. The calling thread is in its namespace.
-    fn check(&mut self, peers: &BTreeSet<IpAddr>, node: &Node, ending: &AtomicBool) -> Result<()> {
+    fn check(&mut self, asking: &Asking<'_>) -> Result<()> {
         let Outcome::Attached(interface) = &mut self.outcome else { return Ok(()) };
         let mut socket = Socket::open()?;
         let link = link::by_name(&mut socket, &self.ifname)?;
@@ -246,22 +286,72 @@ impl Tried<'_> {
         };
         interface.mtu = Some(link.mtu);
         let before = faults(&mut socket, link.index)?;
-        for ip in &interface.ips {
-            let own = ip.address.addr();
-            let leaf = ip.gateway.and_then(|to| store::peer_of(node, to, &[ip.address]));
-            let gateway = ip.gateway.map(|to| (to, End::Gateway(leaf)));
-            let of_family = peers.iter().filter(|to| to.is_ipv4() == own.is_ipv4());
-            for (to, end) in gateway.into_iter().chain(of_family.map(|to| (*to, End::Peer))) {
-                // Of an unnumbered link, the gateway may be a link-local one.
-                let is_other = to.is_ipv4() != own.is_ipv4();
-                let address = if is_other { Ipv6Addr::UNSPECIFIED.into() } else { own };
-                if !ending.load(Ordering::Relaxed) {
-                    self.problems.extend(end.ask(&From { ifname: &self.ifname, address }, to, link.mtu));
-                }
+        let ips = interface.ips.clone();
+        for ip in &ips {
+            self.ask_leaf_and_peers(ip, link.mtu, asking);
+        }
+        for ip in &ips {
+            self.ask_planned(ip, link.mtu, asking);
+        }
+        asking.ending.wait(asking.until);
+        if let Outcome::Attached(interface) = &mut self.outcome {
+            interface.counted[1] = risen(&before, faults(&mut socket, link.index)?);
+        }
+        Ok(())
+    }
+
+    fn ask_leaf_and_peers(&mut self, ip: &Ip, mtu: u32, asking: &Asking<'_>) {
+        let own = ip.address.addr();
+        let leaf = ip.gateway.and_then(|to| store::peer_of(asking.node, to, &[ip.address]));
+        let gateway = ip.gateway.map(|to| (to, End::Gateway(leaf)));
+        let peers = asking.peers.get(&self.number).into_iter().flatten();
+        let of_family = peers.filter(|to| to.is_ipv4() == own.is_ipv4());
+        for (to, end) in gateway.into_iter().chain(of_family.map(|to| (*to, End::Peer(String::new())))) {
+            // Of an unnumbered link, the gateway may be a link-local one.
+            let is_other = to.is_ipv4() != own.is_ipv4();
+            let address = if is_other { Ipv6Addr::UNSPECIFIED.into() } else { own };
+            let from = From { ifname: &self.ifname, address };
+            self.problems.extend(end.ask(&from, to, mtu, asking.ending));
+        }
+    }
+
+    /// Asks the peers of the plan, and the silent ones until the time is over.
+    fn ask_planned(&mut self, ip: &Ip, mtu: u32, asking: &Asking<'_>) {
+        let own = ip.address.addr();
+        let Some(fabric) = asking.fabric else { return };
+        let Some(peers) = fabric.peers(own) else {
+            let text = format!("the plan of --plan does not have {own}: it is another one than the node's");
+            return self.problems.push(Problem::new("plan", text));
+        };
+        self.leaf = fabric.leaf(own).map(str::to_owned);
+        let from = From { ifname: &self.ifname, address: own };
+        let ask = |peer: &Peer| {
+            let leaf = peer.leaf.as_ref().map(|leaf| format!(", {leaf}")).unwrap_or_default();
+            let who = format!(" (rail {} of {}{leaf})", peer.rail, peer.node);
+            End::Peer(who).ask(&from, peer.address, mtu, asking.ending)
+        };
+        let mut asked: Vec<_> = peers.into_iter().map(|peer| (ask(&peer), peer)).collect();
+        let is_silent = |problem: &Option<Problem>| problem.as_ref().is_some_and(|one| one.step == "peer");
+        while Instant::now() < asking.until
+            && !asking.ending.is_near()
+            && asked.iter().any(|(problem, _)| is_silent(problem))
+        {
+            thread::sleep(PAUSE);
+            for (problem, peer) in asked.iter_mut().filter(|(problem, _)| is_silent(problem)) {
+                *problem = ask(peer);
             }
         }
-        interface.counted[1] = risen(&before, faults(&mut socket, link.index)?);
-        Ok(())
+        self.asked.extend(asked.into_iter().map(|(problem, peer)| (peer, problem)));
+    }
+
+    /// A pod wanted a rail before everything was tried.
+    fn yield_to(&mut self, who: &str) {
+        if let Outcome::Attached(_) = self.outcome {
+            self.outcome = Outcome::Untried(State::InUse, format!("returned at once, because {who}"));
+            self.asked.clear();
+            // What a rail owes to its host is wrong whoever came.
+            self.problems.retain(|problem| problem.step == "del");
+        }
     }
 
     fn problems(&self) -> impl Iterator<Item = &Problem> {
@@ -269,7 +359,8 @@ impl Tried<'_> {
             Outcome::Refused(problem) => Some(problem),
             Outcome::Untried(..) | Outcome::Attached(_) => None,
         };
-        refused.into_iter().chain(&self.problems)
+        let of_peers = self.asked.iter().filter_map(|(_, problem)| problem.as_ref());
+        refused.into_iter().chain(&self.problems).chain(of_peers)
     }
 
     fn state(&self) -> State {
@@ -285,20 +376,22 @@ impl Tried<'_> {
 enum End {
     /// With its leaf port, if the plan says it.
     Gateway(Option<String>),
-    Peer,
+    /// With its place, if the plan says it.
+    Peer(String),
 }
 
 impl End {
-    fn ask(&self, from: &From<'_>, to: IpAddr, mtu: u32) -> Option<Problem> {
+    /// Asks with packets of this MTU, unless the end is near.
+    fn ask(&self, from: &From<'_>, to: IpAddr, mtu: u32, ending: &Ending) -> Option<Problem> {
         let size = |bytes: u32| usize::try_from(bytes).unwrap_or(usize::MAX);
-        let error = ping(from, to, size(mtu)).err()?;
+        let error = ping(from, to, size(mtu), ending).err()?;
         let (step, who, port, remedy) = match self {
             End::Gateway(Some(leaf)) => ("gateway", format!("gateway {to} ({leaf})"), LEAF_PORT, LET_ANSWER),
             End::Gateway(None) => ("gateway", format!("gateway {to}"), LEAF_PORT, LET_ANSWER),
-            End::Peer => ("peer", format!("peer {to}"), "every port on the path", LOOK_FOR_PEER),
+            End::Peer(who) => ("peer", format!("peer {to}{who}"), "every port on the path", LOOK_FOR_PEER),
         };
         let small = mtu.min(SMALL);
-        Some(if ping(from, to, size(small)).is_ok() {
+        Some(if ping(from, to, size(small), ending).is_ok() {
             let text = format!(
                 "{who} answers packets of {small} bytes, but none of {mtu} that may not be fragmented: raise the MTU of \
                  {port}, or lower that of the PF"
@@ -361,29 +454,22 @@ fn leased(rail: u8, node: &Node) -> Option<String> {
 }
 
 /// Tries all rails side by side.
-fn try_all(
-    all: &mut [Tried<'_>],
-    peers: &BTreeMap<u8, BTreeSet<IpAddr>>,
-    (pod, node): (&Pod, &Node),
-    ending: &AtomicBool,
-) -> Result<()> {
+fn try_all(all: &mut [Tried<'_>], pod: &Pod, asking: &Asking<'_>) -> Result<()> {
     let mut host = Socket::open()?;
+    let mut ethtool = Ethtool::open()?;
     let mut of_pf = |tried: &Tried<'_>| -> Result<Counters> {
-        let pf = tried.rail.link.as_ref();
-        pf.map_or_else(|| Ok(Counters::new()), |pf| faults(&mut host, pf.index))
+        let Some(pf) = tried.rail.link.as_ref() else { return Ok(Counters::new()) };
+        let mut counters = faults(&mut host, pf.index)?;
+        if let Some(ethtool) = &mut ethtool {
+            counters.extend(ethtool.pause_frames(pf.index)?);
+        }
+        Ok(counters)
     };
     let before: Vec<Counters> = all.iter().map(&mut of_pf).collect::<Result<_>>()?;
-    let none = BTreeSet::new();
     pod.netns()?.run(|| {
         ping::permit()?;
         thread::scope(|scope| {
-            let threads: Vec<_> = all
-                .iter_mut()
-                .map(|tried| {
-                    let peers = peers.get(&tried.number).unwrap_or(&none);
-                    scope.spawn(|| tried.check(peers, node, ending))
-                })
-                .collect();
+            let threads: Vec<_> = all.iter_mut().map(|tried| scope.spawn(|| tried.check(asking))).collect();
             let panicked = |_| Err(failure!(Internal, "a thread panicked: please report it"));
             threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(panicked))
         })
@@ -461,6 +547,13 @@ impl Tried<'_> {
                 json["addresses"] = json!(of.ips.iter().map(|ip| ip.address).collect::<Vec<_>>());
                 json["mtu"] = json!(of.mtu);
                 json["counted"] = json!({"pf": pf, "device": own});
+                json["leaf"] = json!(self.leaf);
+                let asked = self.asked.iter().map(|(peer, problem)| {
+                    let state = matrix::Answer::of(problem.as_ref().map(|problem| problem.step));
+                    json!({"node": peer.node, "rail": peer.rail, "address": peer.address,
+                        "leaf": peer.leaf, "way": peer.way, "state": state})
+                });
+                json["asked"] = json!(asked.collect::<Vec<_>>());
             }
         }
         json

@@ -13,6 +13,8 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketType, bind, connect, ipproto, recv, send, socket,
 };
 
+use super::ending::Ending;
+
 /// The first packet may be lost while a leaf on the way asks for a MAC.
 const TRIES: u8 = 3;
 /// How long an answer to each is waited for.
@@ -35,10 +37,14 @@ pub fn permit() -> Result<()> {
     std::fs::write(path, format!("{group} {group}")).with_context(|| format!("cannot write {path}"))
 }
 
-/// Asks `to` with packets of `bytes`, IP header included. The error is that of the last try.
-pub fn ping(from: &From<'_>, to: IpAddr, bytes: usize) -> io::Result<()> {
+/// Asks `to` with packets of `bytes`, IP header included. The error is that of the last try. Nobody is asked any more when the
+/// end is near.
+pub fn ping(from: &From<'_>, to: IpAddr, bytes: usize, ending: &Ending) -> io::Result<()> {
     let mut last = Ok(());
     for _ in 0..TRIES {
+        if ending.is_near() {
+            break;
+        }
         last = try_ping(from, to, bytes);
         match &last {
             Ok(()) => break,

@@ -63,6 +63,11 @@ impl Pod {
         })
     }
 
+    /// The name by which the plugins know it.
+    pub fn container(&self) -> &str {
+        &self.container
+    }
+
     /// The namespace, to run something in it.
     pub fn netns(&self) -> Result<Netns> {
         Netns::open(&self.path())
