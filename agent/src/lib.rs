@@ -4,6 +4,7 @@
 
 mod alive;
 mod api;
+mod cables;
 mod calls;
 mod claims;
 mod devices;

@@ -7,11 +7,11 @@ use std::fmt::Write as _;
 use crate::calls::Call;
 use crate::ready::{Condition, Plan};
 use crate::refusals::Refusals;
-use crate::report::{Doctor, Show, Status};
+use crate::report::{Cable, Doctor, Show, Status};
 use crate::revision::Revision;
 
 /// Name, type and help of each metric.
-pub const METRICS: [(&str, &str, &str); 23] = [
+pub const METRICS: [(&str, &str, &str); 25] = [
     (
         "rail_cni_agent_info",
         "gauge",
@@ -24,6 +24,12 @@ pub const METRICS: [(&str, &str, &str); 23] = [
         "rail_cni_carrier",
         "gauge",
         "1 if the PF of the rail is up and has a carrier, or if a pod has the PF itself.",
+    ),
+    ("rail_cni_cable", "gauge", "1 for the state of the rail's cable, as railctl cables heard it last."),
+    (
+        "rail_cni_pf_faults_total",
+        "counter",
+        "Errors, discards, pause frames and losses of the carrier of the rail's PF, by the kernel's name.",
     ),
     ("rail_cni_vfs", "gauge", "VFs of the rail's PF, by state: attached, dead, free or other."),
     ("rail_cni_attachments", "gauge", "Devices in pods, by the state that railctl status shows."),
@@ -67,6 +73,8 @@ const VERBS: [&str; 5] = ["ADD", "DEL", "CHECK", "GC", "STATUS"];
 const PLUGINS: [&str; 2] = ["rail-cni", "rail-ipam"];
 /// Error codes of CNI, and of plugins, are below this; others share a label.
 const CODES: u32 = 1000;
+/// More than railctl knows names of.
+const MOST_COUNTERS: usize = 20;
 /// The most codes that get a label of their own.
 const MOST_SERIES: usize = 200;
 
@@ -105,6 +113,8 @@ pub struct Metrics {
     pub doctor: Option<Doctor>,
     /// The last `railctl status`.
     pub status: Option<Status>,
+    /// What `railctl cables` heard last.
+    pub cables: Option<Vec<Cable>>,
     /// The last `railctl leases`.
     pub show: Option<Show>,
 }
@@ -153,6 +163,9 @@ impl Metrics {
         }
         if let Some(status) = &self.status {
             page.of_status(status);
+        }
+        for cable in self.cables.iter().flatten() {
+            page.of_cable(cable);
         }
         if let Some(show) = &self.show {
             page.of_show(show);
@@ -236,6 +249,9 @@ impl Page {
             let labels = [("rail", number.as_str()), ("pf", rail.pf.name.as_str())];
             let has_carrier = matches!(rail.pf.link.as_str(), "up" | "in-pod");
             self.add("rail_cni_carrier", &labels, u64::from(has_carrier));
+            for (counter, count) in rail.pf.counted.iter().flatten().take(MOST_COUNTERS) {
+                self.add("rail_cni_pf_faults_total", &[labels[0], labels[1], ("counter", counter)], *count);
+            }
             let known = rail.vfs.attached + rail.vfs.dead + rail.vfs.free;
             for (state, number) in [
                 ("attached", rail.vfs.attached),
@@ -263,6 +279,13 @@ impl Page {
         self.add("rail_cni_pending", &[], count(status.pending.len()));
         self.add("rail_cni_lost_devices", &[], count(status.lost.len()));
         self.add("rail_cni_unreadable_records", &[], count(status.unreadable.len()));
+    }
+
+    fn of_cable(&mut self, cable: &Cable) {
+        const STATES: [&str; 6] = ["right", "wrong", "unplanned", "unnamed", "silent", "no-link"];
+        let number = cable.rail.map(|rail| rail.to_string()).unwrap_or_default();
+        let labels = [("rail", number.as_str()), ("pf", cable.pf.as_str()), ("state", among(&cable.state, &STATES))];
+        self.add("rail_cni_cable", &labels, 1);
     }
 
     fn of_show(&mut self, show: &Show) {
@@ -363,7 +386,7 @@ mod tests {
     #[test]
     fn every_metric_that_is_written_is_listed_and_every_one_that_is_listed_can_be_written() {
         let status = serde_json::json!({
-            "rails": [{"rail": 3, "pf": {"name": "a\"b", "link": "no-carrier"}, "vfs": {"enabled": 3, "attached": 1, "free": 1}}],
+            "rails": [{"rail": 3, "pf": {"name": "a\"b", "link": "no-carrier", "counted": {"rx_pause": 7}}, "vfs": {"enabled": 3, "attached": 1, "free": 1}}],
             "attachments": [{"state": "live", "link": "no-carrier"}, {"state": "dead"}],
             "pending": [{}], "lost": [], "unreadable": ["x"]
         });
@@ -376,6 +399,7 @@ mod tests {
             ready: Some(crate::ready::rails_ready(&Err(String::new()))),
             plan: Some(Plan::HeldBack(String::new())),
             plan_written: Some(1),
+            cables: Some(vec![Cable { rail: Some(3), state: "wrong".to_owned(), ..Cable::default() }]),
             api_up: Some(false),
             ..Metrics::default()
         };
@@ -388,6 +412,8 @@ mod tests {
         for line in [
             r#"rail_cni_carrier{rail="3",pf="a\"b"} 0"#,
             r#"rail_cni_vfs{rail="3",pf="a\"b",state="other"} 1"#,
+            r#"rail_cni_pf_faults_total{rail="3",pf="a\"b",counter="rx_pause"} 7"#,
+            r#"rail_cni_cable{rail="3",pf="",state="wrong"} 1"#,
             r#"rail_cni_check_failed{check="pf-link",rail="3"} 1"#,
             r#"rail_cni_attachments{state="live"} 1"#,
             r#"rail_cni_attachments{state="missing"} 0"#,

@@ -79,6 +79,17 @@ pub fn rails_ready(doctor: &Result<Doctor, String>) -> Condition {
     Condition { kind: READY, is_true, reason, message: clean(&message) }
 }
 
+impl Condition {
+    /// Says besides what is no reason to keep pods away.
+    #[must_use]
+    pub fn with(mut self, also: Option<String>) -> Condition {
+        if let Some(also) = also {
+            self.message = clean(&format!("{}; {also}", self.message));
+        }
+        self
+    }
+}
+
 /// The condition [`READY`] of a node without node.json, whatever the doctor says: the plugins would work without the policy
 /// that its class may have.
 pub fn without_node_json(what_to_do: &str) -> Condition {

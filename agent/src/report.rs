@@ -1,5 +1,7 @@
 //! What railctl prints as JSON, as far as the agent needs it. docs/operations.md lists all keys.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 
 use crate::host::Said;
@@ -92,6 +94,30 @@ pub struct Pf {
     pub netdev: Option<String>,
     /// `up`, `no-carrier`, `down`, `missing` and so on.
     pub link: String,
+    /// Errors, discards, pause frames and losses of the carrier, by name.
+    pub counted: Option<BTreeMap<String, u64>>,
+}
+
+/// `railctl cables --output json`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Cables {
+    /// The cable of each rail.
+    pub cables: Vec<Cable>,
+}
+
+/// The cable of a rail.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Cable {
+    /// The rail's number, if it is known.
+    pub rail: Option<u8>,
+    /// Its PF.
+    pub pf: String,
+    /// `right`, `wrong`, `silent` and so on.
+    pub state: String,
+    /// What is wrong, for people.
+    pub problem: Option<String>,
 }
 
 /// Numbers of VFs.

@@ -30,6 +30,7 @@ use tokio::sync::watch::Receiver;
 use crate::alive::{self, Alive};
 use crate::api::{self, Events, News};
 use crate::calls::{self, Call, Tail};
+use crate::cables::Heard;
 use crate::devices::{self, Resources};
 use crate::host::{Host, HostDir, Said};
 use crate::install::{PLUGINS, RAILCTL};
@@ -122,6 +123,9 @@ pub struct RunArgs {
     /// Seconds between runs of `railctl doctor` while no check fails
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
     doctor_interval: u64,
+    /// Seconds between runs of `railctl cables`, which listens to the leaves for half a minute; 0: never
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(0..=86400))]
+    cables_interval: u64,
     /// Seconds for which the rails must be away before the taint comes, and there before it goes
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=86400))]
     taint_after: u64,
@@ -283,6 +287,7 @@ struct Agent {
     warned: String,
     doctor: Result<Doctor, String>,
     doctor_due: Instant,
+    cables: Heard,
     /// When VFs are made next, where node.json asks for some; `None`: all are as it says.
     vfs_due: Option<Instant>,
     /// What of the rollouts this node has.
@@ -333,7 +338,12 @@ impl Agent {
         let now = Instant::now();
         let doctor = Err("`railctl doctor` has not run yet".to_owned());
         say("info", &format!("rail-agent {} looks after {}", env!("CARGO_PKG_VERSION"), args.node));
+        let cables = match args.cables_interval {
+            0 => Heard::default(),
+            interval => Heard::begin(args.plugins_dir.join(RAILCTL), Duration::from_secs(interval)),
+        };
         Ok(Agent {
+            cables,
             // At once: an agent that starts anew before the interval has passed would otherwise never reap.
             reap_due: (args.reap_interval != 0).then_some(now),
             args,
@@ -1048,7 +1058,7 @@ impl Agent {
             let patience = Duration::from_secs(self.args.taint_after);
             self.is_steady = self.steady.look(condition.is_true, Instant::now(), patience);
         }
-        let condition = refused.map_or(condition, |what| ready::refusing(&what));
+        let condition = refused.map_or(condition, |what| ready::refusing(&what)).with(self.cables.wrong());
         self.ready = condition.clone();
         if !condition.is_true {
             self.tell("ready", Some(format!("pods with rails cannot start: {}", condition.message)));
@@ -1058,6 +1068,7 @@ impl Agent {
         let doctor = self.doctor.as_ref().ok().cloned();
         self.shared.with(|metrics| {
             metrics.doctor = doctor;
+            metrics.cables = self.cables.cables();
             metrics.ready = Some(condition);
         });
     }

@@ -277,6 +277,8 @@ start_apiserver() {
     program kube-apiserver --etcd-servers http://127.0.0.1:2379 --advertise-address 192.0.2.1 --secure-port 443 \
         --cert-dir "$pki" --tls-cert-file "$pki/apiserver.crt" --tls-private-key-file "$pki/apiserver.key" \
         --client-ca-file "$pki/ca.crt" --authorization-mode Node,RBAC --enable-admission-plugins NodeRestriction \
+        --feature-gates MutatingAdmissionPolicy=true \
+        --runtime-config admissionregistration.k8s.io/v1beta1=true \
         --kubelet-client-certificate "$pki/apiserver-kubelet.crt" --kubelet-client-key "$pki/apiserver-kubelet.key" \
         --kubelet-preferred-address-types InternalIP --service-cluster-ip-range 10.96.0.0/12 --allow-privileged \
         --service-account-issuer https://kubernetes.default.svc --service-account-key-file "$pki/accounts.key" \

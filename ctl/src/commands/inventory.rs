@@ -1,7 +1,7 @@
 //! What this node has: its rails with PFs and VFs, and the pods that have them. Taking the inventory changes
 //! nothing.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use anyhow::Result;
 
@@ -17,7 +17,8 @@ use rail_cni::ipam::{claim, lease, living};
 use rail_cni::netns::Netns;
 use rail_cni::node::Node;
 use rail_cni::sysfs::{self, DeviceId, Function};
-use rail_netlink::link::{self, Link};
+use rail_netlink::ethtool::Ethtool;
+use rail_netlink::link::{self, Index, Link};
 use rail_netlink::{Socket, address, rdma};
 
 /// The node's rails and attachments at one time.
@@ -132,6 +133,18 @@ impl Attached {
             _ => None,
         }
     }
+}
+
+/// Errors, discards, pause frames and losses of the carrier, by the kernel's names.
+pub type Counters = BTreeMap<&'static str, u64>;
+
+/// What the link has counted since its driver was loaded.
+pub fn counted(index: Index) -> Result<Counters> {
+    let mut counters = link::faults(&mut Socket::open()?, index)?;
+    if let Some(mut ethtool) = Ethtool::open()? {
+        counters.extend(ethtool.pause_frames(index)?);
+    }
+    Ok(counters)
 }
 
 /// The state of a link, for people: a link that is up without a carrier has a word of its own.

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::inventory::{Attached, Inventory, Rail, RdmaMode, link_state};
+use super::inventory::{Attached, Inventory, Rail, RdmaMode, counted, link_state};
 use crate::output::{self, Output};
 use rail_cni::attach::locate;
 use rail_cni::attach::planes::is_same_rail;
@@ -299,7 +299,8 @@ fn json(node_name: &str, inventory: &Inventory, todo: &[String]) -> Value {
             "rail": rail.rail,
             "pf": {"name": rail.named, "pciID": pf.map(|pf| &pf.id), "netdev": rail.link.as_ref().map(|link| &link.name),
                 "driver": pf.and_then(|pf| pf.driver()), "link": pf_link(rail, inventory),
-                "mtu": rail.link.as_ref().map(|link| link.mtu), "rdma": rail.rdma},
+                "mtu": rail.link.as_ref().map(|link| link.mtu), "rdma": rail.rdma,
+                "counted": rail.link.as_ref().and_then(|link| counted(link.index).ok())},
             "vfs": {"max": pf.map_or(0, |pf| pf.max_vf_count()), "enabled": count.enabled,
                 "attached": count.attached, "dead": count.dead, "lost": count.lost, "free": count.free()},
         })

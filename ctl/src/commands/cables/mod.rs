@@ -103,7 +103,7 @@ pub fn cables(node: &Node, args: &CablesArgs, output: Output) -> Result<ExitCode
         .collect();
     output::print(&match output {
         Output::Json => output::pretty(
-            &json!({ "cables": cables.iter().map(|one| json(one, &cables)).collect::<Vec<_>>() }),
+            &json!({ "cables": cables.iter().map(|one| json(one, &cables, args.timeout)).collect::<Vec<_>>() }),
         ),
         Output::Table => table(&cables, args.timeout),
     })?;
@@ -258,7 +258,7 @@ fn table(cables: &[Cable], timeout: u32) -> String {
 }
 
 /// docs/operations.md documents these keys: new keys may be added, but none may change its meaning.
-fn json(cable: &Cable, all: &[Cable]) -> Value {
+fn json(cable: &Cable, all: &[Cable], timeout: u32) -> Value {
     let found = match &cable.end {
         End::Heard(neighbour) => {
             json!({"systemName": neighbour.system_name, "chassis": neighbour.chassis.to_string(),
@@ -268,7 +268,7 @@ fn json(cable: &Cable, all: &[Cable]) -> Value {
     };
     let swap_with = if cable.state() == State::Wrong { cable.swap_with(all) } else { None };
     json!({"rail": cable.rail, "pf": cable.pf, "planned": cable.expected, "found": found,
-        "state": cable.state().word(), "swapWith": swap_with})
+        "state": cable.state().word(), "swapWith": swap_with, "problem": cable.problem(all, timeout)})
 }
 
 #[cfg(test)]

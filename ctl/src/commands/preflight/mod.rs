@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::inventory::{Inventory, Rail};
+use super::inventory::{Counters, Inventory, Rail, counted};
 use super::leases::{self, look};
 use crate::output::{self, Output};
 use ending::Ending;
@@ -31,7 +31,6 @@ use rail_cni::ipam::lease::Folder;
 use rail_cni::node::Node;
 use rail_cni::pool::{Allocation, node_name, rail_in, store};
 use rail_netlink::Socket;
-use rail_netlink::ethtool::Ethtool;
 use rail_netlink::link::{self, faults};
 
 /// The size of packets that every network passes: the smallest MTU of IPv6.
@@ -130,9 +129,6 @@ struct Interface {
     /// What rose meanwhile, of the PF and of the device.
     counted: [Counters; 2],
 }
-
-/// Errors, discards, pause frames and losses of the carrier.
-type Counters = BTreeMap<&'static str, u64>;
 
 /// Something that is wrong, for people, and the step that found it, for programs.
 struct Problem {
@@ -455,17 +451,11 @@ fn leased(rail: u8, node: &Node) -> Option<String> {
 
 /// Tries all rails side by side.
 fn try_all(all: &mut [Tried<'_>], pod: &Pod, asking: &Asking<'_>) -> Result<()> {
-    let mut host = Socket::open()?;
-    let mut ethtool = Ethtool::open()?;
-    let mut of_pf = |tried: &Tried<'_>| -> Result<Counters> {
-        let Some(pf) = tried.rail.link.as_ref() else { return Ok(Counters::new()) };
-        let mut counters = faults(&mut host, pf.index)?;
-        if let Some(ethtool) = &mut ethtool {
-            counters.extend(ethtool.pause_frames(pf.index)?);
-        }
-        Ok(counters)
+    let of_pf = |tried: &Tried<'_>| -> Result<Counters> {
+        let pf = tried.rail.link.as_ref();
+        pf.map_or_else(|| Ok(Counters::new()), |pf| counted(pf.index))
     };
-    let before: Vec<Counters> = all.iter().map(&mut of_pf).collect::<Result<_>>()?;
+    let before: Vec<Counters> = all.iter().map(of_pf).collect::<Result<_>>()?;
     pod.netns()?.run(|| {
         ping::permit()?;
         thread::scope(|scope| {

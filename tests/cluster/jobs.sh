@@ -1,0 +1,111 @@
+#!/usr/bin/env bash
+# A Job of two pods with labels instead of YAML is told its rails and its pods, and preflight on both nodes finds what is wrong
+# with a cable before it starts.
+source "$(dirname "$0")/lib.sh"
+
+readonly plan=$cluster/home/plan.csv told=$cluster/home/told
+
+# The image that has railctl, from what scripts/build made: the policy names it.
+import_image() {
+    local node
+    mkdir -p "$cluster/home/image/plugins"
+    cp "$target/static/"{rail-cni,rail-ipam,railctl} "$cluster/home/image/plugins/"
+    image "$cluster/home/image.tar" docker.io/library/rail-cni:0.2.0 "$cluster/home/image" /plugins/railctl
+    for node in "${nodes[@]}"; do
+        on "$node" ctr --namespace k8s.io images import --local - <"$cluster/home/image.tar" || return
+    done
+}
+
+# The second container compares what the first one has with its rails.
+job() {
+    jq -n --arg image "$pod_image" '{apiVersion: "batch/v1", kind: "Job", metadata: {name: "job"}, spec: {
+        completions: 2, parallelism: 2, completionMode: "Indexed", backoffLimit: 0, template: {
+            metadata: {labels: {job: "job", "rail-cni/rails": "8", "rail-cni/hosts": "2"}},
+            spec: {restartPolicy: "Never", subdomain: "job", containers: [
+                {name: "worker", image: $image, imagePullPolicy: "Never",
+                    command: ["sh", "-c", "cat /etc/nccl.conf /job/hostfile"]},
+                {name: "check", image: "rail-cni:0.2.0", imagePullPolicy: "Never",
+                    command: ["/plugins/railctl", "env", "--rails=0-7", "--check"],
+                    volumeMounts: [{name: "rails", mountPath: "/etc/nccl.conf", subPath: "nccl.conf"}]}]}}}}'
+    jq -n '{apiVersion: "v1", kind: "Service", metadata: {name: "job"},
+        spec: {clusterIP: "None", publishNotReadyAddresses: true, selector: {job: "job"}}}'
+}
+
+is_changed() {
+    trainer one '.metadata = {name: "one", labels: {"rail-cni/rails": "1"}}' | kubectl apply --dry-run=server -o json -f - |
+        jq -e '.metadata.annotations["k8s.v1.cni.cncf.io/networks"] == "rail-0"'
+}
+
+# nccl.conf has a comment for each rail, and no NIC that is none; the hostfile has both pods.
+# shellcheck disable=SC2016
+was_told() {
+    local text pod
+    for pod in $(kubectl get pods --selector job=job -o 'jsonpath={.items[*].metadata.name}'); do
+        text=$(kubectl logs "$pod" --container worker) || return
+        [[ $(grep -cE '^# net[1-8]: rail [0-7] network rail-[0-7] leaf leaf-su01-r[1-8] port ' <<<"$text") == 8 ]] &&
+            grep -qx 'NCCL_SOCKET_IFNAME==eth0' <<<"$text" &&
+            [[ $(grep -E '^job-' <<<"$text") == job-0.job.default.svc*$'\n'job-1.job.default.svc* ]] ||
+            { printf '%s: %s\n' "$pod" "$text" && return 1; }
+    done
+    [[ ${pod:-} ]]
+}
+
+# preflight: on both nodes at once, and what both say.
+preflight() {
+    local node
+    rm -rf "$told" && mkdir -p "$told"
+    for node in "${nodes[@]}"; do
+        on "$node" /opt/cni/bin/railctl preflight --all --plan - --for 20 --output json <"$plan" >"$told/$node.json" &
+    done
+    wait
+    "$target/static/railctl" preflight --merge "$told" --plan "$plan" "$@"
+}
+
+all_is_fine() {
+    preflight --output json | jq -e '.isGood and .missing == [] and ([.nodes[].rails[] | .state == "fine" and
+        ([.asked[] | .way] == ["leaf", "cross"]) and ([.asked[].state] == ["reached", "reached"])] | length == 16 and all)'
+}
+
+# finds TEXT...: each in a line of what is wrong.
+finds() {
+    local text output
+    output=$(preflight) && { printf 'nothing is wrong: %s\n' "$output" && return 1; }
+    for text; do
+        grep -qE "$text" <<<"$output" || { printf 'not "%s": %s\n' "$text" "$output" && return 1; }
+    done
+}
+
+# swap: the cables of rails 0 and 1 of the first node change places at the leaf.
+swap() {
+    local rail
+    for rail in 0 1; do ip -n leaf addr flush dev "n0-r$rail" scope global; done
+    ip -n leaf addr add "$1/31" dev n0-r0
+    ip -n leaf addr add "$2/31" dev n0-r1
+    ip netns exec leaf sysctl -qw net.ipv4.conf.all.arp_ignore=1
+}
+
+gateway() { awk -F, -v rail="$1" '$1 == "worker-gpu-0" && $2 == rail { print $7 }' "$plan"; }
+
+"$target/static/railctl" plan "$root/conf/fabric.yaml" --to csv | tr -d '\r' |
+    awk -F, 'NR == 1 || $1 == "worker-gpu-0" || $1 == "worker-gpu-1"' >"$plan"
+
+check "the nodes have the image with railctl" import_image
+check "before the job all rails reach their leaf, the other node, and another rail" all_is_fine
+check "the cables are swapped" swap "$(gateway 1)" "$(gateway 0)"
+check "preflight names both rails" finds 'worker-gpu-0 rail 0: .*rail-1' 'worker-gpu-0 rail 1: .*rail-0'
+check "they are where they belong" swap "$(gateway 0)" "$(gateway 1)"
+check "a leaf port has another MTU" ip -n leaf link set n1-r2 mtu 1500
+check "preflight names it" finds 'worker-gpu-1 rail 2: gateway .* raise the MTU of the leaf port'
+check "it has its own again" ip -n leaf link set n1-r2 mtu 9216
+check "all is fine again" all_is_fine
+
+check "the policies of the label are applied" kubectl apply -f "$root/deploy/label/policy.yaml"
+check "they are in force" within 60 fails_with "the number of rails" \
+    eval 'trainer wrong ".metadata.labels[\"rail-cni/rails\"] = \"9\"" | kubectl apply --dry-run=server -f -'
+check "so is the one that changes pods" within 60 is_changed
+check "a Job of two pods with the label is created" eval 'job | kubectl apply -f -'
+check "it completes: the check of each pod passes" kubectl wait --for condition=Complete --timeout 120s job/job
+check "nccl.conf and hostfile have the rails and the pods" was_told
+kubectl delete -f "$root/deploy/label/policy.yaml" >/dev/null
+kubectl delete service job >/dev/null
+finish
