@@ -284,7 +284,8 @@ impl Page {
     fn of_cable(&mut self, cable: &Cable) {
         const STATES: [&str; 6] = ["right", "wrong", "unplanned", "unnamed", "silent", "no-link"];
         let number = cable.rail.map(|rail| rail.to_string()).unwrap_or_default();
-        let labels = [("rail", number.as_str()), ("pf", cable.pf.as_str()), ("state", among(&cable.state, &STATES))];
+        let labels =
+            [("rail", number.as_str()), ("pf", cable.pf.as_str()), ("state", among(&cable.state, &STATES))];
         self.add("rail_cni_cable", &labels, 1);
     }
 

@@ -29,8 +29,8 @@ use tokio::sync::watch::Receiver;
 
 use crate::alive::{self, Alive};
 use crate::api::{self, Events, News};
-use crate::calls::{self, Call, Tail};
 use crate::cables::Heard;
+use crate::calls::{self, Call, Tail};
 use crate::devices::{self, Resources};
 use crate::host::{Host, HostDir, Said};
 use crate::install::{PLUGINS, RAILCTL};

@@ -5,10 +5,12 @@ source "$(dirname "$0")/lib.sh"
 
 readonly plan=$cluster/home/plan.csv told=$cluster/home/told
 
-# The image that has railctl, from what scripts/build made: the policy names it.
+# The image that the policy names, of what scripts/build made, with a shell for the job's own container.
 import_image() {
     local node
     mkdir -p "$cluster/home/image/plugins"
+    cp -a "$cluster/images/files/pod/bin" "$cluster/home/image/"
+    ln -s busybox "$cluster/home/image/bin/nsenter"
     cp "$target/static/"{rail-cni,rail-ipam,railctl} "$cluster/home/image/plugins/"
     image "$cluster/home/image.tar" docker.io/library/rail-cni:0.2.0 "$cluster/home/image" /plugins/railctl
     for node in "${nodes[@]}"; do
@@ -16,17 +18,15 @@ import_image() {
     done
 }
 
-# The second container compares what the first one has with its rails.
+# A container that shows what it was given, and compares it with its rails. Its template knows nothing of rails.
+# shellcheck disable=SC2016
 job() {
-    jq -n --arg image "$pod_image" '{apiVersion: "batch/v1", kind: "Job", metadata: {name: "job"}, spec: {
+    jq -n '{apiVersion: "batch/v1", kind: "Job", metadata: {name: "job"}, spec: {
         completions: 2, parallelism: 2, completionMode: "Indexed", backoffLimit: 0, template: {
             metadata: {labels: {job: "job", "rail-cni/rails": "8", "rail-cni/hosts": "2"}},
             spec: {restartPolicy: "Never", subdomain: "job", containers: [
-                {name: "worker", image: $image, imagePullPolicy: "Never",
-                    command: ["sh", "-c", "cat /etc/nccl.conf /job/hostfile"]},
-                {name: "check", image: "rail-cni:0.2.0", imagePullPolicy: "Never",
-                    command: ["/plugins/railctl", "env", "--rails=0-7", "--check"],
-                    volumeMounts: [{name: "rails", mountPath: "/etc/nccl.conf", subPath: "nccl.conf"}]}]}}}}'
+                {name: "worker", image: "rail-cni:0.2.0", imagePullPolicy: "Never", command: ["/bin/sh", "-c",
+                    "cat /etc/nccl.conf /job/hostfile && exec /plugins/railctl env --rails=0-7 --check"]}]}}}}'
     jq -n '{apiVersion: "v1", kind: "Service", metadata: {name: "job"},
         spec: {clusterIP: "None", publishNotReadyAddresses: true, selector: {job: "job"}}}'
 }
@@ -36,16 +36,16 @@ is_changed() {
         jq -e '.metadata.annotations["k8s.v1.cni.cncf.io/networks"] == "rail-0"'
 }
 
-# nccl.conf has a comment for each rail, and no NIC that is none; the hostfile has both pods.
-# shellcheck disable=SC2016
+# nccl.conf has a comment for each rail, and eth0 for the rendezvous; the hostfile has both pods.
 was_told() {
     local text pod
     for pod in $(kubectl get pods --selector job=job -o 'jsonpath={.items[*].metadata.name}'); do
-        text=$(kubectl logs "$pod" --container worker) || return
-        [[ $(grep -cE '^# net[1-8]: rail [0-7] network rail-[0-7] leaf leaf-su01-r[1-8] port ' <<<"$text") == 8 ]] &&
-            grep -qx 'NCCL_SOCKET_IFNAME==eth0' <<<"$text" &&
-            [[ $(grep -E '^job-' <<<"$text") == job-0.job.default.svc*$'\n'job-1.job.default.svc* ]] ||
-            { printf '%s: %s\n' "$pod" "$text" && return 1; }
+        text=$(kubectl logs "$pod") || return
+        if [[ $(grep -cE '^# net[1-8]: rail [0-7] network rail-[0-7] leaf leaf-su01-r[1-8] port ' <<<"$text") != 8 ||
+            $text != *$'\nNCCL_SOCKET_IFNAME==eth0\n'* ||
+            $(grep '^job-' <<<"$text") != job-0.job.default.svc*$'\n'job-1.job.default.svc* ]]; then
+            printf '%s: %s\n' "$pod" "$text" && return 1
+        fi
     done
     [[ ${pod:-} ]]
 }
@@ -75,6 +75,25 @@ finds() {
     done
 }
 
+# conf/jobs/preflight.yaml with the number of nodes, for as long as it takes here.
+# shellcheck disable=SC2016
+preflight_job() {
+    kubectl create configmap preflight-plan --from-file "plan.csv=$plan" &&
+        kubectl create --dry-run=client -o json -f "$root/conf/jobs/preflight.yaml" |
+        jq '.spec.completions = 2 | .spec.parallelism = 2 | .spec.template.spec.containers[0] |= (.image = "rail-cni:0.2.0"
+            | .imagePullPolicy = "Never" | .command[0] = "/bin/sh" | .command[2] |= sub("--for 120"; "--for 30"))' |
+        kubectl apply -f - && kubectl wait --for condition=Complete --timeout 150s job/preflight
+}
+
+said_fine() {
+    local pod
+    rm -rf "$told" && mkdir -p "$told"
+    for pod in $(kubectl get pods --selector app=preflight -o 'jsonpath={.items[*].metadata.name}'); do
+        kubectl logs "$pod" >"$told/$pod.json" || return
+    done
+    "$target/static/railctl" preflight --merge "$told" --plan "$plan"
+}
+
 # swap: the cables of rails 0 and 1 of the first node change places at the leaf.
 swap() {
     local rail
@@ -98,6 +117,10 @@ check "a leaf port has another MTU" ip -n leaf link set n1-r2 mtu 1500
 check "preflight names it" finds 'worker-gpu-1 rail 2: gateway .* raise the MTU of the leaf port'
 check "it has its own again" ip -n leaf link set n1-r2 mtu 9216
 check "all is fine again" all_is_fine
+
+check "the Job of the examples asks all nodes" preflight_job
+check "its pods have said that all is fine" said_fine
+kubectl delete job preflight >/dev/null
 
 check "the policies of the label are applied" kubectl apply -f "$root/deploy/label/policy.yaml"
 check "they are in force" within 60 fails_with "the number of rails" \

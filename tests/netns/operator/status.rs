@@ -20,10 +20,12 @@ fn status_shows_rails_and_who_has_them() {
 
     let shown = status(&host);
     assert_eq!((&shown["node"], &shown["todo"]), (&json!("node-1"), &json!([])), "{shown}");
+    let counted = shown["rails"][0]["pf"]["counted"].clone();
+    assert!(counted["rx_errors"] == 0 && counted["carrier_down"].is_u64(), "{counted}");
     assert_eq!(
         shown["rails"][0],
         json!({"rail": 0, "pf": {"name": pf_address(0), "pciID": pf_address(0), "netdev": "pf0",
-            "driver": "mlx5_core", "link": "up", "mtu": 9216, "rdma": []},
+            "driver": "mlx5_core", "link": "up", "mtu": 9216, "rdma": [], "counted": counted},
             "vfs": {"max": 8, "enabled": 1, "attached": 0, "dead": 0, "lost": 0, "free": 1}})
     );
     assert_eq!(
