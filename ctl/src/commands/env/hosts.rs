@@ -124,8 +124,9 @@ impl Known {
         }
         let lines = self.hosts.lines().map(|line| line.split('#').next().unwrap_or_default());
         let mut names = lines.flat_map(|line| line.split_whitespace().skip(1));
-        names
-            .find_map(|name| name.strip_prefix(&self.host)?.strip_prefix('.').filter(|rest| !rest.is_empty()))
+        let full = names.find_map(|name| name.strip_prefix(&self.host)?.strip_prefix('.'))?;
+        // A dot at the end means nothing else.
+        Some(full.strip_suffix('.').unwrap_or(full)).filter(|domain| !domain.is_empty())
     }
 }
 
