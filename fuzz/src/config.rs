@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use rail_cni::attach::Attach;
-use rail_cni::attach::config::{NetConf, is_chained};
+use rail_cni::attach::config::{NetConf, Outline};
 use rail_cni::cni::{
     Attachment, Command, Environment, Keys, Network, Plugin as _, Strictness, check_ifname, is_identifier,
 };
@@ -156,7 +156,7 @@ fn accepted(conf: &NetConf, network: &Network, attachment: &Attachment, is_stric
     if let Some(id) = &conf.selector.id {
         assert!(!id.as_str().contains('/') && !id.as_str().contains(".."));
     }
-    if is_chained(network) {
+    if Outline::of(network).is_chained {
         assert!(conf.vf_keys.is_empty() && conf.mac.is_none());
     }
     if is_strict {
