@@ -62,8 +62,10 @@ preflight() {
 }
 
 all_is_fine() {
-    preflight --output json | jq -e '.isGood and .missing == [] and ([.nodes[].rails[] | .state == "fine" and
-        ([.asked[] | .way] == ["leaf", "cross"]) and ([.asked[].state] == ["reached", "reached"])] | length == 16 and all)'
+    local said
+    said=$(preflight --output json) || { jq -r '.missing[], (.nodes[] | .node + ": " + (.rails[] | .problems[]))' <<<"$said"; }
+    jq -e '.isGood and .missing == [] and ([.nodes[].rails[] | .state == "fine" and
+        ([.asked[] | .way] == ["leaf", "cross"]) and ([.asked[].state] == ["reached", "reached"])] | length == 16 and all)' <<<"$said"
 }
 
 # finds TEXT...: each in a line of what is wrong.
