@@ -135,7 +135,6 @@ fn measure(arguments: &Arguments) -> Result<(), String> {
     let here: Vec<_> = Part::value_variants().iter().copied().filter(|&part| part != Part::Vfs).collect();
     let all = if arguments.parts.is_empty() { &here } else { &arguments.parts };
     let mut results = Results::default();
-    let load_before = load();
     let mut failed = Ok(());
     for part in all {
         let begun = std::time::Instant::now();
@@ -155,8 +154,7 @@ fn measure(arguments: &Arguments) -> Result<(), String> {
         kernel: first_line("uname", &["-r"]),
         processor: processor(),
         processors: std::thread::available_parallelism().map_or(1, usize::from),
-        load_before,
-        load_after: load(),
+        is_idle: !arguments.anyway,
         version: version(&arguments.bin),
         others: others(arguments),
         rounds,
@@ -187,12 +185,6 @@ fn tools(arguments: &Arguments) -> Result<Tools, String> {
         lacks_strace: (!has_strace).then(|| "strace is not here".to_owned()),
         lacks_instructions,
     })
-}
-
-/// The load average of the last minute.
-fn load() -> String {
-    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split_whitespace().next().unwrap_or("unknown").to_owned()
 }
 
 fn processor() -> String {

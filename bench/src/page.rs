@@ -17,8 +17,9 @@ pub struct Run {
     pub kernel: String,
     pub processor: String,
     pub processors: usize,
-    pub load_before: String,
-    pub load_after: String,
+    /// Whether nothing else used the processors when it began.
+    #[serde(default)]
+    pub is_idle: bool,
     pub version: String,
     pub others: String,
     pub rounds: usize,
@@ -184,23 +185,18 @@ fn head(part: &str, rows: &[&Summary], run: &Run) -> String {
         if run.processors == 1 { "1 processor".to_owned() } else { format!("{} processors", run.processors) };
     let how = if part == "vfs" { "--lab" } else { part };
     let mut text = format!(
-        "Measured by `scripts/bench {how}` on {}: Linux {}, {} ({}), load average {} before it began, and {} at its end; {}{}. {samples}, seed {}.\n\n",
+        "Measured by `scripts/bench {how}` on {}: Linux {}, {} ({}), {}; {}{}. {samples}, seed {}.\n\n",
         run.date,
         run.kernel,
         processors,
         run.processor,
-        run.load_before,
-        run.load_after,
+        if run.is_idle { "idle when it began" } else { "with `--anyway`" },
         run.version,
         run.others,
         run.seed
     );
-    // That of the end has the calls in it that were measured, many of them at once.
-    let load: f64 = run.load_before.parse().unwrap_or(0.0);
-    if load > f64::from(u32::try_from(run.processors).unwrap_or(1)) {
-        text.push_str(
-            "**The machine was busy with other work.** The times have that in them; the counts do not. Measure again.\n\n",
-        );
+    if !run.is_idle {
+        text.push_str("**Other programs may have run.** The times have them in them; the counts do not.\n\n");
     }
     for left_out in run.left_out.iter().filter(|one| one.part == part) {
         text.push_str(&format!(
@@ -569,8 +565,7 @@ mod tests {
             kernel: "6.1".into(),
             processor: "x".into(),
             processors: 2,
-            load_before: "0.1".into(),
-            load_after: "0.2".into(),
+            is_idle: true,
             version: "rail-cni 0.2.0".into(),
             others: String::new(),
             rounds: 7,
