@@ -188,7 +188,7 @@ fn run<S: Story>(story: &S, case: Option<Case>, mut see: impl FnMut(&Point, usiz
                 let _ = kill(pid, Signal::SIGKILL);
             }
         });
-        let traced = tracer::follow_but(&SURE, S::IDLE, pid, |point| {
+        let traced = tracer::follow_but(&SURE, pid, |point| {
             if point.number == libc::SYS_poll {
                 loading.remove(&point.pid);
             }
@@ -239,8 +239,6 @@ trait Story: Sized {
     const STATUS: i32 = 0;
     /// Before which call it is killed, because it has shown by then what it does.
     const ENOUGH: Option<i64> = None;
-    /// Threads of these names are not tried.
-    const IDLE: &[&str] = &[];
     /// About half as many system calls as there are in it that may fail.
     const LEAST: usize;
     /// Some of them: SYS_* of what it does.
@@ -534,9 +532,6 @@ impl<const V: char> Story for Verb<V> {
         ],
         _ => &[libc::SYS_openat, libc::SYS_read, libc::SYS_write, libc::SYS_execve],
     };
-
-    // With rail-cni it looks at as many namespaces as other tests have made. HELD tries what it does.
-    const IDLE: &[&str] = &[tracer::LOOKER];
 
     fn new(test: &str) -> Option<Self> {
         let mut bench = Bench::new(test, false)?;

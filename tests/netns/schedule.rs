@@ -17,7 +17,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::harness::{Call, Ran};
-use crate::tracer::{self, LOOKER, Point, WAITING};
+use crate::tracer::{self, Point, WAITING};
 
 /// More calls that the other process has no part in: on signals, threads and descriptors of the process itself.
 const OWN: [i64; 15] = [
@@ -114,8 +114,6 @@ impl Outcome {
 /// The last calls of a thread, as far as they tell what it waits for when it pauses.
 #[derive(Default)]
 struct Last {
-    /// Whether its name is that of those that only look. It has its name before its first call that matters.
-    is_looker: Option<bool>,
     call: i64,
     /// The file that it wanted to lock, if it did nothing but close it since.
     lock: Option<PathBuf>,
@@ -204,9 +202,6 @@ impl Side {
         let waits_for_own = CHILDREN.contains(&last.call);
         last.note(point);
         if tracer::is_inward(point.number) || OWN.contains(&point.number) {
-            return Made::Nothing;
-        }
-        if *last.is_looker.get_or_insert_with(|| tracer::comm(pid) == LOOKER) {
             return Made::Nothing;
         }
         if PAUSES.contains(&point.number) {

@@ -59,7 +59,7 @@ pub fn count(call: &Call, config: &Value) -> usize {
     let mut child = call.clone().under(&WAITING).command().spawn().unwrap();
     child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
     let first = Pid::from_raw(child.id().cast_signed());
-    let Ended { status, calls, .. } = tracer::follow_but(&[], &[], first, |_| Fate::Made);
+    let Ended { status, calls, .. } = tracer::follow_but(&[], first, |_| Fate::Made);
     assert_eq!(status, 0);
     calls
 }

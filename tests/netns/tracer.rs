@@ -64,10 +64,6 @@ const HARMLESS: &[i64] = &[
     libc::SYS_close,
 ];
 
-/// Threads of this name only look, at as many namespaces as other tests have made: a kill before their calls is none before
-/// a change.
-pub const LOOKER: &str = "looker";
-
 /// A system call that is about to be made.
 #[derive(Clone, Copy, Debug)]
 pub struct Point {
@@ -259,11 +255,11 @@ pub const WAITING: [&str; 3] = ["sh", "-c", "kill -STOP $$; exec \"$0\" \"$@\""]
 /// it. Returns when it and everything that it started have ended: orphans are waited for. So the calling thread must
 /// have no other children.
 pub fn follow(first: Pid, fate: impl FnMut(Point) -> Fate) -> Ended {
-    follow_but(HARMLESS, &[LOOKER], first, fate)
+    follow_but(HARMLESS, first, fate)
 }
 
-/// The same, with other calls, and threads of other names, that are not swept besides the calls that nobody sweeps.
-pub fn follow_but(harmless: &[i64], idle: &[&str], first: Pid, mut fate: impl FnMut(Point) -> Fate) -> Ended {
+/// The same, with other calls that are not swept besides those that nobody sweeps.
+pub fn follow_but(harmless: &[i64], first: Pid, mut fate: impl FnMut(Point) -> Fate) -> Ended {
     seize(first);
     let (mut calls, mut killed, mut started, mut status) = (0, None, false, 0);
     let harmless: HashSet<i64> = harmless.iter().copied().collect();
@@ -290,7 +286,7 @@ pub fn follow_but(harmless: &[i64], idle: &[&str], first: Pid, mut fate: impl Fn
             Ok(WaitStatus::PtraceSyscall(pid)) => {
                 let is_swept = |point: &Point| {
                     let number = point.number;
-                    !is_inward(number) && !harmless.contains(&number) && !idle.contains(&comm(pid).as_str())
+                    !is_inward(number) && !harmless.contains(&number)
                 };
                 match entered(pid) {
                     None => meddling.leave(pid),
