@@ -38,7 +38,8 @@ pub enum Seen {
 /// breaks off or the deadline has passed. Whoever may make namespaces can make any number of them, so the
 /// deadline applies to those that exist only through processes. The mounted ones come first and are all
 /// visited, because only runtimes mount them. A namespace that cannot be entered, as one of a parent user
-/// namespace, is left out.
+/// namespace, is left out. The visitor runs in the namespace: the kernel lists RDMA devices by that of the thread, not of
+/// the socket.
 pub fn visit(
     which: Which,
     deadline: Instant,
@@ -62,17 +63,22 @@ pub fn visit(
             continue;
         }
         // The namespace may be gone by now.
-        let Some(mut socket) = enter(&path) else { continue };
-        if let ControlFlow::Break(seen) = visitor(&mut socket, &path)? {
-            return Ok(seen);
+        let entered = Netns::open(&path).and_then(|netns| {
+            netns.run(|| {
+                let mut socket = Socket::open()?;
+                Ok(visitor(&mut socket, &path))
+            })
+        });
+        match entered {
+            Err(error) => log::debug!("{} cannot be entered: {error:#}", path.display()),
+            Ok(visited) => {
+                if let ControlFlow::Break(seen) = visited? {
+                    return Ok(seen);
+                }
+            }
         }
     }
     Ok(Seen::All)
-}
-
-fn enter(path: &Path) -> Option<Socket> {
-    let entered = Netns::open(path).and_then(|netns| netns.run(Socket::open));
-    entered.inspect_err(|error| log::debug!("{} cannot be entered: {error:#}", path.display())).ok()
 }
 
 /// The link text of a namespace, such as `net:[4026532281]`, which identifies it.
