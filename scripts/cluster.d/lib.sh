@@ -456,9 +456,12 @@ service() {
     ) &
 }
 
-# crash NODE NAME: kills a daemon as a fault of it would.
+# crash NODE NAME: kills a daemon as a fault of it would, and waits until it has ended, with its locks.
 # shellcheck disable=SC2016
-crash() { on "$1" "$BASH" -c 'kill -9 "$(<"/run/$0.pid")" && rm "/run/$0.pid"' "$2"; }
+crash() {
+    on "$1" "$BASH" -c 'pid=$(<"/run/$0.pid") && kill -9 "$pid" && while [[ -e /proc/$pid ]]; do sleep 0.02; done &&
+        rm "/run/$0.pid"' "$2"
+}
 
 start_containerd() {
     on "$1" mkdir -p /etc/containerd
