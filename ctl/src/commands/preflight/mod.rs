@@ -387,7 +387,13 @@ impl End {
             End::Peer(who) => ("peer", format!("peer {to}{who}"), "every port on the path", LOOK_FOR_PEER),
         };
         let small = mtu.min(SMALL);
-        Some(if ping(from, to, size(small), ending).is_ok() {
+        let passes = |bytes| ping(from, to, size(bytes), ending).is_ok();
+        let is_there = passes(small);
+        // It may have come in between, or be going: the rails of peers are held for a while only.
+        if is_there && passes(mtu) {
+            return None;
+        }
+        Some(if is_there && passes(small) {
             let text = format!(
                 "{who} answers packets of {small} bytes, but none of {mtu} that may not be fragmented: raise the MTU of \
                  {port}, or lower that of the PF"
