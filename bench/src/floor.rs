@@ -16,7 +16,7 @@ use crate::bed;
 /// The argument with which this executable is that program: `--floor ADD|DEL RAIL POD IFNAME [ROUTE...]`.
 pub const FLOOR: &str = "--floor";
 
-/// The sysctls of an interface that rail-cni sets.
+/// The sysctls of an interface that rail-cni sets, written here again: what is measured must not change its own measure.
 const SYSCTLS: [(&str, &str, &str); 8] = [
     ("ipv4", "arp_notify", "1"),
     ("ipv4", "arp_ignore", "1"),

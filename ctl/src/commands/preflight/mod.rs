@@ -387,13 +387,11 @@ impl End {
             End::Peer(who) => ("peer", format!("peer {to}{who}"), "every port on the path", LOOK_FOR_PEER),
         };
         let small = mtu.min(SMALL);
-        let passes = |bytes| ping(from, to, size(bytes), ending).is_ok();
-        let is_there = passes(small);
-        // It may have come in between, or be going: the rails of peers are held for a while only.
-        if is_there && passes(mtu) {
+        let is_whole = again(small, mtu, |bytes| ping(from, to, size(bytes), ending).is_ok());
+        if is_whole == Some(true) {
             return None;
         }
-        Some(if is_there && passes(small) {
+        Some(if is_whole == Some(false) {
             let text = format!(
                 "{who} answers packets of {small} bytes, but none of {mtu} that may not be fragmented: raise the MTU of \
                  {port}, or lower that of the PF"
@@ -405,6 +403,18 @@ impl End {
             Problem::new(step, format!("{who} does not answer ping{how}: {remedy}"))
         })
     }
+}
+
+/// Whether the way lets packets of the MTU pass, after one did not; `None` where not even small ones do. A peer holds its rail
+/// for a while only, and may come or go between two questions: that is no wrong MTU.
+fn again(small: u32, mtu: u32, mut passes: impl FnMut(u32) -> bool) -> Option<bool> {
+    if !passes(small) {
+        return None;
+    }
+    if passes(mtu) {
+        return Some(true);
+    }
+    passes(small).then_some(false)
 }
 
 /// The first VF that a pod could get; the PF itself, where pods get PFs.
@@ -593,5 +603,17 @@ mod tests {
         let before = Counters::from([("rx_errors", 5), ("rx_dropped", 1)]);
         let now = Counters::from([("rx_errors", 7), ("rx_dropped", 1), ("tx_errors", 0)]);
         assert_eq!(risen(&before, now), Counters::from([("rx_errors", 2)]));
+    }
+
+    #[test]
+    fn a_peer_that_comes_or_goes_between_two_pings_has_no_wrong_mtu() {
+        let judged = |answers: &[bool]| {
+            let mut answers = answers.iter();
+            again(1280, 9216, |_| *answers.next().unwrap())
+        };
+        assert_eq!(judged(&[false]), None);
+        assert_eq!(judged(&[true, true]), Some(true));
+        assert_eq!(judged(&[true, false, true]), Some(false));
+        assert_eq!(judged(&[true, false, false]), None);
     }
 }
