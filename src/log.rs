@@ -13,7 +13,7 @@ use std::io::{self, Write as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
@@ -57,6 +57,17 @@ pub struct Call {
     pub interface: Option<String>,
 }
 
+impl Call {
+    fn clipped(mut self) -> Call {
+        let Call { plugin: _, verb, network, pod, pod_uid, container, interface } = &mut self;
+        let optional = [pod, pod_uid, container, interface].into_iter().flatten();
+        for column in [verb, network].into_iter().chain(optional) {
+            *column = clipped_to(column, LONGEST_COLUMN);
+        }
+        self
+    }
+}
+
 #[derive(Default)]
 struct Sink {
     state: Mutex<State>,
@@ -66,7 +77,7 @@ struct Sink {
     room: Mutex<Room>,
 }
 
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 struct State {
     call: Call,
     addresses: String,
@@ -267,21 +278,38 @@ pub fn describe_command(plugin: &'static str, command: &str) {
 }
 
 /// Says which call the following lines are about, and starts the log.
-pub fn describe(mut call: Call) {
+pub fn describe(call: Call) {
     let sink = sink();
-    let Call { verb, network, pod, pod_uid, container, interface, .. } = &mut call;
-    let optional = [pod, pod_uid, container, interface].into_iter().flatten();
-    for column in [verb, network].into_iter().chain(optional) {
-        *column = clipped_to(column, LONGEST_COLUMN);
-    }
     if let Ok(mut room) = sink.room.lock() {
         *room = Room::OF_A_CALL;
     }
     if let Ok(mut state) = sink.state.lock() {
-        state.call = call;
+        state.call = call.clipped();
     }
     if log::set_logger(sink).is_ok() {
         log::set_max_level(LevelFilter::Warn);
+    }
+}
+
+/// Says that the following lines are about `call`, of another plugin that this one calls as a function, until the value is
+/// dropped.
+pub fn speaking_as(call: Call) -> Speaking {
+    let call = call.clipped();
+    let mut state = sink().state.lock().unwrap_or_else(PoisonError::into_inner);
+    let during = State { call, addresses: String::new(), format: state.format };
+    Speaking { before: std::mem::replace(&mut state, during) }
+}
+
+/// See [`speaking_as`].
+#[derive(Debug)]
+pub struct Speaking {
+    before: State,
+}
+
+impl Drop for Speaking {
+    fn drop(&mut self) {
+        let mut state = sink().state.lock().unwrap_or_else(PoisonError::into_inner);
+        *state = std::mem::take(&mut self.before);
     }
 }
 

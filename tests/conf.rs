@@ -9,6 +9,8 @@ mod field;
 mod files;
 #[path = "conf/migration.rs"]
 mod migration;
+#[path = "netns/programs.rs"]
+mod programs;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,18 +21,13 @@ use std::process::{Command, Output, Stdio};
 use std::sync::LazyLock;
 
 use files::{blocks, files_below, in_backquotes, read, source_files};
+use programs::{RAIL_CNI, rail_ipam, railctl};
 use rail_cni::attach::Attach;
 use rail_cni::cni::{Args, Network, Plugin as _, Strictness};
 use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
-const RAIL_CNI: &str = env!("CARGO_BIN_EXE_rail-cni");
-const RAIL_IPAM: &str = env!("CARGO_BIN_EXE_rail-ipam");
-static RAILCTL: LazyLock<String> = LazyLock::new(|| {
-    let path = Path::new(RAIL_CNI).with_file_name("railctl");
-    assert!(path.exists(), "no {}: run `cargo build --package railctl` first", path.display());
-    path.to_str().unwrap().to_owned()
-});
+static RAILCTL: LazyLock<String> = LazyLock::new(|| railctl().display().to_string());
 const POOLS: [&str; 2] = ["conf/pools/dual-stack.yaml", "conf/pools/spectrum-x.yaml"];
 
 fn json_of(path: &str) -> Value {
@@ -86,7 +83,7 @@ impl Bench {
     fn call(&self, program: &str, verb: &str, config: &Value) -> Output {
         let mut command = self.command(program, &[]);
         command.env("CNI_COMMAND", verb).env("CNI_CONTAINERID", "c1").env("CNI_IFNAME", "net1");
-        command.env("CNI_PATH", Path::new(RAIL_IPAM).parent().unwrap());
+        command.env("CNI_PATH", Path::new(rail_ipam()).parent().unwrap());
         // A file, but no namespace.
         command.env("CNI_NETNS", "/dev/null");
         let mut child =
@@ -220,9 +217,9 @@ fn one_network_takes_a_device_of_every_rail() {
     for rail in 0..8 {
         let mut config = config.clone();
         config["rail"] = json!(rail);
-        let leased: Value = serde_json::from_slice(&bench.call(RAIL_IPAM, "ADD", &config).stdout).unwrap();
+        let leased: Value = serde_json::from_slice(&bench.call(rail_ipam(), "ADD", &config).stdout).unwrap();
         assert_eq!(leased["ips"][0]["address"], format!("172.{}.0.0/31", 16 + 2 * rail), "{leased}");
-        bench.call(RAIL_IPAM, "DEL", &config);
+        bench.call(rail_ipam(), "DEL", &config);
     }
 }
 
@@ -328,7 +325,7 @@ fn the_examples_make_a_node_that_is_ready() {
             .unwrap();
         let ready = bench.call(RAIL_CNI, "STATUS", &config);
         assert!(ready.status.success() && ready.stdout.is_empty(), "{ready:?}");
-        let leased = bench.call(RAIL_IPAM, "ADD", &config);
+        let leased = bench.call(rail_ipam(), "ADD", &config);
         let leased: Value = serde_json::from_slice(&leased.stdout).unwrap();
         assert_eq!(leased["ips"][0]["address"], format!("172.{}.0.0/31", 16 + 2 * rail), "{leased}");
         assert_eq!(leased["ips"][0]["gateway"], format!("172.{}.0.1", 16 + 2 * rail), "{leased}");
@@ -346,7 +343,7 @@ fn the_examples_make_a_node_that_is_ready() {
 fn the_pool_in_the_file_of_cnitool_is_that_of_the_pools() {
     let bench = Bench::new();
     let config = json_of("conf/cnitool/rail-0.conf");
-    let leased = bench.call(RAIL_IPAM, "ADD", &config);
+    let leased = bench.call(rail_ipam(), "ADD", &config);
     let leased: Value = serde_json::from_slice(&leased.stdout).unwrap();
     assert_eq!(leased["ips"][0], json!({"address": "172.16.0.0/31", "gateway": "172.16.0.1"}));
 }
@@ -354,7 +351,7 @@ fn the_pool_in_the_file_of_cnitool_is_that_of_the_pools() {
 #[test]
 fn both_executables_tell_their_versions() {
     let bench = Bench::new();
-    for program in [RAIL_CNI, RAIL_IPAM] {
+    for program in [RAIL_CNI, rail_ipam()] {
         let output = bench.call(program, "VERSION", &json!({"cniVersion": "1.0.0"}));
         let told: Value = serde_json::from_slice(&output.stdout).unwrap();
         let list = read("docs/configuration.md");
@@ -523,7 +520,7 @@ fn code_in_the_documents_parses() {
 
 #[test]
 fn all_programs_say_release_and_commit() {
-    for (program, name) in [(RAIL_CNI, "rail-cni"), (RAIL_IPAM, "rail-ipam"), (&*RAILCTL, "railctl")] {
+    for (program, name) in [(RAIL_CNI, "rail-cni"), (rail_ipam(), "rail-ipam"), (&*RAILCTL, "railctl")] {
         let said = |arguments: &[&str]| Bench::new().command(program, arguments).output().unwrap();
         let version = String::from_utf8(said(&["--version"]).stdout).unwrap();
         let commit = option_env!("RAIL_CNI_COMMIT").unwrap_or("commit unknown");
@@ -728,9 +725,9 @@ fn the_policy_does_what_its_tables_say() {
         assert_eq!(is_refused(json!({"rails": [1, 2]}), has_rails, &more), expected, "{more} {has_rails}");
     }
 
-    let refused = answer(RAIL_IPAM, &json!({"inlinePools": false}), true, &json!({}));
+    let refused = answer(rail_ipam(), &json!({"inlinePools": false}), true, &json!({}));
     assert!(refused["msg"].as_str().unwrap().contains("policy.inlinePools"), "{refused}");
-    let leased = answer(RAIL_IPAM, &json!({}), true, &json!({}));
+    let leased = answer(rail_ipam(), &json!({}), true, &json!({}));
     assert_eq!(leased["ips"][0]["address"], "172.16.0.0/31", "{leased}");
 }
 

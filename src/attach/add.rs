@@ -22,6 +22,7 @@ use super::claim::{self, Claim};
 use super::config::{NetConf, Routing};
 use super::context::{Cx, Pod};
 use super::device::{self, Device};
+use super::ipam::Ipam;
 use super::locate::Place;
 use super::locks::DeviceLock;
 use super::owner::{Key, Owner, Part};
@@ -38,7 +39,7 @@ use super::steps::vf::{self, Vf};
 use super::steps::{Change, device_info, driver, gateway, guid, moved, pkey, rail, rdma};
 use super::undo;
 use super::{pending, planes};
-use crate::cni::{self, AddResult, Attachment, Delegate, Network, Version, find_plugin};
+use crate::cni::{self, AddResult, Attachment, Command, Network, Version, find_plugin};
 use crate::files::Lock;
 use crate::netns::{Netns, NetnsId};
 use crate::node::Node;
@@ -337,15 +338,17 @@ impl<'a> Request<'a> {
             return self.fits_version(of_host.map(HostAddresses::lease).unwrap_or_default());
         };
         let (records, key) = (attach.records, attach.cx.owner.key());
-        let ipam = Delegate::find(&name, &network.path, &attach.stdin)?;
+        let ipam = Ipam::of(&name, network, &attach.stdin, node)?;
+        let attachment = attach.cx.owner.attachment();
+        let add = Command::Add(attachment.clone(), self.path.to_owned());
         let before = pending::with_addresses(records, &name, &key)?;
-        let mut added = ipam.add(network.version);
+        let mut added = ipam.add(&add, network.version);
         // Perhaps because of what pods before this one have left.
         if added.as_ref().is_err_and(cni::gave_nothing) {
             let is_any_back = claim::recover_missing(records, node)?;
             if pending::free_addresses(before, records, node, &name, &key)? || is_any_back {
-                ipam.run("DEL")?;
-                added = ipam.add(network.version);
+                ipam.run(&Command::Del(attachment, Some(self.path.to_owned())))?;
+                added = ipam.add(&add, network.version);
             }
         }
         if let Some(lease) = attach.record.lease_mut() {

@@ -18,6 +18,7 @@ use anyhow::Result;
 use ipnet::IpNet;
 
 use super::config::Outline;
+use super::ipam::{Ipam, PATIENCE};
 use super::locate::Place;
 use super::owner::Key;
 use super::record::Record;
@@ -26,7 +27,7 @@ use super::started::started;
 use super::undo::Ended;
 use super::{chained, claim, pending, rebuild};
 use crate::calls;
-use crate::cni::{Attachment, Delegate, Network};
+use crate::cni::{Attachment, Command, Network};
 use crate::netns::Netns;
 use crate::node::Node;
 use rail_netlink::all_of;
@@ -39,7 +40,11 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
         log::warn!("{error:#}");
         None
     });
-    let delegate = ipam.map(|name| Delegate::find(name, &network.path, &network.stdin));
+    let command = Command::Del(attachment.clone(), path.map(Path::to_owned));
+    let told = || {
+        let Some(name) = ipam else { return Ok(()) };
+        Ipam::of(name, network, &network.stdin, &node)?.run(&command)
+    };
 
     let records = Records::open_for_del(&node)?;
     let key = chained::key(network, attachment);
@@ -51,8 +56,7 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
             let is_of_add = record.lease().map(|of_add| of_add.r#type.as_str()) == ipam;
             let done = recorded(record, records, &node);
             if !is_of_add {
-                let told = delegate.map_or(Ok(()), |delegate| delegate?.run("DEL"));
-                told.unwrap_or_else(|error| log::warn!("{error:#}: ADD did not use it"));
+                told().unwrap_or_else(|error| log::warn!("{error:#}: ADD did not use it"));
             }
             done
         }
@@ -62,8 +66,7 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
             let path = path.filter(|_| !outline.is_chained);
             let done = give_back_unrecorded(network, attachment, path, &node);
             log::info!("there is no record of it");
-            let told = delegate.map_or(Ok(()), |delegate| delegate?.run("DEL"));
-            told.unwrap_or_else(|error| log::warn!("{error:#}: there is no record of {attachment}"));
+            told().unwrap_or_else(|error| log::warn!("{error:#}: there is no record of {attachment}"));
             let removed = records.as_ref().map_or(Ok(()), |records| unrecorded(records, &key, &node));
             // Where nothing is found, the search must have been in the right place.
             all_of([done, removed, node.check_place(path)])
@@ -92,7 +95,7 @@ fn recorded(record: Record, records: &Records, node: &Node) -> Result<()> {
 
 /// What an earlier DEL of the attachment left.
 fn unrecorded(records: &Records, key: &Key, node: &Node) -> Result<()> {
-    pending::retry_own(records, node, key, super::steps::lease::WHOLE)?;
+    pending::retry_own(records, node, key, PATIENCE)?;
     records.remove(key, None)
 }
 

@@ -11,6 +11,7 @@ pub mod context;
 mod del;
 pub mod device;
 pub mod format;
+pub mod ipam;
 pub mod locate;
 pub mod locks;
 pub mod owner;
@@ -31,11 +32,12 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-use crate::cni::{AddResult, Attachment, Delegate, Keys, Network, Plugin};
+use crate::cni::{AddResult, Attachment, Command, Keys, Network, Plugin};
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
 use crate::{fail, failure};
 use config::Outline;
+use ipam::Ipam;
 use rail_netlink::all_of;
 use records::Records;
 use started::started;
@@ -45,7 +47,7 @@ use started::started;
 pub struct Attach;
 
 impl Plugin for Attach {
-    const NAME: &str = "rail-cni";
+    const NAME: &'static str = "rail-cni";
     const KEYS: &'static Keys = &config::NETWORK;
     // The record keeps it until the pod ends, and calls read all records.
     const MOST_CONFIG: usize = 64 << 10;
@@ -88,7 +90,8 @@ impl Plugin for Attach {
                 Some(rail) => &network.stdin_with("rail", rail.into())?,
                 None => &network.stdin,
             };
-            let checked = Delegate::find(name, &network.path, stdin)?.run("CHECK");
+            let command = Command::Check(attachment.clone(), path.to_owned());
+            let checked = Ipam::of(name, network, stdin, &node)?.run(&command);
             if found.is_empty() {
                 return checked;
             }
@@ -103,8 +106,8 @@ impl Plugin for Attach {
     fn status(&self, network: &Network) -> Result<()> {
         let node = ready(network).map_err(|error| failure!(NotAvailable, "{error:#}"))?;
         let Some(name) = Outline::of(network).ipam(&node.policy)? else { return Ok(()) };
-        let delegate = Delegate::find(name, &network.path, &network.stdin);
-        delegate.map_err(|error| failure!(NotAvailable, "{error:#}"))?.run("STATUS")
+        let ipam = Ipam::of(name, network, &network.stdin, &node);
+        ipam.map_err(|error| failure!(NotAvailable, "{error:#}"))?.run(&Command::Status)
     }
 
     /// Undoes attachments that the runtime does not know any more. Its list can be incomplete: CRI-O sends one for every
@@ -122,9 +125,8 @@ impl Plugin for Attach {
             done.push(pending::retry_due(&records, &node));
         }
         if let Some(name) = ipam {
-            done.push(
-                Delegate::find(name, &network.path, &network.stdin).and_then(|delegate| delegate.run("GC")),
-            );
+            let ipam = Ipam::of(name, network, &network.stdin, &node);
+            done.push(ipam.and_then(|ipam| ipam.run(&Command::Gc)));
         }
         all_of(done)
     }

@@ -9,6 +9,7 @@ use anyhow::{Result, anyhow};
 
 use super::context::Cx;
 use super::device;
+use super::ipam::PATIENCE;
 use super::locate::Place;
 use super::locks::AttachmentLock;
 use super::owner::{Key, Part};
@@ -16,7 +17,7 @@ use super::record::{Record, Step};
 use super::records::{Pending, Records};
 use super::stacked;
 use super::steps::host_addresses::HostAddresses;
-use super::steps::{Change, lease, rdma};
+use super::steps::{Change, rdma};
 use super::undo::{self, give_lease_back, log_left};
 use crate::node::Node;
 use crate::{fail, failure};
@@ -47,7 +48,7 @@ pub fn retry(pending: &mut Pending, records: &Records, node: &Node, patience: Du
     if records.on_file(&key)?.is_some() {
         return device;
     }
-    all_of([device, retry_others(pending, records, node), give_lease_back(pending, patience, records)])
+    all_of([device, retry_others(pending, records, node), give_lease_back(pending, node, patience, records)])
 }
 
 /// Tries what is left of the rail in the pod, which goes with the pod at the latest, and the device-info file.
@@ -142,7 +143,7 @@ fn restore_again(
     let mut cx = Cx::of(&owner, pending.record.facts(), node, &records.locks)?;
     cx.await_home()?;
     // A driver is not bound again beside another pod's call: it may take long, and the host may use the netdev.
-    if patience < lease::WHOLE && next == Next::StaysFree && may_bind(&pending.record, &cx) {
+    if patience < PATIENCE && next == Next::StaysFree && may_bind(&pending.record, &cx) {
         return Ok(());
     }
     // It is not on the host: nothing is tried.
@@ -242,7 +243,7 @@ pub fn settle(records: &Records, id: &str, part: Part, next: &VfState, node: &No
             continue;
         }
         settled.was_pending = true;
-        restore_again(&mut pending, Next::HasIt, lease::WHOLE, records, node)?;
+        restore_again(&mut pending, Next::HasIt, PATIENCE, records, node)?;
         refuse_unless_apart(&pending.record, next, node, &mut Socket::open()?)?;
         let is_earlier = |other: &Record| other.owner.since <= pending.record.owner.since;
         if pending.record.is_left_of_device() && !settled.previous.as_ref().is_some_and(is_earlier) {

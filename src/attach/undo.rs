@@ -4,11 +4,12 @@
 use anyhow::{Result, anyhow};
 
 use super::context::Cx;
+use super::ipam::PATIENCE;
 use super::locate::Place;
 use super::locks::DeviceLock;
 use super::record::{Record, Step};
 use super::records::{Pending, Records};
-use super::steps::{self, Change, lease};
+use super::steps::{self, Change};
 use super::userspace;
 use crate::node::Node;
 use crate::sysfs::Function;
@@ -62,7 +63,7 @@ pub fn end(
         Ok(pending) => pending,
         Err(error) => {
             // On a full /run the device waits for the IPAM.
-            undo_lease(&mut record, lease::WHOLE);
+            undo_lease(&mut record, node, PATIENCE);
             if record.is_left() {
                 return Err(error);
             }
@@ -72,7 +73,7 @@ pub fn end(
     };
     drop(claim);
     if lease == Lease::Now {
-        give_lease_back(&mut pending, lease::WHOLE, records)?;
+        give_lease_back(&mut pending, node, PATIENCE, records)?;
     }
     Ok(Ended { record: pending.record, place: cx.place })
 }
@@ -167,11 +168,12 @@ fn refuse_held(cx: &Cx<'_>) -> Result<()> {
 /// Gives the address back, if that is still to be done.
 pub fn give_lease_back(
     pending: &mut Pending,
+    node: &Node,
     patience: std::time::Duration,
     records: &Records,
 ) -> Result<()> {
     let is_lease = |step: &Step| matches!(step.change, Change::Lease(_));
-    if !undo_lease(&mut pending.record, patience) {
+    if !undo_lease(&mut pending.record, node, patience) {
         return Ok(());
     }
     log_left(&pending.record, is_lease);
@@ -179,11 +181,11 @@ pub fn give_lease_back(
 }
 
 /// Calls the DEL of the IPAM, if that is still to be done.
-fn undo_lease(record: &mut Record, patience: std::time::Duration) -> bool {
+fn undo_lease(record: &mut Record, node: &Node, patience: std::time::Duration) -> bool {
     let owner = record.owner.clone();
     for step in record.steps.iter_mut().filter(|step| step.is_left()) {
         if let Change::Lease(lease) = &step.change {
-            let done = lease.undo(&owner, patience);
+            let done = lease.undo(&owner, node, patience);
             step.undone(done);
             return true;
         }

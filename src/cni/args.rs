@@ -139,7 +139,8 @@ pub struct Args {
 }
 
 impl Args {
-    fn parse(text: &str) -> Args {
+    /// Reads CNI_ARGS.
+    pub fn parse(text: &str) -> Args {
         let pairs = text.split(';').filter_map(|pair| pair.split_once('='));
         let pairs = pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
         Args { pairs, raw: text.to_owned() }

@@ -1,6 +1,7 @@
 //! Calls an IPAM plugin with the environment and the configuration that this plugin was called with, and
 //! returns its result or its error. Every call has a deadline.
 
+use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -16,12 +17,9 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::{AddResult, Attachment, Code, ErrorJson, Failure, Version, find_plugin};
+use super::{AddResult, Code, Command, ErrorJson, Failure, Version};
 use crate::{failure, watchdog};
 
-/// Time for one call of an IPAM plugin. Runtimes give the start of a pod some minutes, for all its networks
-/// together.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// Environment variable with the name of the calling plugin. Everything that the called plugin starts inherits
 /// it, so a plugin finds out that it was called by itself.
 pub const CALLER: &str = "RAIL_CNI_CALLER";
@@ -46,68 +44,39 @@ pub fn gave_nothing(error: &anyhow::Error) -> bool {
     crate::error::is_relayed(error) || error.downcast_ref::<NotRun>().is_some()
 }
 
-/// An IPAM plugin that was found, and what it is called with.
+/// An IPAM plugin, and what it is called with. It inherits the other variables of this process.
 #[derive(Debug)]
 pub struct Delegate<'a> {
-    program: PathBuf,
-    name: &'a str,
-    stdin: &'a [u8],
-    variables: Vec<(&'static str, std::ffi::OsString)>,
-    patience: Duration,
+    /// Its file.
+    pub program: &'a Path,
+    /// Its name, for messages.
+    pub name: &'a str,
+    /// The network configuration.
+    pub stdin: &'a [u8],
+    /// CNI_ARGS.
+    pub args: &'a str,
+    /// CNI_PATH.
+    pub path: &'a [PathBuf],
+    /// The time that it has for its answer.
+    pub patience: Duration,
 }
 
-impl<'a> Delegate<'a> {
-    /// Finds the plugin `name` in the directories `path`. The plugin inherits the environment of this process.
-    pub fn find(name: &'a str, path: &[PathBuf], stdin: &'a [u8]) -> Result<Delegate<'a>> {
-        let program = find_plugin(name, path)?;
-        Ok(Delegate { program, name, stdin, variables: Vec::new(), patience: PATIENCE })
-    }
-
-    /// Sets the time that the plugin has for its answer.
-    #[must_use]
-    pub fn within(mut self, patience: Duration) -> Delegate<'a> {
-        self.patience = patience;
-        self
-    }
-
-    /// Calls the plugin for another attachment than the one of this process, to clean up after a lost DEL.
-    #[must_use]
-    pub fn on_behalf_of(
-        mut self,
-        attachment: &Attachment,
-        netns: &Path,
-        args: &str,
-        path: &[PathBuf],
-    ) -> Delegate<'a> {
-        let path = std::env::join_paths(path).unwrap_or_default();
-        self.variables = vec![
-            ("CNI_CONTAINERID", attachment.container_id.clone().into()),
-            ("CNI_IFNAME", attachment.ifname.clone().into()),
-            ("CNI_NETNS", netns.into()),
-            ("CNI_PATH", path),
-            ("CNI_ARGS", args.into()),
-        ];
-        self
-    }
-
+impl Delegate<'_> {
     /// Calls ADD and returns the result, converted to the newest version.
-    pub fn add(&self, version: Version) -> Result<AddResult> {
-        let output = self.call("ADD")?;
+    pub fn add(&self, command: &Command, version: Version) -> Result<AddResult> {
+        let output = self.run(command)?;
         let value: Value = serde_json::from_slice(&output).map_err(|error| {
             self.garbage(&output, &format!("ADD succeeded but printed no result: {error}"))
         })?;
         AddResult::parse(&value, version).with_context(|| format!("IPAM plugin {}", self.name))
     }
 
-    /// Calls any other verb; its output is ignored.
-    pub fn run(&self, verb: &str) -> Result<()> {
-        self.call(verb).map(drop)
-    }
-
-    fn call(&self, verb: &str) -> Result<Vec<u8>> {
+    /// Calls any verb and returns what it printed.
+    pub fn run(&self, command: &Command) -> Result<Vec<u8>> {
+        let verb = command.name();
         watchdog::step(|| format!("waiting for the IPAM plugin {}: {verb}", self.name));
         let mut child = self
-            .spawn(verb)
+            .spawn(command)
             .with_context(|| NotRun(format!("cannot run the IPAM plugin {}", self.program.display())))?;
         let group = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));
         let _ends_with_us = watchdog::child(group);
@@ -141,14 +110,13 @@ impl<'a> Delegate<'a> {
         }
     }
 
-    fn spawn(&self, verb: &str) -> io::Result<Child> {
+    fn spawn(&self, command: &Command) -> io::Result<Child> {
         let mut tries = 0;
         loop {
-            let mut command = std::process::Command::new(&self.program);
-            command.env("CNI_COMMAND", verb).envs(self.variables.iter().map(|(key, value)| (key, value)));
-            command.env(CALLER, std::process::id().to_string());
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-            match command.spawn() {
+            let mut process = std::process::Command::new(self.program);
+            process.envs(self.variables(command)).env(CALLER, std::process::id().to_string());
+            process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+            match process.spawn() {
                 // An installer is writing the file at this moment.
                 Err(error) if error.raw_os_error() == Some(Errno::ETXTBSY as i32) && tries < 5 => {
                     tries += 1;
@@ -157,6 +125,23 @@ impl<'a> Delegate<'a> {
                 spawned => return spawned,
             }
         }
+    }
+
+    /// The CNI_* variables.
+    fn variables(&self, command: &Command) -> Vec<(&'static str, OsString)> {
+        let path = std::env::join_paths(self.path).unwrap_or_default();
+        let mut all = vec![("CNI_COMMAND", command.name().into()), ("CNI_PATH", path)];
+        all.push(("CNI_ARGS", self.args.into()));
+        let netns = match command {
+            Command::Add(_, netns) | Command::Check(_, netns) | Command::Del(_, Some(netns)) => netns.into(),
+            _ => OsString::new(),
+        };
+        if let Some(attachment) = command.attachment() {
+            all.push(("CNI_CONTAINERID", attachment.container_id.clone().into()));
+            all.push(("CNI_IFNAME", attachment.ifname.clone().into()));
+            all.push(("CNI_NETNS", netns));
+        }
+        all
     }
 
     fn garbage(&self, output: &[u8], what: &str) -> anyhow::Error {

@@ -39,7 +39,7 @@ pub static RELEASE: LazyLock<String> = LazyLock::new(|| {
 /// What a plugin does for each verb. [`main`] has checked before what is the same for both plugins.
 pub trait Plugin {
     /// The name of the executable.
-    const NAME: &str;
+    const NAME: &'static str;
     /// The keys of a network configuration that the plugin knows.
     const KEYS: &'static Keys;
     /// Bytes of a configuration that ADD accepts.
@@ -273,20 +273,10 @@ fn serve<P: Plugin>(plugin: &P, environment: Environment) -> ExitCode {
     };
     watchdog::allow(watchdog::LIMIT);
     let answer_version = *ANSWER_VERSION.get_or_init(|| error_version(Some(&stdin)));
-    let verb = command.name().to_owned();
     let strictness = if is_del { Strictness::Lenient } else { Strictness::Strict };
     let done = Network::parse(stdin, args, path, P::KEYS, strictness).and_then(|network| {
-        let attachment = command.attachment();
-        crate::log::describe(Call {
-            plugin: P::NAME,
-            verb,
-            network: network.name.clone(),
-            pod: network.args.pod(),
-            pod_uid: network.args.get("K8S_POD_UID").map(str::to_owned),
-            container: attachment.map(|attachment| attachment.container_id.clone()),
-            interface: attachment.map(|attachment| attachment.ifname.clone()),
-        });
-        run(plugin, &network, command)
+        crate::log::describe(call_of::<P>(&network, &command));
+        run(plugin, &network, &command)
     });
     match done {
         Ok(()) => {
@@ -294,6 +284,20 @@ fn serve<P: Plugin>(plugin: &P, environment: Environment) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => report(answer_version, &error, is_del),
+    }
+}
+
+/// The call, for its log.
+pub fn call_of<P: Plugin>(network: &Network, command: &Command) -> Call {
+    let attachment = command.attachment();
+    Call {
+        plugin: P::NAME,
+        verb: command.name().to_owned(),
+        network: network.name.clone(),
+        pod: network.args.pod(),
+        pod_uid: network.args.get("K8S_POD_UID").map(str::to_owned),
+        container: attachment.map(|attachment| attachment.container_id.clone()),
+        interface: attachment.map(|attachment| attachment.ifname.clone()),
     }
 }
 
@@ -322,13 +326,7 @@ fn read_stdin<P: Plugin>(command: &Command) -> Result<Vec<u8>> {
     }
 }
 
-fn run<P: Plugin>(plugin: &P, network: &Network, command: Command) -> Result<()> {
-    let needs = |version: Version, verb: &str| {
-        if network.version < version {
-            fail!(IncompatibleVersion, "config version does not allow {verb}");
-        }
-        Ok(())
-    };
+fn run<P: Plugin>(plugin: &P, network: &Network, command: &Command) -> Result<()> {
     if P::CALLS_OTHERS && std::env::var_os(delegate::CALLER).is_some() {
         let (name, verb) = (P::NAME, command.name());
         if let Command::Del(..) = command {
@@ -339,42 +337,52 @@ fn run<P: Plugin>(plugin: &P, network: &Network, command: Command) -> Result<()>
         }
         fail!(InvalidConfig, "{name} called {name} as its own IPAM plugin for {verb}: correct ipam.type");
     }
+    if let Command::Add(_, netns) | Command::Del(_, Some(netns)) = command {
+        refuse_own_namespace(netns)?;
+    }
+    let result = perform(plugin, network, command)?;
+    let (Command::Add(attachment, netns), Some(result)) = (command, result) else { return Ok(()) };
+    // If the answer cannot be written, the runtime never learns of the device: one that was killed leaves
+    // a closed pipe, and its DEL may have come before.
+    let printed = result.to_json(network.version).and_then(|json| Ok(print(&json)?));
+    printed.map_err(|error| {
+        let undone = plugin.del(network, attachment, Some(netns));
+        let error = error.context("the result could not be written, so the ADD was undone");
+        undone.err().map_or(error, |undo| failure!(Io, "undoing ADD failed: {undo:#}"))
+    })
+}
+
+/// Runs one verb, and returns the result of an ADD.
+pub fn perform<P: Plugin>(plugin: &P, network: &Network, command: &Command) -> Result<Option<AddResult>> {
+    let needs = |version: Version| {
+        if network.version < version {
+            fail!(IncompatibleVersion, "config version does not allow {}", command.name());
+        }
+        Ok(())
+    };
     match command {
-        Command::Add(attachment, netns) => {
-            refuse_own_namespace(&netns)?;
-            let result = plugin.add(network, &attachment, &netns)?;
-            // If the answer cannot be written, the runtime never learns of the device: one that was killed leaves
-            // a closed pipe, and its DEL may have come before.
-            let printed = result.to_json(network.version).and_then(|json| Ok(print(&json)?));
-            printed.map_err(|error| {
-                let undone = plugin.del(network, &attachment, Some(&netns));
-                let error = error.context("the result could not be written, so the ADD was undone");
-                undone.err().map_or(error, |undo| failure!(Io, "undoing ADD failed: {undo:#}"))
-            })
-        }
-        Command::Del(attachment, netns) => {
-            netns.as_deref().map_or(Ok(()), refuse_own_namespace)?;
-            plugin.del(network, &attachment, netns.as_deref())
-        }
+        Command::Add(attachment, netns) => return plugin.add(network, attachment, netns).map(Some),
+        Command::Del(attachment, netns) => plugin.del(network, attachment, netns.as_deref())?,
         Command::Check(attachment, netns) => {
-            needs(Version::V040, "CHECK")?;
+            needs(Version::V040)?;
             let Some(previous) = network.previous()? else {
                 fail!(InvalidConfig, "required prevResult missing");
             };
-            plugin.check(network, &attachment, &netns, &previous)
+            plugin.check(network, attachment, netns, &previous)?;
         }
         Command::Status => {
-            needs(Version::V110, "STATUS")?;
-            plugin.status(network)
+            needs(Version::V110)?;
+            plugin.status(network)?;
         }
         Command::Gc => {
-            needs(Version::V110, "GC")?;
-            plugin.gc(network, &network.valid_attachments()?)
+            needs(Version::V110)?;
+            plugin.gc(network, &network.valid_attachments()?)?;
         }
         Command::Version | Command::Unknown(_) => {
             fail!(InvalidEnvironment, "unknown CNI_COMMAND: {}", command.name())
         }
     }
+    Ok(None)
 }
 
 /// Refuses CNI_NETNS if it is the plugin's own namespace: a plugin that moved a device there could not tell it

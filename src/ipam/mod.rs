@@ -7,6 +7,7 @@ pub mod config;
 pub mod lease;
 pub mod living;
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::path::Path;
 
@@ -23,19 +24,56 @@ use config::Config;
 use lease::{Ask, Folder, Holder};
 
 /// The IPAM plugin.
-#[derive(Clone, Copy, Debug)]
-pub struct Ipam;
+#[derive(Debug, Default)]
+pub struct Ipam<'n> {
+    /// The node of rail-cni, which calls this in its own process.
+    caller: Option<&'n Node>,
+}
 
-impl Plugin for Ipam {
-    const NAME: &str = "rail-ipam";
+/// Whether `program` is rail-ipam, or a copy of it or a link to it: it is one file with rail-cni.
+pub fn is_named_by(program: &Path) -> bool {
+    program.file_name().is_some_and(|name| name.to_string_lossy().contains("ipam"))
+}
+
+impl<'n> Ipam<'n> {
+    /// The plugin in the process of rail-cni, which has read node.json.
+    pub fn called_by(node: &'n Node) -> Ipam<'n> {
+        Ipam { caller: Some(node) }
+    }
+
+    /// The node. A process of its own reads it, starts the log, and gives up what no call of rail-ipam does.
+    fn started(&self, load: fn() -> Result<Node>, network: &Network) -> Result<Cow<'n, Node>> {
+        if let Some(node) = self.caller {
+            return Ok(Cow::Borrowed(node));
+        }
+        let node = load()?;
+        node.start_log(network);
+        if node.confine {
+            confine::ipam();
+        }
+        Ok(Cow::Owned(node))
+    }
+
+    /// The configuration of a call. A runtime calls a copy of rail-ipam, or a link to it, by the name that the type is.
+    fn parse(&self, network: &Network) -> Result<Config> {
+        if self.caller.is_none() {
+            let program = std::env::args_os().next().unwrap_or_default();
+            config::refuse_type(network, Path::new(&program).file_name().unwrap_or_default())?;
+        }
+        Config::parse(network)
+    }
+}
+
+impl Plugin for Ipam<'_> {
+    const NAME: &'static str = "rail-ipam";
     const KEYS: &'static Keys = &config::NETWORK;
     const MOST_CONFIG: usize = 256 << 10;
     const CALLS_OTHERS: bool = false;
 
     fn add(&self, network: &Network, attachment: &Attachment, netns: &Path) -> Result<AddResult> {
-        let node = started(Node::load()?, network);
+        let node = self.started(Node::load, network)?;
         node.check_place(Some(netns))?;
-        let config = parse(network)?;
+        let config = self.parse(network)?;
         let node_name = node_name(&node)?;
         let requested = config::requested(network)?;
         let holder = Holder::new(network, attachment, netns_id(netns)?)?;
@@ -70,7 +108,7 @@ impl Plugin for Ipam {
     /// Needs the key alone: pools, store and even the node's name may have changed since ADD. If there is no lease, the
     /// run directory must be the host's: success elsewhere would leave the lease without an owner.
     fn del(&self, network: &Network, attachment: &Attachment, netns: Option<&Path>) -> Result<()> {
-        let node = started(Node::load_lenient()?, network);
+        let node = self.started(Node::load_lenient, network)?;
         match lease::release(&node, &network.name, attachment)? {
             true => Ok(()),
             false => {
@@ -87,9 +125,9 @@ impl Plugin for Ipam {
         netns: &Path,
         previous: &AddResult,
     ) -> Result<()> {
-        let node = started(Node::load()?, network);
+        let node = self.started(Node::load, network)?;
         node.check_place(Some(netns))?;
-        let config = parse(network)?;
+        let config = self.parse(network)?;
         let node_name = node_name(&node)?;
         let mut differences = Vec::new();
         for (pool, allocation) in &config.allocations(&node, &node_name)? {
@@ -110,33 +148,17 @@ impl Plugin for Ipam {
 
     /// Takes no lock and writes nothing: runtimes call STATUS every few seconds.
     fn status(&self, network: &Network) -> Result<()> {
-        let node = started(Node::load()?, network);
-        let config = parse(network)?;
+        let node = self.started(Node::load, network)?;
+        let config = self.parse(network)?;
         serves(&node, &config).map_err(|error| failure!(NotAvailable, "{error:#}"))
     }
 
     fn gc(&self, network: &Network, keep: &[Attachment]) -> Result<()> {
-        let node = started(Node::load()?, network);
+        let node = self.started(Node::load, network)?;
         node.check_place(None)?;
         let keep: HashSet<String> = keep.iter().map(|one| lease::key(&network.name, one)).collect();
         lease::collect(&node, &network.name, &keep)
     }
-}
-
-/// The configuration of a call. A runtime calls a copy of rail-ipam, or a link to it, by the name that the type is.
-fn parse(network: &Network) -> Result<Config> {
-    let program = std::env::args_os().next().unwrap_or_default();
-    config::refuse_type(network, Path::new(&program).file_name().unwrap_or_default())?;
-    Config::parse(network)
-}
-
-/// Starts the log, and gives up what no call of rail-ipam does.
-fn started(node: Node, network: &Network) -> Node {
-    node.start_log(network);
-    if node.confine {
-        confine::ipam();
-    }
-    node
 }
 
 /// The namespace that the address goes to. An IPAM has no business in it, so it is never opened.

@@ -235,9 +235,10 @@ pub fn text_of(output: &Output) -> String {
 impl Node {
     fn new() -> Node {
         furnish();
-        for name in ["rail-cni", "rail-ipam", "railctl"] {
+        for name in ["rail-cni", "railctl"] {
             fs::copy(built().join(name), Path::new(PLUGINS).join(name)).unwrap();
         }
+        fs::hard_link(Path::new(PLUGINS).join("rail-cni"), Path::new(PLUGINS).join("rail-ipam")).unwrap();
         if let Ok(plugins) = folder_of("plugins") {
             for entry in fs::read_dir(plugins).unwrap() {
                 let path = entry.unwrap().path();

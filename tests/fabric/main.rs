@@ -17,6 +17,8 @@ mod fabric;
 #[allow(dead_code, clippy::expect_used, reason = "shared with tests/netns, which uses all of it")]
 mod harness;
 mod prober;
+#[path = "../netns/programs.rs"]
+mod programs;
 
 use std::collections::BTreeMap;
 

@@ -3,13 +3,13 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 use serde_json::{Map, Value, json};
 
 use crate::harness::{Call, Host, Ran, rail, vf_address, with};
+use crate::programs::rail_ipam;
 
 /// A host with rail 0 as VF and a pod.
 struct Bench {
@@ -304,12 +304,10 @@ fn rail_ipam_names_the_key_and_the_value_that_is_wrong() {
         bench.is_as_before(&config.to_string());
     }
     // By a copy and by a link of another name, as by its own.
-    let (copy, link) = (bench.host.path("copy"), bench.host.path("link"));
-    // Not by this process: one that another test starts meanwhile would have the copy open, and it could not be executed.
-    let done = Command::new("cp").arg(env!("CARGO_BIN_EXE_rail-ipam")).arg(&copy).status();
-    assert!(done.unwrap().success());
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_rail-ipam"), &link).unwrap();
-    for (program, name) in [(copy, "copy"), (link, "link")] {
+    let (copy, link) =
+        (bench.host.path("bin").join(bench.host.copy_rail_ipam()), bench.host.path("ipam-link"));
+    std::os::unix::fs::symlink(rail_ipam(), &link).unwrap();
+    for (program, name) in [(copy, "ipam-copy"), (link, "ipam-link")] {
         let call = || bench.call("rail-ipam", "ADD").program(&program);
         let refused = call().run(&with(rail(0), json!({ "type": name })));
         let told = refused.error(7)["msg"].as_str().unwrap().to_owned();

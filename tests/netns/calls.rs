@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use crate::harness::{Host, rail, with};
+use crate::programs::RAIL_CNI;
 
 const ARGS: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ai;K8S_POD_NAME=trainer;K8S_POD_UID=u-1";
 
@@ -52,13 +53,33 @@ fn every_call_leaves_a_line_where_an_agent_reads_them() {
         json!({"plugin": plugin, "verb": verb, "network": "rail-3", "pod": "ai/trainer", "podUid": "u-1",
             "container": "c1", "interface": "net1", "rail": 3, "code": 0})
     };
-    let both = |verb: &str| [told("rail-ipam", verb), told("rail-cni", verb)];
-    let mut expected: Vec<_> = ["ADD", "CHECK", "DEL"].into_iter().flat_map(both).collect();
+    let mut expected = ["ADD", "CHECK", "DEL"].map(|verb| told("rail-cni", verb)).to_vec();
     let fault = json!({"code": error["code"], "message": error["msg"]});
     expected.push(with(told("rail-cni", "ADD"), fault));
     let lines = lines(&host);
     assert_eq!(lines, expected);
     assert_ne!(lines.last().unwrap()["code"], 0);
+}
+
+/// What the runtime calls is a call; of an IPAM that is a process, there is a line, too.
+#[test]
+fn rail_ipam_is_a_process_unless_it_is_the_very_file_that_calls_it() {
+    let Some((host, pod)) = host("process") else { return };
+    fs::write(host.path("run/calls"), "").unwrap();
+    let copy = host.copy_rail_ipam();
+    symlink(RAIL_CNI, host.path("bin/ipam-link")).unwrap();
+    let plugins = |name: &str| {
+        fs::write(host.path("run/calls"), "").unwrap();
+        let ipam = json!({"type": name, "pool": "rail-3"});
+        let config = with(rail(3), json!({ "ipam": ipam }));
+        let added = host.cni("ADD", "c1", &pod, &config).ok().json();
+        host.cni("CHECK", "c1", &pod, &with(config.clone(), json!({ "prevResult": added }))).ok();
+        host.cni("DEL", "c1", &pod, &config).ok();
+        lines(&host).iter().map(|line| line["plugin"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(plugins("rail-ipam"), ["rail-cni"; 3]);
+    assert_eq!(plugins("ipam-link"), ["rail-cni"; 3]);
+    assert_eq!(plugins(copy), ["rail-ipam", "rail-cni"].repeat(3));
 }
 
 #[test]
@@ -88,7 +109,7 @@ fn a_line_that_was_cut_off_costs_no_other() {
     let text = fs::read_to_string(host.path("run/calls")).unwrap();
     let read = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let read: Vec<_> = read.map(|line| format!("{} {}", line["plugin"], line["verb"])).collect();
-    let expected = ["rail-ipam ADD", "rail-cni ADD", "rail-ipam DEL", "rail-cni DEL"];
+    let expected = ["rail-cni ADD", "rail-cni DEL"];
     assert_eq!(read, expected.map(|call| format!("\"{}\"", call.replace(' ', "\" \""))), "{text}");
 }
 
@@ -121,6 +142,6 @@ fn no_call_waits_for_the_file_or_fills_the_memory() {
     host.call("ADD", "c1", &pod).var("CNI_ARGS", &long).run(&rail(3)).ok();
     host.call("DEL", "c1", &pod).var("CNI_ARGS", &long).run(&rail(3)).ok();
     let lines = lines(&host);
-    assert_eq!(lines.len(), 4);
+    assert_eq!(lines.len(), 2);
     assert!(lines.iter().all(|line| (200..400).contains(&line["pod"].as_str().unwrap().len())));
 }

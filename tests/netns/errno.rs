@@ -369,9 +369,9 @@ fn sweep<S: Story>(test: &str, most: usize) {
     assert!(missed <= 1 + chosen.len() / 50, "{missed} of {} did not come up again", chosen.len());
 }
 
-/// A verb of rail-cni, with rail-ipam. Beside the pods of the bench there is a neighbour, another pod with another rail of
+/// A verb of rail-cni, with rail-ipam, which is a process of its own if `IS_COPY`. Beside the pods of the bench there is a neighbour, another pod with another rail of
 /// the same network: whatever fails, it keeps its rail.
-struct Verb<const V: char> {
+struct Verb<const V: char, const IS_COPY: bool = false> {
     bench: Bench,
     neighbour: PathBuf,
     /// What there is before an attachment.
@@ -393,7 +393,7 @@ const UNPLANNED: char = 'u';
 /// ADD of a device that a living pod has.
 const TAKEN: char = 't';
 
-impl<const V: char> Verb<V> {
+impl<const V: char, const IS_COPY: bool> Verb<V, IS_COPY> {
     /// Whether the call changes nothing, even if nothing fails.
     const LOOKS: bool = matches!(V, CHECK | STATUS | DIFFERS | UNPLANNED | TAKEN);
 
@@ -474,7 +474,7 @@ impl<const V: char> Verb<V> {
     }
 }
 
-impl<const V: char> Story for Verb<V> {
+impl<const V: char, const IS_COPY: bool> Story for Verb<V, IS_COPY> {
     const STATUS: i32 = match V {
         DIFFERS | UNPLANNED => 1,
         TAKEN => 128 + Signal::SIGKILL as i32,
@@ -487,10 +487,11 @@ impl<const V: char> Story for Verb<V> {
         ADD | GC | REAP => 250,
         DEL => 200,
         CHECK | DIFFERS => 110,
-        _ => 60,
+        _ => 40,
     };
 
     const KINDS: &[i64] = match V {
+        _ if IS_COPY => &[libc::SYS_execve, libc::SYS_pipe2, libc::SYS_poll],
         ADD => &[
             libc::SYS_openat,
             libc::SYS_read,
@@ -501,7 +502,6 @@ impl<const V: char> Story for Verb<V> {
             libc::SYS_sendto,
             libc::SYS_recvfrom,
             libc::SYS_setns,
-            libc::SYS_execve,
         ],
         DEL | GC | REAP => &[
             libc::SYS_openat,
@@ -512,16 +512,10 @@ impl<const V: char> Story for Verb<V> {
             libc::SYS_sendto,
             libc::SYS_recvfrom,
             libc::SYS_setns,
-            libc::SYS_execve,
         ],
-        CHECK | DIFFERS => &[
-            libc::SYS_openat,
-            libc::SYS_read,
-            libc::SYS_sendto,
-            libc::SYS_recvfrom,
-            libc::SYS_setns,
-            libc::SYS_execve,
-        ],
+        CHECK | DIFFERS => {
+            &[libc::SYS_openat, libc::SYS_read, libc::SYS_sendto, libc::SYS_recvfrom, libc::SYS_setns]
+        }
         TAKEN => &[
             libc::SYS_openat,
             libc::SYS_read,
@@ -530,12 +524,15 @@ impl<const V: char> Story for Verb<V> {
             libc::SYS_recvfrom,
             libc::SYS_setns,
         ],
-        _ => &[libc::SYS_openat, libc::SYS_read, libc::SYS_write, libc::SYS_execve],
+        _ => &[libc::SYS_openat, libc::SYS_read],
     };
 
     fn new(test: &str) -> Option<Self> {
         let mut bench = Bench::new(test, false)?;
         bench.config["cni.dev/valid-attachments"] = json!([]);
+        if IS_COPY {
+            bench.config["ipam"]["type"] = bench.host.copy_rail_ipam().into();
+        }
         bench.host.add_rail(1);
         bench.host.make_vf(1, "mlx5_core");
         let neighbour = bench.host.add_netns("neighbour");
@@ -791,6 +788,7 @@ impl<const C: char> Story for Command<C> {
 #[test]
 fn an_add_in_which_any_call_fails_is_undone() {
     sweep::<Verb<ADD>>("errno::add", 110);
+    sweep::<Verb<ADD, true>>("errno::add_by_process", 40);
 }
 
 #[test]
@@ -801,6 +799,7 @@ fn an_add_in_which_any_call_fails_takes_no_device_of_a_living_pod() {
 #[test]
 fn a_del_in_which_any_call_fails_is_put_right_by_the_next() {
     sweep::<Verb<DEL>>("errno::del", 90);
+    sweep::<Verb<DEL, true>>("errno::del_by_process", 30);
 }
 
 #[test]

@@ -13,6 +13,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::harness::{self, Call, Host, Ran, rail, skip, vf_address, with};
+use crate::programs::rail_ipam;
 use crate::trace;
 
 /// A host with one rail, a pod for c1 and one for c2, and what there was before the first call.
@@ -436,14 +437,14 @@ fn an_answer_that_nobody_reads_undoes_add() {
 
 /// A stand-in that says that it was reached, waits until it may go on, and is rail-ipam then.
 fn waiting() -> String {
-    let ipam = env!("CARGO_BIN_EXE_rail-ipam");
+    let ipam = rail_ipam();
     format!("touch reached; until test -e go; do sleep 0.01; done; exec {ipam}")
 }
 
 impl Rig {
     /// With an IPAM that waits for `go`; DEL does not wait.
     fn with_waiting_ipam(test: &str) -> Option<Rig> {
-        let mut rig = Rig::with_ipam(test, &waiting(), &format!("exec {}", env!("CARGO_BIN_EXE_rail-ipam")))?;
+        let mut rig = Rig::with_ipam(test, &waiting(), &format!("exec {}", rail_ipam()))?;
         rig.config["ipam"] = json!({"type": "stand-in", "pool": "rail-0"});
         Some(rig)
     }
@@ -472,7 +473,7 @@ impl Rig {
             })
             .any(|process| {
                 let is = |program: &str| has(process.join("cmdline"), program);
-                is(script.to_str().unwrap()) || is(env!("CARGO_BIN_EXE_rail-ipam"))
+                is(script.to_str().unwrap()) || is(rail_ipam())
             })
     }
 }

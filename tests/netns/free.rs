@@ -11,6 +11,7 @@ use nix::libc;
 use serde_json::{Value, json};
 
 use crate::harness::{self, Call, Host, Ran, pf_address, rail, run, vf_address, with};
+use crate::programs::rail_ipam;
 use crate::trace::{self, Fate};
 
 /// Two rails, a pod for each, and what there was before.
@@ -302,7 +303,7 @@ fn what_an_add_paid_beside_the_end_of_a_del_is_not_owed_again() {
     }
     let (reached, go) = (bench.host.path("reached"), bench.host.path("go"));
     let waits = format!("touch {}; until test -e {}; do sleep 0.01; done", reached.display(), go.display());
-    let ipam = env!("CARGO_BIN_EXE_rail-ipam");
+    let ipam = rail_ipam();
     bench.host.add_plugin("stand-in", &format!("test $CNI_COMMAND = DEL && {{ {waits}; }}; exec {ipam}"));
     let config = with(bench.config(), json!({"ipam": {"type": "stand-in", "pool": "rail-0"}}));
     bench.call("ADD", 0).run(&config).ok();
@@ -336,7 +337,7 @@ fn a_pf_is_not_attached_while_an_add_of_its_vf_is_at_work() {
     host.ip("link add pf0 type veth peer name pf0-peer");
     host.ip("link set pf0 mtu 9000");
     let (reached, go) = (host.path("reached"), host.path("go"));
-    let ipam = env!("CARGO_BIN_EXE_rail-ipam");
+    let ipam = rail_ipam();
     let waits = format!("touch {}; until test -e {}; do sleep 0.01; done", reached.display(), go.display());
     host.add_plugin("stand-in", &format!("{waits}; exec {ipam}"));
     let vf = with(bench.config(), json!({"ipam": {"type": "stand-in", "pool": "rail-0"}}));

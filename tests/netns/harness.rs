@@ -12,6 +12,8 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Value, json};
 
+pub use crate::programs::{rail_ipam, railctl};
+
 /// Debian's CNI plugins, for tests that need another one.
 pub const UPSTREAM: &str = "/usr/lib/cni";
 /// PCI addresses of the fixture: the VF of rail R is `vf_address(R)`.
@@ -375,8 +377,17 @@ impl Host {
 
     /// The folder of our executables, a folder of this test for stand-ins, and upstream's.
     pub fn cni_path(&self) -> String {
-        let ours = Path::new(env!("CARGO_BIN_EXE_rail-ipam")).parent().unwrap().display().to_string();
+        let ours = Path::new(rail_ipam()).parent().unwrap().display().to_string();
         format!("{ours}:{}:{UPSTREAM}", self.path("bin").display())
+    }
+
+    /// Makes a copy of rail-ipam, which is always a process, and returns its name.
+    pub fn copy_rail_ipam(&self) -> &'static str {
+        fs::create_dir_all(self.path("bin")).unwrap();
+        // Not by this process: one that another test starts meanwhile would have the copy open, and it could not be executed.
+        let done = Command::new("cp").arg(rail_ipam()).arg(self.path("bin/ipam-copy")).status();
+        assert!(done.unwrap().success());
+        "ipam-copy"
     }
 
     /// Installs a stand-in for an IPAM plugin: a shell script.
@@ -398,9 +409,12 @@ impl Drop for Host {
 }
 
 /// What networks of the tests may name as their IPAM: real ones, and names of scripts.
-const IPAM: [&str; 19] = [
+const IPAM: [&str; 21] = [
     "rail-ipam",
     "host-local",
+    "ipam-copy",
+    "ipam-link",
+    "link",
     "static",
     "stand-in",
     "absent",
@@ -412,7 +426,6 @@ const IPAM: [&str; 19] = [
     "fails",
     "garbage",
     "impossible",
-    "link",
     "loud",
     "never",
     "no-such",
@@ -456,7 +469,7 @@ impl Call {
 
     /// rail-ipam instead of rail-cni.
     pub fn ipam(mut self) -> Call {
-        self.program = env!("CARGO_BIN_EXE_rail-ipam").into();
+        self.program = rail_ipam().into();
         self
     }
 
@@ -505,13 +518,6 @@ impl Call {
     pub fn run_with(&self, stdin: &[u8]) -> Ran {
         run(self.command(), stdin)
     }
-}
-
-/// The tool for people, which is a package of its own beside the plugins.
-pub fn railctl() -> PathBuf {
-    let path = Path::new(env!("CARGO_BIN_EXE_rail-cni")).with_file_name("railctl");
-    assert!(path.exists(), "no {}: run `cargo build --package railctl` first", path.display());
-    path
 }
 
 /// Runs a command of [`Call::command`] that was changed further.

@@ -30,6 +30,7 @@ mod owed;
 mod place;
 mod planes;
 mod probe;
+mod programs;
 mod rails;
 mod result;
 mod schedule;

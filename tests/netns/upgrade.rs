@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::harness::{Call, Host, Ran, Sleeper, rail, vf_address, with};
+use crate::programs::rail_ipam;
 
 const RECORD: &str = include_str!("upgrade/record.json");
 const DEBT: &str = include_str!("upgrade/debt.json");
@@ -62,7 +63,7 @@ impl Old {
 
     fn filled(&self, golden: &str) -> String {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
-        let bin = Path::new(env!("CARGO_BIN_EXE_rail-ipam")).parent().unwrap().display().to_string();
+        let bin = Path::new(rail_ipam()).parent().unwrap().display().to_string();
         let [dev, ino, created] = &self.id;
         let folder = fs::metadata(self.pod.parent().unwrap()).unwrap();
         let folder = format!("[{},{}]", folder.dev(), folder.ino());

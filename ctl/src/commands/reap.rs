@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::inventory::Inventory;
 use crate::output::{self, Output};
 use rail_cni::attach::claim::recover;
+use rail_cni::attach::ipam::PATIENCE;
 use rail_cni::attach::locate;
 use rail_cni::attach::owner::Owner;
 use rail_cni::attach::pending;
@@ -16,7 +17,6 @@ use rail_cni::attach::rebuild::Lost;
 use rail_cni::attach::record::Record;
 use rail_cni::attach::records::{Pending, Records};
 use rail_cni::attach::state::{self, State};
-use rail_cni::attach::steps::lease;
 use rail_cni::node::Node;
 use rail_netlink::Socket;
 
@@ -217,7 +217,7 @@ fn retry(records: &Records, all: Vec<Pending>, node: &Node, args: &ReapArgs, rea
 fn retry_one(records: &Records, pending: &Pending, node: &Node, reaped: &mut Reaped) -> Result<()> {
     let Some(_lock) = records.locks.try_attachment(&pending.record.owner.key())? else { return Ok(()) };
     let Some(mut pending) = records.pending_now(pending) else { return Ok(()) };
-    pending::retry(&mut pending, records, node, lease::WHOLE)?;
+    pending::retry(&mut pending, records, node, PATIENCE)?;
     if !pending.record.is_left() {
         reaped.undone.push(pending.record);
     }

@@ -1,18 +1,17 @@
 //! The address: a lease of an IPAM plugin. It lives as long as the device answers for it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::attach::config::NetConf;
+use crate::attach::ipam::Ipam;
 use crate::attach::owner::Owner;
-use crate::cni::{Delegate, Network};
+use crate::cni::{Args, Command, Network};
 use crate::netns::Life;
-
-/// How long an IPAM plugin may take for its DEL when the call is about its own attachment.
-pub const WHOLE: Duration = Duration::from_secs(30);
+use crate::node::Node;
 
 /// Everything an IPAM plugin needs for a DEL.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -49,8 +48,8 @@ impl Lease {
 
     /// Calls DEL of the IPAM. One whose ADD answered with an error holds nothing, whatever it answers to DEL: as a rule it
     /// cannot read the configuration.
-    pub fn undo(&self, owner: &Owner, patience: Duration) -> Result<()> {
-        match self.delegate(owner).and_then(|delegate| delegate.within(patience).run("DEL")) {
+    pub fn undo(&self, owner: &Owner, node: &Node, patience: Duration) -> Result<()> {
+        match self.delete(owner, node, patience) {
             Err(error) if !self.may_hold => {
                 log::warn!("{error:#}: nothing remains to be done, because its ADD assigned no address");
                 Ok(())
@@ -59,10 +58,10 @@ impl Lease {
         }
     }
 
-    fn delegate(&self, owner: &Owner) -> Result<Delegate<'_>> {
-        let is_alive = owner.life()? == Life::Alive;
-        let netns = if is_alive { owner.netns.path.as_path() } else { Path::new("") };
-        let delegate = Delegate::find(&self.r#type, &self.path, self.config.as_bytes())?;
-        Ok(delegate.on_behalf_of(&owner.attachment(), netns, &self.args, &self.path))
+    fn delete(&self, owner: &Owner, node: &Node, patience: Duration) -> Result<()> {
+        let netns = (owner.life()? == Life::Alive).then(|| owner.netns.path.clone());
+        let args = Args::parse(&self.args);
+        let ipam = Ipam::find(&self.r#type, &self.path, &args, self.config.as_bytes(), node)?;
+        ipam.run_within(&Command::Del(owner.attachment(), netns), patience)
     }
 }

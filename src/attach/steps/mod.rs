@@ -24,6 +24,7 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::context::{Bound, Cx};
+use super::ipam::PATIENCE;
 use crate::cni::AddResult;
 use crate::node::Node;
 use gateway::Gateways;
@@ -163,7 +164,7 @@ impl Change {
     /// Undoes it. A lease is undone by itself, because that can take long.
     pub fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
         match self {
-            Change::Lease(lease) => lease.undo(&cx.owner, lease::WHOLE),
+            Change::Lease(lease) => lease.undo(&cx.owner, cx.node, PATIENCE),
             Change::HostAddresses(step) => step.undo(cx),
             Change::VfMac(step) | Change::Vf(step) => step.undo(cx),
             Change::Netdev(step) => step.undo(cx),

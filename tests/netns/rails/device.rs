@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::harness::{Call, Host, Ran, pf_address, rail, vf_address, with};
+use crate::programs::rail_ipam;
 
 /// A host with rail 0 and a pod.
 pub fn host(test: &str) -> Option<(Host, PathBuf)> {
@@ -515,7 +516,7 @@ fn a_device_of_a_pod_that_is_ending_is_waited_for() {
     let next = host.add_netns("next");
     let before = host.snapshot();
     // Its device is free some time before its address.
-    let ipam = env!("CARGO_BIN_EXE_rail-ipam");
+    let ipam = rail_ipam();
     host.add_plugin("stand-in", &format!("test $CNI_COMMAND = DEL && sleep 0.5; exec {ipam}"));
     let rail = |number| with(rail(number), json!({"ipam": {"type": "stand-in", "pool": "rail-0"}}));
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
