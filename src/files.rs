@@ -261,7 +261,18 @@ impl Dir {
 
     /// The names of the entries in no particular order, without half-written files.
     pub fn names(&self) -> Result<Vec<String>> {
-        Ok(self.all_names()?.into_iter().filter(|name| !name.starts_with('.')).collect())
+        self.names_where(|_| true)
+    }
+
+    /// The same of those that are meant: no other name is copied.
+    pub fn names_where(&self, is_meant: impl Fn(&str) -> bool) -> Result<Vec<String>> {
+        let mut names = Vec::new();
+        self.visit(|name| {
+            if !name.starts_with('.') && is_meant(name) {
+                names.push(name.to_owned());
+            }
+        })?;
+        Ok(names)
     }
 
     /// The names of the entries in no particular order, with half-written files.
@@ -508,6 +519,16 @@ pub fn boot_id() -> Result<&'static str> {
     let path = "/proc/sys/kernel/random/boot_id";
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
     Ok(BOOT_ID.get_or_init(|| text.trim().to_owned()))
+}
+
+/// At most `most` of `names`: where there are more, another part each time.
+pub fn some_of(mut names: Vec<String>, most: usize) -> Vec<String> {
+    if names.len() > most {
+        let first = since_boot().subsec_nanos() as usize % names.len();
+        names.rotate_left(first);
+        names.truncate(most);
+    }
+    names
 }
 
 /// Time since boot, including the time while suspended.

@@ -341,12 +341,12 @@ impl<'a> Request<'a> {
         let ipam = Ipam::of(&name, network, &attach.stdin, node)?;
         let attachment = attach.cx.owner.attachment();
         let add = Command::Add(attachment.clone(), self.path.to_owned());
-        let before = pending::with_addresses(records, &name, &key)?;
+        let before = records.pending_names()?;
         let mut added = ipam.add(&add, network.version);
         // Perhaps because of what pods before this one have left.
         if added.as_ref().is_err_and(cni::gave_nothing) {
             let is_any_back = claim::recover_missing(records, node)?;
-            if pending::free_addresses(before, records, node, &name, &key)? || is_any_back {
+            if pending::free_addresses(&before, records, node, &name, &key)? || is_any_back {
                 ipam.run(&Command::Del(attachment, Some(self.path.to_owned())))?;
                 added = ipam.add(&add, network.version);
             }

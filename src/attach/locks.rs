@@ -138,9 +138,8 @@ impl Locks {
 
     /// What the locks of all devices keep.
     pub fn copies(&self) -> Result<Vec<Vec<u8>>> {
-        let names = self.0.names()?;
-        let devices = names.iter().filter(|name| name.starts_with(DEVICE));
-        Ok(devices.filter_map(|name| self.0.read(name).ok()?).collect())
+        let devices = self.0.names_where(|name| name.starts_with(DEVICE))?;
+        Ok(devices.iter().filter_map(|name| self.0.read(name).ok()?).collect())
     }
 
     /// Keeps the number of lock files small. There is no ADD any more that such an old time of a DEL could stop. The time of
@@ -153,14 +152,12 @@ impl Locks {
         let now = files::since_boot();
         let recent = now.saturating_sub(OLD_NOTE)..=now;
         let is_old = |note: &[u8]| deleted_at(note).is_none_or(|deleted| !recent.contains(&deleted));
-        // To look at all of them would take longer than the call, where a thousand pods end in five minutes. Each call begins
-        // somewhere else.
-        let first = now.subsec_nanos() as usize % names.len();
-        for name in names.iter().cycle().skip(first).take(PRUNED) {
+        // To look at all of them would take longer than the call, where a thousand pods end in five minutes.
+        for name in files::some_of(names, PRUNED) {
             if name.starts_with(ATTACHMENT) {
-                self.0.prune_lock(name, is_old)?;
+                self.0.prune_lock(&name, is_old)?;
             } else if name.starts_with(NETNS) {
-                self.0.prune_lock(name, |_| true)?;
+                self.0.prune_lock(&name, |_| true)?;
             }
         }
         Ok(())

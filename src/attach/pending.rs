@@ -20,7 +20,7 @@ use super::steps::host_addresses::HostAddresses;
 use super::steps::{Change, rdma};
 use super::undo::{self, give_lease_back, log_left};
 use crate::node::Node;
-use crate::{fail, failure};
+use crate::{fail, failure, files};
 use rail_netlink::Socket;
 use rail_netlink::all_of;
 use rail_netlink::link::{self, Link};
@@ -31,10 +31,9 @@ pub const ASIDE: Duration = Duration::from_secs(2);
 /// After so many tries, which take two and a half minutes unless `reap` makes them, an RDMA device that has ended is gone
 /// for good.
 const TRIES_FOR_RDMA: u32 = 5;
-/// Pending records above this number are dropped, the oldest first: a plugin that is gone for good fails for every pod.
-const MOST: usize = 1000;
-/// The bytes of network configurations that all of them together may keep.
-const MOST_BYTES: usize = 16 << 20;
+/// Pending records that a call looks at which is about another attachment. Where more are left, each call begins somewhere
+/// else.
+const LOOKED_AT: usize = 8;
 
 /// Tries everything that is left, and writes down what remains. The caller holds the attachment's lock.
 pub fn retry(pending: &mut Pending, records: &Records, node: &Node, patience: Duration) -> Result<()> {
@@ -309,8 +308,7 @@ pub fn earliest(records: &Records, id: &str) -> Result<Option<Record>> {
 
 /// Tries what is due, in a call that is about another attachment: never for long.
 pub fn retry_due(records: &Records, node: &Node) -> Result<()> {
-    let mut all = records.pending()?;
-    drop_oldest(&mut all, records)?;
+    let mut all = records.pending_at(files::some_of(records.pending_names()?, LOOKED_AT))?;
     all.retain(|pending| pending.record.is_due());
     retry_aside(all, records, node, |key, _| records.locks.try_attachment(key)).map(drop)
 }
@@ -329,26 +327,24 @@ pub fn retry_own(records: &Records, node: &Node, key: &Key, patience: Duration) 
 }
 
 /// Tries to free the addresses of earlier pods, after the IPAM plugin's ADD found none, and waits for a DEL that is about to
-/// free one: its device was free before its address. `before` are those of [`with_addresses`] before that ADD. Returns
-/// whether one was freed.
+/// free one: its device was free before its address. `before` are the names of what was pending before that ADD. Returns
+/// whether one may have been freed.
 pub fn free_addresses(
-    mut before: Vec<Pending>,
+    before: &[String],
     records: &Records,
     node: &Node,
     ipam: &str,
     but: &Key,
 ) -> Result<bool> {
-    for new in with_addresses(records, ipam, but)? {
-        if before.iter().all(|one| !one.is_same(&new)) {
-            before.push(new);
-        }
-    }
+    let now = records.pending_names()?;
+    let has_one_ended = before.iter().any(|name| !now.contains(name));
     let lock = |key: &Key, patience| records.locks.attachment_within(key, patience);
-    retry_aside(before, records, node, lock).map(|freed| freed > 0)
+    let freed = retry_aside(with_addresses(records, ipam, but)?, records, node, lock)?;
+    Ok(has_one_ended || freed > 0)
 }
 
 /// The pending records of other attachments than `but` that may have an address of the IPAM plugin `ipam`.
-pub fn with_addresses(records: &Records, ipam: &str, but: &Key) -> Result<Vec<Pending>> {
+fn with_addresses(records: &Records, ipam: &str, but: &Key) -> Result<Vec<Pending>> {
     let mut all = records.pending()?;
     all.retain(|Pending { record, .. }| {
         let is_of = |change: &Change| matches!(change, Change::Lease(lease) if lease.r#type == ipam);
@@ -380,33 +376,6 @@ fn retry_aside(
         ended += usize::from(!pending.record.is_left());
     }
     all_of(errors).map(|()| ended)
-}
-
-/// Drops what is above the limits. Every pending record holds its network's configuration, which a tenant wrote: it must not
-/// fill /run. The original state of a device is kept.
-fn drop_oldest(all: &mut Vec<Pending>, records: &Records) -> Result<()> {
-    all.sort_by(|one, other| other.record.owner.since.cmp(&one.record.owner.since));
-    let (mut size, mut kept) = (0, 0);
-    for pending in all.iter().take(MOST) {
-        size += pending.record.lease().map_or(0, |lease| lease.config.len());
-        if size > MOST_BYTES {
-            break;
-        }
-        kept += 1;
-    }
-    for mut pending in all.drain(kept..) {
-        log::error!("too much is pending: dropping the steps of {}", pending.record.owner.describe());
-        for step in &mut pending.record.steps {
-            if let Change::Lease(lease) = &mut step.change {
-                lease.config.clear();
-            }
-            if !step.is_of_device() {
-                step.undone(Ok(()));
-            }
-        }
-        records.note(&mut pending, |step| !step.is_of_device())?;
-    }
-    Ok(())
 }
 
 /// Whether RDMA devices of earlier pods are back on the host: restores those, as the next pod is to have them. Where RDMA is

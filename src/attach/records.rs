@@ -39,12 +39,10 @@ pub struct Pending {
     pub record: Record,
 }
 
-impl Pending {
-    /// Whether it is the same file.
-    pub fn is_same(&self, other: &Pending) -> bool {
-        self.name == other.name
-    }
-}
+/// Pending records above this number are dropped, the oldest first: a plugin that is gone for good fails for every pod.
+const MOST: usize = 1000;
+/// The bytes of network configurations that all of them together may keep.
+const MOST_BYTES: usize = 16 << 20;
 
 impl Records {
     /// Opens the directories, and makes those that are missing.
@@ -94,7 +92,7 @@ impl Records {
     /// The same without the copies, of which there is one for each attached device.
     pub fn on_file(&self, key: &Key) -> Result<Option<Record>> {
         let prefix = prefix(key);
-        for name in self.records.names()?.iter().filter(|name| name.starts_with(&prefix)) {
+        for name in &self.records.names_where(|name| name.starts_with(&prefix))? {
             match read(&self.records, name) {
                 Ok(Some(record)) if record.owner.key() == *key => return Ok(Some(record)),
                 Ok(Some(record)) => log::warn!("{name} is the record of {}", record.owner.key()),
@@ -108,7 +106,7 @@ impl Records {
     /// The interfaces of a container that are on record, by the names of the files.
     pub fn ifnames_of(&self, container_id: &str) -> Result<Vec<String>> {
         let prefix = format!("{}:", name_part(container_id));
-        let names = self.records.names()?;
+        let names = self.records.names_where(|name| name.starts_with(&prefix))?;
         let ours = names.iter().filter_map(|name| name.strip_prefix(&prefix)?.split(':').next());
         Ok(ours.map(str::to_owned).collect())
     }
@@ -150,7 +148,7 @@ impl Records {
     pub fn named(&self, id: &str) -> Result<Vec<Record>> {
         let suffix = format!(":{id}.json");
         let mut found = Vec::new();
-        for name in self.records.names()?.iter().filter(|name| name.ends_with(&suffix)) {
+        for name in &self.records.names_where(|name| name.ends_with(&suffix))? {
             match read(&self.records, name) {
                 Ok(record) => found.extend(record.filter(|record| record.owner.device.id == id)),
                 Err(error) => log::warn!("{error:#}"),
@@ -169,10 +167,13 @@ impl Records {
     /// Removes the record, its copy where `device` is given, and the temporary files of a killed ADD.
     pub fn remove(&self, key: &Key, device: Option<&mut DeviceLock>) -> Result<()> {
         let prefix = prefix(key);
-        for name in self.records.names()?.iter().filter(|name| name.starts_with(&prefix)) {
-            self.records.remove(name)?;
-        }
-        self.records.remove_half_written(&prefix, |_| ())?;
+        let mut ours = Vec::new();
+        self.records.remove_half_written(&prefix, |name| {
+            if name.starts_with(&prefix) {
+                ours.push(name.to_owned());
+            }
+        })?;
+        ours.iter().try_for_each(|name| self.records.remove(name))?;
         device.map_or(Ok(()), |device| device.set_copy(b""))
     }
 
@@ -234,16 +235,55 @@ impl Records {
         Ok(self.pending.get())
     }
 
+    /// The names of the files of all pending records.
+    pub fn pending_names(&self) -> Result<Vec<String>> {
+        self.pending_dir()?.map_or(Ok(Vec::new()), Dir::names)
+    }
+
     fn pending_named(&self, is_meant: impl Fn(&str) -> bool) -> Result<Vec<Pending>> {
+        let names = self.pending_dir()?.map_or(Ok(Vec::new()), |pending| pending.names_where(is_meant))?;
+        self.pending_at(names)
+    }
+
+    /// The pending records in these files, as far as they can be read.
+    pub fn pending_at(&self, names: Vec<String>) -> Result<Vec<Pending>> {
         let Some(pending) = self.pending_dir()? else { return Ok(Vec::new()) };
         let mut found = Vec::new();
-        for name in pending.names()?.into_iter().filter(|name| is_meant(name)) {
+        for name in names {
             match read_pending(pending, &name) {
                 Ok(record) => found.extend(record.map(|record| Pending { name, record })),
                 Err(error) => log::warn!("{error:#}"),
             }
         }
         Ok(found)
+    }
+
+    /// Drops what is above the limits. Every pending record holds its network's configuration, which a tenant wrote: it must
+    /// not fill /run. The original state of a device is kept.
+    pub fn limit_pending(&self) -> Result<()> {
+        let mut all = self.pending()?;
+        all.sort_by(|one, other| other.record.owner.since.cmp(&one.record.owner.since));
+        let (mut size, mut kept) = (0, 0);
+        for pending in all.iter().take(MOST) {
+            size += pending.record.lease().map_or(0, |lease| lease.config.len());
+            if size > MOST_BYTES {
+                break;
+            }
+            kept += 1;
+        }
+        for mut pending in all.drain(kept..) {
+            log::error!("too much is pending: dropping the steps of {}", pending.record.owner.describe());
+            for step in &mut pending.record.steps {
+                if let Change::Lease(lease) = &mut step.change {
+                    lease.config.clear();
+                }
+                if !step.is_of_device() {
+                    step.undone(Ok(()));
+                }
+            }
+            self.note(&mut pending, |step| !step.is_of_device())?;
+        }
+        Ok(())
     }
 
     /// The pending record as it is on file now; `None` if another call has undone it all.

@@ -75,6 +75,9 @@ pub fn end(
     if lease == Lease::Now {
         give_lease_back(&mut pending, node, PATIENCE, records)?;
     }
+    if pending.record.is_left() {
+        records.limit_pending().unwrap_or_else(|error| log::warn!("{error:#}"));
+    }
     Ok(Ended { record: pending.record, place: cx.place })
 }
 

@@ -1,5 +1,6 @@
 //! How much a call asks of the kernel. Times are in docs/performance.md; the counts do not depend on the machine.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
@@ -55,5 +56,54 @@ fn a_call_asks_no_more_than_it_needs_and_no_more_on_a_crowded_node() {
         } else {
             assert!(crowded <= alone + NOISE, "{verb}: {crowded} system calls, and {alone} on an empty node");
         }
+    }
+}
+
+/// A node that has run for long, or whose IPAM plugin has failed for as long.
+#[test]
+fn a_call_asks_little_more_beside_a_thousand_attachments_and_pending_steps() {
+    const MANY: usize = 1000;
+    let test = "frugal::many";
+    let Some(host) = Host::new(test) else { return };
+    if !trace::is_allowed(test) {
+        return;
+    }
+    host.add_rail(0);
+    host.add_rail(1);
+    host.add_plugin("fails", "test $CNI_COMMAND = DEL && exit 3\necho '{\"cniVersion\": \"1.1.0\", \"ips\": [{\"address\": \"172.18.0.0/31\"}]}'");
+    let (pod, other) = (host.add_netns("pod"), host.add_netns("other"));
+    let failing = with(rail(1), json!({"ipam": {"type": "fails"}}));
+    host.cni("ADD", "other", &other, &failing).ok();
+    let attached = host.records().remove(0);
+    let copies = |of: &Path, count: usize| {
+        let text = fs::read_to_string(of).unwrap();
+        let name = of.file_name().unwrap().to_str().unwrap();
+        let named = |text: &str, number: usize| text.replace("other", &format!("o{number}"));
+        for number in 0..count {
+            // None has the device of another.
+            let (text, device) = (named(&text, number), format!("dev{number}"));
+            fs::write(
+                of.with_file_name(named(name, number).replace("vf1", &device)),
+                text.replace("vf1", &device),
+            )
+            .unwrap();
+        }
+    };
+    counts(&host, &pod);
+    let alone = counts(&host, &pod);
+    copies(&attached, MANY);
+    let attachments = counts(&host, &pod);
+    host.cni("DEL", "other", &other, &failing).ok();
+    let pending = host.pending().remove(0);
+    copies(&pending, MANY);
+    assert_eq!((host.records().len(), host.pending().len()), (MANY, MANY + 1));
+    let both = counts(&host, &pod);
+    println!("{alone:?} {attachments:?} {both:?}");
+    // Lists of names are longer, and a few of the pending records are read.
+    for (((verb, _), alone), count) in MOST.into_iter().zip(alone).zip(attachments) {
+        assert!(count <= alone + NOISE, "{verb}: {count} system calls, and {alone} beside no attachment");
+    }
+    for (((verb, _), alone), count) in MOST.into_iter().zip(alone).zip(both) {
+        assert!(count <= alone + 60, "{verb}: {count} system calls, and {alone} with nothing pending");
     }
 }

@@ -265,7 +265,9 @@ fn a_plugin_has_the_selinux_label_of_its_place() {
         let output = install_from(other_versions());
         assert!(output.status.success(), "{}", text_of(&output));
         assert_eq!(label("/opt/cni/bin/rail-cni"), "system_u:object_r:container_runtime_exec_t:s0");
-        assert_eq!(label("/opt/cni/bin/rail-ipam"), "system_u:object_r:bin_t:s0");
+        // Both plugins are one file.
+        assert_eq!(label("/opt/cni/bin/rail-ipam"), "system_u:object_r:container_runtime_exec_t:s0");
+        assert_eq!(label("/opt/cni/bin/railctl"), "system_u:object_r:bin_t:s0");
     });
 }
 
