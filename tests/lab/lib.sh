@@ -245,6 +245,16 @@ check() { succeeds CHECK "$1" "$2" "$(with_result "$3" "$4")"; }
 check_fails() { refused "$1" CHECK "$2" "$3" "$(with_result "$4" "$5")"; }
 with_result() { jq -c --argjson result "$2" '.prevResult = $result' <<<"$1"; }
 
+# traced OPTION... -- VERB POD CONF: of net1.
+traced() {
+    local -a of_strace=()
+    while [[ $1 != -- ]]; do
+        of_strace+=("$1") && shift
+    done
+    CNI_COMMAND=$2 CNI_CONTAINERID=$3 CNI_NETNS=/run/netns/$3 CNI_IFNAME=net1 CNI_PATH=$bin \
+        strace -qq -f "${of_strace[@]}" "$bin/rail-cni" <<<"$4"
+}
+
 # rxe_on_vfs RAILS: RDMA devices in software, rxe<RAIL><VF>, on VFs 0 and 1 of the rails 0 to RAILS-1.
 rxe_on_vfs() {
     local rail vf

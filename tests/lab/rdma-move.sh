@@ -312,16 +312,6 @@ calls_to_rdma() {
         /run/trace | sort -nu
 }
 
-# traced OPTION... -- VERB POD CONF: of net1.
-traced() {
-    local options=()
-    while [[ $1 != -- ]]; do
-        options+=("$1") && shift
-    done
-    CNI_COMMAND=$2 CNI_CONTAINERID=$3 CNI_NETNS=/run/netns/$3 CNI_IFNAME=net1 CNI_PATH=$bin \
-        strace -qq -f "${options[@]}" "$bin/rail-cni" <<<"$4"
-}
-
 what_a_killed_call_left_is_restored_by_the_next_one() {
     local config before verb call ways=(del add reap) way=0 killed=0 calls
     has strace || skip "no strace here"

@@ -39,6 +39,27 @@ all_that_igb_has_is_set_checked_and_restored() {
     same "after DEL" '[0,0,true,false,0]' "$(of_vf ens0f0 0 "$settings")"
 }
 
+# The counts of tests/netns/frugal.rs, where a VF has a driver, a PF and settings of its own.
+calls_count() {
+    traced -c -o /run/trace -- "$1" pod1 "$2" >/run/answer 2>&1 || fail "$1 below strace: $(</run/answer)"
+    awk '$NF == "total" { print $4 }' /run/trace
+}
+
+a_vf_of_a_driver_costs_few_system_calls() {
+    local config added deleted
+    has strace || skip "no strace here"
+    config=$(conf 0 "$(vf 0)")
+    pod pod1
+    # The first call makes the folders.
+    add pod1 net1 "$config"
+    del pod1 net1 "$config"
+    added=$(calls_count ADD "$config")
+    deleted=$(calls_count DEL "$config")
+    echo "system calls: ADD $added, DEL $deleted"
+    ((added <= 640)) || fail "ADD makes $added system calls"
+    ((deleted <= 425)) || fail "DEL makes $deleted system calls"
+}
+
 # The operator's own settings come back, not the driver's defaults.
 what_was_set_before_comes_back() {
     local config
@@ -322,7 +343,7 @@ a_refused_guid_is_rolled_back() {
 }
 
 make_simulated_pf
-run_cases all_that_igb_has_is_set_checked_and_restored what_was_set_before_comes_back \
+run_cases a_vf_of_a_driver_costs_few_system_calls all_that_igb_has_is_set_checked_and_restored what_was_set_before_comes_back \
     a_mac_is_set_twice_and_goes_back what_igb_refuses_is_rolled_back_completely \
     a_vf_that_is_reset_is_as_it_was a_late_del_leaves_vlan_and_mac_of_the_new_owner_alone reap_takes_the_settings_of_dead_pods_out \
     frames_of_the_pod_carry_the_vlan a_gateway_is_asked_on_the_vlan_of_the_vf \
