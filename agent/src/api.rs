@@ -14,6 +14,7 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Config};
 use serde_json::{Value, json};
 
+use crate::preflight;
 use crate::ready::{self, Condition};
 use crate::text::{clean, say};
 
@@ -223,6 +224,11 @@ pub async fn patch_conditions(client: &Client, name: &str, conditions: &Value) -
     within(Api::<Node>::all(client.clone()).patch_status(name, &params, &Patch::Strategic(&change))).await
 }
 
+/// What removes a condition.
+pub fn without(kind: &str) -> Value {
+    json!({"type": kind, "$patch": "delete"})
+}
+
 /// Removes from the Node what the agent wrote.
 pub fn forget(name: &str, names: &Names) -> Result<()> {
     runtime()?.block_on(async { forget_with(&client().await?, name, names).await })
@@ -238,7 +244,7 @@ pub async fn forget_with(client: &Client, name: &str, names: &Names) -> Result<(
     }
     change["metadata"]["annotations"][HAD_TAINT] = Value::Null;
     patch(client, name, &change).await?;
-    let gone = [ready::READY, ready::CURRENT].map(|kind| json!({"type": kind, "$patch": "delete"}));
+    let gone = [ready::READY, ready::CURRENT, preflight::KIND].map(without);
     patch_conditions(client, name, &json!(gone)).await.map(drop)
 }
 

@@ -16,6 +16,7 @@ mod kubelet;
 mod metrics;
 mod node_json;
 mod place;
+mod preflight;
 mod ready;
 mod refusals;
 mod report;

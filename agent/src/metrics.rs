@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use crate::calls::Call;
+use crate::preflight::Tested;
 use crate::ready::{Condition, Plan};
 use crate::refusals::Refusals;
 use crate::report::{Cable, Doctor, Show, Status};
 use crate::revision::Revision;
 
 /// Name, type and help of each metric.
-pub const METRICS: [(&str, &str, &str); 25] = [
+pub const METRICS: [(&str, &str, &str); 27] = [
     (
         "rail_cni_agent_info",
         "gauge",
@@ -26,6 +27,8 @@ pub const METRICS: [(&str, &str, &str); 25] = [
         "1 if the PF of the rail is up and has a carrier, or if a pod has the PF itself.",
     ),
     ("rail_cni_cable", "gauge", "1 for the state of the rail's cable, as railctl cables heard it last."),
+    ("rail_cni_preflight", "gauge", "1 if the rail passed its last railctl preflight."),
+    ("rail_cni_preflight_timestamp_seconds", "gauge", "When railctl preflight last tested a rail."),
     (
         "rail_cni_pf_faults_total",
         "counter",
@@ -115,6 +118,8 @@ pub struct Metrics {
     pub status: Option<Status>,
     /// What `railctl cables` heard last.
     pub cables: Option<Vec<Cable>>,
+    /// What `railctl preflight` found last.
+    pub tested: Tested,
     /// The last `railctl leases`.
     pub show: Option<Show>,
 }
@@ -166,6 +171,14 @@ impl Metrics {
         }
         for cable in self.cables.iter().flatten() {
             page.of_cable(cable);
+        }
+        for (rail, is_fine) in self.tested.rails() {
+            let labels = [("rail", rail.rail.to_string()), ("pf", rail.pf.clone())];
+            let labels = labels.each_ref().map(|(key, value)| (*key, value.as_str()));
+            page.add("rail_cni_preflight", &labels, u64::from(is_fine));
+        }
+        if let Some(last) = self.tested.last().and_then(|last| u64::try_from(last.as_second()).ok()) {
+            page.add("rail_cni_preflight_timestamp_seconds", &[], last);
         }
         if let Some(show) = &self.show {
             page.of_show(show);
@@ -404,6 +417,8 @@ mod tests {
             api_up: Some(false),
             ..Metrics::default()
         };
+        let tested = serde_json::json!({"rails": [{"rail": 3, "pf": "a", "state": "wrong"}]});
+        metrics.tested.add(serde_json::from_value(tested).unwrap(), "2026-01-01T00:00:00Z".parse().unwrap());
         metrics.host_errors.insert("railctl", 1);
         metrics.count(&call("ADD", 0, 1));
         let text = metrics.text();
@@ -415,6 +430,7 @@ mod tests {
             r#"rail_cni_vfs{rail="3",pf="a\"b",state="other"} 1"#,
             r#"rail_cni_pf_faults_total{rail="3",pf="a\"b",counter="rx_pause"} 7"#,
             r#"rail_cni_cable{rail="3",pf="",state="wrong"} 1"#,
+            r#"rail_cni_preflight{rail="3",pf="a"} 0"#,
             r#"rail_cni_check_failed{check="pf-link",rail="3"} 1"#,
             r#"rail_cni_attachments{state="live"} 1"#,
             r#"rail_cni_attachments{state="missing"} 0"#,

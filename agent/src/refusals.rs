@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::calls::Call;
+use crate::preflight;
 use crate::text::clean;
 
 /// The kubelet tries a pod that waits again within seconds, and a call ends within a minute. Where nobody has tried for so long,
@@ -35,10 +36,11 @@ struct Refusal {
 impl Refusals {
     /// Counts a call. Success of a network ends what was refused to it.
     pub fn count(&mut self, call: &Call, now: Instant) {
-        if call.plugin != "rail-cni" || call.verb != "ADD" {
+        let key = (call.network.clone().unwrap_or_default(), call.rail);
+        // A preflight is no pod, and has a condition of its own.
+        if call.plugin != "rail-cni" || call.verb != "ADD" || key.0.starts_with(preflight::NETWORK) {
             return;
         }
-        let key = (call.network.clone().unwrap_or_default(), call.rail);
         let message = call.message.as_deref().unwrap_or_default();
         if call.code == 0 {
             self.0.remove(&key);

@@ -120,6 +120,28 @@ pub struct Cable {
     pub problem: Option<String>,
 }
 
+/// `railctl preflight --output json`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Preflight {
+    /// Each rail with a number.
+    pub rails: Vec<TriedRail>,
+}
+
+/// What came of a rail.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct TriedRail {
+    /// Its number.
+    pub rail: u8,
+    /// Its PF.
+    pub pf: String,
+    /// `fine`, `wrong`, `in-use` or `no-pool`.
+    pub state: String,
+    /// What is wrong.
+    pub problems: Vec<Obstacle>,
+}
+
 /// Numbers of VFs.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
@@ -254,7 +276,7 @@ pub struct Refused {
     pub taken: Vec<Obstacle>,
 }
 
-/// What keeps a plan from being written.
+/// What keeps a plan from being written, or is wrong with a rail.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Obstacle {

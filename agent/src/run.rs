@@ -36,8 +36,9 @@ use crate::host::{Host, HostDir, Said};
 use crate::install::{PLUGINS, RAILCTL};
 use crate::node_json::{self, Paths};
 use crate::place::{self, Place};
+use crate::preflight;
 use crate::ready::{self, Condition, Grounds, Plan, Steady};
-use crate::report::{Attachment, Doctor, Listing, Made, Obstacle, Refused, Show, Status};
+use crate::report::{Attachment, Doctor, Listing, Made, Obstacle, Preflight, Refused, Show, Status};
 use crate::revision::{self, Revision};
 use crate::rollout;
 use crate::serve::{self, Shared};
@@ -126,6 +127,9 @@ pub struct RunArgs {
     /// Seconds between runs of `railctl cables`, which listens to the leaves for half a minute; 0: never
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(0..=86400))]
     cables_interval: u64,
+    /// Seconds between runs of `railctl preflight`, while no pod of the node has a rail; 0: never
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=604800))]
+    preflight_interval: u64,
     /// Seconds for which the rails must be away before the taint comes, and there before it goes
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=86400))]
     taint_after: u64,
@@ -299,6 +303,7 @@ struct Agent {
     /// What the last look found.
     ready: Condition,
     reap_due: Option<Instant>,
+    preflight_due: Option<Instant>,
     claims_due: Instant,
     steady: Steady,
     is_steady: Option<bool>,
@@ -346,6 +351,7 @@ impl Agent {
             cables,
             // At once: an agent that starts anew before the interval has passed would otherwise never reap.
             reap_due: (args.reap_interval != 0).then_some(now),
+            preflight_due: (args.preflight_interval != 0).then_some(now),
             args,
             host,
             run_dir,
@@ -464,6 +470,9 @@ impl Agent {
             );
         }
         self.judge().await;
+        if self.preflight_due.is_some_and(|due| Instant::now() >= due) && self.is_idle() {
+            self.preflight().await;
+        }
         self.show().await;
     }
 
@@ -965,6 +974,33 @@ impl Agent {
         }
     }
 
+    /// Whether the rails can be tried: pods could start, and nobody has a rail.
+    fn is_idle(&self) -> bool {
+        self.ready.is_true
+            && self.shared.with(|metrics| {
+                let (Some(status), Some(show)) = (&metrics.status, &metrics.show) else { return false };
+                !status.attachments.iter().any(Attachment::is_alive) && claims::holding(show).is_empty()
+            })
+    }
+
+    /// Tries each rail as a pod would have it.
+    async fn preflight(&mut self) {
+        let interval = Duration::from_secs(self.args.preflight_interval);
+        let done = self.ask::<Preflight>(&["preflight"]).await;
+        let add = |preflight| self.shared.with(|metrics| metrics.tested.add(preflight, Timestamp::now()));
+        let is_whole = done.map(add);
+        // A pod came meanwhile, which may be gone soon.
+        let again = if matches!(is_whole, Ok(true)) { interval } else { interval.min(AGAIN_AT_MOST) };
+        self.preflight_due = Some(Instant::now() + jittered(again));
+        let wrong = self.tested().filter(|condition| !condition.is_true);
+        let wrong = wrong.map(|condition| format!("preflight, {}", condition.message));
+        self.tell("preflight", is_whole.err().map(|error| of(&error)).or(wrong));
+    }
+
+    fn tested(&self) -> Option<Condition> {
+        self.shared.with(|metrics| metrics.tested.condition())
+    }
+
     /// Releases the addresses of resource claims that have ended, which DRANET did not release.
     async fn collect_claims(&mut self) -> Result<()> {
         self.claims_due = Instant::now() + jittered(Duration::from_secs(self.args.claim_interval));
@@ -1083,10 +1119,9 @@ impl Agent {
             metrics.plan = Some(plan.clone());
             metrics.revision = self.revision.clone();
         });
-        let conditions: Vec<_> = [Some(self.ready.clone()), ready::plan_current(&plan, self.is_named)]
-            .into_iter()
-            .flatten()
-            .collect();
+        let current = ready::plan_current(&plan, self.is_named);
+        let conditions = [Some(self.ready.clone()), current, self.tested()];
+        let conditions: Vec<_> = conditions.into_iter().flatten().collect();
         let written = self.write_node(&conditions).await;
         self.shared.with(|metrics| metrics.api_up = Some(written.is_ok()));
         match written {
@@ -1095,6 +1130,20 @@ impl Agent {
                 self.tell("node", Some(format!("cannot write the Node {}: {}", self.args.node, of(&error))))
             }
         }
+    }
+
+    /// Returns the Node if it had to be written.
+    async fn write_conditions(&self, node: &Node, conditions: &[Condition]) -> Result<Option<Node>> {
+        let missing = api::missing(node, conditions, Timestamp::now(), HEARTBEAT);
+        let mut changes: Vec<_> = missing.iter().map(|condition| json!(condition)).collect();
+        // Nobody keeps it up any more.
+        if self.args.preflight_interval == 0 && api::reason(node, preflight::KIND).is_some() {
+            changes.push(api::without(preflight::KIND));
+        }
+        if changes.is_empty() {
+            return Ok(None);
+        }
+        api::patch_conditions(&self.client, &self.args.node, &json!(changes)).await.map(Some)
     }
 
     async fn write_node(&mut self, conditions: &[Condition]) -> Result<()> {
@@ -1126,11 +1175,7 @@ impl Agent {
             }
         };
         // First the condition, so that whoever sees the label finds the reason.
-        let missing = api::missing(node, conditions, Timestamp::now(), HEARTBEAT);
-        let written = match missing.is_empty() {
-            true => None,
-            false => Some(api::patch_conditions(&self.client, &self.args.node, &json!(missing)).await?),
-        };
+        let written = self.write_conditions(node, conditions).await?;
         // With the version from before, the change of the taint would be refused.
         let node = written.as_ref().unwrap_or(node);
         // Each in a request of its own: what refuses the one does not keep the other.

@@ -518,14 +518,14 @@ start_kubelet() {
         --hostname-override "$1" --node-ip "192.0.2.1$number" "${@:2}"
 }
 
-# start_agent NODE [RESOURCE]: as a service of the node, which offers the devices. It has another view of files than process 1,
+# start_agent NODE [RESOURCE [OPTION...]]: as a service of the node, which offers the devices. It has another view of files than process 1,
 # as in a container.
 start_agent() {
     local resource=${2:-}
     [[ $resource ]] || resource='nvidia.com/rail-{rail}'
     on "$1" tee /etc/kubernetes/agent.kubeconfig >/dev/null <"$cluster/admin.kubeconfig"
     service "$1" rail-agent env KUBECONFIG=/etc/kubernetes/agent.kubeconfig unshare -m rail-agent run --node "$1" \
-        --plan-from none --resource "$resource"
+        --plan-from none --resource "$resource" "${@:3}"
 }
 
 # give_gpus NODE: that do not exist.

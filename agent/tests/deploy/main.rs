@@ -395,7 +395,7 @@ fn the_table_of_the_charts_page_is_what_values_yaml_says() {
 }
 
 /// Each value with another one than the default, and what shows it.
-const CHANGES: [(&str, &str, &str); 29] = [
+const CHANGES: [(&str, &str, &str); 30] = [
     ("affinity", "null", ""),
     ("args", r#"["--reap-interval=7"]"#, "--reap-interval=7"),
     ("cidrpoolsNamespace", r#""ours""#, "--cidrpools-namespace=ours"),
@@ -423,6 +423,7 @@ const CHANGES: [(&str, &str, &str); 29] = [
     ("pluginsDir", r#""/home/cni/bin""#, "--plugins-dir=/home/cni/bin"),
     ("podAnnotations", r#"{"our/annotation":"a"}"#, r#""our/annotation":"a""#),
     ("podLabels", r#"{"our/label":"a"}"#, r#""our/label":"a""#),
+    ("preflightInterval", "3600", "--preflight-interval=3600"),
     ("priorityClassName", r#""ours""#, r#""priorityClassName":"ours""#),
     ("resource", r#""ours.example.com/rail-{rail}""#, "--resource=ours.example.com/rail-{rail}"),
     ("resources", r#"{"limits":{"memory":"1Gi"}}"#, r#""memory":"1Gi""#),

@@ -95,10 +95,11 @@ fn the_samples_are_of_metrics_that_the_agent_has() {
 }
 
 /// An alert, the minutes for which it waits, the sample of a node that makes it fire, and the value that does.
-const ALERTS: [(&str, u32, &str, &str); 12] = [
+const ALERTS: [(&str, u32, &str, &str); 13] = [
     ("RailNodeNotReady", 10, "rail_cni_ready", "0"),
     ("RailLinkDown", 5, r#"rail_cni_carrier{rail="1",pf="0000:3c:00.0"}"#, "0"),
     ("RailPodLinkDown", 5, "rail_cni_attachments_without_carrier", "1"),
+    ("RailPreflightFailed", 60, r#"rail_cni_preflight{rail="1",pf="0000:3c:00.0"}"#, "0"),
     ("RailDeviceMisplaced", 10, r#"rail_cni_attachments{state="on-host"}"#, "1"),
     ("RailDevicesLost", 10, "rail_cni_lost_devices", "1"),
     ("RailRecordsUnreadable", 10, "rail_cni_unreadable_records", "1"),

@@ -963,6 +963,40 @@ fn a_rail_that_stays_away_keeps_new_pods_away_also_under_running_pods() {
 }
 
 #[test]
+fn rails_are_tried_on_a_schedule_while_no_pod_has_one() {
+    on_a_node("run::rails_are_tried_on_a_schedule_while_no_pod_has_one", || {
+        let (api, agent) = ready(&["--preflight-interval", "1"]);
+        // A leaf that does not answer is told, and refuses no pod that does not ask it.
+        let message = agent.until_condition(&api, "RailsPreflight", "False", "RailsFailed");
+        assert!(message.contains("rail 0: ") && message.contains("rail 1: "), "{message}");
+        agent.until("the metric", || {
+            served("/metrics").contains(r#"rail_cni_preflight{rail="1",pf="0000:3c:00.0"} 0"#)
+        });
+        sh("ip -n leaf addr add 172.16.0.1/31 dev leaf0; ip -n leaf addr add 172.18.0.1/31 dev leaf1");
+        agent.until_condition(&api, "RailsPreflight", "True", "AllPassed");
+        assert_eq!(condition(&api, "RailsReady")["status"], "True");
+        // A pod gets its rail though it may come in the middle, and then nothing is tried.
+        sh("ip netns add pod-a");
+        agent.until("a pod with a rail", || call("ADD", "pod-a", 0).status.success());
+        agent.until("seen", || served("/metrics").contains(r#"rail_cni_attachments{state="live"} 1"#));
+        let last = || {
+            let text = served("/metrics");
+            let line = text.lines().find(|line| line.starts_with("rail_cni_preflight_timestamp_seconds "));
+            line.map(str::to_owned)
+        };
+        let before = last();
+        assert!(before.is_some());
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        assert_eq!(last(), before);
+        end_pod("pod-a", 0);
+        agent.until("tried again", || last() != before);
+        assert!(agent.stop());
+        let agent = Running::start(&api, &[]);
+        agent.until("the condition away", || condition(&api, "RailsPreflight").is_null());
+    });
+}
+
+#[test]
 fn what_lost_dels_left_is_restored_on_a_schedule() {
     on_a_node("run::what_lost_dels_left_is_restored_on_a_schedule", || {
         let (_api, agent) = ready(&["--reap-interval", "1"]);
