@@ -41,9 +41,9 @@ pub struct EnvArgs {
     /// Write the names of the job's pods to this file, for mpirun and DeepSpeed; - prints it and nothing else
     #[arg(long, value_name = "FILE", conflicts_with = "check")]
     hostfile: Option<PathBuf>,
-    /// How many pods the job has, where the pod does not know it
-    #[arg(long, value_name = "N", requires = "hostfile", value_parser = hosts)]
-    hosts: Option<NonZeroU32>,
+    /// How many pods the job has, where the pod does not know it; of a JobSet, NAME=JOBSxPODS of each replicated job
+    #[arg(long, value_name = "N", requires = "hostfile")]
+    hosts: Option<hosts::Count>,
     /// How many processes each pod runs
     #[arg(long, value_name = "N", requires = "hostfile")]
     slots: Option<NonZeroU32>,
@@ -67,15 +67,11 @@ enum Format {
 
 const RAILS: [&str; 7] = ["RAIL", "PLANE", "INTERFACE", "ADDRESS", "RDMA", "GID", "LEAF"];
 
-fn hosts(text: &str) -> Result<NonZeroU32, String> {
-    let count = text.parse().ok().filter(|count: &NonZeroU32| count.get() <= hosts::MOST);
-    count.ok_or_else(|| format!("{text:?} is not a number from 1 to {}", hosts::MOST))
-}
-
 /// Prints, writes or compares what this pod's rails are. What is not known is left out and said on stderr.
 pub fn env(node: &Node, args: &EnvArgs, output: Output) -> Result<ExitCode> {
-    let hostfile =
-        || Ok::<_, anyhow::Error>(hosts::file(&hosts::Known::look()?.names(args.hosts)?, args.slots));
+    let hostfile = || {
+        Ok::<_, anyhow::Error>(hosts::file(&hosts::Known::look()?.names(args.hosts.as_ref())?, args.slots))
+    };
     // A launcher has no rails.
     if args.hostfile.as_deref() == Some(Path::new("-")) {
         output::print(&hostfile()?)?;
