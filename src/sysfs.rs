@@ -3,7 +3,7 @@
 //! The root is the host's mount of sysfs, also while pods have the netdevs: the directory `net` of a function
 //! lists only the netdevs in the network namespace that the mount belongs to.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Write as _};
 use std::net::Ipv6Addr;
@@ -343,6 +343,28 @@ impl Function {
     /// The same for messages: empty if they cannot be listed.
     pub fn rdma_devices(&self) -> Vec<String> {
         self.list_rdma_devices().unwrap_or_default()
+    }
+
+    /// What its RDMA devices in the namespace of this sysfs have counted, by the driver's names (Linux has them in hw_counters), all
+    /// devices and ports together.
+    pub fn rdma_counters(&self) -> BTreeMap<String, u64> {
+        let mut counters = BTreeMap::new();
+        for device in self.rdma_devices() {
+            let directory = self.path.join("infiniband").join(device);
+            let ports = names(&directory.join("ports")).unwrap_or_default();
+            let ports = ports.iter().map(|port| directory.join("ports").join(port));
+            for folder in ports.chain([directory.clone()]).map(|folder| folder.join("hw_counters")) {
+                for name in names(&folder).unwrap_or_default() {
+                    let Some(value) = read(&folder.join(&name)).and_then(|text| text.parse::<u64>().ok())
+                    else {
+                        continue;
+                    };
+                    let sum = counters.entry(name).or_insert(0_u64);
+                    *sum = sum.saturating_add(value);
+                }
+            }
+        }
+        counters
     }
 
     /// The files with the traffic class of each port of its RDMA device `device`, by number of the port. Only the driver
@@ -749,6 +771,27 @@ mod tests {
             let pf = function.pf(root.path()).unwrap().unwrap();
             assert_eq!((pf.address.as_str(), pf.netdev.as_deref()), ("0000:3b:00.0", Some("ens1f0")), "{id}");
         }
+    }
+
+    #[test]
+    fn what_rdma_counts_is_the_sum_of_devices_and_ports() {
+        let root = tree();
+        let device = root.path().join("devices/pci0/0000:3b:00.2/infiniband/mlx5_2");
+        let find =
+            || Function::find(root.path(), &DeviceId::parse("0000:3b:00.2").unwrap()).unwrap().unwrap();
+        assert!(find().rdma_counters().is_empty());
+        for (folder, name, text) in [
+            ("ports/1/hw_counters", "out_of_sequence", "3\n"),
+            ("ports/2/hw_counters", "out_of_sequence", "4\n"),
+            ("ports/1/hw_counters", "lifespan", "N/A (no such counter)\n"),
+            ("hw_counters", "np_cnp_sent", "18446744073709551615\n"),
+        ] {
+            fs::create_dir_all(device.join(folder)).unwrap();
+            fs::write(device.join(folder).join(name), text).unwrap();
+        }
+        let expected =
+            [("np_cnp_sent", u64::MAX), ("out_of_sequence", 7)].map(|(name, value)| (name.to_owned(), value));
+        assert_eq!(find().rdma_counters(), BTreeMap::from(expected));
     }
 
     /// The PCI function above a NIC on USB is the controller of everything that is plugged in.

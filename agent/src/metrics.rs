@@ -1,7 +1,7 @@
 //! The metrics, as Prometheus reads them. Every name is in [`METRICS`], and every label has few values: nothing that a
-//! tenant chooses, such as the name of a pod, is a label.
+//! tenant chooses is a label, unless the operator wants the names of pods.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use crate::calls::Call;
@@ -12,7 +12,7 @@ use crate::report::{Cable, Doctor, Show, Status};
 use crate::revision::Revision;
 
 /// Name, type and help of each metric.
-pub const METRICS: [(&str, &str, &str); 27] = [
+pub const METRICS: [(&str, &str, &str); 29] = [
     (
         "rail_cni_agent_info",
         "gauge",
@@ -34,6 +34,12 @@ pub const METRICS: [(&str, &str, &str); 27] = [
         "counter",
         "Errors, discards, pause frames and losses of the carrier of the rail's PF, by the kernel's name.",
     ),
+    (
+        "rail_cni_rdma_faults_total",
+        "counter",
+        "Errors, repetitions and congestion of RDMA on the rail's PF and VFs, by the driver's name.",
+    ),
+    ("rail_cni_pod", "gauge", "1 for each pod and rail, with --metrics-pods."),
     ("rail_cni_vfs", "gauge", "VFs of the rail's PF, by state: attached, dead, free or other."),
     ("rail_cni_attachments", "gauge", "Devices in pods, by the state that railctl status shows."),
     ("rail_cni_attachments_without_carrier", "gauge", "Devices in living pods whose link is not up."),
@@ -78,6 +84,10 @@ const PLUGINS: [&str; 2] = ["rail-cni", "rail-ipam"];
 const CODES: u32 = 1000;
 /// More than railctl knows names of.
 const MOST_COUNTERS: usize = 20;
+/// Functions of a rail whose RDMA is counted, counters of each, and pods.
+const MOST_FUNCTIONS: usize = 64;
+const MOST_RDMA_COUNTERS: usize = 40;
+const MOST_PODS: usize = 512;
 /// The most codes that get a label of their own.
 const MOST_SERIES: usize = 200;
 
@@ -112,6 +122,8 @@ pub struct Metrics {
     pub plan: Option<Plan>,
     /// The condition RailsReady.
     pub ready: Option<Condition>,
+    /// Whether pods are named.
+    pub names_pods: bool,
     /// The last `railctl doctor`.
     pub doctor: Option<Doctor>,
     /// The last `railctl status`.
@@ -168,6 +180,9 @@ impl Metrics {
         }
         if let Some(status) = &self.status {
             page.of_status(status);
+            if self.names_pods {
+                page.of_pods(status);
+            }
         }
         for cable in self.cables.iter().flatten() {
             page.of_cable(cable);
@@ -265,6 +280,12 @@ impl Page {
             for (counter, count) in rail.pf.counted.iter().flatten().take(MOST_COUNTERS) {
                 self.add("rail_cni_pf_faults_total", &[labels[0], labels[1], ("counter", counter)], *count);
             }
+            for (function, counters) in rail.rdma_counted.iter().take(MOST_FUNCTIONS) {
+                for (counter, count) in counters.iter().take(MOST_RDMA_COUNTERS) {
+                    let labels = [labels[0], labels[1], ("function", function), ("counter", counter)];
+                    self.add("rail_cni_rdma_faults_total", &labels, *count);
+                }
+            }
             let known = rail.vfs.attached + rail.vfs.dead + rail.vfs.free;
             for (state, number) in [
                 ("attached", rail.vfs.attached),
@@ -292,6 +313,27 @@ impl Page {
         self.add("rail_cni_pending", &[], count(status.pending.len()));
         self.add("rail_cni_lost_devices", &[], count(status.lost.len()));
         self.add("rail_cni_unreadable_records", &[], count(status.unreadable.len()));
+    }
+
+    /// Who has the rails. The API server accepts only short names of a few signs, and a node has as many as devices; what a runtime
+    /// without it may say is left out.
+    fn of_pods(&mut self, status: &Status) {
+        let is_sign = |sign: u8| sign.is_ascii_lowercase() || sign.is_ascii_digit() || b"-.".contains(&sign);
+        let is_name = |name: &str| (1..=253).contains(&name.len()) && name.bytes().all(is_sign);
+        let mut pods = BTreeSet::new();
+        for one in status.attachments.iter().filter(|one| one.state == "live") {
+            let pod = one.pod.as_deref().and_then(|pod| pod.split_once('/'));
+            if let Some((namespace, pod)) = pod.filter(|(namespace, pod)| is_name(namespace) && is_name(pod))
+            {
+                let rail = one.rail.map(|rail| rail.to_string()).unwrap_or_default();
+                pods.insert((rail, one.pf.as_deref().unwrap_or_default(), namespace, pod));
+            }
+        }
+        for (rail, pf, namespace, pod) in pods.iter().take(MOST_PODS) {
+            let labels =
+                [("rail", rail.as_str()), ("pf", pf), ("pod_namespace", namespace), ("pod_name", pod)];
+            self.add("rail_cni_pod", &labels, 1);
+        }
     }
 
     fn of_cable(&mut self, cable: &Cable) {
@@ -400,8 +442,10 @@ mod tests {
     #[test]
     fn every_metric_that_is_written_is_listed_and_every_one_that_is_listed_can_be_written() {
         let status = serde_json::json!({
-            "rails": [{"rail": 3, "pf": {"name": "a\"b", "link": "no-carrier", "counted": {"rx_pause": 7}}, "vfs": {"enabled": 3, "attached": 1, "free": 1}}],
-            "attachments": [{"state": "live", "link": "no-carrier"}, {"state": "dead"}],
+            "rails": [{"rail": 3, "pf": {"name": "a\"b", "link": "no-carrier", "counted": {"rx_pause": 7}}, "vfs": {"enabled": 3, "attached": 1, "free": 1},
+                "rdmaCounted": {"0000:1a:00.2": {"out_of_sequence": 5}}}],
+            "attachments": [{"state": "live", "link": "no-carrier", "rail": 3, "pf": "p", "pod": "ai/trainer-0"},
+                {"state": "dead", "pod": "ai/gone"}, {"state": "live", "pod": "ai/No\"Name"}],
             "pending": [{}], "lost": [], "unreadable": ["x"]
         });
         let show = serde_json::json!({"pools": [{"pool": "rail-0", "prefix": "10.0.0.0/31", "leases": [{"state": "live"}]}]});
@@ -415,6 +459,7 @@ mod tests {
             plan_written: Some(1),
             cables: Some(vec![Cable { rail: Some(3), state: "wrong".to_owned(), ..Cable::default() }]),
             api_up: Some(false),
+            names_pods: true,
             ..Metrics::default()
         };
         let tested = serde_json::json!({"rails": [{"rail": 3, "pf": "a", "state": "wrong"}]});
@@ -432,7 +477,9 @@ mod tests {
             r#"rail_cni_cable{rail="3",pf="",state="wrong"} 1"#,
             r#"rail_cni_preflight{rail="3",pf="a"} 0"#,
             r#"rail_cni_check_failed{check="pf-link",rail="3"} 1"#,
-            r#"rail_cni_attachments{state="live"} 1"#,
+            r#"rail_cni_attachments{state="live"} 2"#,
+            r#"rail_cni_rdma_faults_total{rail="3",pf="a\"b",function="0000:1a:00.2",counter="out_of_sequence"} 5"#,
+            r#"rail_cni_pod{rail="3",pf="p",pod_namespace="ai",pod_name="trainer-0"} 1"#,
             r#"rail_cni_attachments{state="missing"} 0"#,
             "rail_cni_attachments_without_carrier 1",
             "rail_cni_pending 1",
@@ -443,6 +490,10 @@ mod tests {
         ] {
             assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
         }
+        let pods = text.lines().filter(|line| line.starts_with("rail_cni_pod{")).count();
+        assert_eq!(pods, 1, "neither one that is gone, nor what is no name");
+        metrics.names_pods = false;
+        assert!(!metrics.text().contains("trainer-0"));
     }
 
     /// The words of the dashboard's queries that could be metrics, without the suffixes of histograms.

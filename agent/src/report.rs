@@ -82,6 +82,9 @@ pub struct Rail {
     pub pf: Pf,
     /// How many VFs are in which state.
     pub vfs: Vfs,
+    /// What RDMA counts of errors, repetitions and congestion, by PCI function and name.
+    #[serde(rename = "rdmaCounted")]
+    pub rdma_counted: BTreeMap<String, BTreeMap<String, u64>>,
 }
 
 /// The PF of a rail.
@@ -164,6 +167,8 @@ pub struct Attachment {
     pub rail: Option<u8>,
     /// `live`, `busy`, `dead` and so on.
     pub state: String,
+    /// The PCI address of the PF.
+    pub pf: Option<String>,
     /// `namespace/name`.
     pub pod: Option<String>,
     /// The container that the runtime named.

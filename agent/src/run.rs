@@ -118,6 +118,9 @@ pub struct RunArgs {
     /// required unless the address is local
     #[arg(long, value_name = "DIR")]
     metrics_secret: Option<PathBuf>,
+    /// Have the namespaces and names of the pods with rails in the metrics
+    #[arg(long)]
+    metrics_pods: bool,
     /// Seconds between inspections of the node
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
     interval: u64,
@@ -328,6 +331,7 @@ impl Agent {
     async fn new(args: RunArgs, host: Host, run_dir: HostDir, alive: Alive, tail: Tail) -> Result<Agent> {
         let client = api::client().await?;
         let shared = Shared::default();
+        shared.with(|metrics| metrics.names_pods = args.metrics_pods);
         serve::serve(args.listen, args.metrics_secret.as_deref(), shared.clone())?;
         let (news, waiting) = mpsc::channel(WAITING);
         let events = Events::new(client.clone(), &args.node, args.pod.as_deref());

@@ -147,6 +147,33 @@ pub fn counted(index: Index) -> Result<Counters> {
     Ok(counters)
 }
 
+/// What RDMA counts of errors, repetitions and congestion, by the driver's names.
+pub type RdmaCounters = BTreeMap<String, u64>;
+
+/// What the RDMA devices of the function have counted, as far as they are on the host.
+pub fn rdma_counted(function: &Function) -> RdmaCounters {
+    /// Parts of the names in mlx5, bnxt_re, irdma, efa and rxe. Others count packets and requests.
+    const FAULTS: [&str; 14] = [
+        "err",
+        "out_of",
+        "nak",
+        "cnp",
+        "ecn",
+        "discard",
+        "timeout",
+        "drop",
+        "duplicate",
+        "retr",
+        "restart",
+        "exceeded",
+        "downed",
+        "icrc",
+    ];
+    let mut counters = function.rdma_counters();
+    counters.retain(|name, _| FAULTS.iter().any(|part| name.contains(part)));
+    counters
+}
+
 /// The state of a link, for people: a link that is up without a carrier has a word of its own.
 pub fn link_state(link: &Link) -> &'static str {
     match (link.up, link.carrier) {

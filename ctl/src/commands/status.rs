@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::inventory::{Attached, Inventory, Rail, RdmaMode, counted, link_state};
+use super::inventory::{Attached, Inventory, Rail, RdmaMode, counted, link_state, rdma_counted};
 use crate::output::{self, Output};
 use rail_cni::attach::locate;
 use rail_cni::attach::planes::is_same_rail;
@@ -295,12 +295,16 @@ fn json(node_name: &str, inventory: &Inventory, todo: &[String]) -> Value {
     };
     let rails = inventory.rails.iter().map(|rail| {
         let (count, pf) = (Count::of(rail, inventory), rail.function.as_ref());
+        let functions = pf.into_iter().chain(rail.vfs.iter().map(|vf| &vf.function));
+        let rdma = functions.map(|function| (&function.id, rdma_counted(function)));
+        let rdma: BTreeMap<_, _> = rdma.filter(|(_, counted)| !counted.is_empty()).collect();
         json!({
             "rail": rail.rail,
             "pf": {"name": rail.named, "pciID": pf.map(|pf| &pf.id), "netdev": rail.link.as_ref().map(|link| &link.name),
                 "driver": pf.and_then(|pf| pf.driver()), "link": pf_link(rail, inventory),
                 "mtu": rail.link.as_ref().map(|link| link.mtu), "rdma": rail.rdma,
                 "counted": rail.link.as_ref().and_then(|link| counted(link.index).ok())},
+            "rdmaCounted": rdma,
             "vfs": {"max": pf.map_or(0, |pf| pf.max_vf_count()), "enabled": count.enabled,
                 "attached": count.attached, "dead": count.dead, "lost": count.lost, "free": count.free()},
         })

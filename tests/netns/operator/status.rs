@@ -16,6 +16,10 @@ fn status_shows_rails_and_who_has_them() {
     let Some(host) = two_rails("operator::status") else { return };
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(1)).ok();
+    let counters = host.path("sys/devices").join(vf_address(0)).join("infiniband/mlx5_2/ports/1/hw_counters");
+    fs::create_dir_all(&counters).unwrap();
+    fs::write(counters.join("packet_seq_err"), "7\n").unwrap();
+    fs::write(counters.join("rcvd_pkts"), "8\n").unwrap();
     let before = files(host.dir.path());
 
     let shown = status(&host);
@@ -26,6 +30,7 @@ fn status_shows_rails_and_who_has_them() {
         shown["rails"][0],
         json!({"rail": 0, "pf": {"name": pf_address(0), "pciID": pf_address(0), "netdev": "pf0",
             "driver": "mlx5_core", "link": "up", "mtu": 9216, "rdma": [], "counted": counted},
+            "rdmaCounted": {vf_address(0): {"packet_seq_err": 7}},
             "vfs": {"max": 8, "enabled": 1, "attached": 0, "dead": 0, "lost": 0, "free": 1}})
     );
     assert_eq!(

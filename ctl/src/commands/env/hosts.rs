@@ -203,7 +203,6 @@ impl Known {
                  template to the name of a headless service",
                 self.host
             )
-            .into()
         })
     }
 

@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::inventory::{Counters, Inventory, Rail, counted};
+use super::inventory::{Counters, Inventory, Rail, RdmaCounters, counted, rdma_counted};
 use super::leases::{self, look};
 use crate::output::{self, Output};
 use ending::Ending;
@@ -128,6 +128,8 @@ struct Interface {
     mtu: Option<u32>,
     /// What rose meanwhile, of the PF and of the device.
     counted: [Counters; 2],
+    /// The same of RDMA, of both.
+    rdma: RdmaCounters,
 }
 
 /// Something that is wrong, for people, and the step that found it, for programs.
@@ -255,9 +257,13 @@ fn attach(
         "deviceID": device, "rail": number, "mtu": rail.link.as_ref().map(|pf| pf.mtu),
         "gatewayProbe": "require", "ipam": {"type": "rail-ipam"}});
     Ok(match pod.add(ifname, network)? {
-        Ok(AddResult { ips, .. }) => {
-            Outcome::Attached(Box::new(Interface { device, ips, mtu: None, counted: Default::default() }))
-        }
+        Ok(AddResult { ips, .. }) => Outcome::Attached(Box::new(Interface {
+            device,
+            ips,
+            mtu: None,
+            counted: Default::default(),
+            rdma: RdmaCounters::new(),
+        })),
         // A pod may have been faster.
         Err(refusal) => match leased(number, node) {
             Some(who) => Outcome::Untried(State::InUse, who),
@@ -267,6 +273,17 @@ fn attach(
 }
 
 impl Tried<'_> {
+    /// Of the PF and the device in the pod, as far as the host sees them.
+    fn rdma_counted(&self) -> RdmaCounters {
+        let Outcome::Attached(interface) = &self.outcome else { return RdmaCounters::new() };
+        let vfs = self.rail.vfs.iter().map(|vf| &vf.function).filter(|vf| vf.id == interface.device);
+        let mut counters = RdmaCounters::new();
+        for (name, more) in self.rail.function.iter().chain(vfs).flat_map(rdma_counted) {
+            *counters.entry(name).or_default() += more;
+        }
+        counters
+    }
+
     /// What the rail does in the pod. The calling thread is in its namespace.
     fn check(&mut self, asking: &Asking<'_>) -> Result<()> {
         let Outcome::Attached(interface) = &mut self.outcome else { return Ok(()) };
@@ -467,11 +484,12 @@ fn leased(rail: u8, node: &Node) -> Option<String> {
 
 /// Tries all rails side by side.
 fn try_all(all: &mut [Tried<'_>], pod: &Pod, asking: &Asking<'_>) -> Result<()> {
-    let of_pf = |tried: &Tried<'_>| -> Result<Counters> {
+    let look = |tried: &Tried<'_>| -> Result<(Counters, RdmaCounters)> {
         let pf = tried.rail.link.as_ref();
-        pf.map_or_else(|| Ok(Counters::new()), |pf| counted(pf.index))
+        let of_pf = pf.map_or_else(|| Ok(Counters::new()), |pf| counted(pf.index))?;
+        Ok((of_pf, tried.rdma_counted()))
     };
-    let before: Vec<Counters> = all.iter().map(of_pf).collect::<Result<_>>()?;
+    let before: Vec<_> = all.iter().map(look).collect::<Result<_>>()?;
     pod.netns()?.run(|| {
         ping::permit()?;
         thread::scope(|scope| {
@@ -480,17 +498,18 @@ fn try_all(all: &mut [Tried<'_>], pod: &Pod, asking: &Asking<'_>) -> Result<()> 
             threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(panicked))
         })
     })?;
-    for (tried, before) in all.iter_mut().zip(before) {
-        let now = of_pf(tried)?;
+    for (tried, (of_pf, of_rdma)) in all.iter_mut().zip(before) {
+        let (pf_now, rdma_now) = look(tried)?;
         if let Outcome::Attached(interface) = &mut tried.outcome {
-            interface.counted[0] = risen(&before, now);
+            interface.counted[0] = risen(&of_pf, pf_now);
+            interface.rdma = risen(&of_rdma, rdma_now);
         }
     }
     Ok(())
 }
 
 /// By how much the counters rose that did.
-fn risen(before: &Counters, mut now: Counters) -> Counters {
+fn risen<Name: Ord>(before: &BTreeMap<Name, u64>, mut now: BTreeMap<Name, u64>) -> BTreeMap<Name, u64> {
     for (name, value) in &mut now {
         *value = value.saturating_sub(before.get(name).copied().unwrap_or_default());
     }
@@ -532,7 +551,9 @@ impl Interface {
         let addresses: Vec<_> = self.ips.iter().map(|ip| ip.address.to_string()).collect();
         let [pf, own] = &self.counted;
         let of_pf = pf.iter().map(|(name, more)| format!("PF {name} +{more}"));
-        let counted: Vec<_> = of_pf.chain(own.iter().map(|(name, more)| format!("{name} +{more}"))).collect();
+        let own = own.iter().map(|(name, more)| format!("{name} +{more}"));
+        let rdma = self.rdma.iter().map(|(name, more)| format!("RDMA {name} +{more}"));
+        let counted: Vec<_> = of_pf.chain(own).chain(rdma).collect();
         let mtu = self.mtu.map(|mtu| mtu.to_string()).unwrap_or_default();
         [self.device.clone(), addresses.join(" "), mtu, counted.join(", ")]
     }
@@ -552,7 +573,7 @@ impl Tried<'_> {
                 json["device"] = json!(of.device);
                 json["addresses"] = json!(of.ips.iter().map(|ip| ip.address).collect::<Vec<_>>());
                 json["mtu"] = json!(of.mtu);
-                json["counted"] = json!({"pf": pf, "device": own});
+                json["counted"] = json!({"pf": pf, "device": own, "rdma": of.rdma});
                 json["leaf"] = json!(self.leaf);
                 let asked = self.asked.iter().map(|(peer, problem)| {
                     let state = matrix::Answer::of(problem.as_ref().map(|problem| problem.step));
