@@ -183,6 +183,15 @@ pub fn taint_change(node: &Node, taint: ready::Taint, key: &str) -> Option<Value
     Some(change)
 }
 
+/// Sets the taint, unless the Node has it.
+pub async fn add_taint(client: &Client, name: &str, key: &str) -> Result<()> {
+    let node = within(Api::<Node>::all(client.clone()).get(name)).await?;
+    match taint_change(&node, ready::Taint::Add, key).filter(|_| !has_taint(&node, key)) {
+        Some(change) => patch(client, name, &change).await.map(drop),
+        None => Ok(()),
+    }
+}
+
 /// Applies a change of labels or taints. Returns the Node, which has another resource version now.
 pub async fn patch(client: &Client, name: &str, change: &Value) -> Result<Node> {
     let params = PatchParams { field_manager: Some(NAME.to_owned()), ..PatchParams::default() };

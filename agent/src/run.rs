@@ -59,6 +59,8 @@ const SILENT: u32 = 3;
 const HEARTBEAT: Duration = Duration::from_secs(300);
 /// The agent has 10 s to end (terminationGracePeriodSeconds).
 const LEAVING: Duration = Duration::from_secs(7);
+/// Within this time, a pod that was scheduled before the taint came is with the kubelet.
+const UNDERWAY: Duration = Duration::from_secs(1);
 /// How often the calls of the plugins are read.
 const CALLS: Duration = Duration::from_secs(1);
 /// Events that wait to be sent.
@@ -395,7 +397,8 @@ impl Agent {
         })
     }
 
-    /// Takes its word back, if no other agent comes to this node: nobody would know when it is wrong.
+    /// Takes its word back, if no other agent comes to this node: nobody would know when it is wrong. Else pods stay away until
+    /// that one offers the devices.
     async fn leave(&self) {
         let RunArgs { node, namespace, daemon_set, pod, names, .. } = &self.args;
         // A service of the host, which is started again by hand.
@@ -406,13 +409,17 @@ impl Agent {
             if api::is_removed(&self.client, namespace, daemon_set, self.node.as_ref()).await? {
                 api::forget_with(&self.client, node, names).await?;
                 say("info", "this agent has no successor: removed the labels and conditions of the Node");
+            } else if self.resources.is_some() && self.has_rails && !names.taint.is_empty() {
+                // The kubelet counts the devices as unhealthy meanwhile, and fails pods for good that want one.
+                api::add_taint(&self.client, node, &names.taint).await?;
+                tokio::time::sleep(UNDERWAY).await;
             }
             Ok(())
         };
         let left = tokio::time::timeout(LEAVING, leave).await;
         let left = left.unwrap_or_else(|_| Err(anyhow::anyhow!("the API server did not answer")));
         if let Err(error) = left {
-            say("warn", &format!("the labels and conditions of the Node stay as they are: {}", of(&error)));
+            say("warn", &format!("the Node stays as it is: {}", of(&error)));
         }
     }
 

@@ -425,7 +425,7 @@ fn labels_and_conditions_end_with_the_last_agent_and_not_with_one_that_is_replac
         assert!(looking().stop());
         api.refuse("/daemonsets/", &[403; 10]);
         let (is_well, log) = looking().stopped();
-        assert!(is_well && log.contains("stay as they are"), "{log}");
+        assert!(is_well && log.contains("stays as it is"), "{log}");
         api.relent();
         assert_eq!((labels(), condition(&api, "RailsReady")["status"].clone()), (6, "True".into()));
         // Other nodes; one that goes, with its pods before it; one that is gone.
@@ -448,6 +448,25 @@ fn labels_and_conditions_end_with_the_last_agent_and_not_with_one_that_is_replac
         }
         // Pods start all the same.
         start_pod("pod-a", 0);
+    });
+}
+
+/// The kubelet would fail them for good.
+#[test]
+fn pods_stay_away_from_devices_until_the_next_agent_offers_them() {
+    on_a_node("run::pods_stay_away_from_devices_until_the_next_agent_offers_them", || {
+        let offering = ["--resource", "nvidia.com/rails"];
+        let (api, agent) = ready(&offering);
+        let taints = || taints(&api.get(NODE)).join(" ");
+        agent.until("the taint away", || taints() == "other");
+        assert!(agent.stop());
+        assert_eq!(taints(), "other rail-cni/not-ready");
+        let agent = Running::start(&api, &offering);
+        agent.until("the taint away again", || taints() == "other");
+        // Nobody would take it away.
+        api.delete(DAEMON_SET);
+        assert!(agent.stop());
+        assert_eq!(taints(), "other");
     });
 }
 
