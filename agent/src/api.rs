@@ -6,16 +6,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{Namespace, Node, NodeCondition, ObjectReference, Taint};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, NodeCondition, ObjectReference, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, GetParams, Patch, PatchParams};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use kube::{Client, Config};
+use kube::{Client, Config, ResourceExt as _};
 use serde_json::{Value, json};
 
 use crate::preflight;
 use crate::ready::{self, Condition};
+use crate::rollout;
 use crate::text::{clean, say};
 
 /// What the agent calls itself in Events and as field manager.
@@ -190,6 +191,17 @@ pub async fn add_taint(client: &Client, name: &str, key: &str) -> Result<()> {
         Some(change) => patch(client, name, &change).await.map(drop),
         None => Ok(()),
     }
+}
+
+/// Writes to the ConfigMap that this node stops the rollout, unless it has changed meanwhile.
+pub async fn pause(client: &Client, map: &ConfigMap, node: &str) -> Result<()> {
+    let (name, namespace) = (map.name_any(), map.namespace().unwrap_or_default());
+    let annotations = BTreeMap::from([(rollout::PAUSED, node)]);
+    let change =
+        json!({"metadata": {"annotations": annotations, "resourceVersion": map.metadata.resource_version}});
+    let params = PatchParams { field_manager: Some(NAME.to_owned()), ..PatchParams::default() };
+    let maps = Api::<ConfigMap>::namespaced(client.clone(), &namespace);
+    within(maps.patch(&name, &params, &Patch::Merge(change))).await.map(drop)
 }
 
 /// Applies a change of labels or taints. Returns the Node, which has another resource version now.

@@ -9,7 +9,9 @@ use crate::report::Show;
 
 /// The annotation of the ConfigMap with the share; without it, all nodes have everything at once.
 pub const PERCENT: &str = "rail-cni/rollout-percent";
-/// The label of nodes that are of every share.
+/// The annotation of the ConfigMap with the node that stopped the rollout.
+pub const PAUSED: &str = "rail-cni/rollout-paused";
+/// The label of nodes that are of every share, also of a rollout that is paused.
 const FIRST: &str = "rail-cni/rollout-first";
 
 /// Why this node keeps the node.json and plan that it has; `None` if it takes what the cluster says.
@@ -17,6 +19,9 @@ pub fn waits(map: &ConfigMap, name: &str, node: Option<&Node>) -> Option<String>
     let percent = map.annotations().get(PERCENT)?;
     if node.is_some_and(|node| api::label(node, FIRST).is_some()) {
         return None;
+    }
+    if let Some(by) = map.annotations().get(PAUSED) {
+        return Some(format!("the rollout is paused, because {by:?} was not ready after it ({PAUSED})"));
     }
     let Ok(share @ 0..=100) = percent.trim().trim_end_matches('%').parse::<u64>() else {
         return Some(format!("the annotation {PERCENT} {percent:?} is not a number from 0 to 100"));
@@ -28,6 +33,11 @@ pub fn waits(map: &ConfigMap, name: &str, node: Option<&Node>) -> Option<String>
         )
     };
     (place > share).then(text)
+}
+
+/// Whether there is a rollout that nobody has stopped.
+pub fn can_pause(map: &ConfigMap) -> bool {
+    map.annotations().contains_key(PERCENT) && !map.annotations().contains_key(PAUSED)
 }
 
 /// The hundredth of the nodes in which this one is, from 1. All versions agree on it.
@@ -75,6 +85,11 @@ mod tests {
         first.labels_mut().insert(FIRST.to_owned(), String::new());
         assert!(waits(&map("0"), "n", Some(&first)).is_none());
         assert!(waits(&map("0"), "n", Some(&Node::default())).is_some());
+        let mut paused = map("100");
+        assert!(can_pause(&paused) && !can_pause(&ConfigMap::default()));
+        paused.annotations_mut().insert(PAUSED.to_owned(), "a".to_owned());
+        assert!(!can_pause(&paused) && waits(&paused, "n", None).is_some_and(|why| why.contains("\"a\"")));
+        assert!(waits(&paused, "n", Some(&first)).is_none());
         // Of every version, or a rollout would jump with an upgrade.
         assert_eq!(place("worker-gpu-0"), 61);
     }

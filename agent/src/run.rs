@@ -59,6 +59,8 @@ const SILENT: u32 = 3;
 const HEARTBEAT: Duration = Duration::from_secs(300);
 /// The agent has 10 s to end (terminationGracePeriodSeconds).
 const LEAVING: Duration = Duration::from_secs(7);
+/// A node that is away so long after it took a new node.json or plan is away for another reason.
+const BLAMED: Duration = Duration::from_secs(900);
 /// Within this time, a pod that was scheduled before the taint came is with the kubelet.
 const UNDERWAY: Duration = Duration::from_secs(1);
 /// How often the calls of the plugins are read.
@@ -301,6 +303,8 @@ struct Agent {
     vfs_due: Option<Instant>,
     /// What of the rollouts this node has.
     revision: Revision,
+    /// When this node took some of them while it was ready.
+    took: Option<Instant>,
     /// Which plugin cannot be run, and why.
     broken: Option<String>,
     /// Why the plan keeps new pods away; the store of the node says the same.
@@ -384,6 +388,7 @@ impl Agent {
             doctor_due: now,
             vfs_due: Some(now),
             revision: Revision::default(),
+            took: None,
             broken: None,
             closed: None,
             claims_due: now,
@@ -481,6 +486,7 @@ impl Agent {
             );
         }
         self.judge().await;
+        self.pause().await;
         if self.preflight_due.is_some_and(|due| Instant::now() >= due) && self.is_idle() {
             self.preflight().await;
         }
@@ -583,6 +589,7 @@ impl Agent {
             Ok(is_new) => {
                 if is_new {
                     say("info", "wrote /etc/rail-cni/node.json");
+                    self.take();
                     self.doctor_due = Instant::now();
                     self.vfs_due = Some(Instant::now());
                     self.planned = None;
@@ -603,6 +610,34 @@ impl Agent {
                 self.tell("node.json", Some(text.clone()));
                 self.config_error = Some(text);
             }
+        }
+    }
+
+    /// Notes that something new came to this node.
+    fn take(&mut self) {
+        self.took = self.ready.is_true.then(Instant::now).or(self.took);
+    }
+
+    /// Stops the rollout for the nodes that it has not reached, if this one has not been ready since it took what is new.
+    async fn pause(&mut self) {
+        let Some(took) = self.took else { return };
+        if took.elapsed() > BLAMED {
+            self.took = None;
+        } else if self.closed.is_some() || self.is_steady == Some(false) {
+            let Seen::All(maps) = self.config_map.borrow().clone() else { return };
+            let Some(map) = maps.into_values().next().filter(rollout::can_pause) else {
+                self.took = None;
+                return;
+            };
+            let done = api::pause(&self.client, &map, &self.args.node).await;
+            if done.is_ok() {
+                self.took = None;
+                self.about_node(
+                    "RolloutPaused",
+                    &format!("not ready since this node took it: {}", self.ready.message),
+                );
+            }
+            self.tell("rollout", done.err().map(|error| format!("the rollout goes on: {}", of(&error))));
         }
     }
 
@@ -850,6 +885,7 @@ impl Agent {
         if counts.keys().any(|change| change != "same") {
             let shown: Vec<_> = counts.iter().map(|(change, count)| format!("{count} {change}")).collect();
             say("info", &format!("wrote the plan to the store: {}", shown.join(", ")));
+            self.take();
             self.doctor_due = Instant::now();
         }
         let pools = named_pools(&counts);

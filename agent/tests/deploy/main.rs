@@ -671,7 +671,7 @@ fn the_roles_are_as_small_as_what_the_agent_asks() {
         "ClusterRole events.k8s.io/events[] create,patch",
         "ClusterRole nv-ipam.nvidia.com/cidrpools[] list,watch",
         "ClusterRole resource.k8s.io/resourceclaims[] get,list",
-        "Role /configmaps[rail-cni] list,watch",
+        "Role /configmaps[rail-cni] list,watch,patch",
         "Role apps/daemonsets[rail-agent] get",
     ];
     assert_eq!(rights.iter().map(String::as_str).collect::<Vec<_>>(), expected);

@@ -220,6 +220,30 @@ fn with_the_roles_of_deploy_a_node_gets_ready_and_the_agent_can_change_no_other(
             let output = kubectl(&["--token", token, verb, "--overwrite", "node", NAME, change]);
             assert!(output.status.success(), "{change}: {}", text_of(&output));
         }
+        // Of the ConfigMap it changes only that its own node pauses a rollout.
+        let paused = |by: &str| json!({"metadata": {"annotations": {"rail-cni/rollout-paused": by}}});
+        let change = |body: &Value| {
+            sh(&format!(
+                "curl -sS --cacert /run/pki/ca.crt -X PATCH -H 'authorization: Bearer {token}' -d '{body}' \
+                 -H 'content-type: application/merge-patch+json' \
+                 https://127.0.0.1:6443/api/v1/namespaces/kube-system/configmaps/rail-cni"
+            ))
+        };
+        let mut both = paused(NAME);
+        both["data"] = json!({"node.json": "[]"});
+        for (body, is_allowed) in [
+            (json!({"metadata": {"annotations": {"rail-cni/rollout-percent": "100"}}}), false),
+            (json!({"metadata": {"labels": {"a": "b"}}}), false),
+            (both, false),
+            (paused("another"), false),
+            (paused(NAME), true),
+            (paused("another"), false),
+            (json!({"metadata": {"annotations": {"rail-cni/rollout-paused": null}}}), false),
+        ] {
+            let said = change(&body);
+            let told = if is_allowed { r#""kind": "ConfigMap""# } else { "and change nothing else" };
+            assert!(said.contains(told), "{body}: {said}");
+        }
         agent.until("the taint away again", || !node()["spec"].to_string().contains("rail-cni/not-ready"));
         for asked in [["list", "pods"], ["get", "secrets"], ["delete", "nodes"], ["create", "pods"]] {
             let output = kubectl(&["--token", token, "auth", "can-i", asked[0], asked[1], "-A"]);

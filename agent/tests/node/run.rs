@@ -396,6 +396,42 @@ fn a_rollout_comes_to_the_node_when_its_share_does_and_a_prefix_of_another_close
 
 /// What nobody looks after must not call itself ready; a rollout takes no node away.
 #[test]
+fn a_node_that_is_not_ready_after_it_took_a_rollout_pauses_it() {
+    on_a_node("run::a_node_that_is_not_ready_after_it_took_a_rollout_pauses_it", || {
+        let (api, agent) = ready(&["--taint-after", "0"]);
+        let roll = |paused: &Value, pf: &str| {
+            let mut node = node_json();
+            node["rails"][1]["pf"] = json!(pf);
+            let mut map = config_map(&json!({"node.dgx.json": node.to_string(), "cluster": "cluster-1"}));
+            map["metadata"]["annotations"] =
+                json!({"rail-cni/rollout-percent": "100", "rail-cni/rollout-paused": paused});
+            map["metadata"]["annotations"].as_object_mut().unwrap().retain(|_, value| !value.is_null());
+            api.put(CONFIG_MAP, map);
+        };
+        let paused = || api.get(CONFIG_MAP)["metadata"]["annotations"]["rail-cni/rollout-paused"].clone();
+        roll(&Value::Null, "0000:77:00.0");
+        agent.until("paused", || paused() == "worker-gpu-0");
+        agent.until("an Event", || api.events("RolloutPaused").len() == 1);
+        let node_json = || fs::read_to_string("/etc/rail-cni/node.json").unwrap();
+        // What would put it right waits, too: a person says when.
+        roll(&json!("worker-gpu-0"), "0000:3c:00.0");
+        agent.until("waiting", || {
+            let looks = api.count("GET /api/v1/nodes/worker-gpu-0");
+            agent.until("a look", || api.count("GET /api/v1/nodes/worker-gpu-0") > looks + 2);
+            node_json().contains("0000:77:00.0")
+        });
+        roll(&Value::Null, "0000:3c:00.0");
+        agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+        assert!(!node_json().contains("0000:77:00.0"));
+        // It is no rollout's fault.
+        sh("ip -n leaf link set cable1 down");
+        agent.until_condition(&api, "RailsReady", "False", "PfLink");
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        assert!(paused().is_null(), "{}", agent.log());
+    });
+}
+
+#[test]
 fn labels_and_conditions_end_with_the_last_agent_and_not_with_one_that_is_replaced() {
     on_a_node("run::labels_and_conditions_end_with_the_last_agent_and_not_with_one_that_is_replaced", || {
         let (api, agent) = ready(&[]);
