@@ -46,7 +46,7 @@ fn show_as(host: &Host, number: u8, ifname: &str) {
 }
 
 /// The VF of rail R has the RDMA device mlx5_(R+4), with a GID of its address.
-fn put_rdma(host: &Host, number: u8, index: u32) {
+pub fn put_rdma(host: &Host, number: u8, index: u32) {
     let device = host.path(&format!("sys/devices/{}/infiniband/mlx5_{}", vf_address(number), number + 4));
     for folder in ["ports/1/gids", "ports/1/gid_attrs/types", "ports/1/gid_attrs/ndevs"] {
         fs::create_dir_all(device.join(folder)).unwrap();

@@ -293,6 +293,46 @@ fn two_nodes(host: &Host) -> String {
     plan.display().to_string()
 }
 
+/// Where perftest is a script: a peer that is ready later, one that never is, and the own ends, which wait for whom they answer.
+#[test]
+fn bandwidth_is_measured_to_the_nearest_peer_of_the_rail() {
+    let Some(host) = two_rails("preflight::bandwidth") else { return };
+    let plan = two_nodes(&host);
+    for number in 0..2 {
+        super::env::put_rdma(&host, number, 3);
+    }
+    let (bin, log) = (host.path("perftest"), host.path("asked"));
+    let measure = |path: &str, seconds: &str| {
+        let args = args(&["--plan", &plan, "--bandwidth", "--for", seconds]);
+        let mut command = Command::new(harness::railctl());
+        command.args(args).env("RAIL_CNI_NODE_CONFIG", host.path("node.json")).env("PATH", path);
+        Ran::from(command.output().unwrap())
+    };
+    let before = settled(&host);
+    let without = measure("/nowhere", "1");
+    assert!(without.status == 1 && without.stderr.contains("install perftest"), "{without:?}");
+    let script = format!(
+        "#!/bin/sh\n[ $1 != --version ] || exit 0\necho \"$*\" >>{log}\ncase \"$*\" in\n\
+         *172.17.4.2) [ $(grep -c 172.17.4.2 {log}) = 2 ] || exit 1; echo 391.52 ;;\n\
+         *172.19.4.2) echo not there >&2; exit 1 ;;\n*) exec sleep 60 ;;\nesac\n",
+        log = log.display()
+    );
+    fs::create_dir(&bin).unwrap();
+    fs::write(bin.join("ib_write_bw"), script).unwrap();
+    fs::set_permissions(bin.join("ib_write_bw"), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .unwrap();
+    let begun = Instant::now();
+    let ran = measure(&format!("{}:{}", bin.display(), std::env::var("PATH").unwrap()), "3");
+    assert!(begun.elapsed() < Duration::from_secs(50), "what waits ends with it");
+    assert_eq!(told(&ran), (1, vec![is("fine", &[]), is("wrong", &["bandwidth"])]), "{ran:?}");
+    let json = ran.json();
+    assert_eq!(json["rails"][0]["bandwidth"], json!({"node": "node-2", "gbits": 391.52}));
+    assert!(json["rails"][1]["problems"][0]["text"].as_str().unwrap().contains("not there"), "{ran:?}");
+    let asked = fs::read_to_string(&log).unwrap();
+    assert!(asked.contains("-d mlx5_5 -i 1 -x 3 -p 18516\n"), "{asked}");
+    assert_eq!(settled(&host), before);
+}
+
 #[test]
 fn peers_of_the_plan_are_asked_and_all_answers_become_one_page() {
     let Some(host) = two_rails("preflight::plan") else { return };

@@ -1,5 +1,6 @@
 //! `railctl preflight`: takes a free VF of each rail as a pod would, tries what a job needs, and gives everything back.
 
+mod bandwidth;
 mod ending;
 mod matrix;
 mod peers;
@@ -21,6 +22,7 @@ use serde_json::{Value, json};
 use super::inventory::{Counters, Inventory, Rail, RdmaCounters, counted, rdma_counted};
 use super::leases::{self, look};
 use crate::output::{self, Output};
+use bandwidth::Measure;
 use ending::Ending;
 use peers::{Fabric, Peer};
 use ping::{From, ping};
@@ -53,11 +55,14 @@ pub struct PreflightArgs {
     /// preflight runs at the same time
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
+    /// Measure RDMA write bandwidth to a peer of the same rail by perftest's ib_write_bw, as preflight on the peer does
+    #[arg(long, requires_all = ["plan", "seconds"])]
+    bandwidth: bool,
     /// Hold the rails for so long, and ask silent peers again until then
     #[arg(long = "for", value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=3600))]
     seconds: u32,
     /// Test nothing, and merge what `--output json` printed on the nodes, a file each
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["peer", "seconds", "all", "plugins_dir"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["peer", "seconds", "all", "plugins_dir", "bandwidth"])]
     merge: Option<PathBuf>,
     /// With --merge, print a page for a browser
     #[arg(long, requires = "merge", conflicts_with = "output")]
@@ -82,6 +87,8 @@ struct Tried<'a> {
     leaf: Option<String>,
     /// The peers that the plan of the fabric has for it, and what was wrong with each.
     asked: Vec<(Peer, Option<Problem>)>,
+    /// To whom RDMA wrote how many Gbit/s.
+    bandwidth: Option<(String, f64)>,
 }
 
 /// What every rail is asked by.
@@ -91,6 +98,8 @@ struct Asking<'a> {
     node: &'a Node,
     ending: &'a Ending,
     until: Instant,
+    /// What to measure bandwidth with, by interface; empty if nobody asked for it.
+    measures: BTreeMap<String, Measure>,
 }
 
 enum Outcome {
@@ -154,6 +163,9 @@ pub fn preflight(node: &Node, args: &PreflightArgs, output: Output) -> Result<Ex
     }
     let peers = peers(&args.peer, &store::allocations(node))?;
     let fabric = args.plan.as_deref().map(Fabric::read).transpose()?;
+    if args.bandwidth {
+        bandwidth::find()?;
+    }
     let ending = Ending::begin()?;
     let inventory = Inventory::take(node)?;
     let mut pod = Pod::new(node, &args.plugins_dir)?;
@@ -162,12 +174,25 @@ pub fn preflight(node: &Node, args: &PreflightArgs, output: Output) -> Result<Ex
         if !ending.is_near() {
             let ifname = format!("net{}", all.len() + 1);
             let outcome = attach((rail, number), &ifname, &inventory, node, &mut pod)?;
-            all.push(Tried { rail, number, ifname, outcome, problems: vec![], leaf: None, asked: vec![] });
+            all.push(Tried {
+                rail,
+                number,
+                ifname,
+                outcome,
+                problems: vec![],
+                leaf: None,
+                asked: vec![],
+                bandwidth: None,
+            });
         }
     }
     ending.watch(node, pod.container())?;
     let until = Instant::now() + Duration::from_secs(args.seconds.into());
-    let asking = Asking { peers: &peers, fabric: fabric.as_ref(), node, ending: &ending, until };
+    let measures = match args.bandwidth {
+        true => bandwidth::of_pod(&Inventory::take(node)?, pod.container()),
+        false => BTreeMap::new(),
+    };
+    let asking = Asking { peers: &peers, fabric: fabric.as_ref(), node, ending: &ending, until, measures };
     try_all(&mut all, &pod, &asking)?;
     let who = ending.wanted();
     for (ifname, why) in pod.give_back() {
@@ -306,6 +331,7 @@ impl Tried<'_> {
         for ip in &ips {
             self.ask_planned(ip, link.mtu, asking);
         }
+        self.measure(asking);
         asking.ending.wait(asking.until);
         if let Outcome::Attached(interface) = &mut self.outcome {
             interface.counted[1] = risen(&before, faults(&mut socket, link.index)?);
@@ -357,11 +383,33 @@ impl Tried<'_> {
         self.asked.extend(asked.into_iter().map(|(problem, peer)| (peer, problem)));
     }
 
+    /// Writes to the nearest peer of the same rail. Each rail is the nearest one of one other.
+    fn measure(&mut self, asking: &Asking<'_>) {
+        let Some(measure) = asking.measures.get(&self.ifname) else { return };
+        let is_meant = |peer: &&(Peer, Option<Problem>)| {
+            peer.0.rail == self.number && peer.0.address.is_ipv4() == measure.address().is_ipv4()
+        };
+        let peer = self.asked.iter().find(is_meant).map(|(peer, _)| peer.clone());
+        let measured = measure.run(peer.as_ref().map(|peer| peer.address), asking.ending, asking.until);
+        match (peer, measured) {
+            (Some(peer), Some(Ok(gbits))) => self.bandwidth = Some((peer.node, gbits)),
+            (Some(peer), Some(Err(why))) => {
+                let text = format!(
+                    "ib_write_bw to {} (rail {} of {}) measured nothing: {why}; does preflight run there with --bandwidth?",
+                    peer.address, peer.rail, peer.node
+                );
+                self.problems.push(Problem::new("bandwidth", text));
+            }
+            _ => (),
+        }
+    }
+
     /// A pod wanted a rail before everything was tried.
     fn yield_to(&mut self, who: &str) {
         if let Outcome::Attached(_) = self.outcome {
             self.outcome = Outcome::Untried(State::InUse, format!("returned at once, because {who}"));
             self.asked.clear();
+            self.bandwidth = None;
             // What a rail owes to its host is wrong whoever came.
             self.problems.retain(|problem| problem.step == "del");
         }
@@ -575,6 +623,8 @@ impl Tried<'_> {
                 json["mtu"] = json!(of.mtu);
                 json["counted"] = json!({"pf": pf, "device": own, "rdma": of.rdma});
                 json["leaf"] = json!(self.leaf);
+                json["bandwidth"] =
+                    json!(self.bandwidth.as_ref().map(|(node, gbits)| json!({"node": node, "gbits": gbits})));
                 let asked = self.asked.iter().map(|(peer, problem)| {
                     let state = matrix::Answer::of(problem.as_ref().map(|problem| problem.step));
                     json!({"node": peer.node, "rail": peer.rail, "address": peer.address,
