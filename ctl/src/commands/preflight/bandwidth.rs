@@ -78,6 +78,9 @@ impl Measure {
             "-p",
             &port.to_string(),
         ]);
+        if self.gid.address.is_ipv6() {
+            command.arg("--ipv6-addr");
+        }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
