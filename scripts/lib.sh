@@ -45,6 +45,7 @@ packages() {
         *:nft) printf 'nftables' ;;
         *:cc) printf 'gcc' ;;
         dnf:dmsetup | zypper:dmsetup) printf 'device-mapper' ;;
+        *:ib_write_bw) printf 'perftest' ;;
         *:mkfs.ext4) printf 'e2fsprogs' ;;
         *:mkfs.xfs) printf 'xfsprogs' ;;
         zypper:mkfs.btrfs) printf 'btrfsprogs' ;;

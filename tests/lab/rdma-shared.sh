@@ -97,7 +97,27 @@ the_leaf_learns_the_mac_of_another_vf_within_a_second() {
     done
 }
 
+# The peer is a pod on another rail, which the plan calls the same one.
+preflight_measures_bandwidth_with_perftest() {
+    local said server index
+    has ib_write_bw || skip "no ib_write_bw here: apt-get install perftest"
+    pod pod1
+    add pod1 net1 "$(conf 1 "$(vf 1)" '"gid": "require"')"
+    index=$("$bin/railctl" status --output json | jq '.attachments[0].gids[0].index')
+    in_pod pod1 ib_write_bw -F --report_gbits -D 2 -d rxe10 -i 1 -x "$index" -p 18515 >/run/server 2>&1 &
+    server=$!
+    jq '.rails |= map(select(.rail == 0))' /etc/rail-cni/node.json >/run/one.json
+    printf '%s\n' node,rail,plane,pool,family,address,gateway,prefix,interface,leaf,port,mtu \
+        lab-node,0,,rail-0,ipv4,172.16.0.0,,172.16.0.0/31,,leaf-a,, other,0,,rail-0,ipv4,172.18.0.0,,172.18.0.0/31,,leaf-b,, >/run/plan.csv
+    said=$(RAIL_CNI_NODE_CONFIG=/run/one.json "$bin/railctl" preflight --plugins-dir "$bin" --plan /run/plan.csv --bandwidth \
+        --for 20 --output json) || fail "$said; the server: $(cat /run/server)"
+    echo "$said"
+    jq -e '.rails[0].bandwidth | .node == "other" and .gbits > 0' <<<"$said" >/dev/null || fail "no bandwidth: $said"
+    wait "$server" || fail "the server: $(cat /run/server)"
+    del pod1 net1 "$(conf 1 "$(vf 1)")"
+}
+
 rxe_on_vfs 2
-run_cases the_gid_of_the_address_is_there_when_add_returns a_name_with_a_slash_keeps_no_vf_from_its_pod \
+run_cases preflight_measures_bandwidth_with_perftest the_gid_of_the_address_is_there_when_add_returns a_name_with_a_slash_keeps_no_vf_from_its_pod \
     a_gid_that_does_not_come_is_told_and_undone_where_it_is_required a_name_is_given_checked_and_taken_back \
     the_leaf_learns_the_mac_of_another_vf_within_a_second
