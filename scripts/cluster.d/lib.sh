@@ -10,7 +10,8 @@
 #               leaf                     a namespace that routes: the gateway of every rail
 
 # What scripts/callers builds for it.
-readonly callers=(kubernetes-1.34.2 containerd-2.4.2 runc-1.5.2 multus-4.3.0 multus-thick-4.3.0 cri busybox)
+readonly kubernetes=kubernetes-${RAIL_CLUSTER_KUBERNETES:-1.34.2}
+readonly callers=("$kubernetes" containerd-2.4.2 runc-1.5.2 multus-4.3.0 multus-thick-4.3.0 cri busybox)
 # Names that conf/fabric.yaml has.
 readonly nodes=(worker-gpu-0 worker-gpu-1)
 readonly own_group=rail-cluster
@@ -178,7 +179,7 @@ furnish() {
     mount -t tmpfs -o mode=755 tmpfs /run
     mkdir -p /run/netns "$cluster"/{bin,log,pki,home,nodes,images}
     for program in etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl; do
-        ln -s "$scripts_callers/kubernetes-1.34.2/bin/kube" "$cluster/bin/$program"
+        ln -s "$scripts_callers/$kubernetes/bin/kube" "$cluster/bin/$program"
     done
     for program in "$scripts_callers"/{containerd-2.4.2,runc-1.5.2}/bin/* "$target/image/root/rail-agent"; do
         ln -s "$program" "$cluster/bin/"
