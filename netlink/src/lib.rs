@@ -290,19 +290,25 @@ impl Socket {
     /// Requests one object each with `requests`, which go to the kernel in one datagram. The answer has `None`
     /// for each request that the kernel refuses.
     fn get_each(&mut self, messages: &[Message]) -> Result<Vec<Option<Message>>> {
-        self.send(messages, NLM_F_REQUEST)?;
+        let replies = self.answers(messages, NLM_F_REQUEST)?.into_iter();
+        let inner =
+            |payload| if let NetlinkPayload::InnerMessage(reply) = payload { Some(reply) } else { None };
+        Ok(replies.map(|payload| payload.and_then(inner)).collect())
+    }
+
+    /// The answer to each of these requests, which go to the kernel in one datagram; `None` for one that was lost.
+    fn answers(&mut self, messages: &[Message], flags: u16) -> Result<Vec<Option<NetlinkPayload<Message>>>> {
+        self.send(messages, flags)?;
         let first = self.awaited.start;
-        let mut answers: Vec<Option<Message>> = vec![None; messages.len()];
+        let mut answers: Vec<_> = messages.iter().map(|_| None).collect();
         let mut missing = messages.len();
         while missing > 0 {
             // The kernel drops a request if it has no memory left for the answer.
             let Some(received) = self.datagram()? else { break };
             for (header, payload) in received {
                 let number = usize::try_from(header.sequence_number.wrapping_sub(first))?;
-                if let (NetlinkPayload::InnerMessage(reply), Some(answer)) =
-                    (payload, answers.get_mut(number))
-                {
-                    *answer = Some(reply);
+                if let Some(answer) = answers.get_mut(number) {
+                    *answer = Some(payload);
                 }
                 missing = missing.saturating_sub(1);
             }

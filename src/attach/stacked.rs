@@ -3,10 +3,11 @@
 //! takes the device's frames the kernel tells ([`rail_netlink::stacked::receiver`]), wherever that is hidden. Which it is,
 //! no request tells: the namespaces are searched for it, only then.
 //!
-//! A VLAN takes no frames but those with its tag, and is not told. One that is in use needs the device up, and one that
-//! the pod left is removed at its end: where the kernel has VLANs at all, the namespaces are searched for these.
+//! A VLAN takes no frames but those with its tag, and is not told: each of its 8,190 possible ones has to be asked for
+//! ([`rail_netlink::stacked::vlan`]). A pod's end does so, and an ADD of a device that is up, which a VLAN in use needs. An
+//! ADD of any other asks for those alone that lead into the network without VLANs.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::time::Instant;
 
@@ -18,7 +19,7 @@ use crate::netns::Netns;
 use crate::watchdog::{self, SearchTime};
 use rail_netlink::Socket;
 use rail_netlink::link::Link;
-use rail_netlink::stacked::{self, Receiver, Stacked};
+use rail_netlink::stacked::{self, NO_VLAN, Receiver, Stacked};
 
 /// Present where the kernel has VLANs, whether as a module or not (vlan_proc_init).
 const VLANS: &str = "/proc/net/vlan";
@@ -26,7 +27,7 @@ const VLANS: &str = "/proc/net/vlan";
 /// Refuses a device on which a link of another namespace is stacked. One that takes its frames and is not found refuses the
 /// move into the pod, when nobody can make another: see [`crate::attach::steps::moved`].
 pub fn refuse(what: &str, link: &Link, host: &mut Socket) -> Result<()> {
-    let receiver = stacked::receiver(host, link)?;
+    let receiver = receiver(link, vlans_in_use(link.up), host)?;
     let Some(which) = where_to_look(receiver, link.up) else { return Ok(()) };
     let mut found = None;
     let seen = look(link, which, SearchTime::Short, |_, uppers, path| {
@@ -49,8 +50,7 @@ pub fn refuse(what: &str, link: &Link, host: &mut Socket) -> Result<()> {
 /// with them nor is refused because of them. A pod's end may wait for a search through every process of the node. Fails
 /// where one is left, or may be.
 pub fn remove_elsewhere(link: &Link, host: &mut Socket) -> Result<()> {
-    // A VLAN that the pod left may be on the device although that is down by now.
-    let Some(which) = where_to_look(stacked::receiver(host, link)?, true) else { return Ok(()) };
+    let Some(which) = where_to_look(receiver(link, stacked::VLANS, host)?, true) else { return Ok(()) };
     let seen = look(link, which, SearchTime::Long, |socket, uppers, path| {
         let names: Vec<_> = uppers.iter().map(|upper| &*upper.name).take(SHOWN).collect();
         let (name, count, path) = (&link.name, uppers.len(), path.display());
@@ -59,7 +59,7 @@ pub fn remove_elsewhere(link: &Link, host: &mut Socket) -> Result<()> {
         stacked::remove(socket, &indices)?;
         Ok(ControlFlow::Continue(()))
     })?;
-    match (seen, stacked::receiver(host, link)?) {
+    match (seen, receiver(link, stacked::VLANS, host)?) {
         (_, Receiver::Somebody) => {
             fail!(
                 Internal,
@@ -82,8 +82,30 @@ fn where_to_look(receiver: Receiver, may_carry_vlans: bool) -> Option<Which> {
         Receiver::Somebody => Some(Which::Kept),
         Receiver::Unknown if may_carry_vlans => Some(Which::All),
         Receiver::Unknown => Some(Which::Mounted),
-        Receiver::Nobody => (may_carry_vlans && Path::new(VLANS).exists()).then_some(Which::All),
+        Receiver::Nobody => None,
     }
+}
+
+/// What takes the frames of a device whose use is about to begin: nobody outside of the pod can come to do so any more.
+/// `was_up`: on the host.
+pub fn receiver_in_pod(link: &Link, was_up: bool, pod: &mut Socket) -> Result<Receiver> {
+    receiver(link, vlans_in_use(was_up), pod)
+}
+
+/// Which VLANs an ADD asks for.
+fn vlans_in_use(is_up: bool) -> Range<u16> {
+    if is_up { stacked::VLANS } else { NO_VLAN }
+}
+
+/// What takes frames of a device, with the tags of these VLANs or with none.
+fn receiver(link: &Link, vlans: Range<u16>, socket: &mut Socket) -> Result<Receiver> {
+    let untagged = stacked::receiver(socket, link)?;
+    // The question would load the kernel's module.
+    if untagged == Receiver::Somebody || !Path::new(VLANS).exists() {
+        return Ok(untagged);
+    }
+    let tagged = stacked::vlan(socket, link, vlans)?;
+    Ok(if tagged == Receiver::Nobody { untagged } else { tagged })
 }
 
 /// How many links of a namespace are named in the log.

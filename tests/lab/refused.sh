@@ -82,9 +82,9 @@ in_hiding() { nsenter -t "$hider" -m nsenter --net=/mnt/netns "$@" &>/dev/null; 
 links_that_nobody_finds_end_with_the_driver() {
     local kind held=0 config
     config=$(conf 0 "$(vf 0)")
-    modprobe -a macvlan ipvlan macsec
+    modprobe -a macvlan ipvlan macsec 8021q
     pod pod1 && pod pod2
-    for kind in "macvlan mode private" "ipvlan mode l2" macsec; do
+    for kind in "macvlan mode private" "ipvlan mode l2" macsec "vlan id 4094" "vlan id 0 protocol 802.1ad"; do
         hide
         add pod1 net1 "$config"
         # shellcheck disable=SC2086 # the kind has its options behind it
@@ -101,18 +101,53 @@ links_that_nobody_finds_end_with_the_driver() {
         wait "$hider" || true
         held=$((held + 1))
     done
-    ((held == 3)) || fail "$held of 3 kinds were tried"
+    ((held == 5)) || fail "$held of 5 kinds were tried"
 
+    # Also what would send into the network without VLANs, and get frames that have only a priority.
+    for kind in "macvlan mode passthru" "vlan id 0"; do
+        hide_on_free_vf "$kind"
+        refused "takes its frames" ADD pod1 net1 "$config"
+        same "code" 11 "$(jq .code <<<"$output")"
+        ! in_hiding ip link show upper || fail "a free VF: it is still there"
+        add pod1 net1 "$config"
+        del pod1 net1 "$config"
+        kill "$hider"
+        wait "$hider" || true
+    done
+}
+
+# hide_on_free_vf KIND: by the number of the node's namespace a pod can do it.
+hide_on_free_vf() {
     hide
-    ip link add link ens0f0v0 name upper netns kept type macvlan mode passthru
+    # shellcheck disable=SC2086 # the kind has its options behind it
+    ip link add link ens0f0v0 name upper netns kept type $1
     ip netns del kept
+}
+
+# What docs/security.md says of it: an ADD asks for ids of VLANs only where the device is up.
+a_hidden_vlan_on_a_free_vf_ends_with_the_next_pod_or_is_found_if_the_vf_is_up() {
+    local config
+    config=$(conf 0 "$(vf 0)")
+    modprobe 8021q
+    pod pod1
+    hide_on_free_vf "vlan id 7"
+    add pod1 net1 "$config"
+    in_hiding ip link show upper || fail "it is gone before DEL"
+    del pod1 net1 "$config"
+    ! in_hiding ip link show upper || fail "it is there after DEL"
+    kill "$hider"
+    wait "$hider" || true
+
+    hide_on_free_vf "vlan id 7"
+    ip link set ens0f0v0 up
     refused "takes its frames" ADD pod1 net1 "$config"
     same "code" 11 "$(jq .code <<<"$output")"
-    ! in_hiding ip link show upper || fail "a free VF: it is still there"
+    ! in_hiding ip link show upper || fail "the VF is up: it is still there"
     add pod1 net1 "$config"
     del pod1 net1 "$config"
     kill "$hider"
     wait "$hider" || true
+    ip link set ens0f0v0 down
 }
 
 a_pf_with_vfs_is_refused() {
@@ -219,6 +254,7 @@ a_vf_whose_group_somebody_holds_is_refused() {
 }
 
 run_cases links_of_other_namespaces_on_a_vf_are_seen links_that_nobody_finds_end_with_the_driver \
+    a_hidden_vlan_on_a_free_vf_ends_with_the_next_pod_or_is_found_if_the_vf_is_up \
     a_vlan_in_a_namespace_without_a_name_is_seen_on_a_vf_that_is_up a_pf_with_vfs_is_refused \
     a_vf_with_an_xdp_program_is_refused programs_that_somebody_holds_end_with_the_driver \
     a_vf_with_a_filter_is_refused other_kinds_of_netdev_need_a_policy \

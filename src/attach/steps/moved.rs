@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result};
 
 use super::rdma;
+use crate::attach;
 use crate::attach::config::NetConf;
 use crate::attach::context::Cx;
 use crate::attach::locate::{self, Place};
@@ -61,7 +62,8 @@ pub fn apply(conf: &NetConf, alias: Option<&str>, cx: &mut Cx<'_>) -> Result<()>
 fn refuse_shared(cx: &mut Cx<'_>) -> Result<()> {
     let Some(link) = cx.link_in_pod() else { return Ok(()) };
     let id = cx.owner.device.id.clone();
-    match stacked::receiver(&mut cx.pod()?.socket, &link)? {
+    let was_up = cx.owner.device.link.as_ref().is_some_and(|original| original.up);
+    match attach::stacked::receiver_in_pod(&link, was_up, &mut cx.pod()?.socket)? {
         Receiver::Nobody | Receiver::Unknown => Ok(()),
         Receiver::Somebody => fail!(
             TryAgain,
