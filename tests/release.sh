@@ -13,6 +13,7 @@ cases=(two_packagings_are_the_same_bytes a_deb_installs_and_goes a_rpm_installs_
     a_deb_stays_while_pods_need_it a_rpm_stays_while_pods_need_it
     the_packages_of_the_agent_install_beside_those_of_the_plugins the_agent_has_pages_and_completions
     the_bill_of_the_agent_names_what_its_package_links the_archive_of_the_suite_judges_a_plugin
+    the_suite_can_be_published_as_a_crate
     no_call_fails_while_a_deb_is_upgraded an_archive_has_what_install_takes every_command_has_a_page
     bash_completes_commands_and_options completions_of_zsh_and_fish_parse the_bill_names_all_that_is_linked
     what_is_linked_has_an_allowed_licence_and_comes_from_crates_io tag_marks_a_clean_release tag_refuses_changed_files
@@ -325,6 +326,7 @@ the_archive_of_the_suite_judges_a_plugin() {
     local name=cni-conformance-$version-linux-x86_64 bill=$work/files/cni-conformance-$version-linux-x86_64.cdx.json
     tar -xf "$work/files/$name.tar.gz"
     cmp "$(<"$work/tool")" "$name/cni-conformance"
+    cmp <("$name/cni-conformance" --list) "$name/checks.md"
     # A check of its own empties /run and /dev/shm.
     mkdir plugin
     cp "$target/static/rail-ipam" plugin/
@@ -340,6 +342,17 @@ the_archive_of_the_suite_judges_a_plugin() {
     jq -e '[.components[].name] | index("nix") and index("glibc") and (index("rail-cni") | not)' "$bill"
     # No path of the machine that built it.
     ! grep -qF -e "$root/" -e "${CARGO_HOME:-${HOME:-/root}/.cargo}/" "$name/cni-conformance"
+}
+
+# It depends on nothing that a registry has not, and has what its page and its tests name.
+the_suite_can_be_published_as_a_crate() {
+    local crate=cni-conformance-$version to=$PWD
+    (cd "$root" && cargo package --quiet --locked --offline --allow-dirty --no-verify --package cni-conformance --target-dir "$to/target")
+    tar -xzf "target/package/$crate.crate"
+    ! grep -E '^path = "\.\.' "$crate/Cargo.toml"
+    [[ -s $crate/README.md && -s $crate/plugins/bridge.json && -s $crate/src/replay.sh && -s $crate/action.sh ]]
+    local link
+    while read -r link; do [[ -e $crate/${link%%#*} ]]; done < <(grep -oE '\]\([^):#]+\)' "$crate/README.md" | tr -d ')' | cut -c 3-)
 }
 
 # built COMMAND...: what it prints. A case is skipped where it says by its status that it cannot be done here.

@@ -142,7 +142,7 @@ fn print(text: &str) -> Result<(), (u8, String)> {
     written.map_err(|error| (3, format!("cannot write the report: {error}")))
 }
 
-/// By the newest version of the specification: checks.md is this, of all checks.
+/// By the newest version of the specification: checks.md of a release is this, of all checks.
 fn list(checks: &[Check]) -> String {
     let newest = VERSIONS[VERSIONS.len() - 1];
     let mut text =
