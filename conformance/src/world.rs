@@ -699,6 +699,14 @@ impl<'s> World<'s> {
             .map_err(|why| self.fails_by("failed && is_error", format!("{what}: {why}")))
     }
 
+    /// VERSION as it is answered to others, for a check that is about something else: left out if that is no answer.
+    pub fn tells_versions(&self, call: &Call) -> Result<(), Stop> {
+        let ran = self.run(call)?;
+        let told =
+            ran.result().ok().filter(|told: &Value| ran.status == 0 && told["supportedVersions"].is_array());
+        told.map(drop).ok_or_else(|| left_out(format!("its VERSION tells no versions: {}", ran.told())))
+    }
+
     /// ADD, for a check that is about something else: left out if it fails. That an ADD fails is told by checks of their own: the
     /// plainest one, one in each version, one after a DEL, and those of different pods at the same time.
     pub fn add(&self, attachment: &Attachment) -> Result<Value, Stop> {

