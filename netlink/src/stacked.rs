@@ -18,7 +18,7 @@
 use std::hash::{BuildHasher as _, RandomState};
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd as _};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use netlink_packet_core::{
@@ -116,9 +116,16 @@ pub fn receiver(socket: &mut Socket, link: &Link) -> Result<Receiver> {
 /// about several, so each is asked for, with an MTU that no Ethernet device has: the kernel refuses an id that is taken
 /// first, with EEXIST, and that MTU next, with EINVAL (vlan_newlink). An id has two, by protocol,
 /// and all 8,190 take some 20 ms.
-pub fn vlan(socket: &mut Socket, link: &Link, ids: Range<u16>) -> Result<Receiver> {
+///
+/// `None` if the deadline passes: each waits for whoever else changes links, which a pod can do without end.
+pub fn vlan(
+    socket: &mut Socket,
+    link: &Link,
+    ids: Range<u16>,
+    deadline: Instant,
+) -> Result<Option<Receiver>> {
     if link.loopback || link.mtu >= ALL_OF_16_BITS {
-        return Ok(Receiver::Unknown);
+        return Ok(Some(Receiver::Unknown));
     }
     // One that is made all the same is found by it.
     let index = unguessable() | 1 << 30;
@@ -126,25 +133,28 @@ pub fn vlan(socket: &mut Socket, link: &Link, ids: Range<u16>) -> Result<Receive
     let requests: Vec<_> =
         requests.map(|(protocol, id)| vlan_request(link.index, index, protocol, id)).collect();
     for batch in requests.chunks(VLAN_BATCH) {
+        if Instant::now() > deadline {
+            return Ok(None);
+        }
         let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
         for answer in socket.answers(batch, flags)? {
-            let Some(NetlinkPayload::Error(refusal)) = answer else { return Ok(Receiver::Unknown) };
+            let Some(NetlinkPayload::Error(refusal)) = answer else { return Ok(Some(Receiver::Unknown)) };
             match errno_of(refusal.raw_code()) {
                 Some(Errno::EINVAL) => (),
-                Some(Errno::EEXIST) => return Ok(Receiver::Somebody),
+                Some(Errno::EEXIST) => return Ok(Some(Receiver::Somebody)),
                 // The kernel has no VLANs, or none for this device.
-                Some(Errno::EOPNOTSUPP) => return Ok(Receiver::Nobody),
-                Some(_) => return Ok(Receiver::Unknown),
+                Some(Errno::EOPNOTSUPP) => return Ok(Some(Receiver::Nobody)),
+                Some(_) => return Ok(Some(Receiver::Unknown)),
                 None => {
                     let made = LinkUnspec::new_with_index(index).build();
                     let made = Message::new(RTM_DELLINK, &made);
                     socket.change(made, 0, || format!("cannot remove a VLAN of {}", link.name))?;
-                    return Ok(Receiver::Unknown);
+                    return Ok(Some(Receiver::Unknown));
                 }
             }
         }
     }
-    Ok(Receiver::Nobody)
+    Ok(Some(Receiver::Nobody))
 }
 
 /// A VLAN with this id on the link `lower`.

@@ -24,6 +24,9 @@ use rail_netlink::stacked::{self, NO_VLAN, Receiver, Stacked};
 /// Present where the kernel has VLANs, whether as a module or not (vlan_proc_init).
 const VLANS: &str = "/proc/net/vlan";
 
+/// Which part of the call's time the question for VLANs has.
+const PART: u32 = 18;
+
 /// Refuses a device on which a link of another namespace is stacked. One that takes its frames and is not found refuses the
 /// move into the pod, when nobody can make another: see [`crate::attach::steps::moved`].
 pub fn refuse(what: &str, link: &Link, host: &mut Socket) -> Result<()> {
@@ -104,7 +107,10 @@ fn receiver(link: &Link, vlans: Range<u16>, socket: &mut Socket) -> Result<Recei
     if untagged == Receiver::Somebody || !Path::new(VLANS).exists() {
         return Ok(untagged);
     }
-    let tagged = stacked::vlan(socket, link, vlans)?;
+    let deadline = Instant::now() + watchdog::part(PART);
+    let Some(tagged) = stacked::vlan(socket, link, vlans, deadline)? else {
+        fail!(TryAgain, "{}: the kernel was too busy to tell whether a VLAN is on it", link.name)
+    };
     Ok(if tagged == Receiver::Nobody { untagged } else { tagged })
 }
 

@@ -150,6 +150,30 @@ a_hidden_vlan_on_a_free_vf_ends_with_the_next_pod_or_is_found_if_the_vf_is_up() 
     ip link set ens0f0v0 down
 }
 
+# Each change of a link waits for the others, wherever they are.
+no_pod_that_changes_links_without_end_hides_a_vlan_behind_that() {
+    local config begun flapper
+    config=$(conf 0 "$(vf 0)")
+    modprobe 8021q
+    modprobe dummy numdummies=0
+    pod pod1 && pod pod2
+    for begun in {1..50}; do printf 'link add d%d type dummy\nlink del d%d\n' "$begun" "$begun"; done >/run/flap
+    while :; do ip -n pod2 -force -batch /run/flap; done &>/dev/null &
+    flapper=$!
+    hide
+    add pod1 net1 "$config"
+    ip -n pod1 link add link net1 name upper netns kept type vlan id 4094
+    ip netns del kept
+    begun=$SECONDS
+    del pod1 net1 "$config"
+    kill "$flapper"
+    wait "$flapper" || true
+    ((SECONDS - begun < 60)) || fail "DEL took $((SECONDS - begun)) s"
+    ! in_hiding ip link show upper || fail "it is still there"
+    kill "$hider"
+    wait "$hider" || true
+}
+
 a_pf_with_vfs_is_refused() {
     pod pod1
     refused_as "it has VFs (2): take one of them, or allow this with policy.pfsWithVfs" "$(conf 0 "$(pf 0)")"
@@ -255,6 +279,7 @@ a_vf_whose_group_somebody_holds_is_refused() {
 
 run_cases links_of_other_namespaces_on_a_vf_are_seen links_that_nobody_finds_end_with_the_driver \
     a_hidden_vlan_on_a_free_vf_ends_with_the_next_pod_or_is_found_if_the_vf_is_up \
+    no_pod_that_changes_links_without_end_hides_a_vlan_behind_that \
     a_vlan_in_a_namespace_without_a_name_is_seen_on_a_vf_that_is_up a_pf_with_vfs_is_refused \
     a_vf_with_an_xdp_program_is_refused programs_that_somebody_holds_end_with_the_driver \
     a_vf_with_a_filter_is_refused other_kinds_of_netdev_need_a_policy \
