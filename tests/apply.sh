@@ -36,8 +36,10 @@ main() {
         "$RAIL_KUSTOMIZE" build "$root/$folder" >"$work/objects.yaml"
         changes_nothing_twice "$folder"
     done
-    cp "$root/conf/admission-policy.yaml" "$work/objects.yaml"
-    changes_nothing_twice conf/admission-policy.yaml
+    for folder in conf/admission-policy.yaml conf/admission-pods.yaml; do
+        cp "$root/$folder" "$work/objects.yaml"
+        changes_nothing_twice "$folder"
+    done
     chart --set metricsSecret=s,monitoring.enabled=true,monitoring.dashboard=true,openshift=true,dranet=true >"$work/objects.yaml"
     changes_nothing_twice "the chart with its options"
     chart --set fullnameOverride=second,uninstall=true >"$work/objects.yaml"

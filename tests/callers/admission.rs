@@ -31,6 +31,48 @@ fn replaced(from: &str, to: &str) -> String {
     GOOD.replace(from, to)
 }
 
+/// conf/admission-pods.yaml only warns, which the plugin does not return: as one that refuses.
+#[test]
+fn a_pod_that_can_change_links_of_the_node_is_told() {
+    on_a_node("admission::a_pod_that_can_change_links_of_the_node_is_told", &[CALLER], |_| {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("conf/admission-pods.yaml");
+        let text = std::fs::read_to_string(file).unwrap();
+        assert_eq!(text.matches("[Warn, Audit]").count(), 1);
+        node::write("/run/pods.yaml", text.replace("[Warn, Audit]", "[Deny]"));
+        let with_spec = |namespace: &str, of_container: Value, more: Value| {
+            let container = json!({"name": "tool", "image": "x", "securityContext": of_container});
+            let mut spec = json!({"containers": [{"name": "main", "image": "x"}, container]});
+            spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            create(
+                TENANT,
+                json!({"apiVersion": "v1", "kind": "Pod",
+                "metadata": {"name": "trainer", "namespace": namespace}, "spec": spec}),
+            )
+        };
+        let adds = |name: &str| json!({"capabilities": {"add": ["IPC_LOCK", name]}});
+        let init = json!([{"name": "init", "image": "x", "securityContext": adds("NET_ADMIN")}]);
+        let cases = [
+            ("ai", json!({}), json!({}), true),
+            ("ai", adds("NET_RAW"), json!({}), true),
+            ("ai", adds("NET_ADMIN"), json!({}), false),
+            ("ai", adds("cap_net_admin"), json!({}), false),
+            ("ai", adds("SYS_ADMIN"), json!({}), false),
+            ("ai", adds("ALL"), json!({}), false),
+            ("ai", json!({"privileged": true}), json!({}), false),
+            ("ai", json!({}), json!({"initContainers": init}), false),
+            ("ai", adds("NET_ADMIN"), json!({"hostUsers": true}), false),
+            ("ai", adds("NET_ADMIN"), json!({"hostUsers": false}), true),
+            ("kube-system", adds("NET_ADMIN"), json!({}), true),
+        ];
+        let requests: Vec<_> =
+            cases.iter().map(|(at, of, more, _)| with_spec(at, of.clone(), more.clone())).collect();
+        let told = judge_by("/run/pods.yaml", &requests);
+        for ((case, request), told) in cases.iter().zip(&requests).zip(told) {
+            assert_eq!(told.is_empty(), case.3, "{told:?}: {request}");
+        }
+    });
+}
+
 /// A network whose configuration Multus looks for in a directory of the node.
 fn of_the_node() -> Value {
     json!({"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
