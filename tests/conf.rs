@@ -770,7 +770,7 @@ fn the_waits_are_those_of_the_code() {
         ("another `import`", time("ctl/src/store.rs", "PATIENCE")),
         ("on stdin", time("src/watchdog.rs", "STDIN_LIMIT")),
         ("stderr", format!("{} in all", time("src/log.rs", "PATIENCE"))),
-        ("the IPAM plugin", time("src/cni/delegate.rs", "PATIENCE")),
+        ("IPAM plugin", time("src/attach/ipam.rs", "PATIENCE")),
         ("the kernel", time("netlink/src/lib.rs", "PATIENCE_SECONDS")),
         ("the carrier", time(probe, "PATIENCE_WITH_CARRIER")),
         ("the GIDs", by_key("gidTimeout")),
