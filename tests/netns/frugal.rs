@@ -9,7 +9,7 @@ use crate::harness::{Host, Sleeper, rail, skip, with};
 use crate::trace;
 
 /// The calls of a life, and the most system calls that each may make. A step that needs more says here what for.
-const MOST: [(&str, usize); 4] = [("ADD", 415), ("CHECK", 158), ("DEL", 332), ("STATUS", 80)];
+const MOST: [(&str, usize); 4] = [("ADD", 420), ("CHECK", 160), ("DEL", 332), ("STATUS", 82)];
 /// What differs between two runs: how often a process looks for an answer.
 const NOISE: usize = 12;
 
