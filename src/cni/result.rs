@@ -362,7 +362,7 @@ mod tests {
         }
     }
 
-    /// CNI specification, section 5 of each version (docs/cni-contract.md, items 65 to 68).
+    /// CNI specification, section 5 of each version (tests/contract-items, items 65 to 68).
     #[test]
     fn older_versions_have_only_their_own_fields() {
         let v100 = full().to_json(Version::V100).unwrap();
@@ -386,7 +386,7 @@ mod tests {
         assert_eq!(merged.ips.iter().map(|ip| ip.interface).collect::<Vec<_>>(), [Some(0), Some(1)]);
     }
 
-    /// An older libcni may have written it (docs/cni-contract.md, item 71).
+    /// An older libcni may have written it (tests/contract-items, item 71).
     #[test]
     fn a_lenient_reader_takes_nulls_empty_texts_and_unknown_fields() {
         let json = json!({"CNIVersion": "1.0.0", "interfaces": null, "routes": null, "dns": null, "x": 1,

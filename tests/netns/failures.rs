@@ -156,7 +156,7 @@ fn ended(child: Child) -> Ran {
 
 // The IPAM plugin.
 
-/// docs/cni-contract.md, items 109, 110.
+/// tests/contract-items, items 109, 110.
 #[test]
 fn an_ipam_that_refuses_is_quoted_and_told_del() {
     let error = r#"echo '{"cniVersion":"1.0.0","code":111,"msg":"pool is empty","details":"of 2"}'; exit 1"#;
@@ -167,7 +167,7 @@ fn an_ipam_that_refuses_is_quoted_and_told_del() {
     rig.is_usable();
 }
 
-/// docs/cni-contract.md, item 109. Each names the plugin and what is wrong with it.
+/// tests/contract-items, item 109. Each names the plugin and what is wrong with it.
 #[test]
 fn an_ipam_that_answers_nonsense_is_named_and_told_del() {
     let table = [
@@ -200,7 +200,7 @@ fn an_ipam_that_answers_nonsense_is_named_and_told_del() {
     rig.is_usable();
 }
 
-/// docs/cni-contract.md, item 110: addresses and routes that the kernel refuses, after the device has moved.
+/// tests/contract-items, item 110: addresses and routes that the kernel refuses, after the device has moved.
 #[test]
 fn what_the_kernel_does_not_take_is_undone_with_the_move() {
     let table = [
@@ -230,7 +230,7 @@ fn what_the_kernel_does_not_take_is_undone_with_the_move() {
     rig.is_usable();
 }
 
-/// docs/cni-contract.md, item 112. Slow: the deadline is 30 seconds.
+/// tests/contract-items, item 112. Slow: the deadline is 30 seconds.
 #[test]
 fn an_ipam_that_hangs_is_killed_with_what_it_started_and_told_del() {
     let Some(mut rig) = Rig::with_ipam("hangs", "sleep 1000 & echo $! >child; wait", "true") else { return };
@@ -242,7 +242,7 @@ fn an_ipam_that_hangs_is_killed_with_what_it_started_and_told_del() {
     rig.is_usable();
 }
 
-/// docs/cni-contract.md, item 11: libcni waits until both outputs are closed. Here the call returns, for `run` reads both outputs to their end.
+/// tests/contract-items, item 11: libcni waits until both outputs are closed. Here the call returns, for `run` reads both outputs to their end.
 #[test]
 fn a_process_that_the_ipam_leaves_running_holds_nobody_up() {
     let leave = format!("sleep 60 & echo $! >child; {LEASE}");
@@ -255,7 +255,7 @@ fn a_process_that_the_ipam_leaves_running_holds_nobody_up() {
     rig.is_as_before();
 }
 
-/// docs/cni-contract.md, item 108.
+/// tests/contract-items, item 108.
 #[test]
 fn a_talkative_ipam_is_passed_on_and_does_not_block() {
     let talk = format!("head -c 2000000 /dev/zero | tr '\\0' x >&2; {LEASE}");
@@ -269,7 +269,7 @@ fn a_talkative_ipam_is_passed_on_and_does_not_block() {
     rig.is_as_before();
 }
 
-/// docs/cni-contract.md, items 12, 107: it may read all of a large configuration, or nothing.
+/// tests/contract-items, items 12, 107: it may read all of a large configuration, or nothing.
 #[test]
 fn an_ipam_reads_a_large_configuration_or_leaves_it() {
     for script in [LEASE.to_owned(), format!("wc -c >size; {LEASE}")] {
@@ -284,7 +284,7 @@ fn an_ipam_reads_a_large_configuration_or_leaves_it() {
     }
 }
 
-/// docs/cni-contract.md, item 112: an installer has the file open; it is done when the plugin is tried for the second
+/// tests/contract-items, item 112: an installer has the file open; it is done when the plugin is tried for the second
 /// time.
 #[test]
 fn an_ipam_that_is_being_replaced_is_tried_again() {
@@ -321,7 +321,7 @@ fn an_ipam_that_is_being_replaced_for_long_is_named() {
     rig.is_usable();
 }
 
-/// docs/cni-contract.md, item 80. A runtime asks once (Multus), or forgets the attachment: what the IPAM was not told
+/// tests/contract-items, item 80. A runtime asks once (Multus), or forgets the attachment: what the IPAM was not told
 /// is on file.
 #[test]
 fn del_succeeds_although_the_ipam_fails_and_the_address_is_owed() {
@@ -410,7 +410,7 @@ fn an_add_that_gets_no_address_asks_for_those_that_are_owed() {
 
 // The answer.
 
-/// docs/cni-contract.md, item 10: the runtime is gone.
+/// tests/contract-items, item 10: the runtime is gone.
 #[test]
 fn an_answer_that_nobody_reads_undoes_add() {
     let Some(mut rig) = Rig::new("nobody_reads") else { return };
@@ -478,7 +478,7 @@ impl Rig {
     }
 }
 
-/// docs/cni-contract.md, item 83: the runtime lost patience with ADD, whose process still runs.
+/// tests/contract-items, item 83: the runtime lost patience with ADD, whose process still runs.
 #[test]
 fn a_del_that_overtakes_an_add_waits_for_it_and_gives_back() {
     let Some(mut rig) = Rig::with_waiting_ipam("overtakes") else { return };
@@ -497,7 +497,7 @@ fn sleeps(child: &Child) -> bool {
     call.split(' ').next() == Some(&libc::SYS_clock_nanosleep.to_string())
 }
 
-/// docs/cni-contract.md, item 83: the orphan of an ADD gets the lock after the DEL that was meant for it.
+/// tests/contract-items, item 83: the orphan of an ADD gets the lock after the DEL that was meant for it.
 #[test]
 fn an_add_that_a_del_has_overtaken_attaches_nothing() {
     let Some(mut rig) = Rig::new("tombstone") else { return };
@@ -518,7 +518,7 @@ fn an_add_that_a_del_has_overtaken_attaches_nothing() {
     rig.is_usable();
 }
 
-/// docs/cni-contract.md, items 50, 51.
+/// tests/contract-items, items 50, 51.
 #[test]
 fn del_undoes_an_add_that_was_ended_while_its_ipam_worked() {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGKILL] {
@@ -534,7 +534,7 @@ fn del_undoes_an_add_that_was_ended_while_its_ipam_worked() {
     }
 }
 
-/// docs/cni-contract.md, item 123.
+/// tests/contract-items, item 123.
 #[test]
 fn a_lock_ends_with_the_process_that_held_it() {
     let Some(mut rig) = Rig::with_waiting_ipam("lock_ends") else { return };
@@ -550,7 +550,7 @@ fn a_lock_ends_with_the_process_that_held_it() {
     rig.is_usable();
 }
 
-/// docs/cni-contract.md, item 123. Slow: the deadline is 35 seconds.
+/// tests/contract-items, item 123. Slow: the deadline is 35 seconds.
 #[test]
 fn a_lock_that_is_held_for_long_is_named() {
     let Some(mut rig) = Rig::new("lock_held") else { return };
@@ -930,7 +930,7 @@ fn a_damaged_lease_is_kept_until_its_holder_gives_it_back() {
 
 // Devices and names.
 
-/// docs/cni-contract.md, item 75.
+/// tests/contract-items, item 75.
 #[test]
 fn del_of_a_device_that_was_deleted_gives_the_rest_back() {
     let Some(rig) = Rig::new("deleted") else { return };
@@ -995,7 +995,7 @@ fn an_altname_that_was_taken_meanwhile_is_told_and_given_back_later() {
     rig.is_usable();
 }
 
-/// docs/cni-contract.md, item 78: unplugged, or sriov_numvfs set to 0, by what sysfs says.
+/// tests/contract-items, item 78: unplugged, or sriov_numvfs set to 0, by what sysfs says.
 #[test]
 fn del_needs_no_sysfs() {
     let Some(rig) = Rig::new("no_sysfs") else { return };
@@ -1011,7 +1011,7 @@ fn del_needs_no_sysfs() {
     }
 }
 
-/// docs/cni-contract.md, item 53: and says what was asked for.
+/// tests/contract-items, item 53: and says what was asked for.
 #[test]
 fn add_of_a_device_that_is_gone_names_it() {
     let Some(mut rig) = Rig::new("no_device") else { return };

@@ -1,4 +1,4 @@
-//! docs/cni-contract.md, items 115 to 120: rail-ipam alone, and as the IPAM of other plugins.
+//! tests/contract-items, items 115 to 120: rail-ipam alone, and as the IPAM of other plugins.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -72,7 +72,7 @@ fn addresses(added: &Ran) -> Vec<String> {
     json["ips"].as_array().unwrap().iter().map(|ip| ip["address"].as_str().unwrap().to_owned()).collect()
 }
 
-/// docs/cni-contract.md, items 116, 120: the lowest free host address, never the gateway; then error 11.
+/// tests/contract-items, items 116, 120: the lowest free host address, never the gateway; then error 11.
 #[test]
 fn prefixes_of_every_length_give_their_host_addresses_in_order() {
     let shapes: [(&str, Option<&str>, &[&str]); 11] = [
@@ -137,7 +137,7 @@ fn large_prefixes_serve_many() {
     }
 }
 
-/// docs/cni-contract.md, item 116: routes by the gateway, and no default route.
+/// tests/contract-items, item 116: routes by the gateway, and no default route.
 #[test]
 fn the_routes_of_the_pool_lead_through_its_gateway() {
     let Some(pool) = Pool::new("ipam::routes") else { return };
@@ -317,7 +317,7 @@ fn the_folder_of_a_pool_goes_with_its_last_lease() {
     }
 }
 
-/// docs/cni-contract.md, items 117, 121: an ADD that finds its folder just removed makes it again.
+/// tests/contract-items, items 117, 121: an ADD that finds its folder just removed makes it again.
 #[test]
 fn adds_and_dels_of_the_last_lease_at_the_same_time_all_succeed() {
     let Some(pool) = Pool::new("ipam::churn") else { return };
@@ -345,7 +345,7 @@ fn adds_and_dels_of_the_last_lease_at_the_same_time_all_succeed() {
     assert!(!pool.host.path("run/leases/node-1").exists());
 }
 
-/// docs/cni-contract.md, item 119: runtimeConfig.ips over args.cni.ips over CNI_ARGS IP; with or without a prefix.
+/// tests/contract-items, item 119: runtimeConfig.ips over args.cni.ips over CNI_ARGS IP; with or without a prefix.
 #[test]
 fn the_requested_address_of_the_highest_source_is_given() {
     let Some(pool) = Pool::new("ipam::requested") else { return };
@@ -503,7 +503,7 @@ fn names_tell_the_rail_only_if_they_count_from_0_and_no_pool_contradicts() {
     pool.refused(&network, 7, "has no pool of rail 1");
 }
 
-/// docs/cni-contract.md, items 117, 121: 64 at once, one address.
+/// tests/contract-items, items 117, 121: 64 at once, one address.
 #[test]
 fn of_64_for_one_address_one_wins_and_the_others_learn_who() {
     let Some(pool) = Pool::new("ipam::parallel") else { return };
@@ -594,7 +594,7 @@ fn an_address_in_a_namespace_that_a_process_keeps_is_not_taken_over() {
     add("new", &pool.pod).ok();
 }
 
-/// docs/cni-contract.md, item 120: no second address for the same key; but a sandbox that was made anew gets it.
+/// tests/contract-items, item 120: no second address for the same key; but a sandbox that was made anew gets it.
 #[test]
 fn a_second_add_of_the_same_is_an_error() {
     let Some(pool) = Pool::new("ipam::twice") else { return };
@@ -607,12 +607,12 @@ fn a_second_add_of_the_same_is_an_error() {
     pool.call("ADD", "c1").ifname("net2").run(&network("p")).ok();
     pool.call("ADD", "c1").run(&with(network("p"), json!({"name": "other"}))).ok();
     assert_eq!(pool.host.leases().len(), 3);
-    // docs/cni-contract.md, item 85.
+    // tests/contract-items, item 85.
     pool.del("c1", &network("p"));
     assert_eq!(pool.host.leases().len(), 2);
 }
 
-/// docs/cni-contract.md, items 118, 115: nothing but the key.
+/// tests/contract-items, items 118, 115: nothing but the key.
 #[test]
 fn del_needs_neither_pool_nor_store_nor_namespace_nor_the_name_of_the_node() {
     let Some(pool) = Pool::new("ipam::del") else { return };
@@ -642,7 +642,7 @@ fn del_needs_neither_pool_nor_store_nor_namespace_nor_the_name_of_the_node() {
     }
 }
 
-/// docs/cni-contract.md, item 118: a lease that cannot be read is given back by its name.
+/// tests/contract-items, item 118: a lease that cannot be read is given back by its name.
 #[test]
 fn del_gives_back_a_lease_that_cannot_be_read() {
     let Some(pool) = Pool::new("ipam::damaged") else { return };
@@ -660,7 +660,7 @@ fn del_gives_back_a_lease_that_cannot_be_read() {
     }
 }
 
-/// docs/cni-contract.md, item 118: prevResult, lease and allocation agree, or CHECK says how not.
+/// tests/contract-items, item 118: prevResult, lease and allocation agree, or CHECK says how not.
 #[test]
 fn check_compares_result_lease_and_allocation() {
     let Some(pool) = Pool::new("ipam::check") else { return };
@@ -693,7 +693,7 @@ fn check_compares_result_lease_and_allocation() {
     check(&result).error(100);
 }
 
-/// docs/cni-contract.md, items 96, 120, but for an exhausted pool (docs/design-notes.md, departures).
+/// tests/contract-items, items 96, 120, but for an exhausted pool (docs/design-notes.md, departures).
 #[test]
 fn status_fails_with_50_where_no_add_could_be_served() {
     let Some(pool) = Pool::new("ipam::status") else { return };

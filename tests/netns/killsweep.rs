@@ -1,4 +1,4 @@
-//! docs/cni-contract.md, item 51: a plugin that is killed at any moment leaves what the next call puts right. ADD and DEL are killed
+//! tests/contract-items, item 51: a plugin that is killed at any moment leaves what the next call puts right. ADD and DEL are killed
 //! before each of their system calls, those of the pod thread and of rail-ipam included.
 
 use std::fs;

@@ -129,7 +129,7 @@ fn who_has_another_proc_takes_nothing() {
     held.is_judged_dead();
 }
 
-/// docs/cni-contract.md, item 101: of a lease without a namespace nothing but GC's list can tell.
+/// tests/contract-items, item 101: of a lease without a namespace nothing but GC's list can tell.
 #[test]
 fn a_lease_without_a_namespace_goes_by_the_list_alone() {
     let Some(held) = Held::new("liveness::none") else { return };

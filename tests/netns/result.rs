@@ -1,4 +1,4 @@
-//! docs/cni-contract.md, items 60 to 72: what is printed, for every version of the specification, as golden JSON.
+//! tests/contract-items, items 60 to 72: what is printed, for every version of the specification, as golden JSON.
 
 use serde_json::{Value, json};
 
@@ -84,7 +84,7 @@ fn golden_of_ipam(version: &str) -> Value {
     golden
 }
 
-/// docs/cni-contract.md, items 33, 60 to 68, 72: every verb for every version.
+/// tests/contract-items, items 33, 60 to 68, 72: every verb for every version.
 #[test]
 fn every_version_gets_its_own_result_from_every_verb() {
     let Some(host) = Host::new("result::versions") else { return };
@@ -117,7 +117,7 @@ fn every_version_gets_its_own_result_from_every_verb() {
     }
 }
 
-/// docs/cni-contract.md, item 60: without a version it is 0.1.0, as libcni takes a NAD that has none.
+/// tests/contract-items, item 60: without a version it is 0.1.0, as libcni takes a NAD that has none.
 #[test]
 fn without_a_version_it_is_0_1_0() {
     let Some(host) = Host::new("result::none") else { return };
@@ -127,7 +127,7 @@ fn without_a_version_it_is_0_1_0() {
     assert_eq!(host.cni("ADD", "c1", &pod, &config).ok().json(), golden("0.1.0", ""));
 }
 
-/// docs/cni-contract.md, items 61, 62, 64: no gateway, no IPAM, no MTU asked for: nothing is made up.
+/// tests/contract-items, items 61, 62, 64: no gateway, no IPAM, no MTU asked for: nothing is made up.
 #[test]
 fn what_is_not_there_is_left_out() {
     let Some(host) = Host::new("result::bare") else { return };
@@ -147,7 +147,7 @@ fn what_is_not_there_is_left_out() {
     assert_eq!(result.get("routes"), None);
 }
 
-/// docs/cni-contract.md, item 63: a scope or table of 0 is said, a metric or MTU of 0 is not; all are integers.
+/// tests/contract-items, item 63: a scope or table of 0 is said, a metric or MTU of 0 is not; all are integers.
 #[test]
 fn zero_is_said_where_it_means_something() {
     let Some(host) = Host::new("result::zero") else { return };
@@ -161,7 +161,7 @@ fn zero_is_said_where_it_means_something() {
     assert_eq!(routes[3], json!({"dst": "10.2.0.0/16", "scope": 253, "priority": 5}));
 }
 
-/// docs/cni-contract.md, item 68: what 0.1.0 and 0.2.0 cannot say is an error, and ADD is undone.
+/// tests/contract-items, item 68: what 0.1.0 and 0.2.0 cannot say is an error, and ADD is undone.
 #[test]
 fn a_result_that_its_version_has_no_words_for_is_an_error() {
     let Some(host) = Host::new("result::unsayable") else { return };
@@ -176,7 +176,7 @@ fn a_result_that_its_version_has_no_words_for_is_an_error() {
     }
 }
 
-/// docs/cni-contract.md, item 70: two addresses of a family are refused rather than dropped.
+/// tests/contract-items, item 70: two addresses of a family are refused rather than dropped.
 #[test]
 fn an_old_version_has_room_for_one_address_of_a_family() {
     let Some(host) = Host::new("result::two") else { return };
@@ -198,7 +198,7 @@ fn an_old_version_has_room_for_one_address_of_a_family() {
     }
 }
 
-/// docs/cni-contract.md, items 48, 69: a chain in every version; what was there comes first, and indexes are shifted.
+/// tests/contract-items, items 48, 69: a chain in every version; what was there comes first, and indexes are shifted.
 #[test]
 fn a_previous_result_of_every_version_is_merged_and_printed_again() {
     let Some(host) = Host::new("result::chain") else { return };

@@ -1,4 +1,4 @@
-//! docs/cni-contract.md, items 45 to 50: ADD.
+//! tests/contract-items, items 45 to 50: ADD.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ fn state(host: &Host, netns: Option<&Path>) -> Value {
     json!([links, see("-4 route show table all"), see(static6), see("rule"), see("-6 rule")])
 }
 
-/// docs/cni-contract.md, items 45, 49: one interface of exactly that name; the host loses the device and nothing else.
+/// tests/contract-items, items 45, 49: one interface of exactly that name; the host loses the device and nothing else.
 #[test]
 fn add_makes_the_interface_and_touches_nothing_else() {
     let Some(bench) = Bench::cni("add::only") else { return };
@@ -39,7 +39,7 @@ fn add_makes_the_interface_and_touches_nothing_else() {
     assert_eq!(routes(&bench.host), routes_before);
 }
 
-/// docs/cni-contract.md, item 46, and sriov-cni, whose rollback destroys the interface that was there.
+/// tests/contract-items, item 46, and sriov-cni, whose rollback destroys the interface that was there.
 #[test]
 fn a_name_that_the_pod_has_is_refused_and_its_interface_untouched() {
     let Some(bench) = Bench::cni("add::taken") else { return };
@@ -68,7 +68,7 @@ fn a_name_that_the_pod_has_is_refused_and_its_interface_untouched() {
     }
 }
 
-/// docs/cni-contract.md, item 47.
+/// tests/contract-items, item 47.
 #[test]
 fn a_second_add_of_the_same_is_an_error_and_the_first_lives_on() {
     for_both("add::twice", |bench| {
@@ -87,7 +87,7 @@ fn a_second_add_of_the_same_is_an_error_and_the_first_lives_on() {
     });
 }
 
-/// docs/cni-contract.md, item 50, and host-device, which leaves the device in the pod: whatever fails, all goes back.
+/// tests/contract-items, item 50, and host-device, which leaves the device in the pod: whatever fails, all goes back.
 #[test]
 fn an_add_that_fails_leaves_nothing() {
     let Some(bench) = Bench::cni("add::rollback") else { return };
@@ -148,7 +148,7 @@ fn an_add_that_fails_leaves_nothing() {
     bench.call("ADD").run(&config()).ok();
 }
 
-/// docs/cni-contract.md, item 50: the failed ADD of one rail leaves the others of the pod alone, for Multus sends DEL
+/// tests/contract-items, item 50: the failed ADD of one rail leaves the others of the pod alone, for Multus sends DEL
 /// for each by itself.
 #[test]
 fn a_failed_add_leaves_the_other_rails_of_the_pod() {
@@ -169,7 +169,7 @@ fn a_failed_add_leaves_the_other_rails_of_the_pod() {
     bench.call("ADD").ifname("net2").run(&rail(1)).ok();
 }
 
-/// docs/cni-contract.md, item 48: what was before us is kept, and its indexes too.
+/// tests/contract-items, item 48: what was before us is kept, and its indexes too.
 #[test]
 fn a_previous_result_is_merged() {
     let Some(bench) = Bench::cni("add::chain") else { return };
@@ -194,7 +194,7 @@ fn a_previous_result_is_merged() {
     bench.call("CHECK").run(&with(config(), json!({ "prevResult": result }))).ok();
 }
 
-/// docs/cni-contract.md, item 71.
+/// tests/contract-items, item 71.
 #[test]
 fn a_previous_result_that_cannot_be_read_is_an_error_for_add_alone() {
     let Some(bench) = Bench::cni("add::prev_garbage") else { return };

@@ -1,4 +1,4 @@
-//! docs/cni-contract.md, items 86 to 93: CHECK.
+//! tests/contract-items, items 86 to 93: CHECK.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{Bench, config, for_both};
 use crate::harness::{Sleeper, rail, with};
 
-/// docs/cni-contract.md, item 86.
+/// tests/contract-items, item 86.
 #[test]
 fn check_needs_the_result_of_add() {
     for_both("check::previous", |bench| {
@@ -21,7 +21,7 @@ fn check_needs_the_result_of_add() {
     });
 }
 
-/// docs/cni-contract.md, items 87, 91: every difference is found and named.
+/// tests/contract-items, items 87, 91: every difference is found and named.
 #[test]
 fn check_names_what_was_changed() {
     let damages: [(&str, &[&str]); 9] = [
@@ -48,7 +48,7 @@ fn check_names_what_was_changed() {
     }
 }
 
-/// docs/cni-contract.md, item 87: not only the first.
+/// tests/contract-items, item 87: not only the first.
 #[test]
 fn check_lists_all_differences_in_one_message() {
     let Some(bench) = Bench::cni("check::all") else { return };
@@ -63,7 +63,7 @@ fn check_lists_all_differences_in_one_message() {
     );
 }
 
-/// docs/cni-contract.md, items 87, 91: the device, the record or the lease is gone.
+/// tests/contract-items, items 87, 91: the device, the record or the lease is gone.
 #[test]
 fn check_fails_when_it_is_gone() {
     for_both("check::gone", |bench| {
@@ -90,7 +90,7 @@ fn check_fails_when_it_is_gone() {
     });
 }
 
-/// docs/cni-contract.md, item 88: what later plugins of the chain and Multus do.
+/// tests/contract-items, item 88: what later plugins of the chain and Multus do.
 #[test]
 fn check_tolerates_what_others_added() {
     let Some(bench) = Bench::cni("check::others") else { return };
@@ -124,7 +124,7 @@ fn check_tolerates_what_others_added() {
     bench.call("CHECK").run(&tuned).ok();
 }
 
-/// docs/cni-contract.md, item 88: an older libcni drops fields of 1.1 from the cache.
+/// tests/contract-items, item 88: an older libcni drops fields of 1.1 from the cache.
 #[test]
 fn check_takes_a_result_that_lost_its_new_fields() {
     let Some(bench) = Bench::cni("check::old_cache") else { return };
@@ -137,7 +137,7 @@ fn check_takes_a_result_that_lost_its_new_fields() {
     bench.call("CHECK").run(&checked).ok();
 }
 
-/// docs/cni-contract.md, items 89, 92: right after ADD, again and again, and nothing changes.
+/// tests/contract-items, items 89, 92: right after ADD, again and again, and nothing changes.
 #[test]
 fn check_passes_right_after_add_and_changes_nothing() {
     for_both("check::pure", |bench| {
@@ -158,7 +158,7 @@ fn check_passes_right_after_add_and_changes_nothing() {
     });
 }
 
-/// docs/cni-contract.md, item 90.
+/// tests/contract-items, item 90.
 #[test]
 fn check_asks_the_ipam_and_passes_its_error_on() {
     let Some(bench) = Bench::cni("check::ipam") else { return };
@@ -174,7 +174,7 @@ fn check_asks_the_ipam_and_passes_its_error_on() {
     assert_eq!((&error["msg"], &error["details"]), (&json!("lost it"), &json!("where")));
 }
 
-/// docs/cni-contract.md, item 93: the same namespace under another path.
+/// tests/contract-items, item 93: the same namespace under another path.
 #[test]
 fn the_sandbox_is_compared_as_a_namespace() {
     let Some(bench) = Bench::cni("check::sandbox") else { return };

@@ -1,11 +1,11 @@
-//! docs/cni-contract.md, items 30 to 41: the configuration on stdin.
+//! tests/contract-items, items 30 to 41: the configuration on stdin.
 
 use serde_json::{Value, json};
 
 use super::{Bench, VERBS, config, for_both};
 use crate::harness::with;
 
-/// docs/cni-contract.md, item 30.
+/// tests/contract-items, item 30.
 #[test]
 fn stdin_is_one_json_object() {
     for_both("configuration::json", |bench| {
@@ -23,7 +23,7 @@ fn stdin_is_one_json_object() {
     });
 }
 
-/// docs/cni-contract.md, item 31.
+/// tests/contract-items, item 31.
 #[test]
 fn a_network_has_a_name_that_is_an_identifier() {
     for_both("configuration::name", |bench| {
@@ -45,7 +45,7 @@ fn a_network_has_a_name_that_is_an_identifier() {
     });
 }
 
-/// docs/cni-contract.md, item 32.
+/// tests/contract-items, item 32.
 #[test]
 fn a_version_is_one_of_ours_or_absent() {
     for_both("configuration::version", |bench| {
@@ -68,7 +68,7 @@ fn a_version_is_one_of_ours_or_absent() {
     });
 }
 
-/// docs/cni-contract.md, item 34.
+/// tests/contract-items, item 34.
 #[test]
 fn a_verb_needs_the_version_that_brought_it() {
     for_both("configuration::old", |bench| {
@@ -88,7 +88,7 @@ fn a_verb_needs_the_version_that_brought_it() {
     });
 }
 
-/// docs/cni-contract.md, items 35, 37, 38, 40: what runtimes and Multus add. libcni leaves `capabilities` in,
+/// tests/contract-items, items 35, 37, 38, 40: what runtimes and Multus add. libcni leaves `capabilities` in,
 /// which section 3 of the specification has it remove.
 #[test]
 fn keys_that_are_not_ours_do_no_harm() {
@@ -113,7 +113,7 @@ fn keys_that_are_not_ours_do_no_harm() {
     });
 }
 
-/// docs/cni-contract.md, item 36: go-cni writes its capabilities in capitals, and null for none.
+/// tests/contract-items, item 36: go-cni writes its capabilities in capitals, and null for none.
 #[test]
 fn runtime_config_is_read_in_any_letter_case_and_null_is_absent() {
     let Some(bench) = Bench::cni("configuration::case") else { return };
@@ -141,7 +141,7 @@ fn runtime_config_is_read_in_any_letter_case_and_null_is_absent() {
     }
 }
 
-/// docs/cni-contract.md, item 36: Go's plugins take any letter case everywhere. Of `"Vlan"` that is ignored nobody
+/// tests/contract-items, item 36: Go's plugins take any letter case everywhere. Of `"Vlan"` that is ignored nobody
 /// would hear.
 #[test]
 fn keys_in_another_letter_case_mean_the_same() {
@@ -241,7 +241,7 @@ fn depth_is_refused_with_its_key_and_del_does_not_care() {
     });
 }
 
-/// docs/cni-contract.md, item 39: a name, not a path. DEL gives back all the same.
+/// tests/contract-items, item 39: a name, not a path. DEL gives back all the same.
 #[test]
 fn the_type_of_the_ipam_is_no_path() {
     let Some(bench) = Bench::cni("configuration::ipam") else { return };
@@ -260,7 +260,7 @@ fn the_type_of_the_ipam_is_no_path() {
     assert!(!bench.host.path("bin/sub.called").exists());
 }
 
-/// docs/cni-contract.md, item 37: integers as Go prints them, and never half of one.
+/// tests/contract-items, item 37: integers as Go prints them, and never half of one.
 #[test]
 fn numbers_are_integers_in_range() {
     let Some(bench) = Bench::cni("configuration::numbers") else { return };
@@ -284,7 +284,7 @@ fn numbers_are_integers_in_range() {
     }
 }
 
-/// docs/cni-contract.md, item 41: what ADD refuses, DEL does not even read.
+/// tests/contract-items, item 41: what ADD refuses, DEL does not even read.
 #[test]
 fn del_judges_no_policy() {
     for_both("configuration::del", |bench| {

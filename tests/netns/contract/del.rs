@@ -1,4 +1,4 @@
-//! docs/cni-contract.md, items 73 to 82, 84, 85: DEL, whatever became of the attachment.
+//! tests/contract-items, items 73 to 82, 84, 85: DEL, whatever became of the attachment.
 
 use std::fs;
 
@@ -29,7 +29,7 @@ fn every_state(test: &str, states: &[State<'_>], del: impl Fn(&Bench) -> crate::
     }
 }
 
-/// docs/cni-contract.md, items 75, 76, 82; host-device fails for ever on the first two (plugins#773).
+/// tests/contract-items, items 75, 76, 82; host-device fails for ever on the first two (plugins#773).
 #[test]
 fn del_gives_back_whatever_the_pod_did() {
     let in_pod = |args: &'static str| move |bench: &Bench| drop(bench.host.ip_in(&bench.pod, args));
@@ -60,7 +60,7 @@ fn del_gives_back_whatever_the_pod_did() {
     );
 }
 
-/// docs/cni-contract.md, item 73: containerd passes no namespace, and `ctr` while it lives.
+/// tests/contract-items, item 73: containerd passes no namespace, and `ctr` while it lives.
 #[test]
 fn del_gives_back_without_a_namespace() {
     let nothing: [State<'_>; 1] = [("nothing", &|_| ())];
@@ -68,7 +68,7 @@ fn del_gives_back_without_a_namespace() {
     every_state("del::empty_netns", &nothing, |bench| bench.call("DEL").var("CNI_NETNS", ""), &json!({}));
 }
 
-/// docs/cni-contract.md, item 74: the attachment's own namespace is on record.
+/// tests/contract-items, item 74: the attachment's own namespace is on record.
 #[test]
 fn del_gives_back_with_a_path_that_is_no_namespace() {
     let nothing: [State<'_>; 1] = [("nothing", &|_| ())];
@@ -85,7 +85,7 @@ fn del_gives_back_with_a_path_that_is_no_namespace() {
     }
 }
 
-/// docs/cni-contract.md, items 73, 74, plugins#1196: the namespace is gone, and the veth with it; its path may be left
+/// tests/contract-items, items 73, 74, plugins#1196: the namespace is gone, and the veth with it; its path may be left
 /// as a file.
 #[test]
 fn del_releases_when_the_namespace_is_gone() {
@@ -109,7 +109,7 @@ fn del_releases_when_the_namespace_is_gone() {
     }
 }
 
-/// docs/cni-contract.md, item 75.
+/// tests/contract-items, item 75.
 #[test]
 fn del_of_a_device_that_is_gone_releases_the_rest() {
     let Some(bench) = Bench::cni("del::device_gone") else { return };
@@ -122,7 +122,7 @@ fn del_of_a_device_that_is_gone_releases_the_rest() {
     }
 }
 
-/// docs/cni-contract.md, items 75, 76: Multus sends DELs for what it never added after a failed ADD.
+/// tests/contract-items, items 75, 76: Multus sends DELs for what it never added after a failed ADD.
 #[test]
 fn del_of_what_was_never_added_succeeds_and_leaves_nothing() {
     for_both("del::never", |bench| {
@@ -141,7 +141,7 @@ fn del_of_what_was_never_added_succeeds_and_leaves_nothing() {
     });
 }
 
-/// docs/cni-contract.md, items 75, 82: not even the folders are there.
+/// tests/contract-items, items 75, 82: not even the folders are there.
 #[test]
 fn del_needs_no_folder_of_ours() {
     for_both("del::folders", |bench| {
@@ -153,7 +153,7 @@ fn del_needs_no_folder_of_ours() {
     });
 }
 
-/// docs/cni-contract.md, item 85.
+/// tests/contract-items, item 85.
 #[test]
 fn del_touches_no_other_attachment() {
     for_both("del::others", |bench| {
@@ -185,7 +185,7 @@ fn del_touches_no_other_attachment() {
     });
 }
 
-/// docs/cni-contract.md, items 41, 77, 78, 79.
+/// tests/contract-items, items 41, 77, 78, 79.
 #[test]
 fn del_needs_nothing_of_the_configuration_that_add_had() {
     for_both("del::configuration", |bench| {
@@ -216,7 +216,7 @@ fn del_needs_nothing_of_the_configuration_that_add_had() {
     });
 }
 
-/// docs/cni-contract.md, items 41, 76: a runtime sends DEL for an ADD that was refused, with what it was refused for.
+/// tests/contract-items, items 41, 76: a runtime sends DEL for an ADD that was refused, with what it was refused for.
 /// An error would keep the pod from ending.
 #[test]
 fn del_of_what_was_never_added_succeeds_whatever_its_configuration_holds() {
@@ -250,7 +250,7 @@ fn del_of_what_was_never_added_succeeds_whatever_its_configuration_holds() {
     });
 }
 
-/// docs/cni-contract.md, item 41: the configuration names another IPAM now; the address goes back to the one that gave
+/// tests/contract-items, item 41: the configuration names another IPAM now; the address goes back to the one that gave
 /// it.
 #[test]
 fn del_releases_at_the_ipam_that_add_asked() {
@@ -271,7 +271,7 @@ fn of_another(text: &str, key: &str, value: &str) -> String {
     record.to_string()
 }
 
-/// docs/cni-contract.md, item 78, sriov-cni#275: the record is missing or damaged. Its copy is used, or there is
+/// tests/contract-items, item 78, sriov-cni#275: the record is missing or damaged. Its copy is used, or there is
 /// nothing to go by.
 #[test]
 fn del_succeeds_whatever_became_of_the_record() {
@@ -304,7 +304,7 @@ fn del_succeeds_whatever_became_of_the_record() {
     }
 }
 
-/// docs/cni-contract.md, item 78: somebody emptied /run; the runtime still knows the container.
+/// tests/contract-items, item 78: somebody emptied /run; the runtime still knows the container.
 #[test]
 fn del_without_any_state_succeeds() {
     for gone in ["run/attachments", "run/locks", "run/leases", "run"] {
@@ -320,7 +320,7 @@ fn del_without_any_state_succeeds() {
     }
 }
 
-/// docs/cni-contract.md, items 80, 81, 110: the device first, both always. Its error is not ours (docs/design-notes.md,
+/// tests/contract-items, items 80, 81, 110: the device first, both always. Its error is not ours (docs/design-notes.md,
 /// departures): what it was not told is on file, and a pod must not be kept from ending for it.
 #[test]
 fn an_ipam_that_fails_keeps_no_device_and_can_be_asked_again() {
@@ -345,7 +345,7 @@ fn an_ipam_that_fails_keeps_no_device_and_can_be_asked_again() {
     assert_eq!(bench.host.snapshot(), before);
 }
 
-/// docs/cni-contract.md, item 82: go-cni takes such texts for a success.
+/// tests/contract-items, item 82: go-cni takes such texts for a success.
 #[test]
 fn no_error_of_del_reads_like_a_success() {
     let Some(bench) = Bench::cni("del::texts") else { return };

@@ -1,4 +1,4 @@
-//! docs/cni-contract.md, items 106 to 114: the IPAM plugin, with stand-ins.
+//! tests/contract-items, items 106 to 114: the IPAM plugin, with stand-ins.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -17,7 +17,7 @@ fn stand_in() -> Value {
     with(config(), json!({"ipam": {"type": "stand-in", "any": ["thing", 1.5e300]}}))
 }
 
-/// docs/cni-contract.md, items 107, 108, 111: every verb, the same bytes, the same environment, and its stderr is ours.
+/// tests/contract-items, items 107, 108, 111: every verb, the same bytes, the same environment, and its stderr is ours.
 #[test]
 fn the_ipam_sees_what_we_see() {
     let Some(bench) = Bench::cni("delegation::same") else { return };
@@ -55,7 +55,7 @@ fn the_ipam_sees_what_we_see() {
     }
 }
 
-/// docs/cni-contract.md, item 107: the rollback, too, but for the verb.
+/// tests/contract-items, item 107: the rollback, too, but for the verb.
 #[test]
 fn the_ipam_sees_the_same_when_add_is_undone() {
     let Some(bench) = Bench::cni("delegation::rollback") else { return };
@@ -73,7 +73,7 @@ fn the_ipam_sees_the_same_when_add_is_undone() {
     assert_eq!(vars("DEL"), vars("ADD"));
 }
 
-/// docs/cni-contract.md, items 109, 110: its error as it is, and a DEL behind it.
+/// tests/contract-items, items 109, 110: its error as it is, and a DEL behind it.
 #[test]
 fn the_error_of_the_ipam_is_passed_on_after_a_del() {
     let answers = [
@@ -107,7 +107,7 @@ fn the_error_of_the_ipam_is_passed_on_after_a_del() {
     }
 }
 
-/// docs/cni-contract.md, items 109, 110: what is no result, and what is no error.
+/// tests/contract-items, items 109, 110: what is no result, and what is no error.
 #[test]
 fn an_answer_that_cannot_be_used_is_an_error_and_given_back() {
     let Some(bench) = Bench::cni("delegation::garbage") else { return };
@@ -141,7 +141,7 @@ fn an_answer_that_cannot_be_used_is_an_error_and_given_back() {
     }
 }
 
-/// docs/cni-contract.md, items 72, 113: results of other versions, and indexes that mean nothing here.
+/// tests/contract-items, items 72, 113: results of other versions, and indexes that mean nothing here.
 #[test]
 fn results_of_every_version_are_understood() {
     let Some(bench) = Bench::cni("delegation::versions") else { return };
@@ -176,7 +176,7 @@ fn results_of_every_version_are_understood() {
     }
 }
 
-/// docs/cni-contract.md, item 106: the folders of CNI_PATH in their order, PATH never; and nothing was done when there
+/// tests/contract-items, item 106: the folders of CNI_PATH in their order, PATH never; and nothing was done when there
 /// is none.
 #[test]
 fn the_ipam_is_searched_in_cni_path_alone() {
@@ -255,7 +255,7 @@ fn no_call_waits_for_a_lock_that_its_own_caller_holds() {
     }
 }
 
-/// docs/cni-contract.md, item 106: a file that cannot be run.
+/// tests/contract-items, item 106: a file that cannot be run.
 #[test]
 fn an_ipam_that_cannot_be_run_is_an_error_before_anything_moved() {
     use std::os::unix::fs::PermissionsExt as _;
@@ -274,7 +274,7 @@ fn an_ipam_that_cannot_be_run_is_an_error_before_anything_moved() {
     assert_eq!(bench.host.snapshot(), before);
 }
 
-/// docs/cni-contract.md, items 111, 114: verbs that the IPAM does not have.
+/// tests/contract-items, items 111, 114: verbs that the IPAM does not have.
 #[test]
 fn an_ipam_without_gc_and_status_is_no_hindrance() {
     let Some(bench) = Bench::cni("delegation::old") else { return };
@@ -291,7 +291,7 @@ fn an_ipam_without_gc_and_status_is_no_hindrance() {
     assert_eq!(bench.call("STATUS").run(&stand_in()).error(4)["msg"], "unknown CNI_COMMAND: STATUS");
 }
 
-/// docs/cni-contract.md, item 12 with 107: a plugin that does not read all of a large stdin, or reads it late.
+/// tests/contract-items, item 12 with 107: a plugin that does not read all of a large stdin, or reads it late.
 #[test]
 fn an_ipam_need_not_read_its_stdin() {
     let Some(bench) = Bench::cni("delegation::stdin") else { return };

@@ -1,4 +1,4 @@
-//! docs/cni-contract.md, items 16 to 29: the CNI_* variables.
+//! tests/contract-items, items 16 to 29: the CNI_* variables.
 
 use std::os::unix::fs::symlink;
 
@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{Bench, config, for_both};
 use crate::harness::{Sleeper, run, with};
 
-/// docs/cni-contract.md, items 16 to 19: all of them are named, in their order; empty means missing.
+/// tests/contract-items, items 16 to 19: all of them are named, in their order; empty means missing.
 #[test]
 fn every_missing_variable_is_named_in_order() {
     let all = ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"];
@@ -39,7 +39,7 @@ fn every_missing_variable_is_named_in_order() {
     });
 }
 
-/// docs/cni-contract.md, item 20.
+/// tests/contract-items, item 20.
 #[test]
 fn a_container_id_is_an_identifier_of_any_length() {
     for_both("environment::container", |bench| {
@@ -63,7 +63,7 @@ fn a_container_id_is_an_identifier_of_any_length() {
     });
 }
 
-/// docs/cni-contract.md, item 22.
+/// tests/contract-items, item 22.
 #[test]
 fn an_interface_name_is_one_that_the_kernel_takes() {
     for_both("environment::ifname", |bench| {
@@ -93,7 +93,7 @@ fn an_interface_name_is_one_that_the_kernel_takes() {
     });
 }
 
-/// docs/cni-contract.md, item 24: stdin is judged first.
+/// tests/contract-items, item 24: stdin is judged first.
 #[test]
 fn an_unknown_verb_is_refused_after_stdin_was_read() {
     for_both("environment::verb", |bench| {
@@ -106,7 +106,7 @@ fn an_unknown_verb_is_refused_after_stdin_was_read() {
     });
 }
 
-/// docs/cni-contract.md, item 26: a path of whatever kind.
+/// tests/contract-items, item 26: a path of whatever kind.
 #[test]
 fn a_namespace_may_have_any_path() {
     for_both("environment::netns", |bench| {
@@ -127,7 +127,7 @@ fn a_namespace_may_have_any_path() {
     });
 }
 
-/// docs/cni-contract.md, item 27: what lifts the refusal, and what does not.
+/// tests/contract-items, item 27: what lifts the refusal, and what does not.
 #[test]
 fn add_into_its_own_namespace_is_refused_unless_overridden() {
     let Some(bench) = Bench::cni("environment::own") else { return };
@@ -145,7 +145,7 @@ fn add_into_its_own_namespace_is_refused_unless_overridden() {
     }
 }
 
-/// docs/cni-contract.md, item 28: rail-ipam has no business in the namespace, item 115.
+/// tests/contract-items, item 28: rail-ipam has no business in the namespace, item 115.
 #[test]
 fn add_refuses_what_is_no_namespace_before_it_acts() {
     let Some(bench) = Bench::cni("environment::no_netns") else { return };
@@ -163,7 +163,7 @@ fn add_refuses_what_is_no_namespace_before_it_acts() {
     assert!(!bench.host.path("bin/never.called").exists());
 }
 
-/// docs/cni-contract.md, item 29: thin Multus writes each key twice, go-cni writes them in random order.
+/// tests/contract-items, item 29: thin Multus writes each key twice, go-cni writes them in random order.
 #[test]
 fn args_of_any_shape_are_understood_or_passed_over() {
     use std::os::unix::ffi::OsStrExt as _;
@@ -183,7 +183,7 @@ fn args_of_any_shape_are_understood_or_passed_over() {
     });
 }
 
-/// docs/cni-contract.md, item 29: thin Multus gives every key twice.
+/// tests/contract-items, item 29: thin Multus gives every key twice.
 #[test]
 fn the_last_of_two_equal_args_counts() {
     for_both("environment::args_twice", |bench| {

@@ -1,4 +1,4 @@
-//! docs/cni-contract.md, items 121 to 123: calls at the same time.
+//! tests/contract-items, items 121 to 123: calls at the same time.
 
 use serde_json::json;
 
@@ -22,7 +22,7 @@ fn at_once(calls: &[(Call, serde_json::Value)]) -> Vec<Ran> {
     children.into_iter().map(|child| child.wait_with_output().unwrap().into()).collect()
 }
 
-/// docs/cni-contract.md, items 121, 123: one device, or one address, is had by one.
+/// tests/contract-items, items 121, 123: one device, or one address, is had by one.
 #[test]
 fn of_64_adds_for_one_device_one_wins_and_the_others_may_try_again() {
     for_both("parallel::one_device", |bench| {
@@ -54,7 +54,7 @@ fn of_64_adds_for_one_device_one_wins_and_the_others_may_try_again() {
     });
 }
 
-/// docs/cni-contract.md, item 122: without `rail` each takes a table of its own, also at the same time.
+/// tests/contract-items, item 122: without `rail` each takes a table of its own, also at the same time.
 #[test]
 fn networks_without_rail_that_come_at_the_same_time_get_different_tables() {
     let Some(bench) = Bench::cni("parallel::tables") else { return };

@@ -1,11 +1,11 @@
-//! docs/cni-contract.md, items 4, 13 and 14: the version of errors, the environment, a call without a verb.
+//! tests/contract-items, items 4, 13 and 14: the version of errors, the environment, a call without a verb.
 
 use serde_json::json;
 
 use super::{config, for_both};
 use crate::harness::{Ran, run};
 
-/// docs/cni-contract.md, item 4.
+/// tests/contract-items, item 4.
 #[test]
 fn errors_carry_the_version_of_the_configuration() {
     for_both("process::error_version", |bench| {
@@ -19,7 +19,7 @@ fn errors_carry_the_version_of_the_configuration() {
             (json!("1.1.0"), "1.1.0"),
             (json!("9.9.9"), "1.1.0"),
             (json!(1), "1.1.0"),
-            // As if it were absent (docs/cni-contract.md, item 32).
+            // As if it were absent (tests/contract-items, item 32).
             (json!(""), "0.1.0"),
             (json!(null), "0.1.0"),
         ];
@@ -33,7 +33,7 @@ fn errors_carry_the_version_of_the_configuration() {
     });
 }
 
-/// docs/cni-contract.md, item 13.
+/// tests/contract-items, item 13.
 #[test]
 fn any_environment_will_do() {
     use std::os::unix::ffi::OsStrExt as _;
@@ -58,7 +58,7 @@ fn any_environment_will_do() {
     });
 }
 
-/// docs/cni-contract.md, item 14: also with a stdin that never ends.
+/// tests/contract-items, item 14: also with a stdin that never ends.
 #[test]
 fn without_a_verb_it_tells_what_it_is() {
     for_both("process::about", |bench| {

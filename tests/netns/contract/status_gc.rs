@@ -1,4 +1,4 @@
-//! docs/cni-contract.md, items 94 to 105: STATUS and GC.
+//! tests/contract-items, items 94 to 105: STATUS and GC.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{Bench, config, for_both};
 use crate::harness::{Host, rail, with};
 
-/// docs/cni-contract.md, items 94, 96, 97: and it leaves nothing behind, not even a folder.
+/// tests/contract-items, items 94, 96, 97: and it leaves nothing behind, not even a folder.
 #[test]
 fn status_tells_whether_an_add_can_be_served_and_writes_nothing() {
     for_both("status::ready", |bench| {
@@ -39,7 +39,7 @@ fn status_tells_whether_an_add_can_be_served_and_writes_nothing() {
     });
 }
 
-/// docs/cni-contract.md, item 96.
+/// tests/contract-items, item 96.
 #[test]
 fn status_knows_the_rails_of_the_node() {
     let Some(bench) = Bench::cni("status::rails") else { return };
@@ -53,7 +53,7 @@ fn status_knows_the_rails_of_the_node() {
     assert!(status().error(50)["msg"].as_str().unwrap().contains("rail 0"));
 }
 
-/// docs/cni-contract.md, item 96: containerd asks again and again, also while a pod has the PF, whose name the host has not.
+/// tests/contract-items, item 96: containerd asks again and again, also while a pod has the PF, whose name the host has not.
 #[test]
 fn a_node_whose_pf_a_pod_has_is_ready() {
     let Some(bench) = Bench::cni("status::pf_in_pod") else { return };
@@ -69,7 +69,7 @@ fn a_node_whose_pf_a_pod_has_is_ready() {
     assert!(status().error(50)["msg"].as_str().unwrap().contains("the node has no PF vf0"));
 }
 
-/// docs/cni-contract.md, item 94: no ADD can succeed there.
+/// tests/contract-items, item 94: no ADD can succeed there.
 #[test]
 fn a_node_without_the_ipam_plugin_is_not_ready() {
     let Some(bench) = Bench::cni("status::ipam") else { return };
@@ -138,7 +138,7 @@ fn for_both_left(test: &str, check: impl Fn(&Left)) {
     }
 }
 
-/// docs/cni-contract.md, items 99 to 101, 104: absent, null and empty lists mean the same; what lives is kept.
+/// tests/contract-items, items 99 to 101, 104: absent, null and empty lists mean the same; what lives is kept.
 #[test]
 fn gc_without_a_list_gives_back_what_is_dead_of_this_network() {
     for list in [
@@ -156,14 +156,14 @@ fn gc_without_a_list_gives_back_what_is_dead_of_this_network() {
                 "{list}"
             );
             assert!(ran.stderr.contains("alive"), "what is kept is told: {ran:?}");
-            // docs/cni-contract.md, item 105: a second time.
+            // tests/contract-items, item 105: a second time.
             left.gc(list.clone()).ok();
             left.call("DEL", "dead-1").run(&left.config("net", "dead-1")).ok();
         });
     }
 }
 
-/// docs/cni-contract.md, items 99, 100: under either name of the list.
+/// tests/contract-items, items 99, 100: under either name of the list.
 #[test]
 fn gc_keeps_what_is_listed() {
     let one = |container: &str, ifname: &str| json!([{"containerID": container, "ifname": ifname}]);
@@ -186,7 +186,7 @@ fn gc_keeps_what_is_listed() {
     }
 }
 
-/// docs/cni-contract.md, item 99: a list that cannot be understood deletes nothing.
+/// tests/contract-items, item 99: a list that cannot be understood deletes nothing.
 #[test]
 fn gc_refuses_a_list_that_is_none() {
     for_both_left("gc::garbage", |left| {
@@ -203,7 +203,7 @@ fn gc_refuses_a_list_that_is_none() {
     });
 }
 
-/// docs/cni-contract.md, items 102, 103: the IPAM gets the same bytes; whatever one part does, the other is done.
+/// tests/contract-items, items 102, 103: the IPAM gets the same bytes; whatever one part does, the other is done.
 #[test]
 fn gc_goes_on_after_an_error_and_forwards_what_it_got() {
     let Some(left) = Left::new("gc::forward", "rail-cni") else { return };
@@ -217,7 +217,7 @@ fn gc_goes_on_after_an_error_and_forwards_what_it_got() {
     assert_eq!(fs::read_to_string(left.host.path("bin/stand-in.stdin")).unwrap(), config.to_string());
 }
 
-/// docs/cni-contract.md, item 104: nothing was ever attached here.
+/// tests/contract-items, item 104: nothing was ever attached here.
 #[test]
 fn gc_of_nothing_makes_nothing() {
     for_both("gc::nothing", |bench| {
@@ -226,7 +226,7 @@ fn gc_of_nothing_makes_nothing() {
     });
 }
 
-/// docs/cni-contract.md, items 102, 103: one attachment whose files are damaged stops neither the others nor the IPAM.
+/// tests/contract-items, items 102, 103: one attachment whose files are damaged stops neither the others nor the IPAM.
 #[test]
 fn gc_of_one_that_is_damaged_goes_on_with_the_others() {
     let Some(left) = Left::new("gc::damaged", "rail-cni") else { return };

@@ -1,8 +1,8 @@
-//! docs/cni-contract.md, items 42 to 44: VERSION, where the suite of conformance/ does not ask.
+//! tests/contract-items, items 42 to 44: VERSION, where the suite of conformance/ does not ask.
 
 use super::for_both;
 
-/// docs/cni-contract.md, item 44: neither the node's configuration nor /run.
+/// tests/contract-items, item 44: neither the node's configuration nor /run.
 #[test]
 fn version_needs_nothing_of_the_node() {
     for_both("version::node", |bench| {
@@ -13,7 +13,7 @@ fn version_needs_nothing_of_the_node() {
     });
 }
 
-/// docs/cni-contract.md, item 43: what the configuration says, also if it is no version of ours.
+/// tests/contract-items, item 43: what the configuration says, also if it is no version of ours.
 #[test]
 fn version_answers_with_an_unknown_version_too() {
     for_both("version::unknown", |bench| {

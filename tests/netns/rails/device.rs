@@ -45,7 +45,7 @@ pub fn taken(host: &Host, pod: &Path, more: &Value) -> Value {
     result
 }
 
-/// docs/cni-contract.md, items 52, 54.
+/// tests/contract-items, items 52, 54.
 #[test]
 fn every_selector_finds_the_device() {
     let Some((host, pod)) = host("device::selectors") else { return };
@@ -142,7 +142,7 @@ fn a_kernel_path_and_an_auxiliary_device_are_found() {
     }
 }
 
-/// docs/cni-contract.md, items 52 to 54.
+/// tests/contract-items, items 52 to 54.
 #[test]
 fn selectors_that_contradict_or_mean_nothing_are_refused() {
     let Some((host, pod)) = host("device::conflicts") else { return };
@@ -322,7 +322,7 @@ fn host_result(result: &Value, netns: &Path) -> Value {
     result
 }
 
-/// docs/cni-contract.md, items 55, 56: runtimeConfig over args.cni over CNI_ARGS over the configuration.
+/// tests/contract-items, items 55, 56: runtimeConfig over args.cni over CNI_ARGS over the configuration.
 #[test]
 fn the_mac_of_the_highest_source_counts() {
     let Some((host, pod)) = host("device::mac") else { return };
@@ -347,11 +347,11 @@ fn the_mac_of_the_highest_source_counts() {
         let result = attach(config, args).ok().json();
         assert_eq!(result["interfaces"][0]["mac"], mac(last));
         assert_eq!(host.json(Some(&pod), "link show net1")[0]["address"], mac(last));
-        // docs/cni-contract.md, items 79: DEL is not told.
+        // tests/contract-items, items 79: DEL is not told.
         host.call("DEL", "c1", &pod).without("CNI_ARGS").run(&rail(0)).ok();
         assert_eq!(host.snapshot(), before);
     }
-    // As netlink writes it (docs/cni-contract.md, item 64).
+    // As netlink writes it (tests/contract-items, item 64).
     let result = attach(json!({"mac": "02-00-00-00-00-AB"}), "").ok().json();
     assert_eq!(result["interfaces"][0]["mac"], "02:00:00:00:00:ab");
     host.cni("DEL", "c1", &pod, &rail(0)).ok();
@@ -377,7 +377,7 @@ fn the_mac_of_the_highest_source_counts() {
     assert_eq!(host.snapshot(), before);
 }
 
-/// docs/cni-contract.md, item 57.
+/// tests/contract-items, item 57.
 #[test]
 fn dns_of_the_configuration_counts_else_that_of_the_ipam() {
     let Some((host, pod)) = host("device::dns") else { return };
@@ -397,7 +397,7 @@ fn dns_of_the_configuration_counts_else_that_of_the_ipam() {
     }
 }
 
-/// docs/cni-contract.md, item 58.
+/// tests/contract-items, item 58.
 #[test]
 fn the_device_info_file_is_written_replaced_and_removed() {
     let Some((host, pod)) = host("device::info") else { return };

@@ -239,7 +239,7 @@ fn destination_based_routing_makes_neither_rules_nor_tables() {
     assert_eq!(host.json(Some(&pod), "route get 172.18.5.5")[0]["dev"], "net2");
 }
 
-/// docs/cni-contract.md, item 59: from the configuration, from the IPAM, in both families and spellings.
+/// tests/contract-items, item 59: from the configuration, from the IPAM, in both families and spellings.
 #[test]
 fn a_rail_never_has_the_default_route() {
     let Some(host) = fabric("routing::default", 1) else { return };
