@@ -65,6 +65,12 @@ enum Command {
 gone without a DEL), cut-off (the ADD was killed), on-host (the pod is alive, but its device is on the host), \
 missing (the pod is gone, and the device has not returned), elsewhere (the pod is alive, but its device is neither \
 there nor on the host), or unknown (the pod cannot be inspected). VFS is the number of VFs and the number that the PF supports.
+JSON: rails[]: rail or null; pf (name as in node.json, pciID, netdev, driver, link, mtu, rdma[], counted: errors, \
+discards, pause frames, carrier_down; null without a netdev); vfs (max, enabled, attached, dead, lost, free). attachments[]: rail, \
+state, network, pod, containerID, ifname, part (whole or rdma), netns, since, device, pf, addresses[], source (host), minPlanes, mtu, \
+mac, link, rdma[], gids[] (device, port, index, address), error. pending[]: device, network, pod, containerID, ifname, since, steps[] \
+(step, why, tries, since). lost[], without a record: device, interface, addresses[], netns. unreadable[]: damaged records. node; rdma: \
+shared, exclusive or null; emptied: the run directory was emptied, and no ADD has run since; todo[]: the lines below the tables.
 Exit status: 0 nothing to do, 1 the command failed or the lines below the tables say what to do, 2 usage error."
     )]
     Status(StatusArgs),
@@ -72,6 +78,8 @@ Exit status: 0 nothing to do, 1 the command failed or the lines below the tables
     #[command(
         after_help = "The checks are those of the verb CHECK, for all attachments at once. Gateways are probed even \
 where `gatewayProbe` is off; each has one second to answer. Nothing in a pod is changed.
+JSON: attachments[]: pod, containerID, ifname, network, rail, device, gateways[] (those probed), differences[]; lost[] and \
+unreadable[] as in status.
 Exit status: 0 no difference, 1 a difference, or the command failed, 2 usage error."
     )]
     Check,
@@ -80,6 +88,8 @@ Exit status: 0 no difference, 1 a difference, or the command failed, 2 usage err
         after_help = "FAIL: pods with that rail, or with any rail, do not start or do not work; use the \
             exit status to keep pods off the node. warn: most pods start. skip: the check could not be made; the text says \
 why. The checks roce-… are experimental: no device has been seen with them. Nothing is changed.
+JSON: node; ready: whether the exit status is 0; counts (ok, warn, fail, skip); checks[]: check, verdict, rail or null, \
+text, remedy or null.
 Exit status: 0 no check failed, 1 a check failed, 2 usage error."
     )]
     Doctor(DoctorArgs),
@@ -95,6 +105,8 @@ Exit status: 0 ready, 1 timed out, 2 usage error."
         after_help = "Needs neither node.json nor root. error: ADD would refuse it, or it is certainly a \
             mistake. \
 warning: it works, but perhaps not as intended.
+JSON: networks, otherNetworks, errors, warnings (numbers); findings[]: file, line, column, severity (error, warning, note), \
+network, message, null if unknown; silenced[]: the same with reason.
 Exit status: 0 no error, 1 an error, 2 usage error."
     )]
     Lint(LintArgs),
@@ -105,6 +117,9 @@ Exit status: 0 no error, 1 an error, 2 usage error."
 a record that cannot be read. Without WHICH, all attachments are reaped. Any WHICH that matches nothing is reported on stderr.
 A pod is never touched while its network namespace exists, or while that cannot be checked, as in another mount \
 namespace or without permission. Run the command on the host, as root.
+JSON: givenBack[] (restored), left[] (not) and rebuilt[]: device, netdev, network, containerID, ifname, pod, since, error; \
+undone[], pending[], forgotten[] (steps) and lost[] as in status; unreadable[] and dropped[]: damaged records that stayed or were \
+removed; dryRun; inUse.
 Exit status: 0 success, 1 something remains or is pending, 2 usage error."
     )]
     Reap(ReapArgs),
@@ -114,6 +129,7 @@ Exit status: 0 success, 1 something remains or is pending, 2 usage error."
             no leaf port for this rail), unnamed (the leaf announces only a MAC), silent (no LLDP arrived \
             in time), or no-link (the PF has no link). Leaves announce every 30 seconds, so this takes as \
                 long. It sends nothing and changes nothing. Run the command on the host, as root.
+JSON: cables[]: rail, pf, planned[], found (systemName, chassis, port, portDescription), state, swapWith, problem.
 Exit status: 0 every cable is right or unplanned, 1 another state, or the command failed, 2 usage error."
     )]
     Cables(CablesArgs),
@@ -122,6 +138,7 @@ Exit status: 0 every cable is right or unplanned, 1 another state, or the comman
         after_help = "RAIL is ? for a NIC that may be a rail, but nothing says which. Below the table come contradictions, and a \
 node.json of what is known. The rail follows from the leaf that LLDP names, from the plan's leaf ports and prefixes, or from the \
 PCI switch or root that a NIC shares with a GPU (experimental: no GPU node has been seen). Run it on the host, as root.
+JSON: gpus[]; isCertain; nics[]: rail, nic, netdev, isCandidate, gpus[] (gpu, near), leaf, reasons[], contradictions[].
 Exit status: 0 every row is certain, 1 one is not, or the command failed, 2 usage error."
     )]
     Discover(DiscoverArgs),
@@ -134,6 +151,10 @@ Exit status: 0 every row is certain, 1 one is not, or the command failed, 2 usag
     Everything is returned however the command ends; after SIGKILL, by the next ADD or `railctl \
     reap`. When rail-cni is called for a pod meanwhile, everything is returned at once. Run it on the host, as root; --merge runs \
 anywhere.
+JSON: node; rails[]: rail, pf, state, why (if not tried), problems[] (step: device, add, carrier, gateway, mtu, plan, \
+peer or del; code of ADD; text), and after an ADD device, addresses[], mtu, counted (pf, device), leaf, asked[] (node, rail, address, \
+leaf; way: leaf, spine or cross; state: reached, too-large or silent). With --merge: nodes[] (node, rails[], where a peer's state may be \
+away), missing[], isGood: whether the exit status is 0.
 Exit status: 0 no rail is wrong (with --all: every rail is fine), 1 another state, or the command failed, 2 usage error."
     )]
     Preflight(PreflightArgs),
@@ -142,6 +163,7 @@ Exit status: 0 no rail is wrong (with --all: every rail is fine), 1 another stat
         after_help = "STATE is free, held (a pod has it) or refused (no pod has it, and ADD would refuse it); the lines below \
 the table say why, and what node.json does not hand out. LINK is that of the PF, as `status` shows it. Only the rails of \
 node.json have such devices. Nothing is changed. Run it on the host, as root.
+JSON: devices[]: device, rail, pf, isVf, numaNode, link (the PF's), state, problem, files[] (in /dev); excluded[]: device, problem.
 Exit status: 0 none is refused, 1 one is, or the command failed, 2 usage error."
     )]
     Devices,
@@ -150,6 +172,7 @@ Exit status: 0 none is refused, 1 one is, or the command failed, 2 usage error."
         after_help = "STATE is as-wanted, changed, differs (with --check), refused or failed; the lines below the table say \
 why. VFS is the number of VFs and the number that the firmware allows. VFs of pods are not touched, nor are PFs that the host \
 itself uses or that sriov-network-operator manages. Run it on the host, as root, before kubelet starts.
+JSON: pfs[]: rail, pf, netdev, wanted and vfs (numbers), max, state, reason, problem, changes[] (what, vf, from, to).
 Exit status: 0 everything is as wanted, 1 something is not, or the command failed, 2 usage error."
     )]
     Vfs(VfsArgs),
@@ -167,14 +190,17 @@ written. A node that no manifest names keeps its allocations unless --prune is g
     #[command(
         after_help = "STATE is live (the pod's network namespace exists), dead (it is gone, and the next \
 ADD takes the address over), unknown (nothing proves either), free (no pod holds the address), unreadable (the \
-lease's file is damaged) or damaged (the file in the store is damaged)."
+lease's file is damaged) or damaged (the file in the store is damaged).
+JSON: pools[]: node, pool, prefix, gateway, rail, routes, exclusions, leafPorts, leases[], free, error. A lease: address, state, \
+network, containerID, ifname, pod, since, error; that of a resource claim has claim (uid, name, device, function) instead."
     )]
     Leases(LeasesArgs),
     /// Lease the address of a rail to a device of a resource claim, as rail-agent does for DRANET
     #[command(
         after_help = "A device that has a lease keeps it: the same call prints the same address. The lease ends with \
 `railctl release --claim UID`, or with the boot. With --output json, a refusal is printed as `refused`, whose `reason` \
-is held, invalid, no-pool or failed."
+is held, invalid, no-pool or failed.
+JSON: claim, device, rail, table, addresses[] (pool, address, gateway), routes[] (dst; shared: another rail has it too)."
     )]
     Lease(LeaseArgs),
     /// Release leases of pods that are gone
@@ -186,7 +212,8 @@ is held, invalid, no-pool or failed."
 
 A lease is kept unless its network namespace is provably gone, because a second pod could get an address
 in use. That of a resource claim is kept while its device is in a pod. --force releases it anyway. The
-exit status is 1 if a lease was kept.")]
+exit status is 1 if a lease was kept.
+JSON: released[] and refused[], with the keys of leases.")]
     Release(ReleaseArgs),
     /// In a pod, print which interface and RDMA device is which rail, also for NCCL, NVSHMEM, UCX and gloo
     #[command(after_help = "Examples:
@@ -199,6 +226,8 @@ exit status is 1 if a lease was kept.")]
 It needs no privilege, no node.json and no API server. Unknown values are omitted, with a message on stderr.
 --check requires NCCL's variables, in the environment or in NCCL's files, and compares those of other libraries if
 they are set.
+JSON: rails[]: rail, plane, network, interface, addresses[], rdma (device, port, gidIndex), leafPorts[]; variables; unknown[]; \
+with --check differences[]: variable, expected, found.
 Exit status: 0 success, 1 no rails, rails that cannot be told apart, a difference, or a failure, 2 usage error.")]
     Env(EnvArgs),
 }
