@@ -339,58 +339,35 @@ fn no_object_of_the_values_takes_keys_that_nobody_reads() {
     assert!(objects > 8, "{objects}");
 }
 
-/// The rows of helm-docs, by the comments of values.yaml: `# -- DESCRIPTION`, and `# @default -- TEXT` below it.
-fn rows_of_values() -> Vec<String> {
+/// The values that values.yaml describes, sorted: those below a comment `# -- DESCRIPTION`.
+fn described_values() -> Vec<String> {
     let text = read("deploy/chart/values.yaml");
-    let values = &documents(&text)[0];
-    let (mut rows, mut path) = (Vec::new(), Vec::new());
-    let (mut description, mut default) = (String::new(), None);
+    let (mut values, mut path, mut is_described) = (Vec::new(), Vec::new(), false);
     for line in text.lines() {
         let word = line.trim_start();
-        if let Some(start) = word.strip_prefix("# -- ") {
-            description = start.to_owned();
-        } else if let Some(text) = word.strip_prefix("# @default -- ") {
-            default = Some(text.to_owned());
-        } else if let Some(more) = word.strip_prefix("# ").filter(|_| !description.is_empty()) {
-            description = format!("{description} {more}");
-        } else {
-            let description = std::mem::take(&mut description);
-            let default = default.take();
-            let Some((key, _)) = word.split_once(':').filter(|_| !word.starts_with('-')) else { continue };
-            path.truncate((line.len() - word.len()) / 2);
-            path.push(key.to_owned());
-            if description.is_empty() {
-                continue;
-            }
-            let value = &values.pointer(&format!("/{}", path.join("/"))).unwrap();
-            let kind = match value {
-                Value::Bool(_) => "bool",
-                Value::Number(_) => "int",
-                Value::String(_) => "string",
-                Value::Array(_) => "list",
-                _ => "object",
-            };
-            let default = default.unwrap_or_else(|| format!("`{value}`"));
-            rows.push(format!("| {} | {kind} | {default} | {description} |", path.join(".")));
+        if word.starts_with('#') {
+            is_described |= word.starts_with("# -- ");
+            continue;
         }
+        if let Some((key, _)) = word.split_once(':').filter(|_| !word.starts_with('-')) {
+            path.truncate((line.len() - word.len()) / 2);
+            path.push(key);
+            if is_described {
+                values.push(path.join("."));
+            }
+        }
+        is_described = false;
     }
-    rows.sort();
-    rows
+    values.sort();
+    values
 }
 
-/// Every value is in it, too: what is not documented is in no row.
 #[test]
-fn the_table_of_the_charts_page_is_what_values_yaml_says() {
-    let page = read("deploy/chart/README.md");
-    let table = page.lines().skip_while(|line| *line != "|-----|------|---------|-------------|").skip(1);
-    let table: Vec<_> = table.take_while(|line| line.starts_with('|')).collect();
-    let rows = rows_of_values();
-    assert_eq!(table, rows, "{}", rows.join("\n"));
-    let values = &documents(&read("deploy/chart/values.yaml"))[0];
-    for key in values.as_object().unwrap().keys() {
-        let is_of_key =
-            |row: &String| row.contains(&format!("| {key} |")) || row.contains(&format!("| {key}."));
-        assert!(rows.iter().any(is_of_key), "{key}");
+fn every_value_of_the_chart_is_described() {
+    let described = described_values();
+    for key in documents(&read("deploy/chart/values.yaml"))[0].as_object().unwrap().keys() {
+        let is_of_key = |value: &String| value.split('.').next() == Some(key);
+        assert!(described.iter().any(is_of_key), "{key}");
     }
 }
 
@@ -438,9 +415,7 @@ fn every_value_of_the_chart_does_something() {
     if helm(&[]).is_none() {
         return skip(TEST, "helm is not here");
     }
-    let rows = rows_of_values();
-    let documented: Vec<_> = rows.iter().map(|row| row.split(" | ").next().unwrap()).collect();
-    assert_eq!(documented, CHANGES.map(|(key, ..)| format!("| {key}")));
+    assert_eq!(described_values(), CHANGES.map(|(key, ..)| key));
     for (key, value, shown) in CHANGES {
         // What is about objects that are an option is tried with them.
         let with: &[&str] = match key {
