@@ -18,7 +18,7 @@ cases=(two_packagings_are_the_same_bytes a_deb_installs_and_goes a_rpm_installs_
     bash_completes_commands_and_options completions_of_zsh_and_fish_parse the_bill_names_all_that_is_linked
     what_is_linked_has_an_allowed_licence_and_comes_from_crates_io tag_marks_a_clean_release tag_refuses_changed_files
     tag_refuses_a_version_without_a_dated_entry tag_refuses_a_lock_file_of_another_version
-    tag_refuses_a_version_that_was_tagged)
+    tag_refuses_a_version_that_was_tagged the_page_of_a_release_has_its_changes_alone_and_links_to_its_files)
 # It builds for arm64.
 [[ ${RAIL_TEST_MODE:-} != nightly ]] || cases+=(the_archive_of_the_suite_is_there_for_arm64)
 passed=0 failed=0 skipped=0 status=0
@@ -530,6 +530,19 @@ what_is_linked_has_an_allowed_licence_and_comes_from_crates_io() {
     grep -q '^=== clap ' "$unpacked/THIRD-PARTY-LICENSES"
     [[ $(sed -n 's/^source = //p' "$root/Cargo.lock" | sort -u) == \
         '"registry+https://github.com/rust-lang/crates.io-index"' ]]
+}
+
+# --- the page ---------------------------------------------------------------------------------------------------
+
+the_page_of_a_release_has_its_changes_alone_and_links_to_its_files() {
+    local page link
+    page=$("$root/scripts/release" notes)
+    grep -qF "rail-cni-$version-linux-ARCH.tar.gz" <<<"$page"
+    grep -qxF '### Added' <<<"$page"
+    if grep '^## ' <<<"$page"; then return 1; fi
+    while read -r link; do
+        [[ $link == "../../blob/v$version/"* && -e $root/${link#"../../blob/v$version/"} ]]
+    done < <(grep -oE '\]\([^):#]+' <<<"$page" | cut -c 3-)
 }
 
 # --- tags -------------------------------------------------------------------------------------------------------
