@@ -278,7 +278,7 @@ fn lint_finds_nothing_in_the_networks() {
     // Of a pool that stands in the network the routes are seen: what they may cover, node.json knows.
     let (code, told) = lint(&["conf/cnitool"], b"");
     assert_eq!(code, Some(0));
-    assert!(told.contains("rail-0.conf:13: warning: 172.16.0.0/12, a prefix of rail-0, overlaps"), "{told}");
+    assert!(told.contains("rail-0.conf:13: warning: 172.16.0.0/12"), "{told}");
     let output = bench.command(&RAILCTL, &["lint", "conf/cnitool"]).output().unwrap();
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "1 network: 0 errors, 0 warnings\n");
     let plan = bench.command(&RAILCTL, &["plan", "conf/fabric.yaml", "--to", "nads"]).output().unwrap();

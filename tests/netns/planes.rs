@@ -56,7 +56,7 @@ fn too_few_planes_refuse_the_pod_and_are_named() {
         assert!(told.contains(part), "no {part:?} in {told}");
     }
     let ran = host.cni("ADD", "c1", &pod, &config(2)).ok();
-    assert!(ran.stderr.contains("2 of 4 planes of rail 0 have a carrier"), "{ran:?}");
+    assert!(ran.stderr.contains("2 of 4 planes"), "{ran:?}");
     host.cni("DEL", "c1", &pod, &config(2)).ok();
     host.ip("link set plane3 up");
     set(&host, 1, "up");
@@ -111,7 +111,7 @@ fn a_plane_that_a_pod_has_counts() {
 fn more_planes_than_node_json_has_are_refused() {
     let Some((host, pod)) = host("planes::bad") else { return };
     let error = host.cni("ADD", "c1", &pod, &config(5)).error(7);
-    assert!(error["msg"].as_str().unwrap().contains("lists 4 planes of rail 0"), "{error}");
+    assert!(error["msg"].as_str().unwrap().contains("4 planes of rail 0"), "{error}");
     for min in [json!(0), json!(17), json!("2")] {
         host.cni("ADD", "c1", &pod, &with(rail(0), json!({ "minPlanes": min }))).error(7);
     }

@@ -204,7 +204,7 @@ fn row(record: &Record, what: &str) -> Vec<String> {
     ]
 }
 
-/// docs/operations.md documents these keys: new keys may be added, but none may change its meaning.
+/// The help of the verb lists these keys: new keys may be added, but none may change its meaning.
 fn json(node_name: &str, checked: &[Checked<'_>], inventory: &Inventory) -> Value {
     let attachments = checked.iter().map(|Checked { record, gateways, differences }| {
         json!({

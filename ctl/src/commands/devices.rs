@@ -102,7 +102,7 @@ fn state(offer: &Offer, (kind, function): (&str, &Function), inventory: &Invento
 }
 
 impl Device<'_> {
-    /// docs/operations.md documents these keys: new keys may be added, but none may change its meaning.
+    /// The help of the verb lists these keys: new keys may be added, but none may change its meaning.
     fn json(&self) -> Result<Value> {
         let mut files = self.function.char_devices()?;
         // A container with a file that is not there does not start.

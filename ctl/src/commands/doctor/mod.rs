@@ -199,7 +199,7 @@ impl Findings {
         )
     }
 
-    /// docs/operations.md documents these keys: keys and checks may be added, but none may change its meaning.
+    /// The help of the verb lists these keys: keys and checks may be added, but none may change its meaning.
     fn json(&self, node_name: &str) -> Value {
         json!({
             "node": node_name,

