@@ -41,7 +41,7 @@ pub fn begin() {
     call().began = Some(Instant::now());
 }
 
-/// Says where the file is. A call that ends before this leaves no line: nobody knows where.
+/// Says where the file is. A call that ends before this leaves no line, because the file is not known yet.
 pub fn is_below(run_dir: &Path) {
     call().run_dir = Some(run_dir.to_owned());
 }
@@ -94,7 +94,7 @@ pub fn end(code: u32, message: &str) {
         object.retain(|_, value| !value.is_null() && value != "" && !is_empty(value));
     }
     // One write: lines of several processes do not mix. It begins with the end of a line, because a full file system may
-    // have cut the last one off. The pod has its rail already, and nobody is left to be told of an error.
+    // have cut the last one off. The pod has its rail already, and an error could not be reported any more.
     let _ = file.write_all(format!("\n{line}\n").as_bytes());
 }
 

@@ -35,7 +35,7 @@ pub enum Seen {
 }
 
 /// Shows every namespace except the caller's to `visitor`, with a path that leads to it, until the visitor
-/// breaks off or the deadline has passed. Whoever may make namespaces can make any number of them, so the
+/// breaks off or the deadline has passed. A program that may create namespaces can create any number of them, so the
 /// deadline applies to those that exist only through processes. The mounted ones come first and are all
 /// visited, because only runtimes mount them. A namespace that cannot be entered, as one of a parent user
 /// namespace, is left out. The visitor runs in the namespace: the kernel lists RDMA devices by that of the thread, not of

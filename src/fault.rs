@@ -1,5 +1,5 @@
-//! What is wrong with a file or a configuration: where, at which key, what, and what to do about it. Whoever finds a
-//! fault keeps it as a value; [`Fault`]'s `Display` is the only place that makes a line of it.
+//! What is wrong with a file or a configuration: where, at which key, what, and what to do about it. A fault is kept as a
+//! value; [`Fault`]'s `Display` is the only place that makes a line of it.
 
 use std::fmt;
 

@@ -168,7 +168,7 @@ impl NetnsId {
             Ok(real) => real.starts_with(PROC),
             // A path that ends in /proc/PID/ns cannot be resolved further: only the kernel follows those links.
             Err(error) if error.kind() == io::ErrorKind::NotFound => true,
-            // Whoever took it for one of those would take it for another namespace than before.
+            // Taken for one of those, it would look like another namespace than before.
             Err(error) => return Err(error),
         };
         let created = if is_of_process { 0 } else { created(&meta) };

@@ -494,7 +494,7 @@ impl Function {
     pub fn bind(&self, driver: &str) -> Result<()> {
         let bus = self.path.ancestors().nth(2).unwrap_or(&self.path);
         let bound = self.write_id(&bus.join("drivers").join(driver).join("bind"));
-        // Somebody else may have been faster.
+        // Another process may have been faster.
         if self.driver().as_deref() == Some(driver) { Ok(()) } else { bound }
     }
 

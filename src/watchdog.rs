@@ -1,6 +1,6 @@
 //! Ends a call that hangs, so that no runtime waits without end. Where a wait can have a deadline of its own,
 //! it has one; the watchdog is for all other waits: a disk on a server that is gone, a driver that holds a lock
-//! of the kernel, a pipe that nobody reads.
+//! of the kernel, a pipe without a reader.
 //!
 //! A thread sleeps until the time of the call is over. Then it answers in place of the call and ends the
 //! process as SIGKILL would: everything that the call had begun is on record. A thread in uninterruptible sleep

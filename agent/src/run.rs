@@ -857,7 +857,7 @@ impl Agent {
         let program = self.args.plugins_dir.join(RAILCTL);
         let taken = match self.host.run(&program, source.csv, &source.text).await {
             Ok(said) if said.is_success => rollout::taken(&said.stdout, &self.args.node, &show),
-            Ok(said) => Some(format!("nobody knows whose its prefixes are: {}", said.stderr.trim())),
+            Ok(said) => Some(format!("the owner of its prefixes is unknown: {}", said.stderr.trim())),
             Err(error) => Some(of(&error)),
         };
         Some(match taken {

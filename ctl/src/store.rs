@@ -31,8 +31,8 @@ pub struct Change<'a> {
     pub allocation: Option<&'a Allocation>,
 }
 
-/// The right to write the store. Whoever has it compares a plan with the store, and writes what is different: between the
-/// two nobody else writes.
+/// The right to write the store. Its holder compares a plan with the store and writes the differences; no other program
+/// writes in between.
 #[derive(Debug)]
 pub struct Writer {
     /// The directory, and its lock. It is no error that there is none as long as there is nothing to write.
@@ -78,7 +78,7 @@ pub fn apply<G>(
     let is_unfinished = writer.path.join(UNFINISHED).exists();
     if changes.is_empty() && !is_unfinished {
         agree()?;
-        // Without a store that can be opened, nobody was closed.
+        // Without a store that can be opened, no node was closed.
         return writer.root.as_ref().map_or(Ok(()), |(root, _lock)| open_again(root, named));
     }
     let (root, _lock) = writer.root?;

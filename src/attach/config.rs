@@ -364,7 +364,7 @@ pub const RDMA_CNI: &str = "rdma";
 /// What can be read of any network, whatever else is wrong with it: for DEL, and for verbs that need no more.
 #[derive(Clone, Copy, Debug)]
 pub struct Outline<'n> {
-    /// `ipam.type`, unless the addresses are the host's: nobody leases those.
+    /// `ipam.type`, unless the addresses are the host's, which are not leased.
     pub ipam: Option<&'n str>,
     /// `rail`, of whatever size.
     pub rail: Option<u64>,

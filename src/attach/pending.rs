@@ -66,7 +66,7 @@ fn retry_others(pending: &mut Pending, records: &Records, node: &Node) -> Result
     records.note(pending, is_meant)
 }
 
-/// Restores the device, which is on the host, or in another pod: whoever has it now has taken over what it was.
+/// Restores the device, which is on the host, or in another pod, whose record then has its former state.
 fn retry_device(pending: &mut Pending, records: &Records, node: &Node, patience: Duration) -> Result<()> {
     let id = pending.record.owner.device.id.clone();
     let Some(mut lock) = records.locks.try_device(&id)? else { return Ok(()) };

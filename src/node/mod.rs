@@ -99,7 +99,7 @@ struct LogConfig {
 impl LogConfig {
     /// Whether a network may log to `requested`: it must be the operator's file, or directly in the directory
     /// that the operator set aside for networks. In any other directory, such as /var/log, a tenant could write
-    /// into somebody else's file.
+    /// into another program's file.
     fn allows(&self, requested: &Path) -> bool {
         let name = requested.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let is_name = !name.is_empty() && !name.starts_with('.') && !name.contains(char::is_control);

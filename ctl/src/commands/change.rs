@@ -347,7 +347,7 @@ pub fn changes(node: &Node, pools: &Pools, nodes: &Nodes, terms: &Terms) -> Resu
         }
         for (pool, before) in stored {
             let planned = pools.get(&pool);
-            // A file that cannot be read, unlike one that is damaged, may be whole: nobody knows what it holds.
+            // A file that cannot be read, unlike one that is damaged, may be whole, but its content is unknown.
             let is_damaged = before.is_err();
             let before = match before {
                 Err(error) if !store::is_damage(&error) => return Err(error),
@@ -650,7 +650,7 @@ pub fn write(node: &Node, writer: Writer, import: &Import, force: Force) -> Resu
         import.lines.iter().filter(|line| line.after.is_some()).map(|line| line.node_name.as_str()).collect();
     named.dedup();
     crate::store::apply(writer, &changes, &named, || {
-        // A pod that takes an address from now on takes it from the new plan. By force, nobody is waited for.
+        // A pod that takes an address from now on takes it from the new plan. With --force, no pod is waited for.
         let held = if force == Force::No { hold(node, &import.lines)? } else { None };
         refuse_hurt()?;
         Ok(held)

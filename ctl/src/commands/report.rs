@@ -11,7 +11,7 @@ use crate::plan::{Plan, groups};
 use rail_cni::fault::few;
 use rail_cni::pool::allocation::Allocation;
 
-/// Nobody reads more lines than this.
+/// The most lines that are printed.
 const MOST_LINES: usize = 200;
 
 /// Prints the messages that precede writing.

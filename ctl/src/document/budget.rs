@@ -51,7 +51,7 @@ pub(super) fn weight(value: &Value) -> usize {
         }
 }
 
-/// Pays for a copy of a value and of all values in it.
+/// Charges a copy of a value and of all values in it.
 pub(super) fn copied(placed: &Placed, budget: &mut Budget) -> Result<(), String> {
     fn whole(value: &Value) -> usize {
         weight(value)

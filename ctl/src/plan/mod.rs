@@ -38,7 +38,7 @@ use rail_cni::pool::cidrpool::{self, Spec, Wanted};
 use rail_cni::pool::{self, Allocation, LeafPort};
 use refusal::{Doubt, Doubts, Refusal};
 
-/// The leaf ports of these cables. A port without its leaf is left out, because nobody could find it.
+/// The leaf ports of these cables. A port without its leaf is left out, because it could not be found.
 fn leaf_ports(cables: &[Cable]) -> Vec<LeafPort> {
     let port = |cable: &Cable| Some(LeafPort { leaf: cable.leaf.clone()?, port: cable.port.clone() });
     cables.iter().filter_map(port).collect()

@@ -154,7 +154,7 @@ fn refusal(dir: &Dir, name: &str, whose: &Whose) -> anyhow::Error {
     )
 }
 
-/// Whose the file is, if it is another's. What is no JSON is nobody's.
+/// Whose the file is, if it is another's. A file that is not JSON has no owner.
 fn of_another(dir: &Dir, name: &str, original: &Original, attachment: &Attachment) -> Result<Option<Whose>> {
     let Some(content) = dir.read(name)? else { return Ok(None) };
     let info: Value = serde_json::from_slice(&content).unwrap_or_default();

@@ -92,7 +92,7 @@ impl Gateways {
         Ok(())
     }
 
-    /// The same in CHECK. A rail that is down asks nobody.
+    /// The same in CHECK. A rail that is down asks no gateway.
     pub fn check(&self, cx: &mut Cx<'_>) -> Vec<String> {
         if cx.link_in_pod().is_none_or(|link| !link.up) {
             return Vec::new();

@@ -12,7 +12,7 @@ use crate::fail;
 use crate::sysfs::Function;
 use rail_netlink::link::{self, Link, format_mac};
 
-/// What a port reports to which nobody gave a GUID; the second is what the PF's driver takes for it.
+/// What a port without a GUID reports; the second is what the PF's driver takes for it.
 pub const NO_GUIDS: [u64; 2] = [0, u64::MAX];
 
 /// Fails until ib-kubernetes has chosen the GUID and told the subnet manager.

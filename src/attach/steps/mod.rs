@@ -54,7 +54,7 @@ pub enum Change {
     Vf(Vf),
     /// RDMA devices get a name and a quality of service, and move to the pod.
     Rdma(Rdma),
-    /// When it comes home, the device is reset.
+    /// The device is reset when it returns to the host.
     Reset,
     /// The pod may stack links on the device.
     Links,

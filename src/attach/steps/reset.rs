@@ -1,4 +1,4 @@
-//! `resetOnDel`: a function-level reset when the device comes home from a pod. ADD changes nothing for it.
+//! `resetOnDel`: a function-level reset when the device returns from a pod. ADD changes nothing for it.
 
 use anyhow::Result;
 
@@ -8,7 +8,7 @@ use crate::fail;
 use crate::sysfs::Function;
 use rail_netlink::link;
 
-/// Resets the function. Its driver is away meanwhile, unless a program in user space has it.
+/// Resets the function. Its driver is unbound meanwhile, unless it is a userspace driver.
 pub fn undo(cx: &mut Cx<'_>) -> Result<()> {
     let Some(function) = cx.function.clone().filter(Function::exists) else { return Ok(()) };
     let had_netdev = cx.at_home();

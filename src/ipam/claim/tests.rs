@@ -125,7 +125,7 @@ fn a_claim_holds_its_device_while_the_lease_stands() {
     bench.take("c1", &[], &[]).unwrap();
     bench.netdev_goes();
     assert_eq!(devices(&bench.node).unwrap(), HashSet::from([VF.to_owned()]));
-    // A reboot ends the pod. A lease that cannot be read names nobody.
+    // A reboot ends the pod. A lease that cannot be read names no holder.
     for (file, with) in bench.leases().iter().zip(["another-boot", "\""]) {
         let text = fs::read_to_string(file).unwrap();
         fs::write(file, text.replace(crate::files::boot_id().unwrap(), with)).unwrap();

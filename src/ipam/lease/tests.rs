@@ -99,7 +99,7 @@ fn what_the_dead_hold_is_taken_over() {
     let text = std::fs::read_to_string(&file).unwrap();
     std::fs::write(&file, text.replace(files::boot_id().unwrap(), "another-boot")).unwrap();
     assert_eq!(bench.take_requested(&[ONE], "c3", "c", &["10.0.0.1"]).unwrap(), ["10.0.0.1"]);
-    // The late DEL of a dead one leaves its heir alone.
+    // The late DEL of a dead one leaves the new owner alone.
     bench.release("c2");
     assert_eq!(bench.files("one").len(), 1);
 }

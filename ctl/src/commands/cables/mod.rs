@@ -43,9 +43,9 @@ struct Cable {
 enum End {
     /// The PF hears nothing, because of this.
     NoLink(String),
-    /// Nobody spoke, or what came could not be read.
+    /// No neighbor spoke, or its frames could not be read.
     Silent(Option<&'static str>),
-    /// Somebody spoke.
+    /// A neighbor spoke.
     Heard(Neighbour),
 }
 

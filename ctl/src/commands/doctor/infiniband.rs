@@ -1,4 +1,4 @@
-//! `railctl doctor`: VFs on InfiniBand that nobody gave a GUID.
+//! `railctl doctor`: VFs on InfiniBand without a GUID.
 
 use super::super::inventory::Rail;
 use super::{Check, Findings};

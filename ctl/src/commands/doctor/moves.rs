@@ -53,7 +53,7 @@ fn judge(took: Duration, is_normal: bool) -> Check {
     Check::ok(NAME, text)
 }
 
-/// The shortest of some moves. The others may have waited for somebody else, as the kernel makes one change at a time.
+/// The shortest of some moves. The others may have waited for another program, because the kernel makes one change at a time.
 fn fastest() -> Result<Duration> {
     let moved = std::thread::scope(|scope| {
         std::thread::Builder::new()

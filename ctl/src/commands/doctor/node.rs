@@ -273,7 +273,7 @@ pub fn directories(node: &Node, found: &mut Findings) {
     found.ok_unless_reported("store", store.display().to_string());
 }
 
-/// Checks that only root can write there: whoever can may take any device and any address.
+/// Checks that only root can write there: write access gives any device and any address.
 fn check_owner(name: &'static str, directory: &Path, found: &mut Findings) {
     let Ok(meta) = directory.metadata() else { return };
     let shown = directory.display();

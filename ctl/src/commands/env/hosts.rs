@@ -1,5 +1,5 @@
 //! The hostfile of a job: the DNS names of its pods, by the numbers that JobSet, LeaderWorkerSet, Indexed Job, StatefulSet and
-//! the MPI operator give them. Nobody is asked, so a pod that is not there yet has its line.
+//! the MPI operator give them. No server is asked, so pods that have not started are listed too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -191,7 +191,7 @@ impl Rail {
                 only_port(&function).map_err(|why| format!("{name}: its RDMA device is omitted: {why}"))?
             }
         };
-        // Whoever may rename it can put a comma or a quote into it.
+        // A program that may rename it can put a comma or a quote into it.
         if !is_identifier(&port.device) || port.device.len() >= 64 {
             return Err(format!(
                 "{name}: its RDMA device {:?} is omitted, because libraries would misread the name",

@@ -47,7 +47,7 @@ const RESOURCE: &str = "k8s.v1.cni.cncf.io/resourceName";
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Severity {
-    /// ADD refuses it, or nobody can intend it.
+    /// ADD refuses it, or it cannot be intended.
     Error,
     /// It works, perhaps not as it was intended.
     Warning,

@@ -1,4 +1,4 @@
-//! An ICMP echo of a given size, from an address and an interface, that nobody on the way may take apart.
+//! An ICMP echo of a given size, from an address and an interface, that no router may fragment.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -31,7 +31,7 @@ pub struct From<'a> {
     pub address: IpAddr,
 }
 
-/// Lets this process use ICMP sockets in the namespace of this thread, where by default nobody may.
+/// Lets this process use ICMP sockets in the namespace of this thread, where by default no group may.
 pub fn permit() -> Result<()> {
     let (path, group) = ("/proc/sys/net/ipv4/ping_group_range", nix::unistd::getegid());
     std::fs::write(path, format!("{group} {group}")).with_context(|| format!("cannot write {path}"))

@@ -1,4 +1,4 @@
-//! A pod that nobody sees: a network namespace of this process, and the calls that a runtime would make for it.
+//! A hidden pod: a network namespace of this process, and the calls that a runtime would make for it.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -28,7 +28,7 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 /// ends, and the next ADD of each device restores it, as after any pod without a DEL.
 #[derive(Debug)]
 pub struct Pod {
-    /// It has no name: this file keeps it, and so does nobody else.
+    /// It has no name: only this open file keeps it.
     file: File,
     container: String,
     plugins: PathBuf,

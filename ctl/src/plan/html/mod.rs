@@ -1,5 +1,5 @@
 //! The plan as a page for a browser: the fabric as a picture, and every link with both of its ends. Rows are made by a
-//! small script when somebody looks at them, because a fabric may have a hundred thousand links.
+//! small script when they are opened, because a fabric may have a hundred thousand links.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
