@@ -512,7 +512,7 @@ fn networks_that_the_node_knows_are_what_its_pfs_are_measured_by() {
     assert!(told.len() == 2 && told[1].0 == "fail", "{told:?}");
     assert_eq!(told[1].1, "rail 1: pf1 has MTU 4000, but the network rail-1 has 4200: its ADDs are refused");
     let rdma = found(4000, "rdma");
-    assert!(rdma[0].0 == "fail" && rdma[0].1.starts_with("rail-0"), "{rdma:?}");
+    assert!(rdma[0].0 == "fail" && rdma[0].1.contains("rail-0"), "{rdma:?}");
     // A pod's network is known by its record.
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &with(rail(0), json!({"mtu": 4000}))).ok();
@@ -615,7 +615,7 @@ fn what_rdma_needs_is_checked_when_it_is_asked_for() {
     };
     assert_eq!(lines(&doctor(&host), "rdma-port"), []);
     let none = asked("rdma");
-    assert!(none[0].0 == "fail" && none[0].1.ends_with("--rdma"), "{none:?}");
+    assert!(none[0].0 == "fail" && none[0].1.contains("--rdma"), "{none:?}");
     assert_eq!(asked("rdma-port")[0].0, "skip");
     assert_eq!(asked("rdma-gid")[0].0, "skip");
     assert_eq!(asked("rdma-mtu")[0].0, "ok");
