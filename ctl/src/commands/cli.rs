@@ -66,7 +66,8 @@ gone without a DEL), cut-off (the ADD was killed), on-host (the pod is alive, bu
 missing (the pod is gone, and the device has not returned), elsewhere (the pod is alive, but its device is neither \
 there nor on the host), or unknown (the pod cannot be inspected). VFS is the number of VFs and the number that the PF supports.
 JSON: rails[]: rail or null; pf (name as in node.json, pciID, netdev, driver, link, mtu, rdma[], counted: errors, \
-discards, pause frames, carrier_down; null without a netdev); vfs (max, enabled, attached, dead, lost, free). attachments[]: rail, \
+discards, pause frames, carrier_down; null without a netdev); rdmaCounted: errors, \
+repetitions and congestion of RDMA, by PCI address of PF or VF; vfs (max, enabled, attached, dead, lost, free). attachments[]: rail, \
 state, network, pod, containerID, ifname, part (whole or rdma), netns, since, device, pf, addresses[], source (host), minPlanes, mtu, \
 mac, link, rdma[], gids[] (device, port, index, address), error. pending[]: device, network, pod, containerID, ifname, since, steps[] \
 (step, why, tries, since). lost[], without a record: device, interface, addresses[], netns. unreadable[]: damaged records. node; rdma: \
@@ -152,7 +153,7 @@ Exit status: 0 every row is certain, 1 one is not, or the command failed, 2 usag
     reap`. When rail-cni is called for a pod meanwhile, everything is returned at once. Run it on the host, as root; --merge runs \
 anywhere.
 JSON: node; rails[]: rail, pf, state, why (if not tried), problems[] (step: device, add, carrier, gateway, mtu, plan, \
-peer or del; code of ADD; text), and after an ADD device, addresses[], mtu, counted (pf, device), leaf, asked[] (node, rail, address, \
+peer, bandwidth or del; code of ADD; text), and after an ADD device, addresses[], mtu, counted (pf, device, rdma), leaf, bandwidth (null, or node and gbits), asked[] (node, rail, address, \
 leaf; way: leaf, spine or cross; state: reached, too-large or silent). With --merge: nodes[] (node, rails[], where a peer's state may be \
 away), missing[], isGood: whether the exit status is 0.
 Exit status: 0 no rail is wrong (with --all: every rail is fine), 1 another state, or the command failed, 2 usage error."
