@@ -349,7 +349,7 @@ the_suite_can_be_published_as_a_crate() {
     local crate=cni-conformance-$version to=$PWD
     (cd "$root" && cargo package --quiet --locked --offline --allow-dirty --no-verify --package cni-conformance --target-dir "$to/target")
     tar -xzf "target/package/$crate.crate"
-    ! grep -E '^path = "\.\.' "$crate/Cargo.toml"
+    if grep -E '^path = "\.\.' "$crate/Cargo.toml"; then return 1; fi
     [[ -s $crate/README.md && -s $crate/plugins/bridge.json && -s $crate/src/replay.sh && -s $crate/action.sh ]]
     local link
     while read -r link; do [[ -e $crate/${link%%#*} ]]; done < <(grep -oE '\]\([^):#]+\)' "$crate/README.md" | tr -d ')' | cut -c 3-)
