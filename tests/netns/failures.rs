@@ -1040,6 +1040,8 @@ fn debts_do_not_fill_the_run_folder() {
         let of = format!("{}{since}{}", &of[..since_key], &of[since_key + since.len()..]);
         fs::write(debt.with_file_name(format!("old{number}:net1:vf0.json")), of).unwrap();
     }
+    // Here it grows.
+    rig.run("ADD", 1).ok();
     rig.run("DEL", 1).ok();
     let size: u64 = rig.host.pending().iter().map(|path| path.metadata().unwrap().len()).sum();
     assert!(size < 20 << 20, "{size}");
