@@ -161,6 +161,8 @@ struct Faulted {
     has_begun: bool,
     /// It was its answer that could not be printed.
     is_mute: bool,
+    /// It may have been kept in a pod's namespace: then it ends as if it had been killed.
+    may_be_astray: bool,
     /// The counts of reads that have no half.
     unread: HashSet<usize>,
 }
@@ -179,7 +181,7 @@ fn run<S: Story>(story: &S, case: Option<Case>, mut see: impl FnMut(&Point, usiz
     let mut counts: HashMap<i64, usize> = HashMap::new();
     // The loader's calls are not ours. The first call of a Rust program is a poll of its three standard files.
     let mut loading = HashSet::from([pid]);
-    let (mut what, mut is_mute) = (None, false);
+    let (mut what, mut is_mute, mut may_be_astray) = (None, false, false);
     let mut halved = None;
     let (ended, is_ended) = mpsc::channel::<()>();
     let traced = std::thread::scope(|scope| {
@@ -212,6 +214,7 @@ fn run<S: Story>(story: &S, case: Option<Case>, mut see: impl FnMut(&Point, usiz
             let file = fs::read_link(format!("/proc/{}/fd/{}", point.pid, point.arguments[0]));
             what = Some(format!("{} {case:?} {file:?}", tracer::comm(point.pid)));
             is_mute = point.number == libc::SYS_write && point.arguments[0] == 1;
+            may_be_astray = point.number == libc::SYS_setns;
             match (case.fault, point.sent()) {
                 (Fault::Fails(errno), _) => Fate::Fails(errno),
                 (Fault::Halved, _) => Fate::Halved,
@@ -230,7 +233,8 @@ fn run<S: Story>(story: &S, case: Option<Case>, mut see: impl FnMut(&Point, usiz
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let what = what.filter(|_| halved.is_none_or(|count| !traced.unread.contains(&count)));
     let ran = Ran { status: traced.status, stdout: text(stdout), stderr: text(stderr) };
-    Faulted { ran, what, has_begun: !loading.contains(&pid), is_mute, unread: traced.unread }
+    let has_begun = !loading.contains(&pid);
+    Faulted { ran, what, has_begun, is_mute, may_be_astray, unread: traced.unread }
 }
 
 /// What is tried of one verb or command.
@@ -600,6 +604,10 @@ impl<const V: char, const IS_COPY: bool> Story for Verb<V, IS_COPY> {
             return;
         }
         match V {
+            // The next DEL undoes it.
+            ADD if faulted.may_be_astray && self.is_on_record() => {
+                assert!(is_ok || ran.json()["code"] == 11, "{ran:?}");
+            }
             ADD => {
                 assert_eq!(self.is_in_pod(), is_ok, "{ran:?}");
                 if is_ok {
