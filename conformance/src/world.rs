@@ -217,6 +217,14 @@ impl<'s> World<'s> {
         }
     }
 
+    /// Leaves the check out unless the plugin claims a version from 1.0.0 on, in which errors 4 to 7 have their meaning.
+    pub fn claims_version_1(&self) -> Result<(), Stop> {
+        match self.description().newest().starts_with('1') {
+            true => Ok(()),
+            false => Err(left_out("it claims no version 1".to_owned())),
+        }
+    }
+
     /// Leaves the check out for other kinds.
     pub fn only(&self, kinds: &[Kind]) -> Result<(), Stop> {
         match kinds.contains(&self.description().kind) {
@@ -1076,7 +1084,8 @@ impl Ran {
     pub fn error(&self) -> Result<Value, String> {
         let error = self.result()?;
         let is_text = |key: &str| error[key].is_string();
-        if !error["code"].is_u64()
+        // 0.4.0 has a table with negative ones.
+        if !(error["code"].is_u64() || error["code"].is_i64())
             || !is_text("msg")
             || !(is_text("details") || error.get("details").is_none())
         {

@@ -128,6 +128,7 @@ fn verbs<'v>(world: &'v World<'_>) -> impl Iterator<Item = &'static str> + 'v {
 }
 
 fn garbage_is_error_6(world: &World<'_>) -> Result<(), Stop> {
+    world.claims_version_1()?;
     let one = world.attachment(0)?;
     for verb in verbs(world) {
         for text in ["", " ", "{", "[]", "7", "\"x\""] {
@@ -194,6 +195,7 @@ fn wrong_types_are_refused(world: &World<'_>) -> Result<(), Stop> {
 }
 
 fn network_has_a_name(world: &World<'_>) -> Result<(), Stop> {
+    world.claims_version_1()?;
     let one = world.attachment(0)?;
     for verb in verbs(world) {
         for name in [json!(null), json!(""), json!("-a"), json!("a b"), json!("a/b"), json!("../a")] {

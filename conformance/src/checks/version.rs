@@ -16,6 +16,10 @@ pub const CHECKS: &[Check] = &[
         "version_lists_versions",
         "VERSION prints cniVersion, a string, and supportedVersions, a list of strings",
         &[must(
+            "0.4.0",
+            "parameters",
+            "The operations that CNI plugins must support are: … `VERSION`: Report version … Result: information about the CNI spec versions supported by the plugin",
+        ), must(
             "1.0.0",
             "version-1",
             "Plugins must output a JSON object with the following keys upon a `VERSION` operation: … `cniVersion`: The value of `cniVersion` specified on input … `supportedVersions`: A list of supported specification versions",
@@ -50,6 +54,10 @@ pub const CHECKS: &[Check] = &[
         "version_needs_no_variable",
         "VERSION needs no variable except CNI_COMMAND",
         &[must(
+            "0.4.0",
+            "parameters",
+            "The operations that CNI plugins must support are: … `VERSION`: Report version … Parameters: NONE.",
+        ), must(
             "1.0.0",
             "version-1",
             "Plugins must output a JSON object with the following keys upon a `VERSION` operation: … Required environment parameters: … `CNI_COMMAND`",
@@ -97,6 +105,7 @@ fn version_lists_versions(world: &World<'_>) -> Result<(), Stop> {
 
 /// Up to 0.4.0, it is the version that the plugin uses for its answer.
 fn version_answers_in_the_version_asked(world: &World<'_>) -> Result<(), Stop> {
+    world.claims_version_1()?;
     let call = asked(world)?;
     let versions = VERSIONS.into_iter().filter(|version| version.starts_with('1'));
     for version in versions.filter(|version| world.description().claims_version(version)) {
