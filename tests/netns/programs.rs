@@ -10,6 +10,10 @@ pub const RAIL_CNI: &str = env!("CARGO_BIN_EXE_rail-cni");
 pub fn rail_ipam() -> &'static str {
     static PATH: LazyLock<String> = LazyLock::new(|| {
         let path = Path::new(RAIL_CNI).with_file_name("rail-ipam");
+        // The folder may be another user's.
+        if std::fs::read_link(&path).is_ok_and(|to| to == Path::new("rail-cni")) {
+            return path.to_str().unwrap().to_owned();
+        }
         // Other processes of tests use it meanwhile.
         let new = path.with_file_name(format!(".rail-ipam.{}", std::process::id()));
         let _ = std::fs::remove_file(&new);
