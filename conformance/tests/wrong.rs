@@ -532,7 +532,8 @@ const WRONG: &[Fault] = &[
     ("dels_at_the_same_time", "take; is DEL && alone", &[]),
     (
         "add_and_del_at_the_same_time",
-        r#"is ADD && { touch $own/adds; take; sleep 0.5; real; s=$?; rm -f $own/adds; exit $s; }; is DEL && [ -e $own/adds ] && stray"#,
+        // Whichever is first: DEL comes in the middle of ADD.
+        r#"is ADD && { touch $own/adds; take; sleep 1; real; s=$?; rm -f $own/adds; exit $s; }; is DEL && { sleep 0.4; [ -e $own/adds ] && stray; }"#,
         &[],
     ),
     ("add_on_a_full_disk", "is ADD && full && kill -KILL $$", &[]),
