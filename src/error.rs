@@ -195,8 +195,8 @@ mod tests {
         assert_eq!(code_of(&anyhow::Error::new(Fault::new("mtu", "x")).context("above")), 7);
     }
 
-    /// go-cni takes a DEL whose error contains `not found` for done, and containerd then forgets the pod: docs/cni-contract.md,
-    /// item 82.
+    /// go-cni takes a DEL whose error contains `not found` for done, and containerd then forgets the pod:
+    /// tests/contract-items, item 82.
     #[test]
     fn no_del_error_reads_like_a_success_to_go_cni() {
         let error = anyhow::anyhow!("link Not Found: No such file or directory (os error 2)");

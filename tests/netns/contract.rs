@@ -1,4 +1,4 @@
-//! The CNI contract, `docs/cni-contract.md`: each test names the items and traps that it holds to. What can be asked of any
+//! The CNI contract, `tests/contract-items`: each test names the items that it holds to. What can be asked of any
 //! plugin, and says nothing of our own words and files, is asked by `conformance/`.
 //!
 //! | items | what | where |

@@ -1,5 +1,5 @@
 //! The real executables in throw-away network namespaces. `scripts/test` runs these as root and in a user
-//! namespace. Items and traps are those of docs/cni-contract.md.
+//! namespace. Items are those of tests/contract-items.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod attach;
