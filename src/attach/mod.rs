@@ -49,7 +49,7 @@ pub struct Attach;
 impl Plugin for Attach {
     const NAME: &'static str = "rail-cni";
     const KEYS: &'static Keys = &config::NETWORK;
-    // The record keeps it until the pod ends, and calls read all records.
+    // The record keeps it until the pod ends.
     const MOST_CONFIG: usize = 64 << 10;
     const CALLS_OTHERS: bool = true;
 
