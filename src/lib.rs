@@ -7,8 +7,10 @@
 //!
 //! | module | content |
 //! | --- | --- |
-//! | [`attach`] | rail-cni: ADD, DEL, CHECK, STATUS and GC of a device |
+//! | [`attach`] | rail-cni: ADD, DEL, CHECK, STATUS and GC of a device, by a journal of steps |
 //! | [`ipam`] | rail-ipam: configuration, leases, and recovery of addresses whose leases were removed |
+//! | [`device`] | the devices of the host: which one a network means, and whether the host can do without it |
+//! | [`netconf`] | what a network of rail-cni asks for |
 //! | [`pool`] | pools, allocations of nodes, and the store on disk |
 //! | [`node`] | node.json, the only source of paths, and whether the run directory is the host's |
 //! | [`cni`] | the protocol: [`cni::main`] runs a plugin's process, [`cni::Plugin`] has its verbs; environment,
@@ -31,6 +33,7 @@ mod calls;
 pub mod cluster_networks;
 pub mod cni;
 pub mod confine;
+pub mod device;
 pub mod error;
 pub mod every_netns;
 pub mod fault;
@@ -38,6 +41,7 @@ pub mod files;
 pub mod ipam;
 pub mod log;
 pub mod nearest;
+pub mod netconf;
 pub mod netns;
 pub mod node;
 pub mod pool;

@@ -8,11 +8,11 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use rail_cni::attach::Attach;
-use rail_cni::attach::config::{NetConf, Outline};
 use rail_cni::cni::{
     Attachment, Command, Environment, Keys, Network, Plugin as _, Strictness, check_ifname, is_identifier,
 };
 use rail_cni::ipam::{Ipam, config};
+use rail_cni::netconf::{NetConf, Outline};
 use rail_cni::node::Node;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};

@@ -3,9 +3,9 @@
 use std::sync::LazyLock;
 
 use rail_cni::attach::Attach;
-use rail_cni::attach::config::{NetConf, Routing};
 use rail_cni::attach::steps::rail;
 use rail_cni::cni::{AddResult, Args, Attachment, Network, Plugin as _, Strictness, VERSIONS, Version};
+use rail_cni::netconf::{NetConf, Routing};
 use rail_cni::node::Node;
 use rail_netlink::Socket;
 use serde_json::{Value, json};

@@ -17,11 +17,8 @@ use std::time::Instant;
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use super::alias::Alias;
 use super::claim::{self, Claim};
-use super::config::{NetConf, Routing};
 use super::context::{Cx, Pod};
-use super::device::{self, Device};
 use super::ipam::Ipam;
 use super::locate::Place;
 use super::locks::DeviceLock;
@@ -40,7 +37,10 @@ use super::steps::{Change, device_info, driver, gateway, guid, moved, pkey, rail
 use super::undo;
 use super::{pending, planes};
 use crate::cni::{self, AddResult, Attachment, Command, Network, Version, find_plugin};
+use crate::device::alias::Alias;
+use crate::device::{self, Device};
 use crate::files::Lock;
+use crate::netconf::{NetConf, Routing};
 use crate::netns::{Netns, NetnsId};
 use crate::node::Node;
 use crate::{calls, fail, watchdog};
@@ -206,11 +206,11 @@ impl<'a> Request<'a> {
     /// that of its pool.
     fn accept(&mut self, device: &Device, records: &Records, host: &mut Socket) -> Result<Vec<u8>> {
         let Request { network, conf, node, .. } = self;
-        device::check(device, conf, node, &network.name, host)?;
-        let told = if conf.rail.is_none() { device::rail_of(device, node) } else { None };
+        device::allowed::check(device, conf, node, &network.name, host)?;
+        let told = if conf.rail.is_none() { device::allowed::rail_of(device, node) } else { None };
         conf.rail = conf.rail.or(told);
         calls::rail(conf.rail);
-        pending::settle_rdma(conf.rdma == super::config::Rdma::Required, device, records, node)?;
+        pending::settle_rdma(conf.rdma == crate::netconf::Rdma::Required, device, records, node)?;
         planes::check(conf, node, records, host)?;
         claim::refuse_pf_of_attached_vfs(records, device, node, host)?;
         gateway::refuse_userspace(conf, device)?;

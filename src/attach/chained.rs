@@ -6,7 +6,6 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::add::{Attaching, Making, new_owner};
-use super::config::{self, NetConf, Outline};
 use super::context::{Cx, Pod};
 use super::locate::Place;
 use super::owner::{Key, Part};
@@ -16,8 +15,10 @@ use super::started::started;
 use super::steps::gids::Gids;
 use super::steps::rail::Rail;
 use super::steps::{Change, device_info, rdma};
-use super::{claim, device, pending};
+use super::{claim, pending};
 use crate::cni::{AddResult, Attachment, Network};
+use crate::device;
+use crate::netconf::{self, NetConf, Outline};
 use crate::netns::Netns;
 use crate::node::Node;
 use crate::sysfs::{self, Function, Mounted};
@@ -59,8 +60,8 @@ pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<Ad
     claim::recover_rdma_name(&conf, &key, &records, &node)?;
     watchdog::step(|| "finding the RDMA device".to_owned());
     let device = device::without_netdev(behind(&attachment.ifname, &netns, &conf, &node)?, &node)?;
-    device::check_allowed(&device, &conf, &node, &network.name)?;
-    conf.rail = conf.rail.or_else(|| device::rail_of(&device, &node));
+    device::allowed::check_allowed(&device, &conf, &node, &network.name)?;
+    conf.rail = conf.rail.or_else(|| device::allowed::rail_of(&device, &node));
     calls::rail(conf.rail);
     let owner = new_owner(network, &key, path, &conf, &device)?;
     let function = device.function().cloned();
@@ -104,7 +105,7 @@ fn plan<'a>(
         fail!(TryAgain, "{} is attached to {}", device.describe(), other.owner.describe());
     }
     let left = pending::settle(records, &id, Part::Rdma, &VfState::default(), node)?.previous;
-    let is_required = conf.rdma == config::Rdma::Required;
+    let is_required = conf.rdma == netconf::Rdma::Required;
     pending::settle_rdma(is_required, &device, records, node)?;
     if let Some(path) = &conf.device_info {
         device_info::plan(path, &cx.owner, |other| Ok(records.on_file(&Key::whole(other))?.is_some()))?;

@@ -6,8 +6,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::config::NetConf;
-use super::device::{self, Device};
 use super::locate::{self, Place};
 use super::locks::{AttachmentLock, DeviceLock};
 use super::owner::{Key, Part};
@@ -17,7 +15,9 @@ use super::state::{self, State};
 use super::steps::vf;
 use super::undo::{self, Lease};
 use super::{pending, rebuild};
+use crate::device::{self, Device};
 use crate::error::{self, Code};
+use crate::netconf::NetConf;
 use crate::netns::Life;
 use crate::node::Node;
 use crate::sysfs::DeviceId;

@@ -17,7 +17,6 @@ use std::path::Path;
 use anyhow::Result;
 use ipnet::IpNet;
 
-use super::config::Outline;
 use super::ipam::{Ipam, PATIENCE};
 use super::locate::Place;
 use super::owner::Key;
@@ -28,6 +27,7 @@ use super::undo::Ended;
 use super::{chained, claim, pending, rebuild};
 use crate::calls;
 use crate::cni::{Attachment, Command, Network};
+use crate::netconf::Outline;
 use crate::netns::Netns;
 use crate::node::Node;
 use rail_netlink::all_of;

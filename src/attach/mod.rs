@@ -1,15 +1,11 @@
 //! rail-cni: a device of the host becomes an interface of a pod, and is restored at the pod's end.
 
 mod add;
-pub mod alias;
-mod bpf;
 mod chained;
 pub mod check;
 pub mod claim;
-pub mod config;
 pub mod context;
 mod del;
-pub mod device;
 pub mod format;
 pub mod ipam;
 pub mod locate;
@@ -20,23 +16,20 @@ pub mod planes;
 pub mod rebuild;
 pub mod record;
 pub mod records;
-pub mod settings;
-mod stacked;
 mod started;
 pub mod state;
 pub mod steps;
 pub mod undo;
-pub mod userspace;
 
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
 use crate::cni::{AddResult, Attachment, Command, Keys, Network, Plugin};
+use crate::netconf::Outline;
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
 use crate::{fail, failure};
-use config::Outline;
 use ipam::Ipam;
 use rail_netlink::all_of;
 use records::Records;
@@ -48,7 +41,7 @@ pub struct Attach;
 
 impl Plugin for Attach {
     const NAME: &'static str = "rail-cni";
-    const KEYS: &'static Keys = &config::NETWORK;
+    const KEYS: &'static Keys = &crate::netconf::NETWORK;
     // The record keeps it until the pod ends.
     const MOST_CONFIG: usize = 64 << 10;
     const CALLS_OTHERS: bool = true;

@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 
 use super::context::Cx;
-use super::device;
 use super::ipam::PATIENCE;
 use super::locate::Place;
 use super::locks::AttachmentLock;
 use super::owner::{Key, Part};
 use super::record::{Record, Step};
 use super::records::{Pending, Records};
-use super::stacked;
 use super::steps::host_addresses::HostAddresses;
 use super::steps::{Change, rdma};
 use super::undo::{self, give_lease_back, log_left};
+use crate::device;
+use crate::device::stacked;
 use crate::node::Node;
 use crate::{fail, failure, files};
 use rail_netlink::Socket;
@@ -214,12 +214,12 @@ fn keep_addresses(record: &mut Record, cx: &mut Cx<'_>) -> Result<()> {
 fn refuse_used(record: &Record, next: Next, cx: &mut Cx<'_>) -> Result<()> {
     let (Some(link), Some(original)) = (cx.at_home(), &record.owner.device.link) else { return Ok(()) };
     let what = &link.name;
-    device::refuse_parts(what, &link, cx.node, &mut cx.host)?;
+    device::allowed::refuse_parts(what, &link, cx.node, &mut cx.host)?;
     // The addresses of the host are what is left.
     if record.leaves(|change| matches!(change, Change::HostAddresses(_))) {
         return Ok(());
     }
-    device::refuse_addresses(what, &link, &mut cx.host)?;
+    device::allowed::refuse_addresses(what, &link, &mut cx.host)?;
     // Until the pod's use has ended, this may be the pod's.
     if record.leaves(|change| matches!(change, Change::Links)) {
         return Ok(());

@@ -3,10 +3,10 @@
 
 use anyhow::Result;
 
-use super::config::NetConf;
 use super::locate;
 use super::records::Records;
 use crate::fail;
+use crate::netconf::NetConf;
 use crate::netns::Netns;
 use crate::node::Node;
 use crate::pool::RAILS;

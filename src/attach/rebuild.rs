@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::locate;
 use super::locks::AttachmentLock;
-use super::owner::{Inside, Key, Original, Owner, Part};
+use super::owner::{Inside, Key, Owner, Part};
 use super::pending;
 use super::record::{Record, State};
 use super::records::Records;
@@ -19,6 +19,7 @@ use super::steps::netdev::Netdev;
 use super::steps::rail::Rail;
 use super::steps::vf::Vf;
 use crate::cni::Attachment;
+use crate::device::Original;
 use crate::every_netns::{self, Seen, Which};
 use crate::netns::{Netns, NetnsId};
 use crate::node::Node;

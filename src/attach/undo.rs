@@ -10,7 +10,7 @@ use super::locks::DeviceLock;
 use super::record::{Record, Step};
 use super::records::{Pending, Records};
 use super::steps::{self, Change};
-use super::userspace;
+use crate::device::userspace;
 use crate::node::Node;
 use crate::sysfs::Function;
 

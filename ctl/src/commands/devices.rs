@@ -9,7 +9,7 @@ use super::doctor::{Offer, devices as of_rail, offer};
 use super::inventory::{Inventory, Rail};
 use super::status::pf_link;
 use crate::output::{self, Output};
-use rail_cni::attach::device::handed_out;
+use rail_cni::device::allowed::handed_out;
 use rail_cni::node::Node;
 use rail_cni::sysfs::Function;
 use rail_netlink::Socket;

@@ -15,8 +15,9 @@ use serde_json::{Value, json};
 
 use super::gids::Gid;
 use crate::attach::context::Cx;
-use crate::attach::owner::{Original, Owner};
+use crate::attach::owner::Owner;
 use crate::cni::Attachment;
+use crate::device::Original;
 use crate::failure;
 use crate::files::Dir;
 use crate::sysfs::DeviceId;

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::rdma;
-use crate::attach::config::NetConf;
 use crate::attach::context::{Bound, Cx};
-use crate::attach::device::Device;
 use crate::attach::locate::Place;
+use crate::device::Device;
+use crate::netconf::NetConf;
 use crate::sysfs::Function;
 use crate::{fail, watchdog};
 

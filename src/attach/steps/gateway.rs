@@ -15,10 +15,10 @@ use nix::sys::socket::{setsockopt, sockopt::BindToDevice};
 use serde::{Deserialize, Serialize};
 
 use super::rail::Rail;
-use crate::attach::config::NetConf;
 use crate::attach::context::{Cx, Pod};
-use crate::attach::device::Device;
 use crate::cni::AddResult;
+use crate::device::Device;
+use crate::netconf::NetConf;
 use crate::node::Node;
 use crate::pool::store;
 use crate::{fail, failure};

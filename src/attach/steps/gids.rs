@@ -11,9 +11,9 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::rdma::function_in_pod;
-use crate::attach::config::Probe;
 use crate::attach::context::Cx;
 use crate::fail;
+use crate::netconf::Probe;
 use crate::sysfs::{self, Function};
 
 /// The GIDs that ADD waits for.

@@ -4,11 +4,11 @@
 use anyhow::Result;
 
 use super::driver;
-use crate::attach::config::{IB_APP, NetConf, Rdma};
 use crate::attach::context::{Bound, Cx};
-use crate::attach::device::Device;
 use crate::cni::Network;
+use crate::device::Device;
 use crate::fail;
+use crate::netconf::{IB_APP, NetConf, Rdma};
 use crate::sysfs::Function;
 use rail_netlink::link::{self, Link, format_mac};
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::attach::config::NetConf;
 use crate::attach::ipam::Ipam;
 use crate::attach::owner::Owner;
 use crate::cni::{Args, Command, Network};
+use crate::netconf::NetConf;
 use crate::netns::Life;
 use crate::node::Node;
 

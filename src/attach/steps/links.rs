@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::attach::context::Cx;
 use crate::attach::steps::driver;
-use crate::attach::{bpf, stacked};
+use crate::device::{bpf, stacked};
 use rail_netlink::link::{self, Link};
 use rail_netlink::{Socket, address, all_of};
 

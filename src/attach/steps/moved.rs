@@ -3,10 +3,10 @@
 use anyhow::{Context as _, Result};
 
 use super::rdma;
-use crate::attach;
-use crate::attach::config::NetConf;
 use crate::attach::context::Cx;
 use crate::attach::locate::{self, Place};
+use crate::device;
+use crate::netconf::NetConf;
 use crate::netns::Netns;
 use crate::{fail, watchdog};
 use rail_netlink::Socket;
@@ -63,7 +63,7 @@ fn refuse_shared(cx: &mut Cx<'_>) -> Result<()> {
     let Some(link) = cx.link_in_pod() else { return Ok(()) };
     let id = cx.owner.device.id.clone();
     let was_up = cx.owner.device.link.as_ref().is_some_and(|original| original.up);
-    match attach::stacked::receiver_in_pod(&link, was_up, &mut cx.pod()?.socket)? {
+    match device::stacked::receiver_in_pod(&link, was_up, &mut cx.pod()?.socket)? {
         Receiver::Nobody | Receiver::Unknown => Ok(()),
         Receiver::Somebody => fail!(
             TryAgain,

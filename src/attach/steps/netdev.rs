@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attach::context::Cx;
 use crate::attach::locate::{self, Place};
-use crate::attach::settings::Settings;
+use crate::device::settings::Settings;
 use crate::fail;
 use rail_netlink::Socket;
 use rail_netlink::all_of;

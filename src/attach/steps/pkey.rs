@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::rdma::function_in_pod;
-use crate::attach::config::Probe;
 use crate::attach::context::Cx;
 use crate::fail;
+use crate::netconf::Probe;
 
 const PAUSE: Duration = Duration::from_millis(20);
 /// The other bits of a P_Key; the highest one says whether the membership is full.

@@ -10,11 +10,11 @@ use nix::errno::Errno;
 
 use serde::{Deserialize, Serialize};
 
-use crate::attach::config::{NetConf, Routing, check_route};
 use crate::attach::context::Cx;
 use crate::attach::locate::Place;
 use crate::cluster_networks::overlap;
 use crate::cni::{self, AddResult};
+use crate::netconf::{NetConf, Routing, check_route};
 use crate::node;
 use crate::{fail, failure};
 use rail_netlink::all_of;

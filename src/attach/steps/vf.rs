@@ -10,9 +10,9 @@ use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::guid;
-use crate::attach::config::NetConf;
 use crate::attach::context::Cx;
-use crate::attach::device::Device;
+use crate::device::Device;
+use crate::netconf::NetConf;
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
 use crate::{fail, failure};

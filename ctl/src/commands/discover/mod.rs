@@ -21,7 +21,7 @@ use super::cables::{self, Heard, Neighbour};
 use crate::output::{self, Output};
 use judge::{Row, Seen, judge};
 use pci::Device;
-use rail_cni::attach::device::{refuse_addresses, refuse_parts};
+use rail_cni::device::allowed::{refuse_addresses, refuse_parts};
 use rail_cni::failure;
 use rail_cni::node::Node;
 use rail_cni::pool::{LeafPort, rail_in, store};

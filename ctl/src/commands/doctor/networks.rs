@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::runtimes::configurations_in;
 use crate::commands::inventory::Inventory;
-use rail_cni::attach::config::RDMA_CNI;
 use rail_cni::files;
+use rail_cni::netconf::RDMA_CNI;
 
 /// What the ADD of a network needs of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use std::net::{IpAddr, Ipv6Addr};
 use anyhow::Result;
 use ipnet::IpNet;
 
-use rail_cni::attach::alias::Alias;
 use rail_cni::cni::{is_identifier, is_netdev_name};
+use rail_cni::device::alias::Alias;
 use rail_cni::failure;
 use rail_cni::node::Node;
 use rail_cni::sysfs::{DeviceId, Function};

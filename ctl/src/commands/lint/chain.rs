@@ -4,8 +4,8 @@ use serde_json::{Map, Value, json};
 
 use super::{Context, OUR_IPAM, OURS, is_like_ours};
 use crate::document::Part;
-use rail_cni::attach::config;
 use rail_cni::fault::Fault;
+use rail_cni::netconf;
 use rail_cni::node::VF_KEYS;
 
 /// Keys of tuning that rail-cni has, too.
@@ -87,12 +87,12 @@ impl Chain {
     /// The plugin that attaches the device.
     fn main(&mut self, plugin: Part, context: &Context) {
         let kind = plugin.text("type").unwrap_or_default();
-        let spelt =
-            plugin.respelt(&mut |_, path, key| config::NETWORK.at(path).spelt(key).unwrap_or(key).to_owned());
+        let spelt = plugin
+            .respelt(&mut |_, path, key| netconf::NETWORK.at(path).spelt(key).unwrap_or(key).to_owned());
         let mut main = spelt.value.as_object().cloned().unwrap_or_default();
         if kind != OURS {
             // `mode` of another plugin means something else.
-            main.retain(|key, _| config::is_known(key) && key != "mode");
+            main.retain(|key, _| netconf::is_known(key) && key != "mode");
             // Multus and the operators write a VLAN of 0 for none.
             main.retain(|key, value| key != "vlan" || value.as_u64() != Some(0));
             if !main.contains_key("vlan") {
@@ -132,7 +132,7 @@ impl Chain {
             let all = ["deviceID", "mac", "ips", "CNIDeviceInfoFile"]
                 .map(|key| (key.to_owned(), Value::from(true)));
             let given = main.get("capabilities").and_then(Value::as_object).cloned().unwrap_or_default();
-            let given = given.into_iter().filter(|(key, _)| config::CAPABILITIES.contains(&key.as_str()));
+            let given = given.into_iter().filter(|(key, _)| netconf::CAPABILITIES.contains(&key.as_str()));
             main.insert(
                 "capabilities".to_owned(),
                 all.into_iter().chain(given).collect::<Map<_, _>>().into(),

@@ -2,8 +2,8 @@
 
 use super::{Finding, Lint, Severity};
 use crate::document::Part;
-use rail_cni::attach::config::LINT_IGNORE;
 use rail_cni::fault::{Fault, Place};
+use rail_cni::netconf::LINT_IGNORE;
 
 /// The warnings of one key of one network.
 #[derive(Debug)]

@@ -27,11 +27,11 @@ use self::ignore::Ignore;
 use crate::document::{self, Document, Format, Part};
 use crate::output::{self, Output};
 use crate::plan::manifest;
-use rail_cni::attach::config;
 use rail_cni::cni::{VERSIONS, Version};
 use rail_cni::fault::{Fault, Place};
 use rail_cni::ipam;
 use rail_cni::nearest::nearest;
+use rail_cni::netconf;
 use rail_cni::node::Node;
 use rail_cni::pool;
 
@@ -526,10 +526,10 @@ impl Lint {
                 self.error(part, name, "plugins", "has no plugin");
             }
             let known = |key: &str| {
-                LIST_KEYS.contains(&key) || key.starts_with("cni.dev/") || key == config::LINT_IGNORE
+                LIST_KEYS.contains(&key) || key.starts_with("cni.dev/") || key == netconf::LINT_IGNORE
             };
             for (key, inner) in part.entries().filter(|(key, _)| !known(key)) {
-                if config::is_known(key) {
+                if netconf::is_known(key) {
                     self.error(part, name, key, "belongs in a plugin, plugins[0]");
                 } else {
                     self.unknown(inner, name, key, &LIST_KEYS);
@@ -695,7 +695,7 @@ impl Lint {
             self.say(Severity::Warning, &context.name, note);
         }
         let mut list = part.value.as_object().filter(|_| context.in_list).cloned().unwrap_or_default();
-        list.retain(|key, _| LIST_KEYS[4..].contains(&key.as_str()) || key == config::LINT_IGNORE);
+        list.retain(|key, _| LIST_KEYS[4..].contains(&key.as_str()) || key == netconf::LINT_IGNORE);
         let metadata = context.nad.map(|nad| {
             let mut metadata =
                 nad.get("metadata").and_then(|of| of.value.as_object()).cloned().unwrap_or_default();

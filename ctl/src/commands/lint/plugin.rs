@@ -7,12 +7,12 @@ use serde_json::{Map, Value, json};
 
 use super::{Context, Lint, OUR_IPAM, OURS, RESOURCE, Rail, Severity, chain, is_misspelt};
 use crate::document::{Document, Part};
-use rail_cni::attach::config::{self, NetConf};
 use rail_cni::cni::keys::{TWICE, below};
 use rail_cni::cni::{Args, Attachment, Dns, Keys, Network, Route, Strictness, Version};
 use rail_cni::fault::Fault;
 use rail_cni::ipam;
 use rail_cni::nearest::nearest;
+use rail_cni::netconf::{self, NetConf};
 
 /// Capabilities of other plugins (CONVENTIONS.md of the CNI specification).
 const OTHER_CAPABILITIES: [&str; 6] =
@@ -26,7 +26,7 @@ impl Lint {
     pub(super) fn plugin(&mut self, plugin: Part, context: &Context, version: Version) {
         let Context { name, nad, resource, in_list, .. } = context;
         let name = name.as_str();
-        let ours = self.spelt(plugin, name, &config::NETWORK);
+        let ours = self.spelt(plugin, name, &netconf::NETWORK);
         let both = self.spelt(ours.root(), name, &ipam::config::NETWORK);
         let plugin = both.root();
         self.written(plugin, name);
@@ -42,7 +42,7 @@ impl Lint {
 
         let is_set = |key: &&str| plugin.text(key).is_some_and(|text| !text.is_empty());
         let names_a_device = SELECTORS.iter().any(is_set) || plugin.get("runtimeConfig.deviceID").is_some();
-        let is_misspelt = SELECTORS.iter().any(|key| is_misspelt(plugin, key, &config::known()));
+        let is_misspelt = SELECTORS.iter().any(|key| is_misspelt(plugin, key, &netconf::known()));
         let has_device = names_a_device || is_misspelt;
         let declares = |key: &str| {
             let capabilities = plugin.get("capabilities");
@@ -100,17 +100,17 @@ impl Lint {
 
     /// One configuration of rail-cni for the RDMA device alone, behind another plugin.
     pub(super) fn chained(&mut self, plugin: Part, context: &Context, version: Version) {
-        let spelt = self.spelt(plugin, &context.name, &config::NETWORK);
+        let spelt = self.spelt(plugin, &context.name, &netconf::NETWORK);
         self.written(spelt.root(), &context.name);
         self.refused(spelt.root(), context, version, false);
     }
 
     /// Checks that the keys are those that ADD knows.
     fn written(&mut self, plugin: Part, name: &str) {
-        self.keys(plugin, name, "", config::is_known, &config::known());
+        self.keys(plugin, name, "", netconf::is_known, &netconf::known());
         self.keys_at(plugin, name, "dns", &Dns::KEYS);
-        self.keys_at(plugin, name, "rdmaQoS", config::QOS_KEYS);
-        self.keys_at(plugin, name, "args.cni", &config::ARGS);
+        self.keys_at(plugin, name, "rdmaQoS", netconf::QOS_KEYS);
+        self.keys_at(plugin, name, "args.cni", &netconf::ARGS);
         for at in 0..plugin.get("routes").map_or(0, |routes| routes.items().count()) {
             self.keys_at(plugin, name, &format!("routes[{at}]"), &Route::KEYS);
         }
@@ -179,7 +179,7 @@ impl Lint {
 
     /// Warns of what ADD takes and hardly anybody intends.
     fn values(&mut self, plugin: Part, name: &str) {
-        let is_missing = |key: &str| !is_misspelt(plugin, key, &config::known());
+        let is_missing = |key: &str| !is_misspelt(plugin, key, &netconf::known());
         // Such a network is one for all rails: without a rail of the device no pool is found, and ADD says so.
         let takes_any = plugin.text("ipam.type") == Some(OUR_IPAM)
             && plugin
@@ -273,8 +273,8 @@ impl Lint {
                 self.error(plugin, name, &path, format!("{} is neither true nor false", one.value));
             } else if OTHER_CAPABILITIES.contains(&key) {
                 self.warning(plugin, name, &path, format!("has no effect: {OURS} does not use it"));
-            } else if !config::CAPABILITIES.contains(&key) {
-                self.unknown(one, name, &path, &config::CAPABILITIES);
+            } else if !netconf::CAPABILITIES.contains(&key) {
+                self.unknown(one, name, &path, &netconf::CAPABILITIES);
             }
         }
         let is_on = |key: &str| declared.and_then(|all| all.get(key)).is_some_and(|one| *one.value == true);
@@ -287,10 +287,12 @@ impl Lint {
         let lost: Vec<_> = lost
             .into_iter()
             .filter(|(key, _)| !is_on(key) && (!names_a_device || matches!(*key, "mac" | "ips")))
-            .filter(|(key, _)| !declared.is_some_and(|all| is_misspelt(all, key, &config::CAPABILITIES)))
+            .filter(|(key, _)| !declared.is_some_and(|all| is_misspelt(all, key, &netconf::CAPABILITIES)))
             .collect();
         // Other runtimes have no such requests.
-        if context.nad.is_some() && !lost.is_empty() && !is_misspelt(plugin, "capabilities", &config::known())
+        if context.nad.is_some()
+            && !lost.is_empty()
+            && !is_misspelt(plugin, "capabilities", &netconf::known())
         {
             let keys: Vec<_> = lost.iter().map(|(key, _)| format!("{key:?}: true")).collect();
             let what: Vec<_> = lost.iter().map(|(_, what)| *what).collect();

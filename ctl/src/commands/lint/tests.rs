@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
-use rail_cni::attach::config::NetConf;
 use rail_cni::cni::{Args, Attachment, Network, Strictness};
+use rail_cni::netconf::NetConf;
 use rail_cni::node::Node;
 use std::fs;
 
@@ -499,12 +499,12 @@ proptest! {
     /// Whatever ADD refuses is an error here: who lints his networks is not surprised by a pod.
     #[test]
     fn lint_and_add_agree(
-        key in prop::sample::select(config::known()),
+        key in prop::sample::select(netconf::known()),
         value in prop::sample::select(VALUES.to_vec()),
     ) {
         let mut config = json!({"cniVersion": "1.1.0", "name": "a", "type": "rail-cni", "deviceID": "0000:3b:00.2"});
         config[key] = serde_json::from_str(value).unwrap();
-        let is_refused = Network::parse(config.to_string().into(), Args::default(), vec![], &config::NETWORK, Strictness::Strict)
+        let is_refused = Network::parse(config.to_string().into(), Args::default(), vec![], &netconf::NETWORK, Strictness::Strict)
             .and_then(|network| {
                 let attachment = Attachment { container_id: "c".into(), ifname: "net1".into() };
                 NetConf::parse(&network, &attachment, &Node::default())

@@ -5,8 +5,9 @@ use std::path::Path;
 
 use super::differ::{Change, VFIO};
 use crate::commands::inventory::{Inventory, Rail};
-use rail_cni::attach::device::{refuse_addresses, refuse_parts, refuse_what_the_host_needs};
-use rail_cni::attach::{rebuild, userspace};
+use rail_cni::attach::rebuild;
+use rail_cni::device::allowed::{refuse_addresses, refuse_parts, refuse_what_the_host_needs};
+use rail_cni::device::userspace;
 use rail_cni::node::{Driver, Node, Vfs};
 use rail_cni::sysfs::Function;
 use rail_netlink::Socket;

@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use nix::errno::Errno;
 
-use crate::attach::config::{self, NetConf};
 use crate::attach::context::Cx;
-use crate::attach::device::Device;
+use crate::device::Device;
 use crate::every_netns::{self, Seen, Which};
 use crate::fail;
+use crate::netconf::{self, NetConf};
 use crate::netns::Netns;
 use crate::node::Node;
 use crate::sysfs::{Function, Mounted};
@@ -57,7 +57,7 @@ impl Away {
 /// Decides what to do with the device's RDMA devices, and refuses what is not possible.
 pub fn plan(conf: &NetConf, device: &Device, node: &Node) -> Result<Rdma> {
     let what = device.describe();
-    let is_required = conf.rdma == config::Rdma::Required;
+    let is_required = conf.rdma == netconf::Rdma::Required;
     let names = match device.rdma_devices() {
         Err(error) if !is_required => {
             log::warn!("{what} is attached without RDMA: {error:#}");
@@ -80,7 +80,7 @@ pub fn plan(conf: &NetConf, device: &Device, node: &Node) -> Result<Rdma> {
     }
     let mut changes = Rdma::default();
     match &mut socket {
-        _ if conf.rdma == config::Rdma::Off && is_exclusive => (),
+        _ if conf.rdma == netconf::Rdma::Off && is_exclusive => (),
         Some(socket) if is_exclusive && !names.is_empty() => {
             changes.moving = rdma::named(socket, &names)?;
             if changes.moving.len() < names.len() {
@@ -97,7 +97,7 @@ pub fn plan(conf: &NetConf, device: &Device, node: &Node) -> Result<Rdma> {
         _ if names.is_empty() => without_device(conf, device, is_exclusive, node)?,
         _ => (),
     }
-    if conf.rdma != config::Rdma::Off || !is_exclusive {
+    if conf.rdma != netconf::Rdma::Off || !is_exclusive {
         changes.names = names;
     }
     changes.qos = qos::plan(conf, &what, device.function(), &changes.names, node)?;
@@ -123,7 +123,7 @@ fn refuse_in_use(socket: &mut Socket, device: &rdma::Device, what: &str) -> Resu
 /// The host sees no RDMA device of the function: another namespace may have it.
 fn without_device(conf: &NetConf, device: &Device, is_exclusive: bool, node: &Node) -> Result<()> {
     let what = device.describe();
-    let is_required = conf.rdma == config::Rdma::Required;
+    let is_required = conf.rdma == netconf::Rdma::Required;
     let which = if is_required { Which::All } else { Which::Mounted };
     let functions: Vec<_> = device.function().into_iter().filter(|_| is_exclusive).collect();
     if let Some(away) = find_away(&functions, which, SearchTime::Short)?.first() {
@@ -140,7 +140,7 @@ fn without_device(conf: &NetConf, device: &Device, is_exclusive: bool, node: &No
             UnsupportedField,
             "rdma: required, and {what} has no RDMA device: is the driver's RDMA module loaded?"
         );
-    } else if conf.rdma == config::Rdma::Auto && device.pf_has_rdma(&node.sysfs_root) {
+    } else if conf.rdma == netconf::Rdma::Auto && device.pf_has_rdma(&node.sysfs_root) {
         log::warn!(
             "rdma: {what} has no RDMA device here, and its PF has one: NCCL will use TCP on this rail"
         );

@@ -4,9 +4,9 @@
 use anyhow::{Context as _, Result};
 
 use super::data::{Rdma, Renamed};
-use crate::attach::config::NetConf;
 use crate::attach::context::{Bound, Cx};
 use crate::fail;
+use crate::netconf::NetConf;
 use crate::netns::Netns;
 use crate::sysfs::Function;
 use rail_netlink::all_of;

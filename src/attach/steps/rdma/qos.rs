@@ -12,9 +12,9 @@ use anyhow::{Context as _, Result};
 use super::data::{Class, Qos, Rdma, function_in_pod};
 use super::name::is_listed;
 
-use crate::attach::config::{NetConf, RdmaQos};
 use crate::attach::context::Cx;
 use crate::fail;
+use crate::netconf::{NetConf, RdmaQos};
 use crate::node::Node;
 use crate::sysfs::{Function, Mounted};
 use rail_netlink::all_of;

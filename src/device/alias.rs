@@ -5,8 +5,8 @@
 
 use std::fmt;
 
-use crate::attach::config::NetConf;
 use crate::cni::AddResult;
+use crate::netconf::NetConf;
 use crate::node::Node;
 use crate::pool::{self, LeafPort, RAILS, store};
 
