@@ -136,7 +136,7 @@ pub fn give_up(why: String) -> ! {
     std::process::exit(1);
 }
 
-/// A part of the time limit of the whole call, for one wait within it: at most 30 seconds.
+/// A part of the time limit of the whole call, for one wait or search within it: at most 30 seconds.
 pub fn part(of: u32) -> Duration {
     (watch().limit / of).min(MOST_FOR_A_PART)
 }
@@ -144,25 +144,6 @@ pub fn part(of: u32) -> Duration {
 /// Removes the time limit: a person reads what is printed from now on.
 pub fn end() {
     allow(Duration::MAX);
-}
-
-/// When a search through the namespaces of the node must end that begins now: it may take a part of the whole
-/// call's time, at most 30 s. Pods can make any number of namespaces, and must not delay the call for long.
-pub fn search_until(time: SearchTime) -> Instant {
-    let parts = match time {
-        SearchTime::Short => 180,
-        SearchTime::Long => 36,
-    };
-    Instant::now() + part(parts)
-}
-
-/// How long a search may take.
-#[derive(Clone, Copy, Debug)]
-pub enum SearchTime {
-    /// 1/180 of the call's time: a pod waits for its start.
-    Short,
-    /// 1/36 of the call's time: the end of a pod, or a person, can wait longer.
-    Long,
 }
 
 /// Names the step that begins now and may hang. Does not return after the timeout.

@@ -762,7 +762,7 @@ fn the_waits_are_those_of_the_code() {
     let of_others = time(probe, "PATIENCE_WITH_OTHERS");
     let by_key = |key: &str| format!("`{key}`");
     let of_pool = time("src/ipam/lease.rs", "PATIENCE");
-    assert_eq!(of_pool, time("src/ipam/living.rs", "PATIENCE"));
+    assert_eq!(of_pool, time("src/ipam/emptied.rs", "PATIENCE"));
     let waits = [
         ("the same attachment or device", time(record, "PATIENCE")),
         ("a VF of the same PF", time(record, "PF_PATIENCE")),

@@ -181,27 +181,8 @@ fn paths(text: &str) -> Vec<String> {
 #[test]
 fn the_files_of_attach_are_in_an_order() {
     const ORDER: [&str; 21] = [
-        "del",
-        "check",
-        "chained",
-        "add",
-        "claim",
-        "rebuild",
-        "pending",
-        "undo",
-        "state",
-        "planes",
-        "records",
-        "format",
-        "record",
-        "steps",
-        "started",
-        "ipam",
-        "context",
-        "locate",
-        "locks",
-        "owner",
-        "",
+        "del", "check", "chained", "add", "claim", "rebuild", "pending", "undo", "state", "planes",
+        "records", "format", "record", "steps", "started", "ipam", "context", "locate", "locks", "owner", "",
     ];
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/attach");
     let files = files_below("src/attach");

@@ -304,11 +304,7 @@ pub fn uninstall(args: &UninstallArgs) -> Result<ExitCode> {
     let of_executable = |name: &&str| [previous(name), temporary(name), format!(".{name}.kept")];
     let kept: Vec<_> = EXECUTABLES.iter().flat_map(of_executable).collect();
     removed += remove(&host, &args.plugins_dir.join(KEPT), &kept)?;
-    removed += remove(
-        &host,
-        &paths.run_dir,
-        &["calls", ".calls.new", alive::NAME, "living.json"].map(str::to_owned),
-    )?;
+    removed += remove(&host, &paths.run_dir, &["calls", ".calls.new", alive::NAME].map(str::to_owned))?;
     removed += remove(&host, &paths.run_dir.join(dranet::DIRECTORY), &[dranet::SOCKET.to_owned()])?;
     removed += remove_allocations(&host, &paths)?;
     // Last, because it says where the rest is: an uninstall that was interrupted goes on there.

@@ -28,7 +28,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 16] = [
+pub const TARGETS: [Target; 15] = [
     target("config", "the environment and the configuration of a call, for both plugins", config::config),
     target("prev_result", "prevResult, as CHECK and DEL read it", results::prev_result),
     target(
@@ -40,7 +40,6 @@ pub const TARGETS: [Target; 16] = [
     target("sysfs", "the files and links of sysfs", sysfs::sysfs),
     target("lease", "the file of a lease that another attachment wants", run_directory::lease),
     target("record", "records, debts and the copies in lock files", run_directory::record),
-    target("living", "living.json", run_directory::living),
     target("store", "an allocation and leaf ports in the store", store::store),
     target("node_json", "node.json", store::node_json),
     target("yaml", "YAML and JSON that people write", documents::yaml),

@@ -12,7 +12,7 @@ use rail_cni::attach::records::Records;
 use rail_cni::cni::Plugin as _;
 use rail_cni::cni::{Args, Attachment, Network, Strictness};
 use rail_cni::ipam::lease::{self, Ask, Folder, Holder};
-use rail_cni::ipam::{Ipam, living};
+use rail_cni::ipam::{Ipam, emptied};
 use rail_cni::node::Node;
 use rail_cni::pool::Allocation;
 use rail_netlink::saved::Saved;
@@ -54,7 +54,7 @@ fn of_now(data: &[u8]) -> Vec<u8> {
 
 /// A node whose run directory is `run`, in which leases were taken before.
 fn node(directory: &Directory) -> Node {
-    fs::create_dir_all(directory.path("run/leases").join(living::BEGUN)).expect("a directory");
+    fs::create_dir_all(directory.path("run/leases").join(emptied::BEGUN)).expect("a directory");
     node_of(directory)
 }
 
@@ -127,21 +127,6 @@ pub fn lease(data: &[u8]) {
     // Its own DEL always ends it.
     lease::release(&node, "rail-0", &theirs).expect("it ends");
     assert!(!fs::exists(&file).expect("a look"));
-}
-
-/// living.json: as long as it is damaged, the pods are asked.
-pub fn living(data: &[u8]) {
-    let directory = Directory::new();
-    let node = node(&directory);
-    directory.write("run/living.json", data);
-    let is_nothing =
-        matches!(serde_json::from_slice::<Value>(data), Ok(Value::Array(list)) if list.is_empty());
-    let known = living::known(&node).expect("an answer");
-    assert!(known.is_empty() || !is_nothing);
-    for one in known {
-        assert!(!one.to_string().is_empty());
-    }
-    assert!(!living::is_emptied(&node).expect("an answer"));
 }
 
 /// The device of the records.

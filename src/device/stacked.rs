@@ -16,7 +16,7 @@ use anyhow::Result;
 use crate::every_netns::{self, Seen, Which};
 use crate::fail;
 use crate::netns::Netns;
-use crate::watchdog::{self, SearchTime};
+use crate::watchdog;
 use rail_netlink::Socket;
 use rail_netlink::link::Link;
 use rail_netlink::stacked::{self, NO_VLAN, Receiver, Stacked};
@@ -26,6 +26,10 @@ const VLANS: &str = "/proc/net/vlan";
 
 /// Which part of the call's time the question for VLANs has.
 const PART: u32 = 18;
+/// The same of a search through the namespaces: a pod waits for its start, and its end, or a person, can wait longer. Pods
+/// can make any number of namespaces.
+const SEARCH: u32 = 180;
+const LONG_SEARCH: u32 = 36;
 
 /// Refuses a device on which a link of another namespace is stacked. One that takes its frames and is not found refuses the
 /// move into the pod, when nobody can make another: see [`crate::attach::steps::moved`].
@@ -33,7 +37,7 @@ pub fn refuse(what: &str, link: &Link, host: &mut Socket) -> Result<()> {
     let receiver = receiver(link, vlans_in_use(link.up), host)?;
     let Some(which) = where_to_look(receiver, link.up) else { return Ok(()) };
     let mut found = None;
-    let seen = look(link, which, SearchTime::Short, |_, uppers, path| {
+    let seen = look(link, which, SEARCH, |_, uppers, path| {
         found = uppers.into_iter().next().map(|upper| (upper, path.to_owned()));
         Ok(ControlFlow::Break(Seen::All))
     })?;
@@ -54,7 +58,7 @@ pub fn refuse(what: &str, link: &Link, host: &mut Socket) -> Result<()> {
 /// where one is left, or may be.
 pub fn remove_elsewhere(link: &Link, host: &mut Socket) -> Result<()> {
     let Some(which) = where_to_look(receiver(link, stacked::VLANS, host)?, true) else { return Ok(()) };
-    let seen = look(link, which, SearchTime::Long, |socket, uppers, path| {
+    let seen = look(link, which, LONG_SEARCH, |socket, uppers, path| {
         let names: Vec<_> = uppers.iter().map(|upper| &*upper.name).take(SHOWN).collect();
         let (name, count, path) = (&link.name, uppers.len(), path.display());
         log::warn!("removing {count} links that {path} has stacked on {name}: {}", names.join(", "));
@@ -121,11 +125,11 @@ const SHOWN: usize = 3;
 fn look(
     link: &Link,
     which: Which,
-    time: SearchTime,
+    part: u32,
     mut found: impl FnMut(&mut Socket, Vec<Stacked>, &Path) -> Result<ControlFlow<Seen>>,
 ) -> Result<Seen> {
     let home = Netns::current()?;
-    let deadline = watchdog::search_until(time);
+    let deadline = Instant::now() + watchdog::part(part);
     every_netns::visit(which, deadline, |socket, path| {
         // Until there is none: who has one link can make others on it, also now.
         loop {

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use rail_netlink::{Socket, address};
 use serde::{Deserialize, Serialize};
 
 use super::claim::{self, Claim};
-use super::living::{self, Living};
+use super::emptied;
 use crate::cni::{Attachment, Network};
 use crate::files::{self, Dir, Lock};
 use crate::netns::{Keeper, Life, Netns, NetnsId};
@@ -24,6 +25,8 @@ use crate::{fail, failure};
 
 /// The directory of leases in the run directory.
 pub const FOLDER: &str = "leases";
+/// The directory of leases that were rebuilt, beside that: nothing says of which pool they are.
+const REBUILT: &str = "rebuilt";
 const LOCK: &str = "lock";
 /// An ADD holds the lock for less than a millisecond.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -301,8 +304,8 @@ pub fn take(
     holder: &Holder,
     is_current: impl FnOnce() -> Result<bool>,
 ) -> Result<Option<Vec<IpAddr>>> {
-    let prefixes: Vec<_> = asks.iter().map(|ask| ask.allocation.prefix).collect();
-    let living = living::within(node, &prefixes)?;
+    emptied::begin(node)?;
+    let rebuilt = Folder::rebuilt(node)?;
     let pools: Vec<_> = asks.iter().map(|ask| ask.pool.as_str()).collect();
     let (folders, _locks) = lock_all(node, node_name, &pools)?;
     if !is_current()? {
@@ -310,7 +313,7 @@ pub fn take(
     }
     let mut choices = Vec::new();
     for (folder, ask) in folders.iter().zip(asks) {
-        choices.push(folder.choose(ask, holder, &living, node)?);
+        choices.push(folder.choose(ask, holder, rebuilt.as_ref(), node)?);
     }
 
     let boot_id = files::boot_id()?.to_owned();
@@ -327,7 +330,7 @@ pub fn take(
             address,
             since: files::now(),
         };
-        let written = folder.bury(&dead).and_then(|()| folder.write(&lease));
+        let written = remove_dead(&dead).and_then(|()| folder.write(&lease));
         if let Err(error) = written {
             for (folder, lease) in taken {
                 if let Err(error) = folder.dir.remove(&lease.file_name()) {
@@ -564,10 +567,13 @@ fn sorted(mut names: Vec<String>) -> Vec<String> {
     names
 }
 
+/// The lease of a dead holder, with its directory.
+type Dead<'f> = (&'f Folder, Entry, Lease);
+
 /// An address, and the leases of its dead holders.
-struct Choice {
+struct Choice<'f> {
     address: IpAddr,
-    dead: Vec<(Entry, Lease)>,
+    dead: Vec<Dead<'f>>,
     /// Whether the holder, a claim, has the lease already.
     is_held: bool,
 }
@@ -602,6 +608,12 @@ impl Folder {
         let Some(of_node) = root.sub(node_name)?.map(Rc::new) else { return Ok(None) };
         let dir = of_node.sub(pool)?;
         Ok(dir.map(|dir| Folder::new(dir, &of_node, &root, node_name, pool)))
+    }
+
+    /// The leases that were rebuilt.
+    fn rebuilt(node: &Node) -> Result<Option<Folder>> {
+        let Some(run) = node.existing_run_dir()?.map(Rc::new) else { return Ok(None) };
+        Ok(run.sub(REBUILT)?.map(|dir| Folder::new(dir, &run, &run, "", REBUILT)))
     }
 
     /// Excludes every other process that changes this pool's leases. `None` if the directory was removed meanwhile.
@@ -674,8 +686,15 @@ impl Folder {
         self.dir.write(&lease.file_name(), &serde_json::to_vec(lease)?)
     }
 
-    /// The address that `holder` can have, which is none of the `living`. The directory is locked.
-    fn choose(&self, ask: &Ask, holder: &Holder, living: &[Living], node: &Node) -> Result<Choice> {
+    /// The address that `holder` can have, which nobody has by a lease of this pool, or by one that was rebuilt. The directory
+    /// is locked.
+    fn choose<'f>(
+        &'f self,
+        ask: &Ask,
+        holder: &Holder,
+        rebuilt: Option<&'f Folder>,
+        node: &Node,
+    ) -> Result<Choice<'f>> {
         let Folder { pool, .. } = self;
         let key = holder.key();
         // For other holders the addresses are enough, as long as one is free.
@@ -685,8 +704,16 @@ impl Folder {
             Some((address, _)) => held.push(address),
             None => (),
         })?;
-        let others = || -> Result<Vec<Entry>> {
-            Ok(self.entries()?.into_iter().filter(|entry| entry.key() != key).collect())
+        if let Some(rebuilt) = rebuilt {
+            rebuilt.dir.visit(|name| held.extend(parts(name).map(|(address, _)| address)))?;
+        }
+        let others = || -> Result<Vec<(&'f Folder, Entry)>> {
+            let mut all = Vec::new();
+            for folder in std::iter::once(self).chain(rebuilt) {
+                let others = folder.entries()?.into_iter().filter(|entry| entry.key() != key);
+                all.extend(others.map(|entry| (folder, entry)));
+            }
+            Ok(all)
         };
         let mut stale = Vec::new();
         for entry in own {
@@ -694,7 +721,7 @@ impl Folder {
                 Err(why) => fail!(TryAgain, "pool {pool}: {} is held: {why}", entry.address),
                 Ok(None) => (),
                 Ok(Some(lease)) if lease.is_dead(node)? || lease.is_of_another_sandbox(holder) => {
-                    stale.push((entry, lease));
+                    stale.push((self, entry, lease));
                 }
                 Ok(Some(lease)) if lease.holder.claim.is_some() => {
                     lease.is_as_asked(ask).map_err(|why| failure!(TryAgain, "pool {pool}: {why}"))?;
@@ -710,8 +737,8 @@ impl Folder {
             }
         }
         let mut choice = match ask.requested {
-            None => self.any_address(&ask.allocation, held, others, living, node)?,
-            Some(address) => match self.dead_holders(address, &others()?, living, node)? {
+            None => self.any_address(&ask.allocation, held, others, node)?,
+            Some(address) => match dead_holders(address, &others()?, node)? {
                 Ok(dead) => Choice { address, dead, is_held: false },
                 Err(alive) => fail!(TryAgain, "pool {pool}: requested address {alive}"),
             },
@@ -721,16 +748,14 @@ impl Folder {
     }
 
     /// The lowest address that is not `held`; without one, the first whose holder is dead.
-    fn any_address(
+    fn any_address<'f>(
         &self,
         allocation: &Allocation,
         mut held: Vec<IpAddr>,
-        others: impl FnOnce() -> Result<Vec<Entry>>,
-        living: &[Living],
+        others: impl FnOnce() -> Result<Vec<(&'f Folder, Entry)>>,
         node: &Node,
-    ) -> Result<Choice> {
+    ) -> Result<Choice<'f>> {
         let Folder { pool, .. } = self;
-        held.extend(living.iter().map(|living| living.address));
         held.sort_unstable();
         if let Some(address) = allocation.first_free(|address| held.binary_search(&address).is_ok()) {
             return Ok(Choice { address, dead: Vec::new(), is_held: false });
@@ -740,7 +765,7 @@ impl Folder {
         held.retain(|address| allocation.check_host(*address).is_ok());
         let mut first = None;
         for address in &held {
-            match self.dead_holders(*address, &entries, living, node)? {
+            match dead_holders(*address, &entries, node)? {
                 Ok(dead) => return Ok(Choice { address: *address, dead, is_held: false }),
                 Err(alive) => first = first.or(Some(alive)),
             }
@@ -752,58 +777,106 @@ impl Folder {
         };
         Err(failure!(TryAgain, "pool {pool}: no address of {} is free: {first}{more}", allocation.prefix))
     }
+}
 
-    /// The leases of `address`, if all of them are dead; else a message with the holder and what to do.
-    fn dead_holders(
-        &self,
-        address: IpAddr,
-        entries: &[Entry],
-        living: &[Living],
-        node: &Node,
-    ) -> Result<Result<Vec<(Entry, Lease)>, String>> {
-        let mut dead = Vec::new();
-        for entry in entries.iter().filter(|entry| entry.address == address) {
-            match self.read(entry) {
-                Ok(None) => (),
-                Ok(Some(lease)) => {
-                    let unsure = match lease.life(node)? {
-                        Life::Dead => {
-                            dead.push((entry.clone(), lease));
-                            continue;
-                        }
-                        Life::Alive => String::new(),
-                        Life::Unknown(why) => format!(" (cannot tell whether it is alive: {why})"),
-                    };
-                    let (Lease { holder, since, .. }, pool) = (lease, &self.pool);
-                    return Ok(Err(format!(
-                        "{address} is held by {holder} since {since}{unsure}: delete that pod or, if it is \
-                         gone, `railctl release --address {address} --pool {pool} --force`"
-                    )));
-                }
-                Err(why) => return Ok(Err(format!("{address} is held: {why}"))),
+/// The leases of `address`, if all of them are dead; else a message with the holder and what to do.
+fn dead_holders<'f>(
+    address: IpAddr,
+    entries: &[(&'f Folder, Entry)],
+    node: &Node,
+) -> Result<Result<Vec<Dead<'f>>, String>> {
+    let mut dead = Vec::new();
+    for (folder, entry) in entries.iter().filter(|(_, entry)| entry.address == address) {
+        match folder.read(entry) {
+            Ok(None) => (),
+            Ok(Some(lease)) => {
+                let unsure = match lease.life(node)? {
+                    Life::Dead => {
+                        dead.push((*folder, entry.clone(), lease));
+                        continue;
+                    }
+                    Life::Alive => String::new(),
+                    Life::Unknown(why) => format!(" (cannot tell whether it is alive: {why})"),
+                };
+                let (Lease { holder, since, .. }, pool) = (lease, &folder.pool);
+                let held = format!("{address} is held by {holder} since {since}{unsure}: delete that pod");
+                return Ok(Err(match pool.as_str() {
+                    REBUILT => held,
+                    _ => format!(
+                        "{held} or, if it is gone, `railctl release --address {address} --pool {pool} --force`"
+                    ),
+                }));
             }
+            Err(why) => return Ok(Err(format!("{address} is held: {why}"))),
         }
-        if let Some(living) = living.iter().find(|living| living.address == address) {
-            return Ok(Err(format!(
-                "{living}, and its lease was lost when the run directory was emptied: delete that pod"
-            )));
-        }
-        Ok(Ok(dead))
     }
+    Ok(Ok(dead))
+}
 
-    /// Removes the leases of the dead.
-    fn bury(&self, dead: &[(Entry, Lease)]) -> Result<()> {
-        for (entry, lease) in dead {
-            let Lease { holder, since, .. } = lease;
-            log::warn!(
-                "pool {}: {} taken over from {holder}, which is gone and held it since {since}",
-                self.pool,
-                entry.address
-            );
-            self.remove(entry)?;
-        }
-        Ok(())
+/// Removes the leases of the dead.
+fn remove_dead(dead: &[Dead<'_>]) -> Result<()> {
+    for (folder, entry, lease) in dead {
+        let Lease { holder, since, .. } = lease;
+        log::warn!(
+            "pool {}: {} taken over from {holder}, which is gone and held it since {since}",
+            folder.pool,
+            entry.address
+        );
+        folder.remove(entry)?;
     }
+    Ok(())
+}
+
+/// An address that was found in a pod whose lease is gone.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The address.
+    pub address: IpAddr,
+    /// The name of the interface.
+    pub ifname: String,
+    /// Its namespace.
+    pub netns: NetnsId,
+}
+
+/// The container of a rebuilt lease: the runtime's own is not known.
+fn rebuilt_container(netns: &NetnsId) -> String {
+    format!("rebuilt-{}", netns.ino)
+}
+
+/// Releases the rebuilt leases of an interface in this namespace. Returns whether there were any.
+pub fn release_rebuilt(node: &Node, netns: &Path, ifname: &str) -> Result<bool> {
+    let (Some(folder), Some(netns)) = (Folder::rebuilt(node)?, NetnsId::of(netns).ok().flatten()) else {
+        return Ok(false);
+    };
+    let attachment = Attachment { container_id: rebuilt_container(&netns), ifname: ifname.to_owned() };
+    let key = key("", &attachment);
+    let mut held_any = false;
+    for entry in folder.entries()?.into_iter().filter(|entry| entry.key() == key) {
+        folder.remove(&entry)?;
+        held_any = true;
+    }
+    Ok(held_any)
+}
+
+/// Makes leases of addresses that were found.
+pub fn rebuild(node: &Node, found: &[Found]) -> Result<()> {
+    let dir = Dir::create(&node.run_dir)?.create_sub(REBUILT)?;
+    for Found { address, ifname, netns } in found {
+        let holder = Holder {
+            network: String::new(),
+            container_id: rebuilt_container(netns),
+            ifname: ifname.clone(),
+            // The runtime knows which pod has this namespace.
+            pod: Some(netns.path.display().to_string()),
+            netns: Some(netns.clone()),
+            device: None,
+            claim: None,
+        };
+        let (boot_id, since) = (files::boot_id()?.to_owned(), files::now());
+        let lease = Lease { version: VERSION, boot_id, holder, address: *address, since };
+        dir.write(&lease.file_name(), &serde_json::to_vec(&lease)?)?;
+    }
+    Ok(())
 }
 
 impl Lease {

@@ -4,8 +4,8 @@
 
 pub mod claim;
 pub mod config;
+pub mod emptied;
 pub mod lease;
-pub mod living;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -109,13 +109,15 @@ impl Plugin for Ipam<'_> {
     /// run directory must be the host's: success elsewhere would leave the lease without an owner.
     fn del(&self, network: &Network, attachment: &Attachment, netns: Option<&Path>) -> Result<()> {
         let node = self.started(Node::load_lenient, network)?;
-        match lease::release(&node, &network.name, attachment)? {
-            true => Ok(()),
-            false => {
-                log::info!("the attachment holds no lease");
-                node.check_place(netns)
-            }
+        let mut held_any = lease::release(&node, &network.name, attachment)?;
+        if let Some(netns) = netns.filter(|_| !held_any) {
+            held_any = lease::release_rebuilt(&node, netns, &attachment.ifname)?;
         }
+        if held_any {
+            return Ok(());
+        }
+        log::info!("the attachment holds no lease");
+        node.check_place(netns)
     }
 
     fn check(
@@ -223,6 +225,7 @@ fn serves(node: &Node, config: &Config) -> Result<()> {
     let planned = config.all_allocations(node, &node_name)?;
     config.refuse_closed(node, &node_name)?;
     node.run_is_writable()?;
+    emptied::refuse(node)?;
     for (pool, allocation) in &planned {
         match Folder::existing(node, &node_name, pool)? {
             _ if allocation.first_free(|_| false).is_none() => return Err(allocation.no_host(pool)),

@@ -13,7 +13,8 @@ forgotten_pod() {
     rm -rf /run/rail-cni
 }
 
-tells_where() { contains "$1" "$(vf 0) is net1 in the namespace /run/netns/podA" "$2"; }
+# tells_where WHAT TEXT [IFNAME POD]
+tells_where() { contains "$1" "$(vf 0) is ${3:-net1} in the namespace /run/netns/${4:-podA}" "$2"; }
 
 # status_of FILTER: its exit status says that there is something to do.
 status_of() { { "$bin/railctl" status --output json || true; } | jq -r "$1"; }
@@ -31,9 +32,11 @@ every_command_says_which_namespace_has_the_vf() {
     tells_where "doctor" "$said"
     contains "doctor" FAIL "$(grep "podA" <<<"$said")"
     pod podB
-    refused "$(vf 0) is net1 in the namespace /run/netns/podA" ADD podB net1 "$(conf 0 "$(vf 0)")"
+    refused "$(vf 0) has no netdev on the host" ADD podB net1 "$(conf 0 "$(vf 0)")"
     # Nor is its address given with another VF.
-    refused "172.16.0.0 is used by net1 in the namespace /run/netns/podA" ADD podB net1 "$(conf 0 "$(vf 0 1)")"
+    refused "reap --rebuild" ADD podB net1 "$(conf 0 "$(vf 0 1)")"
+    contains "reap" "leased 172.16.0.0 to net1 in the namespace /run/netns/podA" "$("$bin/railctl" reap --rebuild)"
+    refused "172.16.0.0 is held by net1 of pod /run/netns/podA" ADD podB net1 "$(conf 0 "$(vf 0 1)")"
     in_pod podA ping -q -c 2 -W 5 172.16.0.1 >/dev/null || fail "the living pod has lost its rail"
     del podA net1 "$(conf 0 "$(vf 0)")"
     as_before
@@ -107,7 +110,7 @@ reap_rebuild_looks_again_before_it_writes() {
 }
 
 # Another plugin may attach a device that still owes its name. A record that is rebuilt of that takes the name over.
-an_add_of_an_indebted_vf_names_the_namespace_that_has_it() {
+an_add_of_an_indebted_vf_that_another_namespace_has_is_refused() {
     local name
     ip link set ens0f0v0 name mine0
     pod podA
@@ -117,8 +120,8 @@ an_add_of_an_indebted_vf_names_the_namespace_that_has_it() {
     name=$(basename "/sys/bus/pci/devices/$(vf 0)/net/"*)
     pod podB
     ip link set "$name" netns podB
-    refused "$(vf 0) is $name in the namespace /run/netns/podB, and there is no record of it" \
-        ADD podA net1 "$(conf 0 "$(vf 0)")"
+    refused "$(vf 0) has no netdev on the host, and there is no record of it" ADD podA net1 "$(conf 0 "$(vf 0)")"
+    tells_where status "$("$bin/railctl" status || true)" "$name" podB
     contains "reap" "$(vf 0)" "$("$bin/railctl" reap --rebuild || true)"
     same "pending" 0 "$(find /run/rail-cni/pending -type f | wc -l)"
     ip -n podB link set "$name" netns 1
@@ -148,5 +151,5 @@ a_vf_of_a_process_is_found() {
 }
 
 run_cases every_command_says_which_namespace_has_the_vf reap_rebuild_puts_it_on_record_and_its_end_is_as_any_other \
-    reap_rebuild_looks_again_before_it_writes an_add_of_an_indebted_vf_names_the_namespace_that_has_it \
+    reap_rebuild_looks_again_before_it_writes an_add_of_an_indebted_vf_that_another_namespace_has_is_refused \
     a_vf_of_a_process_is_found

@@ -137,7 +137,7 @@ tidy() {
 restore_node() {
     local vf found name
     "$bin/railctl" reap >/dev/null 2>&1 || true
-    rm -rf /run/rail-cni
+    rm -rf /run/rail-cni /run/rail-cni.begun
     for vf in "${!homes[@]}"; do
         found=("/sys/bus/pci/devices/$vf/net/"*)
         name=${found[0]##*/}

@@ -198,6 +198,7 @@ a_lost_record_does_not_lose_the_vf() {
     same "in the pod" lo "$(ip -n pod1 -json link show | jq -r '.[].ifname')"
     same "the VF" "$mac down" "$(device ens0f0v0 | cut -d' ' -f3-)"
     # It serves the next pod.
+    "$bin/railctl" reap --rebuild >/dev/null
     pod pod2
     add pod2 net1 "$config"
     del pod2 net1 "$config"

@@ -75,6 +75,7 @@ del_works_after_a_lost_record_too() {
     rm -rf /run/rail-cni
     del pod1 net1 "$(vfio)"
     del pod1 net1 "$(vfio)"
+    "$bin/railctl" reap --rebuild >/dev/null
     add pod1 net1 "$(vfio)"
     del pod1 net1 "$(vfio)"
 }

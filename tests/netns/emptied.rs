@@ -1,4 +1,4 @@
-//! Somebody empties /run/rail-cni while pods live: what they have is found in their namespaces.
+//! Somebody empties /run/rail-cni while pods live: no address is given until what they have was found in their namespaces.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,6 +35,14 @@ fn below(folder: &Path) -> Vec<PathBuf> {
     fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
+/// Rebuilds what was emptied; returns the interfaces that got their address `address` leased again, with their namespaces.
+fn rebuild(host: &Host, address: &str) -> Vec<Value> {
+    let args = ["reap", "--rebuild", "--output", "json"];
+    let reaped = host.call("", "", Path::new("")).args(&args).run(&Value::Null).ok().json();
+    let all = reaped["addresses"].as_array().unwrap().iter();
+    all.filter(|one| one["address"] == address).cloned().collect()
+}
+
 #[test]
 fn no_address_of_a_living_pod_is_given_again_whatever_was_removed() {
     type Wipe = fn(&Host);
@@ -48,38 +56,46 @@ fn no_address_of_a_living_pod_is_given_again_whatever_was_removed() {
         let Some((host, [one, two])) = host("wiped", 16) else { return };
         host.cni("ADD", "c1", &one, &rail(0)).ok();
         wipe(&host);
+        let msg = host.cni("ADD", "c2", &two, &second()).error(11)["msg"].to_string();
+        assert!(msg.contains("railctl reap --rebuild"), "{what}: {msg}");
+        host.call("STATUS", "", &two).ipam().run(&second()).error(50);
+        let netns = one.to_str().unwrap();
+        let found = json!([{"address": "192.0.2.16", "interface": "net1", "netns": netns}]);
+        assert_eq!(Value::from(rebuild(&host, "192.0.2.16")), found, "{what}");
         for _ in 0..2 {
             let msg = host.cni("ADD", "c2", &two, &second()).error(11)["msg"].to_string();
-            assert!(
-                msg.contains(&format!("192.0.2.16 is used by net1 in the namespace {}", one.display())),
-                "{what}: {msg}"
-            );
+            assert!(msg.contains("192.0.2.16") && msg.contains(netns), "{what}: {msg}");
         }
         // Another pool is free.
         host.cni("ADD", "c3", &two, &with(rail(1), json!({"name": "other"}))).ok();
         host.cni("DEL", "c3", &two, &with(rail(1), json!({"name": "other"}))).ok();
-        host.delete_netns(&one);
+        match what {
+            "the leases" => drop(host.cni("DEL", "c1", &one, &rail(0)).ok()),
+            _ => host.delete_netns(&one),
+        }
         host.cni("ADD", "c2", &two, &second()).ok();
         host.cni("DEL", "c2", &two, &second()).ok();
         assert!(host.leases().iter().all(|file| file.ends_with("_begun")), "{what}: {:?}", host.leases());
     }
 }
 
-/// Its DEL takes the address from the pod, though nothing is on record of it.
+/// An inline pool is on no file of the node.
 #[test]
-fn a_pod_whose_lease_was_lost_gives_its_address_back_with_it() {
-    let Some((host, [one, two])) = host("del", 32) else { return };
-    host.plan("rail-0", "192.0.2.32/29", "192.0.2.33", &[]);
+fn an_address_of_a_pool_that_no_plan_has_is_not_given_again_either() {
+    let Some((host, [one, two])) = host("inline", 32) else { return };
+    let allocation = json!({"nodeName": "node-1", "prefix": "192.0.2.40/29", "gateway": "192.0.2.41"});
+    let pool = json!({"type": "rail-ipam", "pool": "inline", "cidr": "192.0.2.0/24", "perNodeNetworkPrefix": 29,
+        "staticAllocations": [allocation]});
+    let network = with(rail(0), json!({"ipam": pool}));
     let address =
         |ran: crate::harness::Ran| ran.ok().json()["ips"][0]["address"].as_str().unwrap().to_owned();
-    let first = address(host.call("ADD", "c1", &one).ipam().run(&rail(0)));
+    let first = address(host.call("ADD", "c1", &one).ipam().run(&network));
     host.ip_in(&one, &format!("addr add {first} dev lo"));
     remove(&host.path("run"));
-    let second = address(host.call("ADD", "c2", &two).ipam().run(&rail(0)));
+    host.call("ADD", "c2", &two).ipam().run(&network).error(11);
+    assert_eq!(rebuild(&host, first.split('/').next().unwrap()).len(), 1);
+    let second = address(host.call("ADD", "c2", &two).ipam().run(&network));
     assert_ne!(first, second);
-    host.ip_in(&one, &format!("addr del {first} dev lo"));
-    host.call("DEL", "c1", &one).ipam().run(&rail(0)).ok();
-    assert_eq!(address(host.call("ADD", "c3", &two).ipam().run(&rail(0))), first);
 }
 
 /// Docker mounts namespaces where others do not look, and a program's own are mounted nowhere.
@@ -90,8 +106,9 @@ fn a_namespace_of_which_there_is_only_a_process_counts() {
     let sleeper = Sleeper::new(Some(&one));
     remove(&host.path("run"));
     host.delete_netns(&one);
-    let msg = host.cni("ADD", "c2", &two, &second()).error(11)["msg"].to_string();
-    assert!(msg.contains(&format!("/proc/{}/ns/net", sleeper.pid())), "{msg}");
+    let found = rebuild(&host, "192.0.2.48");
+    assert_eq!(found[0]["netns"], format!("/proc/{}/ns/net", sleeper.pid()), "{found:?}");
+    host.cni("ADD", "c2", &two, &second()).error(11);
     drop(sleeper);
     host.cni("ADD", "c2", &two, &second()).ok();
 }
@@ -103,55 +120,44 @@ fn after_a_boot_no_pod_can_take_addresses_from_others_by_having_them() {
     host.ip_in(&one, "addr add 192.0.2.64/31 dev lo");
     host.cni("ADD", "c2", &two, &second()).ok();
     host.cni("DEL", "c2", &two, &second()).ok();
-    // Nor once it was all given back.
+    // Nor once it was all given back, nor by a command that has nothing to rebuild.
+    assert_eq!(rebuild(&host, "192.0.2.64").len(), 0);
     host.cni("ADD", "c2", &two, &second()).ok();
     host.cni("DEL", "c2", &two, &second()).ok();
     // Another boot: the mark says of which one it is.
     remove(&host.path("run"));
     fs::write(host.path("run.begun"), "another-boot").unwrap();
+    assert_eq!(rebuild(&host, "192.0.2.64").len(), 0);
     host.cni("ADD", "c2", &two, &second()).ok();
 }
 
-/// What cannot be read is made anew from what lives, whether a runtime has mounted it or a process alone has it.
+/// A damaged lease says nothing of its holder: the address stays its.
 #[test]
-fn a_damaged_list_of_what_lives_is_made_anew() {
+fn a_damaged_rebuilt_lease_keeps_its_address() {
     let Some((host, [one, two])) = host("damaged", 80) else { return };
     host.cni("ADD", "c1", &one, &rail(0)).ok();
     remove(&host.path("run"));
-    let is_refused = |path: &Path| {
-        let msg = host.cni("ADD", "c2", &two, &second()).error(11)["msg"].to_string();
-        assert!(msg.contains(&format!("in the namespace {}", path.display())), "{msg}");
-    };
-    is_refused(&one);
-    let damages = ["", "[", "{}"];
-    let damage = |text| fs::write(host.path("run/living.json"), text).unwrap();
-    for text in damages {
-        damage(text);
-        is_refused(&one);
+    rebuild(&host, "192.0.2.80");
+    let is_ours = |path: &PathBuf| path.to_str().unwrap().contains("192.0.2.80@");
+    let lease = below(&host.path("run/rebuilt")).into_iter().find(is_ours).unwrap();
+    for text in ["", "[", "{}"] {
+        fs::write(&lease, text).unwrap();
+        host.cni("ADD", "c2", &two, &second()).error(11);
     }
-    let sleeper = Sleeper::new(Some(&one));
+    remove(&lease);
     host.delete_netns(&one);
-    for text in damages {
-        damage(text);
-        is_refused(&sleeper.netns());
-    }
-    drop(sleeper);
-    damage("[");
     host.cni("ADD", "c2", &two, &second()).ok();
 }
 
 /// The rails of a pod, or of several, come at once on a fresh node: those that wait for the first one must not take its
-/// start for a run directory that was emptied, and refuse the addresses that a pod has given itself.
+/// start for a run directory that was emptied.
 #[test]
-fn the_first_calls_of_a_boot_look_into_no_namespace() {
-    let Some((host, [one, two])) = host("first", 96) else { return };
+fn the_first_calls_of_a_boot_are_not_refused() {
+    let Some((host, [_, two])) = host("first", 96) else { return };
     host.plan("rail-0", "192.0.2.96/28", "192.0.2.97", &[]);
-    for address in 98..111 {
-        host.ip_in(&one, &format!("addr add 192.0.2.{address}/32 dev lo"));
-    }
     // All of them wait for this, so that none is alone.
     fs::create_dir(host.path("run")).unwrap();
-    let lock = fs::File::create(host.path("run/living.lock")).unwrap();
+    let lock = fs::File::create(host.path("run/begun.lock")).unwrap();
     let lock = Flock::lock(lock, FlockArg::LockExclusive).unwrap();
     std::thread::scope(|scope| {
         let (host, two) = (&host, &two);
@@ -163,5 +169,5 @@ fn the_first_calls_of_a_boot_look_into_no_namespace() {
         std::thread::sleep(Duration::from_millis(500));
         drop(lock);
     });
-    assert!(!host.path("run/living.json").exists());
+    assert!(!host.path("run/rebuilt").exists());
 }

@@ -64,6 +64,8 @@ impl Place {
         self.run(&self.call("DEL", "c1"), first, change).ok();
         self.run(&self.call("DEL", "c1"), first, change).ok();
         fs::remove_dir_all(&self.run_dir).unwrap();
+        // As after a boot.
+        let _ = fs::remove_file(self.run_dir.with_extension("begun"));
     }
 
     /// Nothing is written, and the mounts are told that it takes. A DEL that finds nothing does not succeed.

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 use super::count;
 use super::inventory::{Attached, Inventory};
+use super::rebuild::{Lost, REMEDY};
 use crate::output::{self, Output};
 use rail_cni::attach::check::of_device;
-use rail_cni::attach::rebuild::{Lost, REMEDY};
 use rail_cni::attach::record::Record;
 use rail_cni::attach::records::Records;
 use rail_cni::attach::state::State;

@@ -71,7 +71,7 @@ repetitions and congestion of RDMA, by PCI address of PF or VF; vfs (max, enable
 state, network, pod, containerID, ifname, part (whole or rdma), netns, since, device, pf, addresses[], source (host), minPlanes, mtu, \
 mac, link, rdma[], gids[] (device, port, index, address), error. pending[]: device, network, pod, containerID, ifname, since, steps[] \
 (step, why, tries, since). lost[], without a record: device, interface, addresses[], netns. unreadable[]: damaged records. node; rdma: \
-shared, exclusive or null; emptied: the run directory was emptied, and no ADD has run since; todo[]: the lines below the tables.
+shared, exclusive or null; emptied: the run directory was emptied, and not rebuilt; todo[]: the lines below the tables.
 Exit status: 0 nothing to do, 1 the command failed or the lines below the tables say what to do, 2 usage error."
     )]
     Status(StatusArgs),

@@ -5,15 +5,16 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use anyhow::Result;
 
+use super::rebuild::{self, Lost};
 use rail_cni::attach::locate::{self, Place};
 use rail_cni::attach::owner::Owner;
 use rail_cni::attach::planes::is_same_rail;
-use rail_cni::attach::rebuild::{self, Lost};
+use rail_cni::attach::rebuild::is_away;
 use rail_cni::attach::record::Record;
 use rail_cni::attach::records::Records;
 use rail_cni::attach::state::{self, State};
 use rail_cni::attach::steps::rdma::names_in_pod;
-use rail_cni::ipam::{claim, lease, living};
+use rail_cni::ipam::{claim, emptied, lease};
 use rail_cni::netns::Netns;
 use rail_cni::node::Node;
 use rail_cni::sysfs::{self, DeviceId, Function};
@@ -38,7 +39,7 @@ pub struct Inventory {
     pub lost: Vec<Lost>,
     /// PCI addresses of the devices that resource claims hold.
     pub claimed: HashSet<String>,
-    /// Whether the run directory was emptied since the boot, and no ADD has run since.
+    /// Whether the run directory was emptied since the boot, and not rebuilt.
     pub is_emptied: bool,
 }
 
@@ -271,7 +272,7 @@ impl Inventory {
             unreadable,
             lost: Vec::new(),
             claimed: claim::devices(node)?,
-            is_emptied: living::is_emptied(node)?,
+            is_emptied: emptied::is_emptied(node)?,
         };
         inventory.lost = rebuild::find(&inventory.astray()?)?;
         Ok(inventory)
@@ -283,7 +284,7 @@ impl Inventory {
         for rail in &self.rails {
             let vfs = rail.vfs.iter().map(|vf| &vf.function);
             for function in rail.function.iter().chain(vfs) {
-                if !self.is_held(function) && rebuild::is_away(function)? {
+                if !self.is_held(function) && is_away(function)? {
                     away.insert(function.id.clone());
                 }
             }

@@ -17,6 +17,7 @@ mod out;
 mod plan;
 mod preflight;
 mod reap;
+mod rebuild;
 mod refused;
 mod release;
 mod report;

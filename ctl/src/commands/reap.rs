@@ -7,16 +7,17 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::inventory::Inventory;
+use super::rebuild::{self, Lost};
 use crate::output::{self, Output};
 use rail_cni::attach::claim::recover;
 use rail_cni::attach::ipam::PATIENCE;
 use rail_cni::attach::locate;
 use rail_cni::attach::owner::Owner;
 use rail_cni::attach::pending;
-use rail_cni::attach::rebuild::Lost;
 use rail_cni::attach::record::Record;
 use rail_cni::attach::records::{Pending, Records};
 use rail_cni::attach::state::{self, State};
+use rail_cni::ipam::lease::Found;
 use rail_cni::node::Node;
 use rail_netlink::Socket;
 
@@ -29,7 +30,7 @@ pub struct ReapArgs {
     /// Retry once what is pending, then give it up; drop unreadable records named by WHICH
     #[arg(long)]
     forget: bool,
-    /// First recreate missing records for devices found in pods, after /run/rail-cni was emptied
+    /// First recreate missing records and leases for what pods have, after /run/rail-cni was emptied
     #[arg(long)]
     rebuild: bool,
     /// Also reap attachments whose pod cannot be checked; be sure it is gone
@@ -59,6 +60,8 @@ struct Reaped {
     rebuilt: Vec<Record>,
     /// The same in a dry run: devices without a record.
     not_rebuilt: Vec<Lost>,
+    /// Addresses in use whose leases were gone: they have one again.
+    addresses: Vec<Found>,
     given_back: Vec<Record>,
     /// Attachments that remain, with the reason; without one in a dry run.
     left: Vec<(Record, Option<String>)>,
@@ -120,7 +123,9 @@ impl Reaped {
         let steps = |records: &[Record]| records.iter().map(Record::left_json).collect::<Vec<_>>();
         let rebuilt: Vec<_> = self.rebuilt.iter().map(|record| json(record, None)).collect();
         let lost: Vec<_> = self.not_rebuilt.iter().map(Lost::json).collect();
-        json!({"dryRun": dry_run, "rebuilt": rebuilt, "lost": lost, "givenBack": given_back, "left": left, "inUse": self.in_use,
+        json!({"dryRun": dry_run, "rebuilt": rebuilt, "lost": lost,
+            "addresses": self.addresses.iter().map(|one| json!({"address": one.address, "interface": one.ifname,
+                "netns": one.netns.path})).collect::<Vec<_>>(), "givenBack": given_back, "left": left, "inUse": self.in_use,
             "undone": steps(&self.undone), "pending": steps(&self.pending), "forgotten": steps(&self.forgotten),
             "unreadable": self.unreadable, "dropped": self.dropped})
     }
@@ -129,6 +134,9 @@ impl Reaped {
         let mut lines: Vec<_> =
             self.rebuilt.iter().map(|record| format!("recorded {}", describe(record))).collect();
         lines.extend(self.not_rebuilt.iter().map(|lost| format!("would record it: {}", lost.describe())));
+        lines.extend(self.addresses.iter().map(|Found { address, ifname, netns }| {
+            format!("leased {address} to {ifname} in the namespace {}", netns.path.display())
+        }));
         lines.extend(self.given_back.iter().map(|record| format!("returned {}", describe(record))));
         lines.extend(self.left.iter().map(|(record, error)| match error {
             Some(error) => format!("cannot return {}: {error}", describe(record)),
@@ -174,6 +182,9 @@ fn rebuild(args: &ReapArgs, node: &Node, reaped: &mut Reaped) -> Result<()> {
             continue;
         }
         reaped.rebuilt.extend(lost.rebuild(&Records::open(node)?, node, &mut Socket::open()?)?);
+    }
+    if args.which.is_empty() && !args.dry_run {
+        reaped.addresses = rebuild::leases(node)?;
     }
     Ok(())
 }

@@ -10,10 +10,10 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::inventory::{Attached, Inventory, Rail, RdmaMode, counted, link_state, rdma_counted};
+use super::rebuild::{Lost, REMEDY};
 use crate::output::{self, Output};
 use rail_cni::attach::locate;
 use rail_cni::attach::planes::is_same_rail;
-use rail_cni::attach::rebuild::{Lost, REMEDY};
 use rail_cni::attach::record::Record;
 use rail_cni::attach::state::State;
 use rail_cni::node::Node;
@@ -142,7 +142,7 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
     }
     if inventory.is_emptied {
         todo.push(
-            "the run directory was emptied, so the devices of running pods have no record: run `railctl reap --rebuild`"
+            "the run directory was emptied, and no pod gets an address: run `railctl reap --rebuild`"
                 .to_owned(),
         );
     }

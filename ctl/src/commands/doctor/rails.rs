@@ -7,10 +7,11 @@ use super::networks::Network;
 use super::order;
 use super::{Check, Findings, Verdict, count};
 use crate::commands::inventory::{Attached, Inventory, Rail, link_state};
+use crate::commands::rebuild;
 use rail_cni::attach::planes::is_same_rail;
 use rail_cni::attach::state::State;
 use rail_cni::attach::steps::host_addresses::HostAddresses;
-use rail_cni::attach::{locate, pending as left, rebuild};
+use rail_cni::attach::{locate, pending as left};
 use rail_cni::device::allowed::{refuse_addresses, refuse_what_the_host_needs};
 use rail_cni::device::userspace;
 use rail_cni::node::Node;
@@ -231,12 +232,11 @@ fn bind(node: &Node, functions: &[String]) -> String {
 fn lost(rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
     let name = "lost";
     if inventory.is_emptied {
-        let text =
-            "the run directory was emptied since the boot, so the devices of running pods have no record";
-        found.add(Check::warn(
+        let text = "the run directory was emptied since the boot: what running pods have is not on record";
+        found.add(Check::fail(
             name,
             text,
-            "run `railctl reap --rebuild`; their addresses stay reserved without it",
+            "run `railctl reap --rebuild`; until then, no pod gets an address",
         ));
     }
     for lost in &inventory.lost {

@@ -2,18 +2,24 @@
 //! path MTU, and memory that may be locked.
 
 use std::fs;
-use std::path::Path;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::Result;
 
 use super::infiniband;
 use super::networks::Network;
 use super::{Check, Findings, count};
 use crate::commands::inventory::{Inventory, Rail, RdmaMode};
-use rail_cni::attach::steps::{Change, rdma};
-use rail_cni::every_netns::Which;
+use crate::commands::rebuild::SEARCH;
+use rail_cni::attach::steps::Change;
+use rail_cni::every_netns::{self, Seen, Which};
 use rail_cni::node::Node;
-use rail_cni::sysfs::{ETHERNET, Function, RdmaPort};
-use rail_cni::watchdog::SearchTime;
+use rail_cni::sysfs::{ETHERNET, Function, Mounted, RdmaPort};
+use rail_cni::watchdog;
 use rail_netlink::link::Link;
+use rail_netlink::rdma;
 
 const DEVICES: &str = "rdma";
 const PORT: &str = "rdma-port";
@@ -49,6 +55,57 @@ pub fn check(node: &Node, inventory: &Inventory, networks: &[Network], is_asked:
         path_mtu(inventory, networks, found);
         memlock(Path::new("/proc"), found);
     }
+}
+
+/// RDMA devices of a function that are in another namespace.
+#[derive(Clone, Debug)]
+struct Away {
+    /// PCI address or auxiliary name of the function.
+    id: String,
+    /// Names of the RDMA devices.
+    names: Vec<String>,
+    /// A path that leads to the namespace.
+    netns: PathBuf,
+}
+
+impl Away {
+    /// Where they are, for people.
+    fn describe(&self) -> String {
+        let (names, netns) = (self.names.join(" and "), self.netns.display());
+        format!("its RDMA device {names} is in the namespace {netns}")
+    }
+}
+
+/// Finds the RDMA devices of these functions in the namespaces that can be seen from here, as far as the time suffices.
+fn find_away(functions: &[&Function]) -> Result<Vec<Away>> {
+    let mut found = Vec::new();
+    if functions.is_empty() {
+        return Ok(found);
+    }
+    let deadline = Instant::now() + watchdog::part(SEARCH);
+    let seen = every_netns::visit(Which::All, deadline, |_, netns| {
+        if Instant::now() > deadline {
+            return Ok(ControlFlow::Break(Seen::Part));
+        }
+        // Most namespaces have none, and seeing that needs no mount.
+        if rdma::open()?.as_mut().map(rdma::is_any).transpose()?.unwrap_or(false) {
+            let sysfs = Mounted::here()?;
+            for function in functions {
+                // A pod can choose a name that makes the folder unreadable.
+                let listed = function.seen_in(&sysfs.path()).list_rdma_devices();
+                let names = listed.unwrap_or_else(|_| vec!["with a name that cannot be listed".to_owned()]);
+                if !names.is_empty() {
+                    found.push(Away { id: function.id.clone(), names, netns: netns.to_owned() });
+                }
+            }
+        }
+        let is_done = found.len() >= functions.len();
+        Ok(if is_done { ControlFlow::Break(Seen::All) } else { ControlFlow::Continue(()) })
+    })?;
+    if seen == Seen::Part {
+        log::warn!("the search for RDMA devices ended before every namespace was examined");
+    }
+    Ok(found)
 }
 
 /// The functions of the rail that no pod has, with their netdevs. In exclusive mode, the RDMA device of a function that
@@ -90,7 +147,7 @@ fn devices(inventory: &Inventory, why: Option<&str>, found: &mut Findings) {
     let lacking = rails.iter().flat_map(|(_, all)| all).filter(|(one, _)| !has(one));
     let searched = lacking.filter(|(one, link)| link.is_some() && !is_pending(one)).map(|(one, _)| *one);
     let searched: Vec<_> = searched.filter(|_| inventory.rdma == RdmaMode::Exclusive).collect();
-    let away = rdma::find_away(&searched, Which::All, SearchTime::Long).unwrap_or_else(|error| {
+    let away = find_away(&searched).unwrap_or_else(|error| {
         found.add(Check::skip(DEVICES, format!("{error:#}")));
         Vec::new()
     });

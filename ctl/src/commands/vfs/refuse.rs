@@ -5,7 +5,8 @@ use std::path::Path;
 
 use super::differ::{Change, VFIO};
 use crate::commands::inventory::{Inventory, Rail};
-use rail_cni::attach::rebuild;
+use crate::commands::rebuild;
+use rail_cni::attach::rebuild::is_away;
 use rail_cni::device::allowed::{refuse_addresses, refuse_parts, refuse_what_the_host_needs};
 use rail_cni::device::userspace;
 use rail_cni::node::{Driver, Node, Vfs};
@@ -96,7 +97,7 @@ impl Judge<'_> {
         if let Some(lost) = self.inventory.lost(vf) {
             return Err(in_use(format!("{}: {}", lost.describe(), rebuild::REMEDY)));
         }
-        if rebuild::is_away(vf).unwrap_or(true) {
+        if is_away(vf).unwrap_or(true) {
             let text = format!(
                 "{} has no netdev that can be seen from here, so a pod or a container may have it: end that first",
                 vf.id

@@ -7,8 +7,6 @@ pub mod qos;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::ops::ControlFlow;
-use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -17,13 +15,11 @@ use nix::errno::Errno;
 
 use crate::attach::context::Cx;
 use crate::device::Device;
-use crate::every_netns::{self, Seen, Which};
 use crate::fail;
 use crate::netconf::{self, NetConf};
 use crate::netns::Netns;
 use crate::node::Node;
-use crate::sysfs::{Function, Mounted};
-use crate::watchdog::{self, SearchTime};
+use crate::sysfs::Function;
 use rail_netlink::all_of;
 use rail_netlink::{Error, Socket, rdma};
 
@@ -34,25 +30,6 @@ pub use name::restore_names_made_anew;
 /// How long RDMA devices may take on their way back from a namespace that has ended.
 const PATIENCE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(10);
-
-/// RDMA devices of a function that are in another namespace.
-#[derive(Clone, Debug)]
-pub struct Away {
-    /// PCI address or auxiliary name of the function.
-    pub id: String,
-    /// Names of the RDMA devices.
-    pub names: Vec<String>,
-    /// A path that leads to the namespace.
-    pub netns: PathBuf,
-}
-
-impl Away {
-    /// Where they are, for people.
-    pub fn describe(&self) -> String {
-        let (names, netns) = (self.names.join(" and "), self.netns.display());
-        format!("its RDMA device {names} is in the namespace {netns}")
-    }
-}
 
 /// Decides what to do with the device's RDMA devices, and refuses what is not possible.
 pub fn plan(conf: &NetConf, device: &Device, node: &Node) -> Result<Rdma> {
@@ -124,60 +101,30 @@ fn refuse_in_use(socket: &mut Socket, device: &rdma::Device, what: &str) -> Resu
 fn without_device(conf: &NetConf, device: &Device, is_exclusive: bool, node: &Node) -> Result<()> {
     let what = device.describe();
     let is_required = conf.rdma == netconf::Rdma::Required;
-    let which = if is_required { Which::All } else { Which::Mounted };
-    let functions: Vec<_> = device.function().into_iter().filter(|_| is_exclusive).collect();
-    if let Some(away) = find_away(&functions, which, SearchTime::Short)?.first() {
-        let place = away.describe();
-        if is_required {
-            fail!(
-                TryAgain,
-                "rdma: required, and {what} has none on the host: {place}: end that pod, or move it back"
-            );
-        }
-        log::warn!("rdma: {what} is attached without RDMA: {place}; NCCL will use TCP on this rail");
-    } else if is_required {
+    let function = device.function().filter(|_| is_exclusive);
+    let is_away = function.map(Function::has_rdma_somewhere).transpose()?.unwrap_or(false);
+    if is_required && is_away {
+        fail!(
+            TryAgain,
+            "rdma: required, and the RDMA device of {what} is in another namespace: end the pod there (`railctl doctor` \
+             says where), or move it back"
+        );
+    }
+    if is_required {
         fail!(
             UnsupportedField,
             "rdma: required, and {what} has no RDMA device: is the driver's RDMA module loaded?"
         );
-    } else if conf.rdma == netconf::Rdma::Auto && device.pf_has_rdma(&node.sysfs_root) {
-        log::warn!(
-            "rdma: {what} has no RDMA device here, and its PF has one: NCCL will use TCP on this rail"
-        );
     }
+    let why = match conf.rdma {
+        _ if is_away => "its RDMA device is in another namespace (`railctl doctor` says where)",
+        netconf::Rdma::Auto if device.pf_has_rdma(&node.sysfs_root) => {
+            "it has no RDMA device here, and its PF has one"
+        }
+        _ => return Ok(()),
+    };
+    log::warn!("rdma: {what} is attached without RDMA: {why}; NCCL will use TCP on this rail");
     Ok(())
-}
-
-/// Finds the RDMA devices of these functions in the namespaces that can be seen from here, as far as the time suffices.
-pub fn find_away(functions: &[&Function], which: Which, time: SearchTime) -> Result<Vec<Away>> {
-    let mut found = Vec::new();
-    if functions.is_empty() {
-        return Ok(found);
-    }
-    let deadline = watchdog::search_until(time);
-    let seen = every_netns::visit(which, deadline, |_, netns| {
-        if Instant::now() > deadline {
-            return Ok(ControlFlow::Break(Seen::Part));
-        }
-        // Most namespaces have none, and seeing that needs no mount.
-        if rdma::open()?.as_mut().map(rdma::is_any).transpose()?.unwrap_or(false) {
-            let sysfs = Mounted::here()?;
-            for function in functions {
-                // A pod can choose a name that makes the folder unreadable.
-                let listed = function.seen_in(&sysfs.path()).list_rdma_devices();
-                let names = listed.unwrap_or_else(|_| vec!["with a name that cannot be listed".to_owned()]);
-                if !names.is_empty() {
-                    found.push(Away { id: function.id.clone(), names, netns: netns.to_owned() });
-                }
-            }
-        }
-        let is_done = found.len() >= functions.len();
-        Ok(if is_done { ControlFlow::Break(Seen::All) } else { ControlFlow::Continue(()) })
-    })?;
-    if seen == Seen::Part {
-        log::warn!("the search for RDMA devices ended before every namespace was examined");
-    }
-    Ok(found)
 }
 
 impl Rdma {
