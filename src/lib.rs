@@ -15,9 +15,11 @@
 //! | [`node`] | node.json, the only source of paths, and whether the run directory is the host's |
 //! | [`cni`] | the protocol: [`cni::main`] runs a plugin's process, [`cni::Plugin`] has its verbs; environment,
 //! keys, results, calls of other plugins |
+//! | `neighbours` | ARP and neighbour discovery in a pod |
 //! | [`every_netns`] | all network namespaces of the node, one after the other |
 //! | [`netns`] | one network namespace: opening, entering and comparing it, and whether it is alive |
 //! | [`sysfs`] | PCI functions, PFs and VFs, auxiliary devices |
+//! | `rdma_cm` | the ToS and the traffic class of an RDMA device |
 //! | [`confine`] | what the kernel allows a call to do: seccomp |
 //! | [`files`] | directories without links, atomic writes, locks with a deadline |
 //! | [`cluster_networks`] | networks of Services and pods, which no route of a rail may cover |
@@ -41,9 +43,11 @@ pub mod files;
 pub mod ipam;
 pub mod log;
 pub mod nearest;
+mod neighbours;
 pub mod netconf;
 pub mod netns;
 pub mod node;
 pub mod pool;
+mod rdma_cm;
 pub mod sysfs;
 pub mod watchdog;

@@ -16,6 +16,7 @@ use nix::sys::statfs::{FsType, fstatfs};
 use serde::{Deserialize, Serialize};
 
 use crate::{fail, failure, watchdog};
+use rail_netlink::Socket;
 
 /// Magic number of nsfs (linux/magic.h).
 const NSFS_MAGIC: FsType = FsType(0x6e73_6673);
@@ -93,6 +94,22 @@ impl Drop for Back {
 pub fn unnamed() -> Result<File> {
     unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")?;
     File::open(OF_THREAD).with_context(|| format!("cannot open {OF_THREAD}"))
+}
+
+/// The namespace of a pod, with a socket in it.
+#[derive(Debug)]
+pub struct Pod {
+    /// The namespace.
+    pub netns: Netns,
+    /// A socket in it.
+    pub socket: Socket,
+}
+
+impl Pod {
+    /// Opens a socket in the namespace.
+    pub fn open(netns: Netns) -> Result<Pod> {
+        Ok(Pod { socket: netns.run(Socket::open)?, netns })
+    }
 }
 
 impl AsFd for Netns {

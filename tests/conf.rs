@@ -772,7 +772,7 @@ fn the_waits_are_those_of_the_code() {
         ("stderr", format!("{} in all", time("src/log.rs", "PATIENCE"))),
         ("IPAM plugin", time("src/attach/ipam.rs", "PATIENCE")),
         ("the kernel", time("netlink/src/lib.rs", "PATIENCE_SECONDS")),
-        ("the carrier", time(probe, "PATIENCE_WITH_CARRIER")),
+        ("the carrier", time("src/neighbours.rs", "PATIENCE_WITH_CARRIER")),
         ("the GIDs", by_key("gidTimeout")),
         ("the P_Key", by_key("gidTimeout")),
         ("whose driver", format!("a twelfth of `callTimeout`, at most {of_driver}")),

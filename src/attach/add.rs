@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use super::claim::{self, Claim};
-use super::context::{Cx, Pod};
+use super::context::Cx;
 use super::ipam::Ipam;
 use super::locate::Place;
 use super::locks::DeviceLock;
@@ -26,22 +26,24 @@ use super::owner::{Key, Owner, Part};
 use super::record::{Record, State, Step};
 use super::records::Records;
 use super::started::started;
-use super::steps::gids::{Gid, Gids};
+use super::steps::gids::Gids;
 use super::steps::host_addresses::HostAddresses;
 use super::steps::lease::Lease;
 use super::steps::netdev::Netdev;
 use super::steps::rail::Rail;
 use super::steps::rdma::Rdma;
 use super::steps::vf::{self, Vf};
-use super::steps::{Change, device_info, driver, gateway, guid, moved, pkey, rail, rdma};
+use super::steps::{Change, driver, gateway, guid, moved, pkey, rail, rdma};
 use super::undo;
 use super::{pending, planes};
 use crate::cni::{self, AddResult, Attachment, Command, Network, Version, find_plugin};
 use crate::device::alias::Alias;
+use crate::device::gid::Gid;
 use crate::device::{self, Device};
+use crate::device::{info, pf};
 use crate::files::Lock;
 use crate::netconf::{NetConf, Routing};
-use crate::netns::{Netns, NetnsId};
+use crate::netns::{Netns, NetnsId, Pod};
 use crate::node::Node;
 use crate::{calls, fail, watchdog};
 use rail_netlink::Socket;
@@ -171,7 +173,8 @@ impl<'a> Request<'a> {
             owner.inside.mac = self.conf.mac.as_deref().map_or_else(|| link.mac.clone(), link::format_mac);
         }
         if let Some(path) = &self.conf.device_info {
-            device_info::plan(path, &owner, |other| Ok(records.on_file(&Key::whole(other))?.is_some()))?;
+            let is_on_record = |other: &_| Ok(records.on_file(&Key::whole(other))?.is_some());
+            info::refuse(path, &owner.device, &owner.attachment(), is_on_record)?;
         }
         let place = device.original.link.clone().map_or(Place::UserSpace, Place::Host);
         let mut cx = Cx {
@@ -428,7 +431,7 @@ impl<'m> Making<'m> {
                 self.is_anew |= vf.is_something();
                 if cx.owner.device.link.is_none() {
                     // A program in user space has the device, and will own the address.
-                    let mac = vf::prescribed_mac(&attach.device, &mut cx.host)?;
+                    let mac = pf::prescribed_mac(&attach.device, &mut cx.host)?;
                     cx.owner.inside.mac = mac.unwrap_or_default();
                 }
             }
@@ -479,7 +482,9 @@ impl<'m> Making<'m> {
                     done.or_else(|error| conf.or_warn(conf.gid, error))?;
                 }
             }
-            Change::DeviceInfo(path) => device_info::apply(path, &self.rdma, &self.gids, cx)?,
+            Change::DeviceInfo(path) => {
+                info::write(path, &cx.owner.device, &cx.owner.attachment(), &self.rdma, &self.gids)?;
+            }
             Change::Lease(_)
             | Change::HostAddresses(_)
             | Change::VfMac(_)

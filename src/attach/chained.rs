@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::add::{Attaching, Making, new_owner};
-use super::context::{Cx, Pod};
+use super::context::Cx;
 use super::locate::Place;
 use super::owner::{Key, Part};
 use super::record::Record;
@@ -14,15 +14,15 @@ use super::records::Records;
 use super::started::started;
 use super::steps::gids::Gids;
 use super::steps::rail::Rail;
-use super::steps::{Change, device_info, rdma};
+use super::steps::{Change, rdma};
 use super::{claim, pending};
 use crate::cni::{AddResult, Attachment, Network};
 use crate::device;
+use crate::device::info;
 use crate::netconf::{self, NetConf, Outline};
-use crate::netns::Netns;
+use crate::netns::{Netns, Pod};
 use crate::node::Node;
-use crate::sysfs::{self, Function, Mounted};
-use crate::{calls, fail, failure, watchdog};
+use crate::{calls, fail, watchdog};
 use rail_netlink::Socket;
 use rail_netlink::vf::VfState;
 
@@ -59,7 +59,7 @@ pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<Ad
     claim::recover_own(&records, &key, &node, &mut host)?;
     claim::recover_rdma_name(&conf, &key, &records, &node)?;
     watchdog::step(|| "finding the RDMA device".to_owned());
-    let device = device::without_netdev(behind(&attachment.ifname, &netns, &conf, &node)?, &node)?;
+    let device = device::without_netdev(device::behind(&attachment.ifname, &netns, &conf, &node)?, &node)?;
     device::allowed::check_allowed(&device, &conf, &node, &network.name)?;
     conf.rail = conf.rail.or_else(|| device::allowed::rail_of(&device, &node));
     calls::rail(conf.rail);
@@ -108,7 +108,8 @@ fn plan<'a>(
     let is_required = conf.rdma == netconf::Rdma::Required;
     pending::settle_rdma(is_required, &device, records, node)?;
     if let Some(path) = &conf.device_info {
-        device_info::plan(path, &cx.owner, |other| Ok(records.on_file(&Key::whole(other))?.is_some()))?;
+        let is_on_record = |other: &_| Ok(records.on_file(&Key::whole(other))?.is_some());
+        info::refuse(path, &cx.owner.device, &cx.owner.attachment(), is_on_record)?;
     }
     let rdma = rdma::plan(conf, &device, node)?;
     let mut record = Record::new(cx.owner.clone());
@@ -116,7 +117,7 @@ fn plan<'a>(
         record.plan(Change::Gids(Gids::default()));
     }
     record.plan(Change::Rdma(rdma));
-    let addresses = addresses_of(previous, &cx.owner.ifname);
+    let addresses = previous.addresses_of(&cx.owner.ifname);
     record.plan(Change::Rail(Rail { addresses, ..Rail::default() }));
     conf.device_info.clone().map(Change::DeviceInfo).into_iter().for_each(|change| record.plan(change));
     left.iter().for_each(|left| record.inherit(left));
@@ -125,44 +126,6 @@ fn plan<'a>(
         pending::inherited(records, &id, Part::Rdma)?;
     }
     Ok(attach)
-}
-
-/// The function whose netdev the pod has as `ifname`. No other may be meant: a network that could choose its device would
-/// take another pod's.
-fn behind(ifname: &str, netns: &Netns, conf: &NetConf, node: &Node) -> Result<Function> {
-    let mounted = netns.run(Mounted::here)?;
-    let root = mounted.path();
-    let id = sysfs::device_of(&root, ifname);
-    let in_pod = id.map(|id| Function::find(&root, &id)).transpose()?.flatten();
-    let in_pod = in_pod.filter(|function| function.has_port(&root, ifname).unwrap_or(false));
-    let Some(in_pod) = in_pod else {
-        let what = if root.join("class/net").join(ifname).exists() {
-            "is no device of a bus"
-        } else {
-            "is not there"
-        };
-        fail!(
-            InvalidConfig,
-            "mode rdma: {ifname} {what} in the pod: has a plugin before this one attached a VF?"
-        );
-    };
-    if let Some(id) = conf.selector.id.as_ref().filter(|id| id.as_str() != in_pod.id) {
-        fail!(
-            InvalidConfig,
-            "deviceID: the network means {}, and {ifname} in the pod is {}: check the plugin before this one",
-            id.as_str(),
-            in_pod.id
-        );
-    }
-    let host = in_pod.seen_in(&node.sysfs_root);
-    if host.exists() && !host.netdevs()?.is_empty() {
-        fail!(
-            InvalidConfig,
-            "mode rdma: {} has a port on the host, too, so its RDMA device is not that of {ifname} alone",
-            in_pod.id
-        );
-    }
-    host.exists().then_some(host).ok_or_else(|| failure!(TryAgain, "the host has no device {}", in_pod.id))
 }
 
 /// Restores what earlier attachments left of the device: its netdev is in this pod, so no other has it.
@@ -178,15 +141,4 @@ fn recover_claims(id: &str, key: &Key, records: &Records, node: &Node) -> Result
         claim::recover(records, now, node)?;
     }
     Ok(())
-}
-
-/// The addresses that the plugins before gave the interface.
-fn addresses_of(previous: &AddResult, ifname: &str) -> Vec<ipnet::IpNet> {
-    let is_its = |interface: Option<usize>| {
-        interface.is_none_or(|number| {
-            let interface = previous.interfaces.get(number);
-            interface.is_some_and(|one| one.name == ifname && !one.sandbox.is_empty())
-        })
-    };
-    previous.ips.iter().filter(|ip| is_its(ip.interface)).map(|ip| ip.address).collect()
 }

@@ -4,13 +4,13 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::context::{Cx, Pod};
+use super::context::Cx;
 use super::record::Record;
 use super::records::Records;
 use super::steps::Change;
 use super::steps::gateway::Gateways;
 use crate::cni::{AddResult, Attachment};
-use crate::netns::{self, Netns};
+use crate::netns::{self, Netns, Pod};
 use crate::node::Node;
 
 /// Every difference, a line each.
@@ -55,7 +55,8 @@ pub fn of_device(
     records: &Records,
     node: &Node,
 ) -> Result<Vec<String>> {
-    let mut cx = Cx::in_pod(&record.owner, record.facts(), Pod::open(netns)?, node, &records.locks)?;
+    let pod = Some(Pod::open(netns)?);
+    let mut cx = Cx::with(pod, &record.owner, record.facts(), node, &records.locks)?;
     cx.locate()?;
     let mut found = Vec::new();
     for step in &record.steps {

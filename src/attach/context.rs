@@ -8,7 +8,7 @@ use super::locate::{self, Place};
 use super::locks::Locks;
 use super::owner::Owner;
 use crate::fail;
-use crate::netns::Netns;
+use crate::netns::{Netns, Pod};
 use crate::node::Node;
 use crate::sysfs::Function;
 use rail_netlink::link::Link;
@@ -35,22 +35,6 @@ pub struct Cx<'a> {
     pub place: Place,
     /// Whether its driver was bound again: netdev and RDMA devices are others than before.
     pub is_anew: bool,
-}
-
-/// The namespace of a pod.
-#[derive(Debug)]
-pub struct Pod {
-    /// The namespace.
-    pub netns: Netns,
-    /// A socket in it.
-    pub socket: Socket,
-}
-
-impl Pod {
-    /// Opens a socket in the namespace.
-    pub fn open(netns: Netns) -> Result<Pod> {
-        Ok(Pod { socket: netns.run(Socket::open)?, netns })
-    }
 }
 
 /// What steps know of each other.
@@ -89,25 +73,19 @@ impl<'a> Cx<'a> {
     /// The context of an attachment whose device is to be undone: the pod's namespace is opened if it is still there.
     pub fn of(owner: &Owner, facts: Facts, node: &'a Node, locks: &'a Locks) -> Result<Cx<'a>> {
         let netns = if owner.is_of_this_boot()? { locate::open_if_same(&owner.netns)? } else { None };
-        let pod = netns.map(Pod::open).transpose()?;
-        let (owner, host, function) = (owner.clone(), Socket::open()?, owner.device.function(node)?);
-        Ok(Cx { node, locks, owner, facts, host, pod, function, place: Place::Missing, is_anew: false })
+        Cx::with(netns.map(Pod::open).transpose()?, owner, facts, node, locks)
     }
 
-    /// The context of an attachment whose pod is alive.
-    pub fn in_pod(owner: &Owner, facts: Facts, pod: Pod, node: &'a Node, locks: &'a Locks) -> Result<Cx<'a>> {
+    /// The context of an attachment with this pod; where its device is, nobody has looked.
+    pub fn with(
+        pod: Option<Pod>,
+        owner: &Owner,
+        facts: Facts,
+        node: &'a Node,
+        locks: &'a Locks,
+    ) -> Result<Cx<'a>> {
         let (owner, host, function) = (owner.clone(), Socket::open()?, owner.device.function(node)?);
-        Ok(Cx {
-            node,
-            locks,
-            owner,
-            facts,
-            host,
-            pod: Some(pod),
-            function,
-            place: Place::Missing,
-            is_anew: false,
-        })
+        Ok(Cx { node, locks, owner, facts, host, pod, function, place: Place::Missing, is_anew: false })
     }
 
     /// Looks where the device is.

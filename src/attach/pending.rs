@@ -294,18 +294,6 @@ pub fn inherited(records: &Records, id: &str, part: Part) -> Result<()> {
     Ok(())
 }
 
-/// The earliest attachment of which something is left of the device `id`: its record has the original state.
-pub fn earliest(records: &Records, id: &str) -> Result<Option<Record>> {
-    let mut earliest: Option<Record> = None;
-    for Pending { record, .. } in records.pending_of(id)? {
-        let is_first = earliest.as_ref().is_none_or(|other| record.owner.since < other.owner.since);
-        if is_first && record.is_left_of_device() && record.owner.is_of_this_boot()? {
-            earliest = Some(record);
-        }
-    }
-    Ok(earliest)
-}
-
 /// Tries what is due, in a call that is about another attachment: never for long.
 pub fn retry_due(records: &Records, node: &Node) -> Result<()> {
     let mut all = records.pending_at(files::some_of(records.pending_names()?, LOOKED_AT))?;

@@ -4,12 +4,11 @@
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 
 use super::context::{Bound, Facts};
 use super::owner::Owner;
 use super::steps::gateway::Gateways;
-use super::steps::gids::{Gid, Gids};
+use super::steps::gids::Gids;
 use super::steps::host_addresses::HostAddresses;
 use super::steps::lease::Lease;
 use super::steps::netdev::Netdev;
@@ -17,6 +16,7 @@ use super::steps::rail::Rail;
 use super::steps::rdma::Rdma;
 use super::steps::vf::Vf;
 use super::steps::{Change, Place};
+use crate::device::gid::Gid;
 use crate::files;
 use rail_netlink::link::Link;
 
@@ -293,27 +293,6 @@ impl Record {
             (Some(bound), None) => bound.rdma.clone(),
             (None, None) => Vec::new(),
         }
-    }
-
-    /// What is left, as `reap` and `status` print it for programs.
-    pub fn left_json(&self) -> Value {
-        let Owner { device, network, container_id, ifname, pod, since, .. } = &self.owner;
-        let steps = self.left().map(|step| {
-            let Failed { why, tries, since, .. } = step.failed();
-            json!({"step": step.change.name(), "why": why, "tries": tries, "since": since})
-        });
-        json!({"device": device.id, "network": network, "containerID": container_id, "ifname": ifname, "pod": pod,
-            "since": since, "steps": steps.collect::<Vec<_>>()})
-    }
-
-    /// What is left, for people: a line each.
-    pub fn left_lines(&self) -> Vec<String> {
-        let line = |step: &Step| {
-            let why = step.failed().why;
-            let why = if why.is_empty() { "not tried yet".to_owned() } else { why };
-            format!("{}: {}: {why}", self.owner.describe(), step.change.describe())
-        };
-        self.left().map(line).collect()
     }
 }
 

@@ -190,6 +190,17 @@ fn empty_is_none<'de, D: Deserializer<'de>>(from: D) -> Result<Option<IpAddr>, D
 }
 
 impl AddResult {
+    /// The addresses of the interface `ifname` of the pod.
+    pub fn addresses_of(&self, ifname: &str) -> Vec<IpNet> {
+        let is_its = |interface: Option<usize>| {
+            interface.is_none_or(|number| {
+                let interface = self.interfaces.get(number);
+                interface.is_some_and(|one| one.name == ifname && !one.sandbox.is_empty())
+            })
+        };
+        self.ips.iter().filter(|ip| is_its(ip.interface)).map(|ip| ip.address).collect()
+    }
+
     /// Reads a result that another plugin or an older version of this one wrote. `default` is the version of a
     /// result that names none. Fails if the result is malformed or has an unknown version.
     pub fn parse(value: &Value, default: Version) -> Result<AddResult> {

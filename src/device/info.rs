@@ -13,11 +13,9 @@ use anyhow::{Context as _, Result};
 use nix::errno::Errno;
 use serde_json::{Value, json};
 
-use super::gids::Gid;
-use crate::attach::context::Cx;
-use crate::attach::owner::Owner;
+use super::Original;
+use super::gid::Gid;
 use crate::cni::Attachment;
-use crate::device::Original;
 use crate::failure;
 use crate::files::Dir;
 use crate::sysfs::DeviceId;
@@ -27,14 +25,15 @@ const OWNER: &str = "rail-cni";
 
 /// Refuses a file that belongs to another attachment, while nothing is changed. That of one which is not on record
 /// any more is stale.
-pub fn plan(
+pub fn refuse(
     path: &Path,
-    owner: &Owner,
+    device: &Original,
+    attachment: &Attachment,
     is_on_record: impl FnOnce(&Attachment) -> Result<bool>,
 ) -> Result<()> {
     let (dir, name) = split(path)?;
     let Some(dir) = existing(dir)? else { return Ok(()) };
-    let Some(whose) = in_the_way(&dir, name, &owner.device, &owner.attachment())? else { return Ok(()) };
+    let Some(whose) = in_the_way(&dir, name, device, attachment)? else { return Ok(()) };
     if let Whose::Of(other) = &whose {
         if !is_on_record(other)? {
             log::warn!("{} {whose}, which is no longer on record: replacing it", path.display());
@@ -46,8 +45,13 @@ pub fn plan(
 
 /// Writes the file in one step, its folder too where it is missing. A stale one is replaced.
 /// `rdma`: the names of the RDMA devices that the pod sees.
-pub fn apply(path: &Path, rdma: &[String], gids: &[Gid], cx: &Cx<'_>) -> Result<()> {
-    let (original, attachment) = (&cx.owner.device, &cx.owner.attachment());
+pub fn write(
+    path: &Path,
+    original: &Original,
+    attachment: &Attachment,
+    rdma: &[String],
+    gids: &[Gid],
+) -> Result<()> {
     let Some(id) = original.pci_id.as_deref() else {
         log::warn!("no device-info file: {} is on no bus", original.id);
         return Ok(());
@@ -95,8 +99,7 @@ fn described(dir: &Dir, name: &str, id: &str) -> Value {
 }
 
 /// Removes it, and what a killed ADD left half-written. One that belongs to another attachment is left there.
-pub fn undo(path: &Path, owner: &Owner) -> Result<()> {
-    let (original, attachment) = (&owner.device, &owner.attachment());
+pub fn remove(path: &Path, original: &Original, attachment: &Attachment) -> Result<()> {
     let (dir, name) = split(path)?;
     let Some(dir) = existing(dir)? else { return Ok(()) };
     match of_another(&dir, name, original, attachment) {

@@ -3,7 +3,10 @@
 pub mod alias;
 pub mod allowed;
 pub mod bpf;
+pub mod gid;
+pub mod info;
 mod original;
+pub mod pf;
 pub mod settings;
 pub mod stacked;
 pub mod userspace;
@@ -12,10 +15,11 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-use crate::fail;
-use crate::netconf::Selector;
+use crate::netconf::{NetConf, Selector};
+use crate::netns::Netns;
 use crate::node::{Judged, Node};
-use crate::sysfs::{self, DeviceId, Function, Pf};
+use crate::sysfs::{self, DeviceId, Function, Mounted, Pf};
+use crate::{fail, failure};
 use rail_netlink::Socket;
 use rail_netlink::link::{self, Link};
 
@@ -88,6 +92,44 @@ pub fn without_netdev(function: Function, node: &Node) -> Result<Device> {
     let pf = function.pf(&node.sysfs_root)?;
     let original = original(&node.sysfs_root, Some(&function), pf.as_ref(), None)?;
     Ok(Device { pf, function: Some(function), original, kind: None })
+}
+
+/// The function whose netdev the pod has as `ifname`. No other may be meant: a network that could choose its device would
+/// take another pod's.
+pub fn behind(ifname: &str, netns: &Netns, conf: &NetConf, node: &Node) -> Result<Function> {
+    let mounted = netns.run(Mounted::here)?;
+    let root = mounted.path();
+    let id = sysfs::device_of(&root, ifname);
+    let in_pod = id.map(|id| Function::find(&root, &id)).transpose()?.flatten();
+    let in_pod = in_pod.filter(|function| function.has_port(&root, ifname).unwrap_or(false));
+    let Some(in_pod) = in_pod else {
+        let what = if root.join("class/net").join(ifname).exists() {
+            "is no device of a bus"
+        } else {
+            "is not there"
+        };
+        fail!(
+            InvalidConfig,
+            "mode rdma: {ifname} {what} in the pod: has a plugin before this one attached a VF?"
+        );
+    };
+    if let Some(id) = conf.selector.id.as_ref().filter(|id| id.as_str() != in_pod.id) {
+        fail!(
+            InvalidConfig,
+            "deviceID: the network means {}, and {ifname} in the pod is {}: check the plugin before this one",
+            id.as_str(),
+            in_pod.id
+        );
+    }
+    let host = in_pod.seen_in(&node.sysfs_root);
+    if host.exists() && !host.netdevs()?.is_empty() {
+        fail!(
+            InvalidConfig,
+            "mode rdma: {} has a port on the host, too, so its RDMA device is not that of {ifname} alone",
+            in_pod.id
+        );
+    }
+    host.exists().then_some(host).ok_or_else(|| failure!(TryAgain, "the host has no device {}", in_pod.id))
 }
 
 /// The device that `selector` means, if it is on the host now.

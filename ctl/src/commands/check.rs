@@ -18,6 +18,7 @@ use rail_cni::attach::record::Record;
 use rail_cni::attach::records::Records;
 use rail_cni::attach::state::State;
 use rail_cni::attach::steps::gateway::{self, Gateways};
+use rail_cni::attach::steps::rail::Rail;
 use rail_cni::cni::{AddResult, Version};
 use rail_cni::files;
 use rail_cni::ipam::lease;
@@ -77,7 +78,7 @@ fn look<'a>(one: &'a Attached, node: &Node) -> Option<Checked<'a>> {
     let told = match &one.state {
         State::Live(_) => {
             let rail = record.rail().cloned().unwrap_or_default();
-            let gateways = gateway::of(&rail, node, PATIENCE);
+            let gateways = gateways_of(&rail, node);
             match of_living(record, node, &gateways) {
                 Ok(differences) => checked.differences = differences,
                 Err(error) => checked.differences.push(format!("{error:#}")),
@@ -108,6 +109,15 @@ fn look<'a>(one: &'a Attached, node: &Node) -> Option<Checked<'a>> {
     };
     let is_over = !checked.differences.is_empty() && one.is_live() && has_ended().unwrap_or(false);
     (!is_over).then_some(checked)
+}
+
+/// The gateways of an attachment whose network has no probe: those of its routes and its allocations.
+fn gateways_of(rail: &Rail, node: &Node) -> Gateways {
+    let has = |prefix: ipnet::IpNet| rail.addresses.iter().any(|net| prefix.contains(&net.addr()));
+    let planned = store::allocations(node).into_iter().filter(|(_, allocation)| has(allocation.prefix));
+    let of_routes = rail.routes.iter().filter_map(|route| route.gateway);
+    let of_plan = planned.filter_map(|(_, allocation)| allocation.gateway);
+    Gateways { gateways: gateway::sorted(of_routes.chain(of_plan)), timeout: PATIENCE }
 }
 
 fn of_living(record: &Record, node: &Node, gateways: &Gateways) -> Result<Vec<String>> {

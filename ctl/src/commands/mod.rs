@@ -12,6 +12,7 @@ mod import;
 mod inventory;
 mod lease;
 mod leases;
+mod left;
 pub mod lint;
 mod out;
 mod plan;

@@ -7,6 +7,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::inventory::Inventory;
+use super::left;
 use super::rebuild::{self, Lost};
 use crate::output::{self, Output};
 use rail_cni::attach::claim::recover;
@@ -120,7 +121,7 @@ impl Reaped {
     fn json(&self, dry_run: bool) -> Value {
         let given_back: Vec<_> = self.given_back.iter().map(|record| json(record, None)).collect();
         let left: Vec<_> = self.left.iter().map(|(record, error)| json(record, error.as_deref())).collect();
-        let steps = |records: &[Record]| records.iter().map(Record::left_json).collect::<Vec<_>>();
+        let steps = |records: &[Record]| records.iter().map(left::json).collect::<Vec<_>>();
         let rebuilt: Vec<_> = self.rebuilt.iter().map(|record| json(record, None)).collect();
         let lost: Vec<_> = self.not_rebuilt.iter().map(Lost::json).collect();
         json!({"dryRun": dry_run, "rebuilt": rebuilt, "lost": lost,
@@ -147,7 +148,7 @@ impl Reaped {
         let pending = self.pending.iter().map(|record| ("pending for", record));
         let forgotten = self.forgotten.iter().map(|record| ("forgotten of", record));
         for (how, record) in pending.chain(forgotten) {
-            lines.extend(record.left_lines().iter().map(|line| format!("{how} {line}")));
+            lines.extend(left::lines(record).iter().map(|line| format!("{how} {line}")));
         }
         lines.extend(self.unreadable.iter().map(|name| {
             format!(

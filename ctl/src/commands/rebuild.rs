@@ -12,7 +12,7 @@ use rail_cni::attach::owner::{Inside, Owner, Part};
 use rail_cni::attach::pending;
 use rail_cni::attach::rebuild::{is_away, key_in, usual_name};
 use rail_cni::attach::record::{Record, State};
-use rail_cni::attach::records::Records;
+use rail_cni::attach::records::{Pending, Records};
 use rail_cni::attach::steps::Change;
 use rail_cni::attach::steps::netdev::Netdev;
 use rail_cni::attach::steps::rail::Rail;
@@ -107,7 +107,7 @@ impl Lost {
         record.plan(Change::Move);
         let addresses = self.addresses.clone();
         record.plan(Change::Rail(Rail { mtu: Some(self.link.mtu), addresses, ..Rail::default() }));
-        let previous = pending::earliest(records, &self.id)?;
+        let previous = earliest(records, &self.id)?;
         if let Some(previous) = &previous {
             // Which settings the network made is not known: all that were known before are restored.
             let anew = |vf: &Vf| Vf { wanted: VfState::default(), ..vf.clone() };
@@ -162,6 +162,18 @@ impl Lost {
             ..Owner::new(&key_in(&netns, &self.link.name), netns, device)?
         })
     }
+}
+
+/// The earliest attachment of which something is left of the device `id`: its record has the original state.
+fn earliest(records: &Records, id: &str) -> Result<Option<Record>> {
+    let mut earliest: Option<Record> = None;
+    for Pending { record, .. } in records.pending_of(id)? {
+        let is_first = earliest.as_ref().is_none_or(|other| record.owner.since < other.owner.since);
+        if is_first && record.is_left_of_device() && record.owner.is_of_this_boot()? {
+            earliest = Some(record);
+        }
+    }
+    Ok(earliest)
 }
 
 /// A pod can give itself any number of addresses, of which this many count.

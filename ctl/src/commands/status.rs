@@ -10,6 +10,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::inventory::{Attached, Inventory, Rail, RdmaMode, counted, link_state, rdma_counted};
+use super::left;
 use super::rebuild::{Lost, REMEDY};
 use crate::output::{self, Output};
 use rail_cni::attach::locate;
@@ -156,7 +157,7 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
     }
     for record in inventory.pending.iter().filter(|record| record.is_left_in_vain()) {
         let id = &record.owner.container_id;
-        todo.extend(record.left_lines().into_iter().map(|line| {
+        todo.extend(left::lines(record).into_iter().map(|line| {
             format!(
                 "pending for {line}; run `railctl reap` to try again, or `railctl reap --forget {id}` to give up"
             )
@@ -322,7 +323,7 @@ fn json(node_name: &str, inventory: &Inventory, todo: &[String]) -> Value {
             "error": one.error(),
         })
     });
-    let pending: Vec<_> = inventory.pending.iter().map(Record::left_json).collect();
+    let pending: Vec<_> = inventory.pending.iter().map(left::json).collect();
     json!({"node": node_name, "rdma": rdma, "rails": rails.collect::<Vec<_>>(),
         "attachments": attachments.collect::<Vec<_>>(), "pending": pending, "unreadable": inventory.unreadable,
         "emptied": inventory.is_emptied, "lost": inventory.lost.iter().map(Lost::json).collect::<Vec<_>>(), "todo": todo})

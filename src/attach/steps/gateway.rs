@@ -1,24 +1,20 @@
 //! `gatewayProbe`: does the leaf port at the other end of the cable have the address that the plan gave it?
-//!
-//! The kernel asks by ARP or neighbour discovery, and the answer appears in its neighbour table.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
-use std::net::{IpAddr, SocketAddrV6, UdpSocket};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::net::IpAddr;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use ipnet::IpNet;
-use nix::sys::socket::{setsockopt, sockopt::BindToDevice};
-
 use serde::{Deserialize, Serialize};
 
 use super::rail::Rail;
-use crate::attach::context::{Cx, Pod};
+use crate::attach::context::Cx;
 use crate::cni::AddResult;
 use crate::device::Device;
+use crate::neighbours;
 use crate::netconf::NetConf;
+use crate::netns::Pod;
 use crate::node::Node;
 use crate::pool::store;
 use crate::{fail, failure};
@@ -26,18 +22,8 @@ use rail_netlink::Socket;
 use rail_netlink::link::{self, Link};
 use rail_netlink::neighbour::{self, State};
 
-/// The pauses before a gateway is asked again: first a short one, for a carrier that is just coming, then twice as long
-/// each time. The kernel by itself would wait a second.
-const FIRST_ROUND: Duration = Duration::from_millis(1);
-const LONGEST_ROUND: Duration = Duration::from_millis(100);
 /// How long other gateways have for an answer when the rail's own one is silent.
 const PATIENCE_WITH_OTHERS: Duration = Duration::from_millis(300);
-/// A VF has its carrier some milliseconds after it is up (2 to 15 with igbvf), where its PF has one.
-const PATIENCE_WITH_CARRIER: Duration = Duration::from_millis(100);
-/// The pauses between two looks at the neighbour table.
-const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(1);
-
 /// Refuses a probe through a device without a netdev.
 pub fn refuse_userspace(conf: &NetConf, device: &Device) -> Result<()> {
     if device.original.link.is_some() {
@@ -107,9 +93,7 @@ impl Gateways {
         let (node, addresses) = (cx.node, cx.facts.addresses.clone());
         let (id, pf) = (cx.owner.device.id.clone(), cx.owner.device.pf.clone());
         let pod = cx.pod()?;
-        let gateways = self.gateways.iter().map(|gateway| Gateway::new(*gateway, pod, &link, &addresses));
-        let gateways = gateways.collect();
-        let silent = wait(&mut pod.socket, &link, gateways, self.timeout)?;
+        let silent = neighbours::silent(&self.gateways, &addresses, self.timeout, &link, pod)?;
         if silent.is_empty() {
             return Ok(());
         }
@@ -175,8 +159,8 @@ fn who_answers(
             others.push((pool.clone(), gateway, allocation.prefix));
         }
     }
-    let gateways = others.iter().map(|(_, other, _)| Gateway::new(*other, pod, link, addresses)).collect();
-    let silent = wait(&mut pod.socket, link, gateways, PATIENCE_WITH_OTHERS);
+    let asked: Vec<_> = others.iter().map(|(_, other, _)| *other).collect();
+    let silent = neighbours::silent(&asked, addresses, PATIENCE_WITH_OTHERS, link, pod);
     for (_, other, _) in &others {
         let _ = neighbour::forget(&mut pod.socket, link.index, *other);
     }
@@ -184,39 +168,12 @@ fn who_answers(
     others.into_iter().find(|(_, other, _)| !silent.contains(other))
 }
 
-/// The gateways of an attachment whose network has no probe: those of its routes and its allocations.
-pub fn of(rail: &Rail, node: &Node, timeout: Duration) -> Gateways {
-    let has = |prefix: IpNet| rail.addresses.iter().any(|net| prefix.contains(&net.addr()));
-    let planned = store::allocations(node).into_iter().filter(|(_, allocation)| has(allocation.prefix));
-    let of_routes = rail.routes.iter().filter_map(|route| route.gateway);
-    let of_plan = planned.filter_map(|(_, allocation)| allocation.gateway);
-    Gateways { gateways: sorted(of_routes.chain(of_plan)), timeout }
-}
-
-/// Asks the next hops without waiting for an answer: a leaf learns from the question which MAC has the address now.
-/// `arp_notify` and `ndisc_notify` tell it when the link comes up, and where the carrier comes later, as with VFs, that
-/// is lost. So a carrier that is just coming is waited for; when it comes later still, as of a leaf port that trains for
-/// seconds, the kernel is left to ask until there is an answer.
+/// Tells the next hops which MAC has the address now, without waiting for an answer.
 pub fn announce(rail: &Rail, leased: &AddResult, cx: &mut Cx<'_>) -> Result<()> {
     let Some(link) = cx.link_in_pod() else { return Ok(()) };
     let gateways = gateways(rail, leased);
     let pod = cx.pod()?;
-    let (start, mut pause) = (Instant::now(), SHORTEST_PAUSE);
-    let mut has_carrier =
-        || !link::by_index(&mut pod.socket, link.index).is_ok_and(|now| now.is_some_and(|now| !now.carrier));
-    while !gateways.is_empty() && !has_carrier() && start.elapsed() < PATIENCE_WITH_CARRIER {
-        sleep(pause);
-        pause = (pause * 2).min(LONGEST_PAUSE);
-    }
-    let is_late = !gateways.is_empty() && !has_carrier();
-    for address in &gateways {
-        let told = if is_late {
-            neighbour::keep_asking(&mut pod.socket, link.index, *address)
-        } else {
-            Gateway::new(*address, pod, &link, &rail.addresses).tell(&mut pod.socket, &link)
-        };
-        told.unwrap_or_else(|error| log::warn!("{error:#}"));
-    }
+    neighbours::tell(&gateways, &rail.addresses, &link, pod);
     announce_ipv4(&mut pod.socket, &link, &rail.addresses, &gateways);
     Ok(())
 }
@@ -240,114 +197,8 @@ fn gateways(rail: &Rail, leased: &AddResult) -> Vec<IpAddr> {
     sorted(of_addresses.chain(of_routes))
 }
 
-fn sorted(gateways: impl Iterator<Item = IpAddr>) -> Vec<IpAddr> {
+/// The gateways of a rail in order, each once.
+pub fn sorted(gateways: impl Iterator<Item = IpAddr>) -> Vec<IpAddr> {
     let all: BTreeSet<_> = gateways.filter(|gateway| !gateway.is_unspecified()).collect();
     all.into_iter().collect()
-}
-
-/// Waits for answers; returns the gateways that did not answer within `timeout`.
-fn wait(pod: &mut Socket, link: &Link, gateways: Vec<Gateway>, timeout: Duration) -> Result<Vec<IpAddr>> {
-    let (mut silent, mut round) = (Vec::new(), FIRST_ROUND);
-    for gateway in gateways {
-        match gateway.ask_first(pod, link)? {
-            First::Unknown => silent.push(gateway),
-            First::Known => {
-                silent.push(gateway);
-                // Only after that is the entry removed, which delays what the pod sends to it.
-                round = timeout / 2;
-            }
-            First::Permanent => (),
-        }
-    }
-    let start = Instant::now();
-    let (mut next, mut pause) = (start + round, SHORTEST_PAUSE);
-    loop {
-        let mut left = Vec::new();
-        for gateway in silent {
-            if neighbour::state(pod, link.index, gateway.address)? != State::Reachable {
-                left.push(gateway);
-            }
-        }
-        silent = left;
-        if silent.is_empty() || start.elapsed() >= timeout {
-            return Ok(silent.into_iter().map(|gateway| gateway.address).collect());
-        }
-        if Instant::now() < next {
-            sleep(pause);
-            pause = (pause * 2).min(LONGEST_PAUSE);
-            continue;
-        }
-        for gateway in &silent {
-            gateway.ask(pod, link)?;
-        }
-        round = (round * 2).min(LONGEST_ROUND);
-        (next, pause) = (Instant::now() + round, SHORTEST_PAUSE);
-    }
-}
-
-/// The neighbour entry of a gateway before it is asked.
-enum First {
-    Unknown,
-    /// The pod runs already, or the gateway itself asked for our address.
-    Known,
-    /// Someone wrote it. We must not remove it, and the kernel sends no request while it is there.
-    Permanent,
-}
-
-struct Gateway {
-    address: IpAddr,
-    /// For IPv6: a socket that is bound to the rail and to its address.
-    socket: Option<UdpSocket>,
-}
-
-impl Gateway {
-    fn new(address: IpAddr, pod: &Pod, link: &Link, addresses: &[IpNet]) -> Gateway {
-        let of_family = |net: &&IpNet| address.is_ipv6() && net.addr().is_ipv6();
-        let mut ours = addresses.iter().filter(of_family);
-        let socket =
-            ours.clone().find(|net| net.contains(&address)).or_else(|| ours.next()).and_then(|net| {
-                let opened = pod.netns.run(|| {
-                    let socket = UdpSocket::bind((net.addr(), 0))?;
-                    setsockopt(&socket, BindToDevice, &OsString::from(&link.name))?;
-                    Ok(socket)
-                });
-                opened
-                    .inspect_err(|error| log::warn!("cannot ask {address} from {}: {error:#}", net.addr()))
-                    .ok()
-            });
-        Gateway { address, socket }
-    }
-
-    fn ask_first(&self, pod: &mut Socket, link: &Link) -> Result<First> {
-        match neighbour::state(pod, link.index, self.address)? {
-            State::Permanent | State::Noarp => {
-                log::warn!("{} has a permanent neighbour {}: it is not asked", link.name, self.address);
-                Ok(First::Permanent)
-            }
-            State::Reachable | State::Stale | State::Delay | State::Probe
-                if neighbour::confirm(pod, link.index, self.address).is_ok() =>
-            {
-                Ok(First::Known)
-            }
-            _ => self.ask(pod, link).map(|()| First::Unknown),
-        }
-    }
-
-    fn ask(&self, pod: &mut Socket, link: &Link) -> Result<()> {
-        // While the kernel waits for an answer, or believes an old one, it does not ask.
-        neighbour::forget(pod, link.index, self.address)?;
-        self.tell(pod, link)
-    }
-
-    /// Makes the kernel ask, unless it is asking already.
-    fn tell(&self, pod: &mut Socket, link: &Link) -> Result<()> {
-        // For a packet the kernel asks from the packet's address, which works at once. Else it does so from the
-        // link-local one (net/ipv6/ndisc.c), which comes up to two seconds after the carrier.
-        if let (Some(socket), IpAddr::V6(address)) = (&self.socket, self.address) {
-            let discard = SocketAddrV6::new(address, 9, 0, link.index.get());
-            // Without a route to the gateway itself, the next line asks.
-            let _ = socket.send_to(&[], discard);
-        }
-        neighbour::ask(pod, link.index, self.address)
-    }
 }

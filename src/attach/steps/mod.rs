@@ -2,7 +2,6 @@
 //! refuses and changes nothing; apply; undo, which looks at the present state first, so that it can be repeated after an
 //! interruption; and check.
 
-pub mod device_info;
 pub mod driver;
 pub mod gateway;
 pub mod gids;
@@ -26,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use super::context::{Bound, Cx};
 use super::ipam::PATIENCE;
 use crate::cni::AddResult;
+use crate::device::info;
 use crate::node::Node;
 use gateway::Gateways;
 use gids::Gids;
@@ -175,7 +175,7 @@ impl Change {
             Change::Move => moved::undo(cx),
             Change::Rail(step) => step.undo(cx),
             Change::Gateways(_) | Change::Gids(_) | Change::Pkey(_) => Ok(()),
-            Change::DeviceInfo(path) => device_info::undo(path, &cx.owner),
+            Change::DeviceInfo(path) => info::remove(path, &cx.owner.device, &cx.owner.attachment()),
         }
     }
 

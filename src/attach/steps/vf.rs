@@ -1,9 +1,5 @@
 //! What a PF sets for its VF: asked for by the network, put on record before, restored afterwards.
 
-use std::fs;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
-
 use anyhow::Result;
 use nix::errno::Errno;
 
@@ -11,19 +7,14 @@ use serde::{Deserialize, Serialize};
 
 use super::guid;
 use crate::attach::context::Cx;
-use crate::device::Device;
+use crate::device::{Device, pf};
 use crate::netconf::NetConf;
 use crate::node::Node;
-use crate::sysfs::{DeviceId, Function};
 use crate::{fail, failure};
 use rail_netlink::all_of;
 use rail_netlink::link::{self, Link, format_mac};
 use rail_netlink::vf::{self, Report, VfState};
 use rail_netlink::{Error, Socket};
-
-/// How long a VF may be in a reset, in which its PF does not report it.
-const IN_RESET: Duration = Duration::from_secs(1);
-const PAUSE: Duration = Duration::from_millis(20);
 
 /// The settings of a VF.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -69,7 +60,7 @@ pub fn plan(conf: &NetConf, device: &Device, previous: Option<&Vf>, cx: &mut Cx<
         now.mac = None;
     }
     if let (Some((min, max)), Some(name)) = (wanted.rate, &pf.netdev) {
-        refuse_rate_above(speed(cx.node, name), min.max(max))?;
+        refuse_rate_above(pf::speed(cx.node, name), min.max(max))?;
     }
     let first = previous.filter(|first| first.pf == pf.address);
     let mut before = first.map_or_else(|| now.clone(), |first| first.before.over(&now));
@@ -94,7 +85,9 @@ pub fn wanted(conf: &NetConf) -> VfState {
 fn now(conf: &NetConf, link: &Link, pf: &str, number: u32, cx: &mut Cx<'_>) -> Result<Option<VfState>> {
     // If nothing is to be set, it need not be known.
     let report = match conf.vf_keys.first() {
-        Some(key) => report(link, pf, number, cx.node, &mut cx.host).map_err(|error| error.context(*key))?,
+        Some(key) => {
+            pf::report(link, pf, number, cx.node, &mut cx.host).map_err(|error| error.context(*key))?
+        }
         None => vf::state(&mut cx.host, link.index, number)?,
     };
     Ok(match report {
@@ -152,35 +145,6 @@ fn differing(
     was.settings().into_iter().filter(|one| differs(one)).collect()
 }
 
-/// What the PF reports of its VF, once the VF is no longer being reset. Fails if the PF says nothing of a VF that it has.
-fn report(pf: &Link, address: &str, number: u32, node: &Node, host: &mut Socket) -> Result<Report> {
-    let begun = Instant::now();
-    loop {
-        let report = report_now(pf, address, number, node, host)?;
-        if report != Report::Silent {
-            return Ok(report);
-        }
-        if begun.elapsed() > IN_RESET {
-            let name = &pf.name;
-            fail!(
-                TryAgain,
-                "the PF {name} ({address}) does not report its VF {number} now: is {name} up? Where the NIC is a DPU's, it \
-                 never does"
-            );
-        }
-        sleep(PAUSE);
-    }
-}
-
-/// The same, without patience: [`Report::Silent`] means that there is such a VF.
-fn report_now(pf: &Link, address: &str, number: u32, node: &Node, host: &mut Socket) -> Result<Report> {
-    let virtfn = node.sysfs_root.join(format!("bus/pci/devices/{address}/virtfn{number}"));
-    Ok(match vf::state(host, pf.index, number)? {
-        Report::Silent if !virtfn.exists() => Report::NoSuchVf,
-        report => report,
-    })
-}
-
 /// Settings that keep tenants apart: whose network a VF is in, whom it can claim to be, what it may listen to.
 fn isolates(setting: &VfState) -> bool {
     let VfState { mac, vlan, spoofchk, trust, node_guid, port_guid, .. } = setting;
@@ -218,7 +182,7 @@ impl Vf {
         }
         {
             let _lock = cx.locks.pf(&self.pf)?;
-            let Some(pf) = self.pf_link(cx.node, &mut cx.host)? else {
+            let Some(pf) = pf::link(&self.pf, self.number, cx.node, &mut cx.host)? else {
                 fail!(Internal, "the PF {} vanished", self.pf)
             };
             vf::set(&mut cx.host, pf.index, &pf.name, self.number, &self.wanted).map_err(|error| {
@@ -239,8 +203,8 @@ impl Vf {
     }
 
     fn restore(&self, cx: &mut Cx<'_>) -> Result<()> {
-        let Some(pf) = self.pf_link(cx.node, &mut cx.host)? else { return Ok(()) };
-        let changed = match report(&pf, &self.pf, self.number, cx.node, &mut cx.host)? {
+        let Some(pf) = pf::link(&self.pf, self.number, cx.node, &mut cx.host)? else { return Ok(()) };
+        let changed = match pf::report(&pf, &self.pf, self.number, cx.node, &mut cx.host)? {
             Report::NoSuchVf | Report::Silent => return Ok(()),
             Report::Known(now) => differing(&self.before, &now, |_, _| true),
             // The present values are not known: restore what the network set.
@@ -269,9 +233,9 @@ impl Vf {
     /// Which settings that keep tenants apart the VF still has of a pod that is gone, with the command that restores each.
     /// What the next network sets itself (`next`) is not one of them.
     pub fn isolation_left(&self, next: &VfState, node: &Node, host: &mut Socket) -> Vec<String> {
-        let pf = self.pf_link(node, host);
+        let pf = pf::link(&self.pf, self.number, node, host);
         let now =
-            pf.and_then(|pf| pf.map(|pf| report_now(&pf, &self.pf, self.number, node, host)).transpose());
+            pf.and_then(|pf| pf.map(|pf| pf::report_now(&pf, &self.pf, self.number, node, host)).transpose());
         let mut left = match now {
             Ok(None | Some(Report::NoSuchVf)) => return Vec::new(),
             Ok(Some(Report::Known(now))) => differing(&self.before, &now, |_, one| isolates(one)),
@@ -283,7 +247,10 @@ impl Vf {
             }
         };
         left.retain(|(_, one)| one.masked_by(next) == VfState::default());
-        let pf = self.pf_link(node, host).ok().flatten().map_or_else(|| self.pf.clone(), |pf| pf.name);
+        let pf = pf::link(&self.pf, self.number, node, host)
+            .ok()
+            .flatten()
+            .map_or_else(|| self.pf.clone(), |pf| pf.name);
         let number = self.number;
         left.iter()
             .map(|(key, was)| {
@@ -295,7 +262,7 @@ impl Vf {
     /// What CHECK finds: settings that differ from what ADD made.
     pub fn check(&self, cx: &mut Cx<'_>) -> Result<Vec<String>> {
         let (node, host) = (cx.node, &mut cx.host);
-        let Some(pf) = self.pf_link(node, host)? else {
+        let Some(pf) = pf::link(&self.pf, self.number, node, host)? else {
             return Ok(vec![format!("the PF {} is gone", self.pf)]);
         };
         let now = match vf::state(host, pf.index, self.number)? {
@@ -316,38 +283,6 @@ impl Vf {
             .map(|(key, one)| format!("{key} of the VF is {}, not {one}", now.masked_by(one)))
             .collect())
     }
-
-    /// The PF's netdev, under whatever name it has by now; `None` when the PF is gone, and its VFs with it.
-    fn pf_link(&self, node: &Node, host: &mut Socket) -> Result<Option<Link>> {
-        let Some(id) = DeviceId::parse(&self.pf) else { return Ok(None) };
-        let Some(function) = Function::find(&node.sysfs_root, &id)? else { return Ok(None) };
-        let link = function.netdev()?.map(|name| link::by_name(host, &name)).transpose()?.flatten();
-        if link.is_none() {
-            let (pf, number) = (&self.pf, self.number);
-            fail!(
-                Internal,
-                "the PF {pf} has no netdev on the host, so nothing can be set for its VF {number}"
-            );
-        }
-        Ok(link)
-    }
-}
-
-/// The MAC that the PF prescribes to a VF whose driver is in user space: only the PF knows it.
-pub fn prescribed_mac(device: &Device, host: &mut Socket) -> Result<Option<String>> {
-    let Some((number, pf)) = device.vf() else { return Ok(None) };
-    let link = pf.netdev.as_ref().map(|name| link::by_name(host, name)).transpose()?.flatten();
-    let state = match link.map(|link| vf::state(host, link.index, number)).transpose()? {
-        Some(Report::Known(state)) => state,
-        _ => return Ok(None),
-    };
-    Ok(state.mac.filter(|mac| mac.bytes().any(|byte| !b"0:".contains(&byte))))
-}
-
-/// The speed of the PF's link in Mbit/s, while it is up.
-fn speed(node: &Node, pf: &str) -> Option<u32> {
-    let text = fs::read_to_string(node.sysfs_root.join("class/net").join(pf).join("speed")).ok()?;
-    text.trim().parse().ok().filter(|speed| *speed > 0)
 }
 
 #[cfg(test)]

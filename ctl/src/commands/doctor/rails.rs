@@ -7,7 +7,7 @@ use super::networks::Network;
 use super::order;
 use super::{Check, Findings, Verdict, count};
 use crate::commands::inventory::{Attached, Inventory, Rail, link_state};
-use crate::commands::rebuild;
+use crate::commands::{left as what_is_left, rebuild};
 use rail_cni::attach::planes::is_same_rail;
 use rail_cni::attach::state::State;
 use rail_cni::attach::steps::host_addresses::HostAddresses;
@@ -572,7 +572,7 @@ fn pending(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
     stocks.iter().for_each(|stock| add_faults(name, stock, found));
     for record in inventory.pending.iter().filter(|record| record.is_left_in_vain()) {
         let id = &record.owner.container_id;
-        for line in record.left_lines() {
+        for line in what_is_left::lines(record) {
             let remedy =
                 format!("correct that, then run `railctl reap`; or give up: `railctl reap --forget {id}`");
             found.add(Check::warn(name, format!("pending for {line}"), remedy));

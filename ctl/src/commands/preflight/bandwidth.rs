@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 
 use super::ending::Ending;
 use crate::commands::inventory::Inventory;
-use rail_cni::attach::steps::gids::Gid;
+use rail_cni::device::gid::Gid;
 
 const PROGRAM: &str = "ib_write_bw";
 /// Those of the rails follow.

@@ -8,6 +8,7 @@ use crate::attach::context::{Bound, Cx};
 use crate::fail;
 use crate::netconf::NetConf;
 use crate::netns::Netns;
+use crate::rdma_cm::is_listed;
 use crate::sysfs::Function;
 use rail_netlink::all_of;
 use rail_netlink::{Socket, rdma};
@@ -80,11 +81,6 @@ pub fn restore(step: &Rdma, cx: &Cx<'_>) -> Result<()> {
         _ => Ok(()),
     };
     all_of(were.into_iter().map(|(index, before)| restore(index, before)))
-}
-
-/// Can sysfs list this name? A pod can choose one like `../x` or `..`, which no program of the host uses.
-pub fn is_listed(name: &str) -> bool {
-    !name.is_empty() && !name.contains('/') && name != "." && name != ".."
 }
 
 /// Gives the RDMA device of a driver that was bound again the name that it had: the kernel numbers devices by the order
