@@ -64,10 +64,10 @@ pub fn restored(what: String) {
 /// Appends the line of the call, which ended with this code of CNI and this message; 0 is success.
 pub fn end(code: u32, message: &str) {
     let Call { began, run_dir, rail, restored } = &*call();
-    let (told, mut warnings) = crate::log::told();
+    let (call, mut warnings) = crate::log::told();
     let (Some(began), Some(run_dir)) = (began, run_dir) else { return };
     // Runtimes ask for the status every few seconds.
-    if told.verb == "STATUS" && code == 0 {
+    if call.verb == "STATUS" && code == 0 {
         return;
     }
     let Some(mut file) = open(&run_dir.join(FILE)) else { return };
@@ -75,13 +75,13 @@ pub fn end(code: u32, message: &str) {
     let warnings: Vec<_> = warnings.iter().take(MOST_TEXTS).map(|warning| cut(warning)).collect();
     let mut line = json!({
         "time": humantime::format_rfc3339_micros(SystemTime::now()).to_string(),
-        "plugin": told.plugin,
-        "verb": told.verb,
-        "network": cut(&told.network),
-        "pod": told.pod.as_deref().map(cut),
-        "podUid": told.pod_uid.as_deref().map(cut),
-        "container": told.container.as_deref().map(cut),
-        "interface": told.interface.as_deref().map(cut),
+        "plugin": call.plugin,
+        "verb": call.verb,
+        "network": cut(&call.network),
+        "pod": call.pod.as_deref().map(cut),
+        "podUid": call.pod_uid.as_deref().map(cut),
+        "container": call.container.as_deref().map(cut),
+        "interface": call.interface.as_deref().map(cut),
         "rail": rail,
         "micros": u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX),
         "code": code,

@@ -97,12 +97,12 @@ pub fn tell(addresses: &[IpAddr], from: &[IpNet], link: &Link, pod: &mut Pod) {
     }
     let is_late = !addresses.is_empty() && !has_carrier();
     for address in addresses {
-        let told = if is_late {
+        let asked = if is_late {
             neighbour::keep_asking(&mut pod.socket, link.index, *address)
         } else {
             Neighbour::new(*address, from, link, pod).tell(&mut pod.socket, link)
         };
-        told.unwrap_or_else(|error| log::warn!("{error:#}"));
+        asked.unwrap_or_else(|error| log::warn!("{error:#}"));
     }
 }
 

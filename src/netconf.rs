@@ -309,20 +309,9 @@ impl NetConf {
             vf,
             vf_keys,
             routes: routes(&raw)?,
-            routing: match text(&raw.routing) {
-                None | Some("source-based") => Routing::SourceBased,
-                Some("destination-based") => Routing::DestinationBased,
-                Some(other) => {
-                    wrong!("routing", "{other:?} is neither \"source-based\" nor \"destination-based\"")
-                }
-            },
+            routing: routing(&raw)?,
             sysctls: sysctls(&raw, &attachment.ifname)?,
-            rdma: one_of(
-                "rdma",
-                &raw.rdma,
-                &[("auto", Rdma::Auto), ("required", Rdma::Required), ("off", Rdma::Off)],
-            )?
-            .unwrap_or(Rdma::Auto),
+            rdma: rdma(&raw)?,
             rdma_name,
             rdma_qos,
             pkey,
@@ -619,6 +608,16 @@ fn one_of<T: Copy>(key: &str, value: &Option<String>, allowed: &[(&str, T)]) -> 
     let found = allowed.iter().find(|(name, _)| *name == value).map(|(_, meaning)| *meaning);
     let names = || allowed.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
     found.map(Some).ok_or_else(|| Fault::new(key, format!("{value:?} is not one of {}", names())).into())
+}
+
+fn routing(raw: &Raw) -> Result<Routing> {
+    let allowed = [("source-based", Routing::SourceBased), ("destination-based", Routing::DestinationBased)];
+    Ok(one_of("routing", &raw.routing, &allowed)?.unwrap_or(Routing::SourceBased))
+}
+
+fn rdma(raw: &Raw) -> Result<Rdma> {
+    let allowed = [("auto", Rdma::Auto), ("required", Rdma::Required), ("off", Rdma::Off)];
+    Ok(one_of("rdma", &raw.rdma, &allowed)?.unwrap_or(Rdma::Auto))
 }
 
 /// The VLAN; `vlan: 0` means none, as in sriov-cni.

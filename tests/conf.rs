@@ -801,7 +801,7 @@ fn the_checks_of_doctor_and_the_states_of_status_are_those_of_the_code() {
         let name = check["check"].as_str().unwrap();
         assert!(table.contains(&format!("`{name}`")), "docs/operations.md does not tell of {name}");
     }
-    let source = read("src/attach/state.rs");
+    let source = read("ctl/src/commands/inventory.rs");
     let states = source.lines().filter_map(|line| line.trim().strip_prefix("State::")?.split('"').nth(1));
     let states: Vec<_> = states.collect();
     assert!(states.len() > 5, "{states:?}");

@@ -93,7 +93,7 @@ pub struct Attaching<'a> {
     pub record: Record,
     /// What the steps work with.
     pub cx: Cx<'a>,
-    /// The network configuration that the IPAM gets: with the rail, where the device told it.
+    /// The network configuration that the IPAM gets: with the rail, where only the device says which.
     stdin: Vec<u8>,
 }
 
@@ -210,14 +210,14 @@ impl<'a> Request<'a> {
     fn accept(&mut self, device: &Device, records: &Records, host: &mut Socket) -> Result<Vec<u8>> {
         let Request { network, conf, node, .. } = self;
         device::allowed::check(device, conf, node, &network.name, host)?;
-        let told = if conf.rail.is_none() { device::allowed::rail_of(device, node) } else { None };
-        conf.rail = conf.rail.or(told);
+        let by_device = if conf.rail.is_none() { device::allowed::rail_of(device, node) } else { None };
+        conf.rail = conf.rail.or(by_device);
         calls::rail(conf.rail);
         pending::settle_rdma(conf.rdma == crate::netconf::Rdma::Required, device, records, node)?;
         planes::check(conf, node, records, host)?;
         claim::refuse_pf_of_attached_vfs(records, device, node, host)?;
         gateway::refuse_userspace(conf, device)?;
-        match told {
+        match by_device {
             Some(rail) => network.stdin_with("rail", Value::from(rail)),
             None => Ok(network.stdin.clone()),
         }
@@ -435,27 +435,8 @@ impl<'m> Making<'m> {
                     cx.owner.inside.mac = mac.unwrap_or_default();
                 }
             }
-            Change::Rdma(rdma) => {
-                if cx.facts.driver.as_ref().is_some_and(|bound| !bound.guids.is_empty()) {
-                    self.plan_rdma_anew(rdma, attach)?;
-                }
-                rdma.apply(&mut attach.cx)?;
-                self.is_anew |= !rdma.moving.is_empty();
-                self.rdma.clone_from(&rdma.names);
-            }
-            Change::Move => {
-                self.turn = cx.locks.turn();
-                watchdog::step(|| format!("moving {}", cx.owner.device.id));
-                if self.is_anew {
-                    moved::look_again(cx)?;
-                }
-                // Not where DEL would not know what there was before.
-                let is_known = attach.record.netdev().is_some_and(|netdev| netdev.settings.has("alias"));
-                let network = &cx.owner.network;
-                let alias = || Some(Alias::of(conf, network, self.leased, cx.node)?.text());
-                let alias = is_known.then(alias).flatten();
-                moved::apply(conf, alias.as_deref(), cx)?;
-            }
+            Change::Rdma(rdma) => self.make_rdma(rdma, attach)?,
+            Change::Move => self.make_move(attach)?,
             Change::Rail(rail) => {
                 rail.apply(conf, cx)?;
                 self.turn = None;
@@ -494,6 +475,31 @@ impl<'m> Making<'m> {
             | Change::Driver(_) => (),
         }
         Ok(())
+    }
+
+    fn make_rdma(&mut self, rdma: &mut Rdma, attach: &mut Attaching<'_>) -> Result<()> {
+        if attach.cx.facts.driver.as_ref().is_some_and(|bound| !bound.guids.is_empty()) {
+            self.plan_rdma_anew(rdma, attach)?;
+        }
+        rdma.apply(&mut attach.cx)?;
+        self.is_anew |= !rdma.moving.is_empty();
+        self.rdma.clone_from(&rdma.names);
+        Ok(())
+    }
+
+    fn make_move(&mut self, attach: &mut Attaching<'_>) -> Result<()> {
+        let cx = &mut attach.cx;
+        self.turn = cx.locks.turn();
+        watchdog::step(|| format!("moving {}", cx.owner.device.id));
+        if self.is_anew {
+            moved::look_again(cx)?;
+        }
+        // Not where DEL would not know what there was before.
+        let is_known = attach.record.netdev().is_some_and(|netdev| netdev.settings.has("alias"));
+        let network = &cx.owner.network;
+        let alias = || Some(Alias::of(self.conf, network, self.leased, cx.node)?.text());
+        let alias = is_known.then(alias).flatten();
+        moved::apply(self.conf, alias.as_deref(), cx)
     }
 
     /// After the driver was bound again, the RDMA devices are others, and udev may rename them while they are looked up.

@@ -105,8 +105,7 @@ fn plan<'a>(
         fail!(TryAgain, "{} is attached to {}", device.describe(), other.owner.describe());
     }
     let left = pending::settle(records, &id, Part::Rdma, &VfState::default(), node)?.previous;
-    let is_required = conf.rdma == netconf::Rdma::Required;
-    pending::settle_rdma(is_required, &device, records, node)?;
+    pending::settle_rdma(conf.rdma == netconf::Rdma::Required, &device, records, node)?;
     if let Some(path) = &conf.device_info {
         let is_on_record = |other: &_| Ok(records.on_file(&Key::whole(other))?.is_some());
         info::refuse(path, &cx.owner.device, &cx.owner.attachment(), is_on_record)?;

@@ -1,4 +1,4 @@
-//! CHECK: the attachment as it is, compared with its journal and with what the runtime was told.
+//! CHECK: the attachment as it is, compared with its journal and with the result that the runtime has.
 
 use std::path::Path;
 

@@ -41,7 +41,7 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
         None
     });
     let command = Command::Del(attachment.clone(), path.map(Path::to_owned));
-    let told = || {
+    let delete = || {
         let Some(name) = ipam else { return Ok(()) };
         Ipam::of(name, network, &network.stdin, &node)?.run(&command)
     };
@@ -56,7 +56,7 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
             let is_of_add = record.lease().map(|of_add| of_add.r#type.as_str()) == ipam;
             let done = recorded(record, records, &node);
             if !is_of_add {
-                told().unwrap_or_else(|error| log::warn!("{error:#}: ADD did not use it"));
+                delete().unwrap_or_else(|error| log::warn!("{error:#}: ADD did not use it"));
             }
             done
         }
@@ -66,7 +66,7 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
             let path = path.filter(|_| !outline.is_chained);
             let done = give_back_unrecorded(network, attachment, path, &node);
             log::info!("there is no record of it");
-            told().unwrap_or_else(|error| log::warn!("{error:#}: there is no record of {attachment}"));
+            delete().unwrap_or_else(|error| log::warn!("{error:#}: there is no record of {attachment}"));
             let removed = records.as_ref().map_or(Ok(()), |records| unrecorded(records, &key, &node));
             // Where nothing is found, the search must have been in the right place.
             all_of([done, removed, node.check_place(path)])

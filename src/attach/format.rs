@@ -1,5 +1,5 @@
 //! Reads a record. Those of the version before, whose pods are alive when a node is upgraded, had a field for each thing that
-//! could be left, and told what was left by the fields that were set.
+//! could be left, and said what was left by the fields that were set.
 
 use std::path::PathBuf;
 

@@ -30,19 +30,6 @@ pub enum State {
 }
 
 impl State {
-    /// The word that `status` prints.
-    pub fn as_str(&self) -> &'static str {
-        match self {
-            State::Live(_) => "live",
-            State::Elsewhere => "elsewhere",
-            State::OnHost => "on-host",
-            State::Dead => "dead",
-            State::CutOff => "cut-off",
-            State::Missing => "missing",
-            State::Unknown(_) => "unknown",
-        }
-    }
-
     /// Whether it is certain that only the record is left.
     pub fn is_left_over(&self) -> bool {
         matches!(self, State::Dead | State::CutOff | State::OnHost | State::Missing)

@@ -197,13 +197,13 @@ fn compare(
         differences.push(format!("pool {pool}: the lease {address}: {why}"));
     }
     let Some(ip) = previous.ips.iter().find(|ip| ip.address.addr() == address) else {
-        let told: Vec<_> = previous.ips.iter().map(|ip| ip.address.to_string()).collect();
-        differences.push(format!("pool {pool}: the lease {address} is not in prevResult {told:?}"));
+        let given: Vec<_> = previous.ips.iter().map(|ip| ip.address.to_string()).collect();
+        differences.push(format!("pool {pool}: the lease {address} is not in prevResult {given:?}"));
         return;
     };
-    let (told, planned) = (ip.address.prefix_len(), allocation.prefix.prefix_len());
-    if told != planned {
-        differences.push(format!("pool {pool}: {address} has /{told}, the allocation has /{planned}"));
+    let (given, planned) = (ip.address.prefix_len(), allocation.prefix.prefix_len());
+    if given != planned {
+        differences.push(format!("pool {pool}: {address} has /{given}, the allocation has /{planned}"));
     }
     if ip.gateway != allocation.gateway {
         let show = |gateway: Option<std::net::IpAddr>| {

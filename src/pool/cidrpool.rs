@@ -283,19 +283,24 @@ impl Spec {
         };
         self.add_routes(path, &mut shape, checked);
         self.add_exclusions(path, &mut shape, checked);
-        for (index, range) in self.per_node_exclusions.iter().enumerate() {
-            let IndexRange { start_index, end_index } = range;
-            match (u128::try_from(*start_index), u128::try_from(*end_index)) {
-                (Ok(start), Ok(end)) if start <= end && end <= last_index => shape.indexes.push((start, end)),
-                _ => checked.faults.push(Fault::new(
-                    format!("{path}.perNodeExclusions[{index}]"),
-                    format!("{start_index} to {end_index} is not a range within 0 to {last_index}"),
-                )),
-            }
-        }
+        self.add_indexes(path, last_index, &mut shape, checked);
         merge(&mut shape.exclusions);
         merge(&mut shape.indexes);
         Some(shape)
+    }
+
+    /// The indexes that no node gives, which are at most `last`.
+    fn add_indexes(&self, path: &str, last: u128, shape: &mut Shape, checked: &mut Checked<'_>) {
+        for (index, range) in self.per_node_exclusions.iter().enumerate() {
+            let IndexRange { start_index, end_index } = range;
+            match (u128::try_from(*start_index), u128::try_from(*end_index)) {
+                (Ok(start), Ok(end)) if start <= end && end <= last => shape.indexes.push((start, end)),
+                _ => checked.faults.push(Fault::new(
+                    format!("{path}.perNodeExclusions[{index}]"),
+                    format!("{start_index} to {end_index} is not a range within 0 to {last}"),
+                )),
+            }
+        }
     }
 
     /// The pool's prefix, and the length of each node's.

@@ -101,7 +101,16 @@ pub struct Attached {
 impl Attached {
     /// The word that `status` prints.
     pub fn word(&self) -> &'static str {
-        if self.is_busy { "busy" } else { self.state.as_str() }
+        match self.state {
+            _ if self.is_busy => "busy",
+            State::Live(_) => "live",
+            State::Elsewhere => "elsewhere",
+            State::OnHost => "on-host",
+            State::Dead => "dead",
+            State::CutOff => "cut-off",
+            State::Missing => "missing",
+            State::Unknown(_) => "unknown",
+        }
     }
 
     /// Whether the pod has the device.

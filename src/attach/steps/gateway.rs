@@ -110,22 +110,22 @@ impl Gateways {
                 named.iter().map(|(_, name)| name.as_str()).collect::<Vec<_>>().join(" and ")
             );
         }
-        let told = named.iter().map(|(gateway, name)| {
+        let silent = named.iter().map(|(gateway, name)| {
             let how = if gateway.is_ipv4() { "ARP" } else { "ND" };
             format!("gateway {name} did not answer {how}")
         });
-        let told = told.collect::<Vec<_>>().join(" and ");
+        let silent = silent.collect::<Vec<_>>().join(" and ");
         if let Some((pool, gateway, prefix)) = who_answers(pod, &link, &addresses, node, &self.gateways) {
             fail!(
                 GatewaySilent,
-                "{told} on {place} within {timeout:?}, and {}, the gateway of the pool {pool}, answers there: this NIC's \
+                "{silent} on {place} within {timeout:?}, and {}, the gateway of the pool {pool}, answers there: this NIC's \
                  cable is in that leaf port",
                 with_port(gateway, node, &[prefix])
             );
         }
         fail!(
             GatewaySilent,
-            "{told} on {place} within {timeout:?}: is the cable in the leaf port that has this address?"
+            "{silent} on {place} within {timeout:?}: is the cable in the leaf port that has this address?"
         )
     }
 }
@@ -185,8 +185,8 @@ fn announce_ipv4(pod: &mut Socket, link: &Link, addresses: &[IpNet], gateways: &
         return;
     }
     for address in addresses.iter().map(IpNet::addr).filter(IpAddr::is_ipv4) {
-        let told = neighbour::ask(pod, link.index, address);
-        told.unwrap_or_else(|error| log::warn!("{error:#}"));
+        let asked = neighbour::ask(pod, link.index, address);
+        asked.unwrap_or_else(|error| log::warn!("{error:#}"));
     }
 }
 

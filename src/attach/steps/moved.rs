@@ -18,7 +18,7 @@ fn watch(cx: &Cx<'_>, what: &str) {
     watchdog::step(|| format!("{what} {}", cx.owner.device.id));
 }
 
-/// The device as it is right before its move: a driver that was told something through the PF, or whose RDMA device
+/// The device as it is right before its move: a driver whose VF the PF has set, or whose RDMA device
 /// has left, may have made the netdev anew.
 pub fn look_again(cx: &mut Cx<'_>) -> Result<()> {
     // The kernel makes the netdev of an InfiniBand device anew when its RDMA device moves: on the host, or since Linux 6.18

@@ -92,11 +92,40 @@ pub fn own_slot(
 /// What the rail will be in the pod, by the configuration and the IPAM's result. `own_slot` is that of a rail that has its
 /// own.
 pub fn plan(conf: &NetConf, leased: &AddResult, own_slot: Option<u32>, pod: &mut Socket) -> Result<Rail> {
+    refuse_impossible(conf, leased)?;
+    let addresses: Vec<IpNet> = leased.ips.iter().map(|ip| ip.address).collect();
+    let slot = match own_slot {
+        Some(slot) => slot,
+        None if addresses.is_empty() => FIRST_FREE,
+        None => free_slot(conf.first_table, pod)?,
+    };
+    let (table, metric) = (conf.first_table + slot, FIRST_METRIC + slot);
+    let (mut routes, mut rules) = (Vec::new(), Vec::new());
+    if conf.routing == Routing::SourceBased {
+        // Without it, packets that the rule sends to this table would not reach the neighbours on the link.
+        let nets = addresses.iter().rev().filter(|net| net.prefix_len() < net.max_prefix_len());
+        routes.extend(nets.map(|net| Route::new(net.trunc(), table)));
+        rules.extend(addresses.iter().map(|net| Rule { from: net.addr(), table, priority: metric }));
+    }
+    // A route that both the pool and the network give is one route, and the network's takes precedence.
+    let is_of_pool_alone = |of_pool: &&cni::Route| {
+        let key =
+            |route: &cni::Route| (route.dst.trunc(), route.table.unwrap_or(0), route.priority.unwrap_or(0));
+        conf.routes.iter().all(|route| key(route) != key(of_pool))
+    };
+    for wanted in leased.routes.iter().filter(is_of_pool_alone).chain(&conf.routes) {
+        check_route(wanted, "routes of the IPAM")?;
+        routes.extend(routes_for(wanted, conf.routing, leased, (table, metric))?);
+    }
+    Ok(Rail { mtu: conf.mtu, addresses, routes: each_once(routes)?, rules })
+}
+
+/// Refuses more than a record can keep, and addresses that no rail can have.
+fn refuse_impossible(conf: &NetConf, leased: &AddResult) -> Result<()> {
     let all = leased.ips.len() + leased.routes.len() + conf.routes.len();
     if all > MAX_ROUTES {
         fail!(InvalidConfig, "{all} addresses and routes, and a rail can have {MAX_ROUTES}: combine them");
     }
-    let addresses: Vec<IpNet> = leased.ips.iter().map(|ip| ip.address).collect();
     for ip in &leased.ips {
         let address = ip.address.addr();
         if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
@@ -109,84 +138,61 @@ pub fn plan(conf: &NetConf, leased: &AddResult, own_slot: Option<u32>, pod: &mut
             fail!(InvalidConfig, "the IPAM returned {} as both address and gateway", ip.address);
         }
     }
-    let slot = match own_slot {
-        Some(slot) => slot,
-        None if addresses.is_empty() => FIRST_FREE,
-        None => free_slot(conf.first_table, pod)?,
-    };
-    let (table, metric) = (conf.first_table + slot, FIRST_METRIC + slot);
+    Ok(())
+}
 
-    let is_source_based = conf.routing == Routing::SourceBased;
-    let mut routes = Vec::new();
-    // A route that both the pool and the network give is one route, and the network's takes precedence.
-    let is_of_pool_alone = |of_pool: &&cni::Route| {
-        let key =
-            |route: &cni::Route| (route.dst.trunc(), route.table.unwrap_or(0), route.priority.unwrap_or(0));
-        conf.routes.iter().all(|route| key(route) != key(of_pool))
-    };
-    for wanted in leased.routes.iter().filter(is_of_pool_alone).chain(&conf.routes) {
-        check_route(wanted, "routes of the IPAM")?;
-        if wanted.is_default() {
-            let is_own = is_source_based && wanted.table.is_none_or(|table| table == 0);
-            let is_of_rail = |net: &IpNet| net.addr().is_ipv4() == wanted.dst.addr().is_ipv4();
-            match resolve(wanted, leased)? {
-                route if is_own && route.gateway.is_some() && addresses.iter().any(is_of_rail) => {
-                    let metric = if route.metric == 0 { metric } else { route.metric };
-                    log::info!(
-                        "{} is in table {table} alone, for packets from the rail's address",
-                        wanted.dst
-                    );
-                    routes.push(Route { table, metric, ..route });
-                }
-                _ => log::warn!("{} is left out: the pod's default route is eth0's", wanted.dst),
-            }
-            continue;
-        }
-        // Networks written for sriov-cni often have it. The address makes that route, and a second one could not be added.
-        let is_own =
-            |net: &IpNet| net.prefix_len() < net.max_prefix_len() && net.trunc() == wanted.dst.trunc();
-        if wanted.table.is_none_or(|table| table == 0) && addresses.iter().any(is_own) {
-            log::info!("{} is the rail's own network: its hosts are reached without a gateway", wanted.dst);
-            continue;
-        }
-        let mut route = resolve(wanted, leased)?;
-        // The configuration asks for this table, so there is no copy in another one.
-        if wanted.table.is_some_and(|table| table != 0) {
-            routes.push(route);
-            continue;
-        }
-        // The same in both tables: where a destination has two routes, their order must not depend on the sender.
-        if route.metric == 0 {
-            route.metric = metric;
-        }
-        if is_source_based && !addresses.is_empty() {
-            routes.push(Route { table, ..route.clone() });
-        }
-        routes.push(route);
+/// The routes of the kernel that a route of the configuration or the IPAM means: in the main table and the rail's own, or in the
+/// one that it names. A default route is in the rail's own table, or left out.
+fn routes_for(
+    wanted: &cni::Route,
+    routing: Routing,
+    leased: &AddResult,
+    (table, metric): (u32, u32),
+) -> Result<Vec<Route>> {
+    let is_source_based = routing == Routing::SourceBased;
+    let names_table = wanted.table.is_some_and(|table| table != 0);
+    let mut addresses = leased.ips.iter().map(|ip| ip.address);
+    // Networks written for sriov-cni often have it. The address makes that route, and a second one could not be added.
+    let is_own = |net: IpNet| net.prefix_len() < net.max_prefix_len() && net.trunc() == wanted.dst.trunc();
+    if !names_table && !wanted.is_default() && addresses.clone().any(is_own) {
+        log::info!("{} is the rail's own network: its hosts are reached without a gateway", wanted.dst);
+        return Ok(Vec::new());
     }
-    let mut rules = Vec::new();
-    if is_source_based {
-        for net in &addresses {
-            // Without it, packets that the rule sends to this table would not reach the neighbours on the link.
-            if net.prefix_len() < net.max_prefix_len() {
-                routes.insert(0, Route::new(net.trunc(), table));
-            }
-            rules.push(Rule { from: net.addr(), table, priority: metric });
+    let route = resolve(wanted, leased)?;
+    // The same in both tables: where a destination has two routes, their order must not depend on the sender.
+    let with_metric =
+        Route { metric: if route.metric == 0 { metric } else { route.metric }, ..route.clone() };
+    let of_rail = Route { table, ..with_metric.clone() };
+    if wanted.is_default() {
+        let is_of_family = |net: IpNet| net.addr().is_ipv4() == wanted.dst.addr().is_ipv4();
+        if is_source_based && !names_table && route.gateway.is_some() && addresses.any(is_of_family) {
+            log::info!("{} is in table {table} alone, for packets from the rail's address", wanted.dst);
+            return Ok(vec![of_rail]);
         }
+        log::warn!("{} is left out: the pod's default route is eth0's", wanted.dst);
+        return Ok(Vec::new());
     }
+    Ok(match is_source_based && !leased.ips.is_empty() {
+        _ if names_table => vec![route],
+        true => vec![of_rail, with_metric],
+        false => vec![with_metric],
+    })
+}
+
+/// Each route once. Two that differ although the kernel would take them for one are refused.
+fn each_once(routes: Vec<Route>) -> Result<Vec<Route>> {
     let mut once: Vec<Route> = Vec::new();
     for route in routes {
         let key = |route: &Route| (route.dst, route.table, route.metric);
         match once.iter().find(|other| key(other) == key(&route)) {
             None => once.push(route),
             Some(same) if *same == route => (),
-            // To the kernel, too, they would be one.
             Some(other) => {
                 fail!(InvalidConfig, "{other} and {route}: give one of these routes another priority")
             }
         }
     }
-    Ok(Rail { mtu: conf.mtu, addresses, routes: once, rules })
+    Ok(once)
 }
 
 /// Refuses routes and addresses that take the cluster's networks away from the pod: the pod reaches them by the default route

@@ -68,9 +68,9 @@ pub fn plan(conf: &NetConf, device: &Device, previous: Option<&Vf>, cx: &mut Cx<
     // A device reports a GUID of zero before it has one, and does not accept it (ib-sriov-cni).
     if wanted.port_guid.is_some() {
         // The VF itself tells what the PF cannot report.
-        let told = device.function().and_then(|function| function.node_guids().first().copied());
+        let own = device.function().and_then(|function| function.node_guids().first().copied());
         for guid in [&mut before.node_guid, &mut before.port_guid] {
-            *guid = guid.or(told).map(|guid| if guid == 0 { u64::MAX } else { guid });
+            *guid = guid.or(own).map(|guid| if guid == 0 { u64::MAX } else { guid });
         }
     }
     Ok(Some(Vf { pf: pf.address.clone(), number, wanted, before }))

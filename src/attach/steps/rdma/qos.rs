@@ -139,7 +139,7 @@ pub fn restore(step: &Rdma, cx: &Cx<'_>) -> Result<()> {
     let Some(tos) = &qos.tos else { return all_of(done) };
     let cm = match Cm::find(&cx.node.sysfs_root) {
         Ok(Some(cm)) => cm,
-        // With its module, what it was told is gone.
+        // With its module, its settings are gone.
         Ok(None) => return all_of(done),
         Err(why) => {
             // Where nothing was noted, nothing was set.
@@ -168,7 +168,7 @@ pub fn differences(step: &Rdma, cx: &Cx<'_>) -> Result<Vec<String>> {
         return Ok(found);
     }
     let Some((function, _mounted)) = function_in_pod(cx)? else { return Ok(found) };
-    // That the device is missing is told elsewhere.
+    // `Rdma::check` reports that the device is missing.
     let Some(name) = only_device(Some(&function))? else { return Ok(found) };
     if let Some(wanted) = wanted_of(step, |qos| &qos.tc) {
         for (port, file) in function.traffic_classes(&name)? {
