@@ -6,40 +6,14 @@ use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 
 use anyhow::Result;
-use serde::{Deserialize, Serialize};
 
-use super::lease::{self, Ask, Folder, Holder};
+use super::lease::{self, Ask, Claim, Folder, Holder};
 use crate::cni::Attachment;
 use crate::node::{Judged, Node};
 use crate::pool::store::{self, Store};
 use crate::pool::{Allocation, node_name, rail_in};
 use crate::sysfs::{DeviceId, Function};
 use crate::{fail, failure};
-
-/// What a lease of a claim has in place of the network. No network has this name, so no GC means it.
-pub const NETWORK: &str = "@claim";
-
-/// The part of a claim's lease that others do not have. Of the other fields, the container is the UID of the claim, and the
-/// interface is the device as its driver names it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Claim {
-    /// The claim as `namespace/name`, if the driver told it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// The PCI address of the device.
-    pub function: String,
-}
-
-impl Claim {
-    /// Why a pod may still have the device, and with it the address. The kernel removes the addresses of a device that
-    /// changes its namespace, so a device on the host has none of a pod. A pod cannot pretend this, as it could an address.
-    pub fn is_away(&self, node: &Node) -> Result<Option<String>> {
-        let function = DeviceId::parse(&self.function).map(|id| Function::find(&node.sysfs_root, &id));
-        let Some(function) = function.transpose()?.flatten() else { return Ok(None) };
-        let is_here = function.netdev()?.is_some() || function.driver().is_none() || function.is_userspace();
-        Ok((!is_here).then(|| format!("a pod still has {}, which is not on the host", self.function)))
-    }
-}
 
 /// What a driver asks for a device.
 #[derive(Debug)]
@@ -80,7 +54,11 @@ pub fn take(node: &Node, request: Request) -> Result<Given> {
         let asks = Ask::all(pools.clone(), planned, &request.requested)?;
         let is_held = |pool: &String| -> Result<bool> {
             let folder = Folder::existing(node, &node_name, pool)?;
-            Ok(folder.map(|folder| folder.held_by(NETWORK, &request.device)).transpose()?.flatten().is_some())
+            Ok(folder
+                .map(|folder| folder.held_by(lease::OF_CLAIMS, &request.device))
+                .transpose()?
+                .flatten()
+                .is_some())
         };
         // A claim that is prepared again may be that of a running pod, which has the device.
         let is_new = pools.iter().map(is_held).collect::<Result<Vec<_>>>()?.contains(&false);

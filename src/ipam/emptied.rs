@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-use super::lease::FOLDER;
 use crate::fail;
 use crate::files::{self, Dir, Lock};
 use crate::node::Node;
 
+/// The directory of leases in the run directory.
+pub const FOLDER: &str = "leases";
 /// A directory in that of leases, which 0.1.0 takes for a node without pools. No name of a node begins with `_`, and
 /// the `*` of a shell matches it.
 pub const BEGUN: &str = "_begun";

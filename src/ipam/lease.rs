@@ -13,8 +13,7 @@ use anyhow::{Context as _, Result};
 use rail_netlink::{Socket, address};
 use serde::{Deserialize, Serialize};
 
-use super::claim::{self, Claim};
-use super::emptied;
+use super::emptied::{self, FOLDER};
 use crate::cni::{Attachment, Network};
 use crate::files::{self, Dir, Lock};
 use crate::netns::{Keeper, Life, Netns, NetnsId};
@@ -23,8 +22,6 @@ use crate::pool::Allocation;
 use crate::sysfs::{DeviceId, Function};
 use crate::{fail, failure};
 
-/// The directory of leases in the run directory.
-pub const FOLDER: &str = "leases";
 /// The directory of leases that were rebuilt, beside that: nothing says of which pool they are.
 const REBUILT: &str = "rebuilt";
 const LOCK: &str = "lock";
@@ -125,7 +122,7 @@ impl Holder {
     /// A device of a resource claim.
     pub fn of_claim(device: &Attachment, claim: Claim, pod: Option<String>) -> Holder {
         Holder {
-            network: claim::NETWORK.to_owned(),
+            network: OF_CLAIMS.to_owned(),
             container_id: device.container_id.clone(),
             ifname: device.ifname.clone(),
             netns: None,
@@ -186,6 +183,31 @@ impl fmt::Display for Holder {
             (None, Some(pod)) => write!(f, "{ifname} of pod {pod} (container {container_id})"),
             (None, None) => write!(f, "{ifname} of container {container_id}"),
         }
+    }
+}
+
+/// What a lease of a claim has in place of the network. No network has this name, so no GC means it.
+pub const OF_CLAIMS: &str = "@claim";
+
+/// The part of a claim's lease that others do not have. Of the other fields, the container is the UID of the claim, and the
+/// interface is the device as its driver names it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// The claim as `namespace/name`, if the driver told it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The PCI address of the device.
+    pub function: String,
+}
+
+impl Claim {
+    /// Why a pod may still have the device, and with it the address. The kernel removes the addresses of a device that
+    /// changes its namespace, so a device on the host has none of a pod. A pod cannot pretend this, as it could an address.
+    pub fn is_away(&self, node: &Node) -> Result<Option<String>> {
+        let function = DeviceId::parse(&self.function).map(|id| Function::find(&node.sysfs_root, &id));
+        let Some(function) = function.transpose()?.flatten() else { return Ok(None) };
+        let is_here = function.netdev()?.is_some() || function.driver().is_none() || function.is_userspace();
+        Ok((!is_here).then(|| format!("a pod still has {}, which is not on the host", self.function)))
     }
 }
 

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 use crate::output::{Output, pretty, print, table};
 use rail_cni::cni::Attachment;
-use rail_cni::ipam::claim::{self, Claim, Given, Request};
+use rail_cni::ipam::claim::{self, Given, Request};
+use rail_cni::ipam::lease::Claim;
 use rail_cni::node::Node;
 
 /// Arguments of `railctl lease`.

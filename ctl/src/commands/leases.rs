@@ -12,7 +12,7 @@ use super::report::columns;
 use crate::output::{self, Output, pretty, print, table};
 use crate::progress::Progress;
 use rail_cni::fail;
-use rail_cni::ipam::claim::Claim;
+use rail_cni::ipam::lease::Claim;
 use rail_cni::ipam::lease::{self, Entry, Folder, Lease};
 use rail_cni::netns::Life;
 use rail_cni::node::Node;

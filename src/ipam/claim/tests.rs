@@ -137,7 +137,7 @@ fn a_claim_holds_its_device_while_the_lease_stands() {
 fn no_verb_of_a_runtime_ends_the_lease_of_a_claim() {
     let bench = bench(serde_json::json!({}));
     bench.take("c1", &["rail-3"], &[]).unwrap();
-    assert!(!crate::cni::is_identifier(NETWORK), "a network could have this name: {GC_KEYS:?}");
+    assert!(!crate::cni::is_identifier(lease::OF_CLAIMS), "a network could have this name: {GC_KEYS:?}");
     // A DEL without a network, and a GC that keeps nothing.
     assert!(!lease::release(&bench.node, "", &device("c1")).unwrap());
     lease::collect(&bench.node, "rail-3", &Default::default()).unwrap();
