@@ -126,8 +126,8 @@ fn no_module_uses_one_above_it() {
     assert!(modules_used("use crate::{fail, cni::{self, keys}, node};").len() == 3);
 }
 
-/// The files of `src/attach` that one names, as paths of modules below it. `text` is that of the file of `module`.
-fn files_used(text: &str, module: &str, all: &BTreeSet<String>) -> BTreeSet<String> {
+/// The files below `src/FOLDER` that one names, as paths of modules below it. `text` is that of the file of `module`.
+fn files_used(text: &str, folder: &str, module: &str, all: &BTreeSet<String>) -> BTreeSet<String> {
     let code = text.split("#[cfg(test)]").next().unwrap();
     let code: String =
         code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join(" ");
@@ -135,7 +135,8 @@ fn files_used(text: &str, module: &str, all: &BTreeSet<String>) -> BTreeSet<Stri
     let is_folder = all.iter().any(|other| other.starts_with(&format!("{module}::")));
     let own = if is_folder { module } else { above };
     let mut found = BTreeSet::new();
-    let starts = [("crate::attach::", ""), ("super::", if is_folder { above } else { own })];
+    let from_root = format!("crate::{folder}::");
+    let starts = [(from_root.as_str(), ""), ("super::", if is_folder { above } else { own })];
     for (start, base) in starts {
         for (at, _) in code.match_indices(start) {
             for path in paths(&code[at + start.len()..]) {
@@ -185,21 +186,7 @@ fn the_files_of_attach_are_in_an_order() {
         "del", "check", "chained", "add", "claim", "rebuild", "pending", "undo", "state", "planes",
         "records", "format", "record", "steps", "started", "ipam", "context", "locate", "locks", "owner", "",
     ];
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/attach");
-    let files = files_below("src/attach");
-    let module = |file: &String| {
-        let path = file.strip_prefix("src/attach/").unwrap().trim_end_matches(".rs").trim_end_matches("/mod");
-        path.replace('/', "::")
-    };
-    let all: BTreeSet<String> =
-        files.iter().map(module).filter(|name| name != "mod" && !name.ends_with("tests")).collect();
-    let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for name in &all {
-        let path = root.join(name.replace("::", "/"));
-        let file = path.with_extension("rs");
-        let path = if file.exists() { file } else { path.join("mod.rs") };
-        uses.insert(name.clone(), files_used(&fs::read_to_string(path).unwrap(), name, &all));
-    }
+    let uses = uses_in("attach");
     let rank = |name: &str| ORDER.iter().position(|one| *one == name.split("::").next().unwrap()).unwrap();
     let mut upwards = Vec::new();
     for (one, used) in &uses {
@@ -208,16 +195,44 @@ fn the_files_of_attach_are_in_an_order() {
         );
     }
     assert!(upwards.len() <= 4, "{upwards:#?}");
-    // Whatever uses nothing that is left is taken away; of a circle nothing can be.
     let arrows: usize = uses.values().map(BTreeSet::len).sum();
     assert!(arrows > 100, "{arrows}");
-    while let Some(name) = uses.iter().find(|(_, used)| used.is_empty()).map(|(name, _)| name.clone()) {
-        uses.remove(&name);
-        for used in uses.values_mut() {
-            used.remove(&name);
-        }
+}
+
+/// Which files below `src/FOLDER` each of them uses.
+fn uses_in(folder: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let start = format!("src/{folder}/");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(&start);
+    let module = |file: &String| {
+        let path = file.strip_prefix(&start).unwrap().trim_end_matches(".rs").trim_end_matches("/mod");
+        path.replace('/', "::")
+    };
+    let files = files_below(start.trim_end_matches('/'));
+    let all: BTreeSet<String> =
+        files.iter().map(module).filter(|name| name != "mod" && !name.ends_with("tests")).collect();
+    let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for name in &all {
+        let path = root.join(name.replace("::", "/"));
+        let file = path.with_extension("rs");
+        let path = if file.exists() { file } else { path.join("mod.rs") };
+        uses.insert(name.clone(), files_used(&fs::read_to_string(path).unwrap(), folder, name, &all));
     }
-    assert!(uses.is_empty(), "a circle: {uses:#?}");
+    uses
+}
+
+#[test]
+fn no_files_of_the_plugins_make_a_circle() {
+    for folder in ["attach", "cni", "confine", "device", "ipam", "node", "pool"] {
+        let mut uses = uses_in(folder);
+        // Whatever uses nothing that is left is taken away; of a circle nothing can be.
+        while let Some(name) = uses.iter().find(|(_, used)| used.is_empty()).map(|(name, _)| name.clone()) {
+            uses.remove(&name);
+            for used in uses.values_mut() {
+                used.remove(&name);
+            }
+        }
+        assert!(uses.is_empty(), "src/{folder}, a circle: {uses:#?}");
+    }
 }
 
 #[test]
