@@ -44,7 +44,7 @@ import() { on "$1" ctr --namespace k8s.io images import --local - <"$2"; }
 # empty NODE: nothing of rail-cni is there.
 empty() {
     # shellcheck disable=SC2016
-    on "$1" "$BASH" -c 'rm -rf /opt/cni/bin/rail* /etc/rail-cni /var/lib/rail-cni /run/rail-cni'
+    on "$1" "$BASH" -c 'rm -rf /opt/cni/bin/rail* /etc/rail-cni /var/lib/rail-cni /run/rail-cni /run/rail-cni.begun'
 }
 
 # register NODE: it comes to the cluster as a new one, with the taint and its class.
