@@ -472,44 +472,27 @@ mod tests {
         fs::write(port.sysfs.join("qos/trust"), format!("{trust}\n")).unwrap();
     }
 
-    fn one(verdict: Verdict, text: &str) -> Vec<(Verdict, String)> {
-        vec![(verdict, text.to_owned())]
+    /// The only finding, with this verdict and these parts. Its wording is that of the case.
+    #[track_caller]
+    fn is_one(found: &[(Verdict, String)], verdict: Verdict, case: &str, parts: &[&str]) {
+        let [(judged, text)] = found else { panic!("{found:?}") };
+        assert!(*judged == verdict && parts.iter().all(|part| text.contains(part)), "{found:?}: {parts:?}");
+        golden::says("doctor", case, text);
     }
 
     use Verdict::{Fail, Ok as Good, Skip, Warn};
 
     #[test]
     fn a_port_that_differs_from_the_others_is_named() {
-        assert_eq!(
-            judged(trust, json!({}), |_| ()),
-            one(Good, "3 ports: trust dscp, compared with each other only")
-        );
+        is_one(&judged(trust, json!({}), |_| ()), Good, "roce-trust: alike", &["3 ports", "trust dscp"]);
         let off = |port: &mut Port<'_>| port.dcb = Ok(Dcb { pfc: Some(0), ..Dcb::default() });
-        assert_eq!(
-            judged(trust, json!({}), off),
-            one(
-                Warn,
-                "rail 2: pf2: trust pcp, and rail 0, rail 1: trust dscp -> run `dcb app add dev pf2 dscp-prio 24:3`, \
-                 and make it permanent"
-            )
-        );
-        assert_eq!(
-            judged(pfc, json!({}), off),
-            one(
-                Warn,
-                "rail 2: pf2: PFC for no priority, and rail 0, rail 1: PFC for priority 3 -> run \
-                 `dcb pfc set dev pf2 prio-pfc all:off 3:on`, and make it permanent"
-            )
-        );
+        let parts = ["rail 2: pf2: trust pcp", "`dcb app add dev pf2 dscp-prio 24:3`"];
+        is_one(&judged(trust, json!({}), off), Warn, "roce-trust: one differs", &parts);
+        let parts = ["rail 2: pf2: ", "`dcb pfc set dev pf2 prio-pfc all:off 3:on`"];
+        is_one(&judged(pfc, json!({}), off), Warn, "roce-pfc: one differs", &parts);
         let found = judged(ecn, json!({}), |port| write_ecn(&port.sysfs, 8, 0));
-        assert_eq!(
-            found,
-            one(
-                Warn,
-                "rail 2: pf2: ECN for priority 3 (np) and no priority (rp), and rail 0, rail 1: ECN for priority 3 -> \
-                 run `echo 1 > SYS/pf2/ecn/roce_rp/enable/3`, and make it permanent"
-            )
-        );
+        let parts = ["rail 2: pf2: ", "`echo 1 > SYS/pf2/ecn/roce_rp/enable/3`"];
+        is_one(&found, Warn, "roce-ecn: one differs", &parts);
     }
 
     #[test]
@@ -517,36 +500,38 @@ mod tests {
         let wanted = json!({"trust": "dscp", "pfc": [3], "ecn": true});
         for check in [trust, pfc, ecn] {
             let found = judged(check, wanted.clone(), |_| ());
-            assert!(found.len() == 1 && found[0].0 == Good, "{found:?}");
-            assert!(found[0].1.ends_with("as node.json has it"), "{found:?}");
+            let name = found[0].1.split(' ').nth(2).unwrap().to_lowercase();
+            is_one(&found, Good, &format!("roce-{name}: as wanted"), &["node.json"]);
         }
         // All alike, and all wrong.
         let found = judged(pfc, json!({"pfc": [3, 4]}), |port| is_ofed(port, "dscp"));
         assert!(found.len() == 3 && found.iter().all(|(verdict, _)| *verdict == Fail), "{found:?}");
-        let text = "rail 2: pf2: PFC for priority 3, and node.json: PFC for the priorities 3, 4 -> run \
-                    `mlnx_qos -i pf2 --pfc 0,0,0,1,1,0,0,0`, and make it permanent";
-        assert_eq!(found[2].1, text);
+        let parts = ["rail 2: pf2: ", "`mlnx_qos -i pf2 --pfc 0,0,0,1,1,0,0,0`"];
+        is_one(&found[2..], Fail, "roce-pfc: not as wanted", &parts);
         let found = judged(trust, json!({"tos": 96}), |port| is_ofed(port, "pcp"));
-        let text = "rail 2: pf2: trust pcp, and node.json: trust dscp -> run `mlnx_qos -i pf2 --trust dscp`, and make it permanent";
-        assert_eq!(found, one(Fail, text));
+        let parts = ["rail 2: pf2: trust pcp", "`mlnx_qos -i pf2 --trust dscp`"];
+        is_one(&found, Fail, "roce-trust: not as wanted", &parts);
         let found = judged(trust, json!({"trust": "pcp"}), |port| port.driver = "ice".to_owned());
         assert!(found[2].1.contains("`dcb app flush dev pf2 dscp-prio`"));
         let ice = judged(trust, json!({"tos": 104, "pfc": [3]}), |port| {
             (port.driver, port.dcb) = ("ice".to_owned(), Ok(Dcb::default()));
         });
-        let text =
-            "run `ethtool --set-priv-flags pf2 fw-lldp-agent off`, then `dcb app add dev pf2 dscp-prio 26:3`";
-        assert!(ice[0].1.contains(text), "{ice:?}");
+        for command in
+            ["`ethtool --set-priv-flags pf2 fw-lldp-agent off`", "`dcb app add dev pf2 dscp-prio 26:3`"]
+        {
+            assert!(ice[0].1.contains(command), "{ice:?}");
+        }
         // ECN of other priorities does not matter.
         let found = judged(ecn, json!({"pfc": [3], "ecn": true}), |port| write_ecn(&port.sysfs, 0xff, 0xff));
         assert_eq!(found[0].0, Good);
         let found = judged(ecn, json!({"ecn": false}), |port| write_ecn(&port.sysfs, 0, 0));
-        assert!(found.len() == 2 && found[0].1.contains("ECN for no priority"), "{found:?}");
+        golden::says("doctor", "roce-ecn: off", &found[0].1);
+        assert!(found.len() == 2 && found[0].0 == Fail, "{found:?}");
     }
 
     #[test]
     fn what_cannot_be_read_is_never_ok() {
-        let reason = "the driver igb does not report DCB settings";
+        let reason = "the reason";
         let unknown = |port: &mut Port<'_>| port.dcb = Err(reason.to_owned());
         for check in [trust, pfc, tos] {
             for roce in [json!({"tos": 96}), json!({"tos": 96, "pfc": [3]})] {
@@ -556,7 +541,7 @@ mod tests {
             }
         }
         let found = judged(pfc, json!({}), |port| port.dcb = Ok(Dcb::default()));
-        assert_eq!(found, one(Skip, "rail 2: the driver mlx5_core does not report PFC"));
+        is_one(&found, Skip, "roce-pfc: unknown", &["rail 2: ", "mlx5_core"]);
         let found = judged(ecn, json!({"ecn": true}), |port| fs::remove_dir_all(&port.sysfs).unwrap());
         assert!(found.iter().all(|(verdict, _)| *verdict != Good), "{found:?}");
         assert!(found[0].0 == Skip && found[0].1.contains("SYS/pf2/ecn/roce_np/enable/0: "), "{found:?}");
@@ -565,10 +550,8 @@ mod tests {
     #[test]
     fn a_tos_needs_a_port_that_gives_it_a_lossless_priority() {
         let roce = json!({"tos": 96});
-        assert_eq!(
-            judged(tos, roce.clone(), |_| ()),
-            one(Good, "3 ports: ToS 96 (DSCP 24) has a lossless priority")
-        );
+        let found = judged(tos, roce.clone(), |_| ());
+        is_one(&found, Good, "roce-tos: lossless", &["3 ports", "ToS 96 (DSCP 24)"]);
         let with = |priorities: &[(u8, u8)], pfc: u8| {
             let priorities = priorities.iter().copied().collect();
             move |port: &mut Port<'_>| {
@@ -576,23 +559,15 @@ mod tests {
                 port.dcb = Ok(Dcb { pfc: Some(pfc), priorities, trusts_dscp: true });
             }
         };
-        assert_eq!(
-            judged(tos, roce.clone(), with(&[(24, 4)], 8)),
-            one(
-                Fail,
-                "rail 2: pf2: ToS 96 (DSCP 24) has priority 4, which PFC does not keep lossless (PFC for priority 3) -> \
-                 run `dcb app replace dev pf2 dscp-prio 24:3`, and make it permanent"
-            )
-        );
+        let found = judged(tos, roce.clone(), with(&[(24, 4)], 8));
+        let parts = ["rail 2: pf2: ", "priority 4", "`dcb app replace dev pf2 dscp-prio 24:3`"];
+        is_one(&found, Fail, "roce-tos: a priority without PFC", &parts);
         assert_eq!(judged(tos, roce.clone(), with(&[(24, 4)], 16))[0].0, Good);
         assert_eq!(judged(tos, roce.clone(), with(&[(24, 3)], 0))[0].0, Fail);
         let found = judged(tos, roce.clone(), with(&[(26, 3)], 8));
-        assert_eq!(
-            found,
-            one(Skip, "rail 2: the driver mlx5_core does not report the priority of DSCP 24 (ToS 96)")
-        );
+        is_one(&found, Skip, "roce-tos: unknown", &["rail 2: ", "DSCP 24"]);
         let found = judged(tos, roce, |port| is_ofed(port, "pcp"));
-        assert_eq!(found, one(Skip, "rail 2: no port with trust pcp looks at ToS 96"));
+        is_one(&found, Skip, "roce-tos: trust pcp", &["rail 2: ", "trust pcp"]);
     }
 
     fn modes_of(functions: [Modes; 3], roce: Option<Roce>) -> Vec<(Verdict, String)> {
@@ -614,13 +589,16 @@ mod tests {
         let on = mode(Some((true, "driverinit")), Some(false));
         let all = |last: Modes| [on.clone(), on.clone(), last];
         let good = modes_of(all(on.clone()), None);
-        assert_eq!(good, one(Good, "3 functions with RoCE switched on -> "));
+        is_one(&good, Good, "roce-mode: on", &["3 functions"]);
         let off = mode(Some((false, "driverinit")), Some(false));
-        let text = "rail 2: 0000:01:00.0 has RoCE switched off (enable_roce) -> while no pod uses it, run \
-                    `devlink dev param set pci/0000:01:00.0 name enable_roce value true cmode driverinit`, then \
-                    `devlink dev reload pci/0000:01:00.0`";
-        assert_eq!(modes_of(all(off.clone()), None), one(Warn, text));
-        assert_eq!(modes_of(all(off), Some(Roce::default())), one(Fail, text));
+        let parts = [
+            "rail 2: 0000:01:00.0 ",
+            "`devlink dev param set pci/0000:01:00.0 name enable_roce value true cmode driverinit`",
+            "`devlink dev reload pci/0000:01:00.0`",
+        ];
+        for (wanted, verdict) in [(None, Warn), (Some(Roce::default()), Fail)] {
+            is_one(&modes_of(all(off.clone()), wanted), verdict, "roce-mode: off", &parts);
+        }
         let other = modes_of(all(mode(None, Some(true))), None);
         assert_eq!(other[1].0, Warn);
         assert!(other[1].1.starts_with("rail 2: 0000:01:00.0: "));

@@ -256,7 +256,7 @@ mod tests {
             ("v1.1.2", Verdict::Ok, "up to 1.0.0"),
             ("v1.0", Verdict::Ok, "up to 1.0.0"),
             ("v0.8.1", Verdict::Fail, "up to 0.4.0"),
-            ("(devel)", Verdict::Skip, "not a version"),
+            ("(devel)", Verdict::Skip, "(devel)"),
         ] {
             let check = judged("runtime", "containerd", version);
             assert_eq!(check.verdict, verdict, "{version}");

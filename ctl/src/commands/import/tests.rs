@@ -54,7 +54,7 @@ fn the_examples_give_each_node_its_side_of_every_rail() {
         }
     }
     let error = load("Worker-GPU-62.example.com", "rail-0").unwrap_err().to_string();
-    assert!(error.contains("did you mean worker-gpu-62?"), "{error}");
+    assert!(error.contains("worker-gpu-62?"), "{error}");
     let again = plan(&node, &EXAMPLES.map(str::to_owned), &Nodes::All, &Terms::default()).unwrap();
     assert!(again.lines.iter().all(|line| line.change() == "same"));
 }
@@ -102,43 +102,45 @@ fn every_form_that_kubectl_prints_is_read() {
 fn what_cannot_be_meant_is_refused_with_its_place() {
     let row = "{nodeName: a, prefix: 172.16.0.0/31}";
     let good = pool("r", row);
+    let mut said = String::new();
     for (text, told) in [
-        (String::new(), "the file is empty"),
-        ("x".to_owned(), "is not a CIDRPool"),
+        (String::new(), ""),
+        ("x".to_owned(), "CIDRPool"),
         ("{".to_owned(), "JSON: EOF"),
         ("a: [".to_owned(), "YAML"),
-        (good.replace("CIDRPool", "IPPool"), "kind: \"IPPool\" is not CIDRPool"),
+        (good.replace("CIDRPool", "IPPool"), "kind: \"IPPool\" "),
         (good.replace("v1alpha1", "v2"), "apiVersion: nv-ipam.nvidia.com/v2"),
         (good.replace("name: r", "name: ../r"), "metadata.name"),
-        (good.replace("name: r", "x: r"), "pools:3: metadata.name: is missing"),
-        (good.replace("31,", "31, spare: 1,"), "CIDRPool r: spec.spare: unknown field"),
+        (good.replace("name: r", "x: r"), "pools:3: metadata.name: "),
+        (good.replace("31,", "31, spare: 1,"), "CIDRPool r: spec.spare: "),
         (good.replace("prefix: 172", "prefix: [172"), "YAML"),
-        (good.replace("nodeName: a", "nodeName: [a]"), "spec.staticAllocations[0].nodeName: invalid type"),
+        (good.replace("nodeName: a", "nodeName: [a]"), "spec.staticAllocations[0].nodeName: "),
         (good.replace("172.16.0.0/31", "172.16.0.1/31"), "CIDRPool r: spec.staticAllocations[0].prefix"),
-        (format!("{good}---\n{good}"), "pools:8: CIDRPool r: metadata.name: two pools have this name"),
+        (format!("{good}---\n{good}"), "pools:8: CIDRPool r: metadata.name: "),
         (
             format!("{good}---\n{}", good.replace("name: r", "name: s")),
-            "/pools:9: pool s: node a: 172.16.0.0/31 is also the prefix of node a in pool r",
+            "/pools:9: pool s: node a: 172.16.0.0/31 ",
         ),
         (
             format!("{good}---\n{}", good.replace("name: r", "name: s").replace("31", "30")),
-            "pool r: node a: 172.16.0.0/31 is a part of 172.16.0.0/30, the prefix of node a in pool s",
+            "pool r: node a: 172.16.0.0/31 ",
         ),
-        (format!("{good}kind: CIDRPool\n"), "the key \"kind\" is given twice"),
-        (pool("r", ""), "kubectl get cidrpool r"),
+        (format!("{good}kind: CIDRPool\n"), "\"kind\""),
+        (pool("r", ""), "cidrpool r"),
     ] {
         let error = format!("{:#}", plan_of(&text, &Nodes::All).unwrap_err());
         assert!(error.contains(told) && error.contains("/pools:"), "{told}: {error}");
+        let (_, fault) = error.split_once("/pools:").unwrap();
+        said += &format!("pools:{fault}\n");
     }
+    golden::says("railctl", "import: CIDRPools with a fault", said);
     // A prefix of no node is kept free for another pool.
     let kept = pool("r", &format!("{row}, {{prefix: 172.16.0.4/31}}"))
         .replace("31", "30")
         .replace("0.0/30", "0.8/30");
     let other = pool("s", "{nodeName: a, prefix: 172.16.0.6/31}");
     plan_of(&format!("{kept}---\n{other}"), &Nodes::All).unwrap();
-    assert!(
-        plan_of(&good, &Nodes::One("A.example".into())).unwrap_err().to_string().contains("did you mean a?")
-    );
+    assert!(plan_of(&good, &Nodes::One("A.example".into())).unwrap_err().to_string().contains(" a?"));
 }
 
 /// Pools that do not say their rail, imported one after the other, are found by it.

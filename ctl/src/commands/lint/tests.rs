@@ -38,19 +38,14 @@ fn routes_that_take_networks_of_the_cluster_away_are_told_with_all_who_have_them
         .collect();
     let (_, told) = lint_of(&[("pools.yaml", &pools)]);
     assert_eq!(told.len(), 1, "{told:#?}");
-    let start = "pools.yaml:11: warning: 10.0.0.0/8, a prefix of rail-0 and 2 more, overlaps networks that clusters usually \
-                 have, and pods would lose them: 10.96.0.0/12 (kubeadm's Services), 10.244.0.0/16 (flannel's pods)";
-    assert!(told[0].starts_with(start), "{told:#?}");
+    golden::says("lint", "routes over networks that clusters usually have", &told[0]);
+    for part in ["pools.yaml:11: warning: ", "10.0.0.0/8", "rail-0", "10.96.0.0/12", "10.244.0.0/16"] {
+        assert!(told[0].contains(part), "{part}: {told:#?}");
+    }
     let route = good().replace("\"mtu\"", "\"routes\": [{\"dst\": \"10.96.0.0/16\"}], \"mtu\"");
     for (known, expected) in [
-        (
-            vec![],
-            Some("warning: 10.96.0.0/16, a prefix of rail-3, overlaps networks that clusters usually have"),
-        ),
-        (
-            vec!["10.96.0.0/12"],
-            Some("error: 10.96.0.0/12 overlaps 10.96.0.0/16, a prefix of rail-3: pods would not"),
-        ),
+        (vec![], Some("warning: 10.96.0.0/16")),
+        (vec!["10.96.0.0/12"], Some("error: 10.96.0.0/12 overlaps 10.96.0.0/16")),
         (vec!["10.97.0.0/16"], None),
     ] {
         let temp = tempfile::tempdir().unwrap();
@@ -122,93 +117,95 @@ fn a_good_network_is_clean_in_every_form() {
     assert_eq!((told, lint.networks, lint.others), (vec![], 0, 1));
 }
 
-/// What is replaced in the good one, by what, and what is found then: the least that brings it about.
+/// What is replaced in the good one, by what, and then the line, the severity, the network and the key that is found, with
+/// what else must be named: the least that brings it about.
 const FINDINGS: &str = r#"
 # keys
-"mtu": 9000, => "mtu": 9000, "maxTxRate": 1, => 16: error: rail-3: maxTxRate: unknown key: did you mean max_tx_rate?
-"mtu": 9000, => "mtu": 9000, "colour": 1, => 16: error: rail-3: colour: unknown key
-"mtu": 9000, => "MTU": 9000, => 16: warning: rail-3: MTU: is written mtu
-"mtu": 9000, => "MTU": 9000, "mtu": 9000, => 16: error: rail-3: mtu: the key appears twice
-"mtu": 9000, => "mtu": 9000, "Routes": [{"dst": "10.0.0.0/8"},\n      {"Dst": "10.1.0.0/33"}], => 17: warning: rail-3: routes[1].Dst: is written dst
-"mtu": 9000, => "mtu": 9000, "Routes": [{"dst": "10.0.0.0/8"},\n      {"Dst": "10.1.0.0/33"}], => 17: error: rail-3: routes[1].dst: invalid IP
-"mtu": 9000, => "mtu": 9000, "Args": {"CNI": {"Mac": "x"}}, => 16: warning: rail-3: args.cni.Mac: is written mac
-"mtu": 9000, => "mtu": 9000, "args": {"cni": {"mac": "", "MAC": ""}}, => 16: error: rail-3: args.cni.mac: the key appears twice
-"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.IFNAME.X": "1"}, => 16: error: rail-3: sysctl.net.ipv4.conf.IFNAME.X: is not a key
-"pool": "rail-3" => "Pool": "rail-3" => 18: warning: rail-3: ipam.Pool: is written pool
-"type": "rail-ipam", "pool" => "Type": "rail-ipam", "Pool" => 18: warning: rail-3: ipam.Type: is written type
-"pool": "rail-3" => "pool": "rail-3", "Pool": "rail-3" => 18: error: rail-3: ipam.pool: the key appears twice
-"mtu": 9000, => "mtu": 9000, "routes": [{"dst": "10.0.0.0/8", "via": "10.0.0.1"}], => 16: error: rail-3: routes[0].via: unknown key
-"mtu": 9000, => "mtu": 9000, "dns": {"server": []}, => 16: error: rail-3: dns.server: unknown key
-"mtu": 9000, => "mtu": 9000, "args": {"cni": {"macs": ""}}, => 16: error: rail-3: args.cni.macs: unknown key: did you mean mac?
-"pool": "rail-3" => "pol": "x", "pool": "rail-3" => 18: error: rail-3: ipam.pol: unknown key: did you mean pool?
-"mac": true => "mac": true, "macs": true => 17: error: rail-3: capabilities.macs: unknown key: did you mean mac?
-"mac": true => "mac": true, "bandwidth": true => 17: warning: rail-3: capabilities.bandwidth: has no effect
-"mac": true => "mac": true, "x": 1 => 17: error: rail-3: capabilities.x: 1 is neither true nor false
-"name": "rail-3", => "name": "rail-3", "mtu": 9000, => 12: error: rail-3: mtu: belongs in a plugin, plugins[0]
-"name": "rail-3", => "name": "rail-3", "plugin": [], => 12: error: rail-3: plugin: unknown key: did you mean plugins?
-  config: | =>   confg: x\n  config: | => 8: error: rail-3: spec.confg: unknown key: did you mean config?
+"mtu": 9000, => "mtu": 9000, "maxTxRate": 1, => 16: error: rail-3: maxTxRate:…max_tx_rate?
+"mtu": 9000, => "mtu": 9000, "colour": 1, => 16: error: rail-3: colour:
+"mtu": 9000, => "MTU": 9000, => 16: warning: rail-3: MTU:
+"mtu": 9000, => "MTU": 9000, "mtu": 9000, => 16: error: rail-3: mtu:
+"mtu": 9000, => "mtu": 9000, "Routes": [{"dst": "10.0.0.0/8"},\n      {"Dst": "10.1.0.0/33"}], => 17: warning: rail-3: routes[1].Dst:
+"mtu": 9000, => "mtu": 9000, "Routes": [{"dst": "10.0.0.0/8"},\n      {"Dst": "10.1.0.0/33"}], => 17: error: rail-3: routes[1].dst:
+"mtu": 9000, => "mtu": 9000, "Args": {"CNI": {"Mac": "x"}}, => 16: warning: rail-3: args.cni.Mac:
+"mtu": 9000, => "mtu": 9000, "args": {"cni": {"mac": "", "MAC": ""}}, => 16: error: rail-3: args.cni.mac:
+"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.IFNAME.X": "1"}, => 16: error: rail-3: sysctl.net.ipv4.conf.IFNAME.X:
+"pool": "rail-3" => "Pool": "rail-3" => 18: warning: rail-3: ipam.Pool:
+"type": "rail-ipam", "pool" => "Type": "rail-ipam", "Pool" => 18: warning: rail-3: ipam.Type:
+"pool": "rail-3" => "pool": "rail-3", "Pool": "rail-3" => 18: error: rail-3: ipam.pool:
+"mtu": 9000, => "mtu": 9000, "routes": [{"dst": "10.0.0.0/8", "via": "10.0.0.1"}], => 16: error: rail-3: routes[0].via:
+"mtu": 9000, => "mtu": 9000, "dns": {"server": []}, => 16: error: rail-3: dns.server:
+"mtu": 9000, => "mtu": 9000, "args": {"cni": {"macs": ""}}, => 16: error: rail-3: args.cni.macs:…mac?
+"pool": "rail-3" => "pol": "x", "pool": "rail-3" => 18: error: rail-3: ipam.pol:…pool?
+"mac": true => "mac": true, "macs": true => 17: error: rail-3: capabilities.macs:…mac?
+"mac": true => "mac": true, "bandwidth": true => 17: warning: rail-3: capabilities.bandwidth:
+"mac": true => "mac": true, "x": 1 => 17: error: rail-3: capabilities.x:
+"name": "rail-3", => "name": "rail-3", "mtu": 9000, => 12: error: rail-3: mtu:
+"name": "rail-3", => "name": "rail-3", "plugin": [], => 12: error: rail-3: plugin:…plugins?
+  config: | =>   confg: x\n  config: | => 8: error: rail-3: spec.confg:…config?
 # what ADD refuses
-"mtu": 9000, => "mtu": "9000", => 16: error: rail-3: mtu: invalid type: string "9000", expected u32
-"mtu": 9000, => "mtu": 9000, "trust": "yes", => 16: error: rail-3: trust: "yes" is not one of on, off
-"mtu": 9000, => "mtu": 9000, "vlanQoS": 1, => 16: error: rail-3: vlanQoS: needs a vlan other than 0
-"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.IFNAME.arp_ignore": "1",\n      "net.ipv4.ip_forward": "1"}, => 17: error: rail-3: sysctl.net.ipv4.ip_forward: is not a key of this interface
-"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.all.rp_filter": "2"}, => 16: error: rail-3: sysctl.net.ipv4.conf.all.rp_filter: is not a key
-"mtu": 9000, => "mtu": 9000, "routes": [{"dst": "10.0.0.0/8"},\n      {"dst": "10.1.0.0/33"}], => 17: error: rail-3: routes[1].dst: invalid IP
-"rail": 3, => "rail": 300, => 15: error: rail-3: rail: invalid value
-"pool": "rail-3" => "pool": "../x" => 18: error: rail-3: ipam.pool: "../x" is not a valid name of a pool
-"pool": "rail-3" => "poolType": "ippool" => 18: error: rail-3: ipam.poolType: "ippool" is not cidrpool
-"pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 9 => 18: error: rail-3: ipam.gatewayIndex: 9 is outside
-"pool": "rail-3" => "cidr": "172.16.0.0/15" => 18: error: rail-3: ipam: missing field `perNodeNetworkPrefix`
-"rail-ipam" => "rail-cni" => 18: error: rail-3: ipam.type: "rail-cni" is not an IPAM plugin
-"rail-ipam" => "macvlan" => 18: error: rail-3: ipam.type: "macvlan" is not an IPAM plugin
-"mtu": 9000, => "mtu": 9000, "resetOnDel": "vfr", => 16: error: rail-3: resetOnDel: "vfr" is not one of off, flr
+"mtu": 9000, => "mtu": "9000", => 16: error: rail-3: mtu:
+"mtu": 9000, => "mtu": 9000, "trust": "yes", => 16: error: rail-3: trust: "yes"
+"mtu": 9000, => "mtu": 9000, "vlanQoS": 1, => 16: error: rail-3: vlanQoS:
+"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.IFNAME.arp_ignore": "1",\n      "net.ipv4.ip_forward": "1"}, => 17: error: rail-3: sysctl.net.ipv4.ip_forward:
+"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.all.rp_filter": "2"}, => 16: error: rail-3: sysctl.net.ipv4.conf.all.rp_filter:
+"mtu": 9000, => "mtu": 9000, "routes": [{"dst": "10.0.0.0/8"},\n      {"dst": "10.1.0.0/33"}], => 17: error: rail-3: routes[1].dst:
+"rail": 3, => "rail": 300, => 15: error: rail-3: rail:
+"pool": "rail-3" => "pool": "../x" => 18: error: rail-3: ipam.pool: "../x"
+"pool": "rail-3" => "poolType": "ippool" => 18: error: rail-3: ipam.poolType: "ippool"
+"pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 9 => 18: error: rail-3: ipam.gatewayIndex: 9
+"pool": "rail-3" => "cidr": "172.16.0.0/15" => 18: error: rail-3: ipam:
+"rail-ipam" => "rail-cni" => 18: error: rail-3: ipam.type: "rail-cni"
+"rail-ipam" => "macvlan" => 18: error: rail-3: ipam.type: "macvlan"
+"mtu": 9000, => "mtu": 9000, "resetOnDel": "vfr", => 16: error: rail-3: resetOnDel: "vfr"
 "rail-ipam" => "dhcp" => 18: error: rail-3: ipam.type: dhcp
-"name": "rail-3" => "name": "rail 3" => 12: error: rail 3: name: invalid characters
-"mtu": 9000, => "mtu": 9000, "deviceID": "x", => 16: error: rail-3: deviceID: "x" is neither a PCI address
+"name": "rail-3" => "name": "rail 3" => 12: error: rail 3: name:
+"mtu": 9000, => "mtu": 9000, "deviceID": "x", => 16: error: rail-3: deviceID: "x"
 # default routes
-"mtu": 9000, => "mtu": 9000, "routes": [{"dst": "10.0.0.0/8"},\n      {"dst": "::/0"}], => 17: warning: rail-3: routes[1].dst: ::/0 never goes into the main table
-"pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 1, "routes": [{"dst": "0.0.0.0/0"}] => 18: warning: rail-3: ipam.routes[0].dst: 0.0.0.0/0 is left out
-"pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 1, "defaultGateway": true => 18: warning: rail-3: ipam.defaultGateway: is left out
-"rail-ipam" => "static", "routes": [{"dst": "0.0.0.0/0"}] => 18: warning: rail-3: ipam.routes[0].dst: 0.0.0.0/0 never goes into
+"mtu": 9000, => "mtu": 9000, "routes": [{"dst": "10.0.0.0/8"},\n      {"dst": "::/0"}], => 17: warning: rail-3: routes[1].dst: ::/0
+"pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 1, "routes": [{"dst": "0.0.0.0/0"}] => 18: warning: rail-3: ipam.routes[0].dst: 0.0.0.0/0
+"pool": "rail-3" => "cidr": "172.16.0.0/15", "perNodeNetworkPrefix": 31, "gatewayIndex": 1, "defaultGateway": true => 18: warning: rail-3: ipam.defaultGateway:
+"rail-ipam" => "static", "routes": [{"dst": "0.0.0.0/0"}] => 18: warning: rail-3: ipam.routes[0].dst: 0.0.0.0/0
 # versions
-"cniVersion": "1.0.0",\n      "cniVersions": ["1.0.0", "1.1.0"], =>  => 9: warning: rail-3: cniVersion: is missing
-"cniVersion": "1.0.0",\n      "cniVersions": ["1.0.0", "1.1.0"], => "cniVersion": "0.3.1", => 10: warning: rail-3: cniVersion: 0.3.1 has no CHECK, STATUS and GC
-"cniVersion": "1.0.0",\n      "cniVersions": ["1.0.0", "1.1.0"], => "cniVersion": "1.1.0", => 10: warning: rail-3: cniVersion: 1.1.0 alone is refused by libcni before 1.2
-["1.0.0", "1.1.0"] => ["1.0.0", "1.2.0"] => 11: error: rail-3: cniVersions[1]: "1.2.0" is not one of 0.1.0
+"cniVersion": "1.0.0",\n      "cniVersions": ["1.0.0", "1.1.0"], =>  => 9: warning: rail-3: cniVersion:
+"cniVersion": "1.0.0",\n      "cniVersions": ["1.0.0", "1.1.0"], => "cniVersion": "0.3.1", => 10: warning: rail-3: cniVersion: 0.3.1
+"cniVersion": "1.0.0",\n      "cniVersions": ["1.0.0", "1.1.0"], => "cniVersion": "1.1.0", => 10: warning: rail-3: cniVersion: 1.1.0
+["1.0.0", "1.1.0"] => ["1.0.0", "1.2.0"] => 11: error: rail-3: cniVersions[1]: "1.2.0"
 # plugins
-"type": "rail-cni" => "type": "rail_cni" => 14: error: rail-3: type: "rail_cni": did you mean rail-cni?
-"type": "rail-cni" => "type": "rail-ipam" => 14: error: rail-3: type: rail-ipam is an IPAM plugin
-"type": "rail-cni", =>  => 13: error: rail-3: type: is missing
-"type": "rail-ipam" => "type": "railipam" => 18: error: rail-3: ipam.type: "railipam" is not an IPAM plugin
-}]\n => }, {"type": "sbr"}]\n => 19: warning: rail-3: type: sbr: rail-cni makes rules and tables itself
-"type": "rail-cni" => "type": "sriov" => 14: warning: rail-3: type: sriov: rail-cni takes this configuration when type is changed
-"type": "rail-cni" => "type": "host-device", "device": "a b" => 14: warning: rail-3: type: host-device: rail-cni takes this configuration when type is changed, apart from: device: 
+"type": "rail-cni" => "type": "rail_cni" => 14: error: rail-3: type:…rail-cni?
+"type": "rail-cni" => "type": "rail-ipam" => 14: error: rail-3: type: rail-ipam
+"type": "rail-cni", =>  => 13: error: rail-3: type:
+"type": "rail-ipam" => "type": "railipam" => 18: error: rail-3: ipam.type: "railipam"
+}]\n => }, {"type": "sbr"}]\n => 19: warning: rail-3: type: sbr:
+"type": "rail-cni" => "type": "sriov" => 14: warning: rail-3: type: sriov:
+"type": "rail-cni" => "type": "host-device", "device": "a b" => 14: warning: rail-3: type:…device: 
 # devices
-{"deviceID": true, "mac": true, "ips": true, "CNIDeviceInfoFile": true} => {"mac": true, "ips": true} => 17: warning: rail-3: capabilities: without "deviceID": true, "CNIDeviceInfoFile": true these never arrive: runtimeConfig.deviceID, the request
-resourceName: nvidia.com/rail-3 => other: x => 6: error: rail-3: metadata.annotations: no k8s.v1.cni.cncf.io/resourceName
+{"deviceID": true, "mac": true, "ips": true, "CNIDeviceInfoFile": true} => {"mac": true, "ips": true} => 17: warning: rail-3: capabilities:
+resourceName: nvidia.com/rail-3 => other: x => 6: error: rail-3: metadata.annotations:
 # what nobody means
-name: rail-3 => name: rail-03 => 12: warning: rail-3: name: "rail-3" in the NAD "rail-03"
-name: rail-3 => x: rail-3 => 4: error: metadata.name: is missing
-v1\nkind => v2\nkind => 2: error: rail-3: apiVersion: is not k8s.cni.cncf.io/v1
-"rail": 3, =>  => 13: warning: rail-3: rail: is missing
-"rail": 3, => "rail": 4, => 15: warning: rail-3: rail: is 4 in the network rail-3
-"mtu": 9000, =>  => 13: warning: rail-3: mtu: is missing
-"mtu": 9000, => "mtu": 900, => 16: warning: rail-3: mtu: 900 is less than any Ethernet has
-"mtu": 9000, => "mtu": 90000, => 16: warning: rail-3: mtu: 90000 is more than most switches carry
-"mtu": 9000, => "mtu": 9000, "logFile": "/tmp/x", => 16: warning: rail-3: logFile: has an effect only if node.json has it
-"mtu": 9000, => "mtu": 9000, "runtimeConfig": {}, => 16: warning: rail-3: runtimeConfig: is written by the runtime
-"mtu": 9000, => "mtu": 9000, "name": "x", => 16: warning: rail-3: name: has no effect in a plugin
-"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.net3.arp_ignore": "1"}, => 16: warning: rail-3: sysctl: names net3: IFNAME works in any pod
-"ipam": {"type": "rail-ipam", "pool": "rail-3"} => "ipam": {} => 18: warning: rail-3: ipam: is missing: the rail has no address
+name: rail-3 => name: rail-03 => 12: warning: rail-3: name: "rail-3"
+name: rail-3 => x: rail-3 => 4: error: metadata.name:
+v1\nkind => v2\nkind => 2: error: rail-3: apiVersion:
+"rail": 3, =>  => 13: warning: rail-3: rail:
+"rail": 3, => "rail": 4, => 15: warning: rail-3: rail:
+"mtu": 9000, =>  => 13: warning: rail-3: mtu:
+"mtu": 9000, => "mtu": 900, => 16: warning: rail-3: mtu: 900
+"mtu": 9000, => "mtu": 90000, => 16: warning: rail-3: mtu: 90000
+"mtu": 9000, => "mtu": 9000, "logFile": "/tmp/x", => 16: warning: rail-3: logFile:
+"mtu": 9000, => "mtu": 9000, "runtimeConfig": {}, => 16: warning: rail-3: runtimeConfig:
+"mtu": 9000, => "mtu": 9000, "name": "x", => 16: warning: rail-3: name:
+"mtu": 9000, => "mtu": 9000, "sysctl": {"net.ipv4.conf.net3.arp_ignore": "1"}, => 16: warning: rail-3: sysctl:
+"ipam": {"type": "rail-ipam", "pool": "rail-3"} => "ipam": {} => 18: warning: rail-3: ipam:
 # texts
-"mtu": 9000, => "mtu": 9000, "mtu": 9000, => 16: error: rail-3: spec.config: JSON: the key "mtu" is given twice
-"mtu": 9000, => "mtu": , => 16: error: rail-3: spec.config: JSON: expected value
-config: | => config: => 8: error: rail-3: spec.config: is not a string
+"mtu": 9000, => "mtu": 9000, "mtu": 9000, => 16: error: rail-3: spec.config: JSON:
+"mtu": 9000, => "mtu": , => 16: error: rail-3: spec.config: JSON:
+config: | => config: => 8: error: rail-3: spec.config:
 "#;
 
 #[test]
 fn each_finding_is_shown_with_its_line() {
     let good = good();
+    let mut said = String::new();
     for row in FINDINGS.lines().filter(|row| row.contains(" => ")) {
         let [from, to, told] =
             &row.split(" => ").map(|text| text.replace("\\n", "\n")).collect::<Vec<_>>()[..]
@@ -218,9 +215,14 @@ fn each_finding_is_shown_with_its_line() {
         let text = good.replacen(from, to, 1);
         assert_ne!(text, good, "{row}");
         let (_, findings) = lint_of(&[("f", &text)]);
-        let count = findings.iter().filter(|one| one.starts_with(&format!("f:{told}"))).count();
-        assert_eq!(count, 1, "{row}\n{findings:#?}\n{text}");
+        let mut parts = told.split('…');
+        let start = format!("f:{}", parts.next().unwrap());
+        let parts: Vec<_> = parts.collect();
+        let is_it = |one: &&String| one.starts_with(&start) && parts.iter().all(|part| one.contains(part));
+        assert_eq!(findings.iter().filter(is_it).count(), 1, "{row}\n{findings:#?}\n{text}");
+        said += &format!("{}\n  {}\n", row.rsplit_once(" => ").unwrap().0, findings.join("\n  "));
     }
+    golden::says("lint", "a network with one change", said);
 }
 
 /// What ADD would tell one after the other is told at once, and no fault makes another.
@@ -238,7 +240,7 @@ fn all_that_add_refuses_is_told_at_once() {
         "ipam": {"type": "host-local"}}"#;
     let (_, told) = lint_of(&[("f", none)]);
     assert_eq!(told.len(), 2, "{told:#?}");
-    assert!(told[0].contains("names no device"), "{told:#?}");
+    golden::says("lint", "a plugin without a device", &told[0]);
 }
 
 #[test]
@@ -248,34 +250,29 @@ fn networks_are_compared_with_each_other() {
     };
     let unchanged = other("rail-4", &|text| text);
     assert_eq!(lint_of(&[("f", &unchanged)]).1, [] as [&str; 0]);
-    for (text, told) in [
+    let mut said = Vec::new();
+    for (text, parts) in [
         (
             other("rail-4", &|text| text.replace("\"pool\": \"rail-4\"", "\"pool\": \"rail-3\"")),
-            "f:35: error: rail-4: ipam: pool rail-3 is also the pool of rail 3, rail-3 (f:15)",
+            ["f:35: error: rail-4: ipam: ", "rail-3 (f:15)"],
         ),
         (
             other("rail-4", &|text| text.replace("\"rail\": 4", "\"rail\": 3")),
-            "f:35: warning: rail-4: rail: 3 is also the rail of rail-3 (f:15)",
+            ["f:35: warning: rail-4: rail: 3 ", "rail-3 (f:15)"],
         ),
         (
             other("rail-4", &|text| text.replace("com/rail-4", "com/rail-3")),
-            "f:35: warning: rail-4: metadata.annotations: the resource nvidia.com/rail-3 is also the resource of rail 3, rail-3 (f:15)",
+            ["f:35: warning: rail-4: metadata.annotations: ", "nvidia.com/rail-3"],
         ),
-        (
-            other("rail-5", &|text| text),
-            "f:35: warning: rail-5: rail: is 4 in the network rail-5, the pool rail-5, the resource nvidia.com/rail-5",
-        ),
-        (
-            other("rail-3", &|text| text),
-            "f:25: error: rail-3: rail-3 is also in f:5: one would replace the other",
-        ),
+        (other("rail-5", &|text| text), ["f:35: warning: rail-5: rail: ", "nvidia.com/rail-5"]),
+        (other("rail-3", &|text| text), ["f:25: error: rail-3: ", "f:5"]),
     ] {
         let (_, findings) = lint_of(&[("f", &text)]);
-        assert!(
-            findings.iter().any(|one| one == told || one.starts_with(&format!("{told}:"))),
-            "{told}\n{findings:#?}"
-        );
+        let is_it = |one: &String| one.starts_with(parts[0]) && one.contains(parts[1]);
+        assert!(findings.iter().any(is_it), "{parts:?}\n{findings:#?}");
+        said.extend(findings);
     }
+    golden::says("lint", "networks beside each other", said.join("\n"));
     // Counted from 1, planes, another namespace, another folder: nothing to be said.
     let planes = |rail: u8| {
         good().replace("rail-3", &format!("rail-{rail}-plane-1")).replace("3,", &format!("{},", rail + 8))
@@ -297,16 +294,17 @@ fn networks_are_compared_with_each_other() {
 
 #[test]
 fn files_that_are_no_networks_end_in_an_error() {
+    let mut said = String::new();
     for (text, told) in [
-        (&b""[..], "f: error: no NetworkAttachmentDefinition and no CNI configuration in it"),
-        (b"kind: Pod\n", "f: error: no NetworkAttachmentDefinition and no CNI configuration in it"),
-        (b"x", "f:1: error: neither a NetworkAttachmentDefinition"),
-        (b"- x\n- x\n", "f:1: error: neither a NetworkAttachmentDefinition"),
-        (b"{\"a\": 1}", "f:1: error: neither a NetworkAttachmentDefinition"),
-        (b"type: rail-cni\nname: a\n", "f:1: error: this is YAML"),
-        (b"{\"plugins\": [", "f:1:13: error: JSON: EOF"),
-        (b"\x7fELF\0", "f:1:5: error: neither YAML nor JSON: a NUL byte"),
-        (b"\xff\xfe\0", "f:1:1: error: this is UTF-16"),
+        (&b""[..], "f: error: "),
+        (b"kind: Pod\n", "f: error: "),
+        (b"x", "f:1: error: "),
+        (b"- x\n- x\n", "f:1: error: "),
+        (b"{\"a\": 1}", "f:1: error: "),
+        (b"type: rail-cni\nname: a\n", "f:1: error: "),
+        (b"{\"plugins\": [", "f:1:13: error: JSON: "),
+        (b"\x7fELF\0", "f:1:5: error: "),
+        (b"\xff\xfe\0", "f:1:1: error: "),
     ] {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("f");
@@ -315,8 +313,11 @@ fn files_that_are_no_networks_end_in_an_error() {
         lint.path(&path.display().to_string());
         let findings: Vec<_> = lint.findings.iter().map(ToString::to_string).collect();
         let folder = format!("{}/", temp.path().display());
-        assert!(findings.iter().any(|one| one.replace(&folder, "").starts_with(told)), "{told} {findings:?}");
+        let findings: Vec<_> = findings.iter().map(|one| one.replace(&folder, "")).collect();
+        assert!(findings.iter().any(|one| one.starts_with(told)), "{told} {findings:?}");
+        said += &format!("{:?}\n  {}\n", String::from_utf8_lossy(text), findings.join("\n  "));
     }
+    golden::says("lint", "files that are not networks", said);
     let mut lint = Lint::default();
     let temp = tempfile::tempdir().unwrap();
     lint.path(&temp.path().display().to_string());
@@ -354,7 +355,7 @@ fn a_folder_of_manifests_is_read_with_what_is_beside_them() {
         ("20-rail-3.conflist", &conf),
         ("notes.txt", "x"),
     ]);
-    assert_eq!(told, ["a.yaml:37: error: rail-4: trsut: unknown key: did you mean trust?"]);
+    assert!(told.len() == 1 && told[0].starts_with("a.yaml:37: error: rail-4: trsut: "), "{told:?}");
     assert_eq!((lint.networks, lint.others), (4, 0));
     // What ends in .json is for a runtime.
     let (_, told) = lint_of_folder(&[("a.yaml", &good()), ("b.json", "{\"a\": 1}")]);
@@ -376,34 +377,28 @@ fn a_warning_is_silenced_in_the_file_with_its_reason() {
     assert_eq!(told, [] as [&str; 0]);
     assert_eq!(lint.silenced[0].1, "a wire of our own");
     assert!(lint.silenced[0].0.fault.message().starts_with("mtu: 8000000 "));
+    let mut said = Vec::new();
     for (lines, expected) in [
         (
             "mtu",
-            &[
-                "f:6: warning: rail-3: rail-cni/lint-ignore: mtu has no reason",
-                "f:16: warning: rail-3: mtu: 8000000",
-            ][..],
+            &["f:6: warning: rail-3: rail-cni/lint-ignore: mtu ", "f:16: warning: rail-3: mtu: 8000000"][..],
         ),
         (
             "mtu: ",
-            &[
-                "f:6: warning: rail-3: rail-cni/lint-ignore: mtu has no reason",
-                "f:16: warning: rail-3: mtu: 8000000",
-            ],
+            &["f:6: warning: rail-3: rail-cni/lint-ignore: mtu ", "f:16: warning: rail-3: mtu: 8000000"],
         ),
-        ("mtu: ours\\nrail: ours", &["f:6: warning: rail-3: rail-cni/lint-ignore: rail has no warning"]),
+        ("mtu: ours\\nrail: ours", &["f:6: warning: rail-3: rail-cni/lint-ignore: rail "]),
         (
             "mtus: ours",
-            &[
-                "f:6: warning: rail-3: rail-cni/lint-ignore: mtus has no warning",
-                "f:16: warning: rail-3: mtu: 8000000",
-            ],
+            &["f:6: warning: rail-3: rail-cni/lint-ignore: mtus ", "f:16: warning: rail-3: mtu: 8000000"],
         ),
     ] {
         let told = annotated(lines).1;
         assert_eq!(told.len(), expected.len(), "{told:#?}");
         assert!(told.iter().zip(expected).all(|(one, start)| one.starts_with(start)), "{told:#?}");
+        said.extend(told);
     }
+    golden::says("lint", "lint-ignore", said.join("\n"));
     // Neither an error, nor another network's warning.
     let errors = good()
         .replace("9000", "\"x\"")
@@ -416,7 +411,7 @@ fn a_warning_is_silenced_in_the_file_with_its_reason() {
         .replace("9000", "90000")
         .replace("annotations: {", "annotations: {rail-cni/lint-ignore: 'mtu: no', ");
     let (_, told) = lint_of(&[("f", &(silent + &other))]);
-    assert_eq!(told, ["f:36: warning: rail-4: mtu: 90000 is more than most switches carry; rails have 9000"]);
+    assert!(told.len() == 1 && told[0].starts_with("f:36: warning: rail-4: mtu: "), "{told:#?}");
 }
 
 #[test]
@@ -536,24 +531,18 @@ fn a_plugin_for_the_rdma_device_alone_stands_behind_another_and_sets_nothing_els
         (r#"{"type": "ovs"}"#, r#"{"type": "rail-cni", "mode": "rdma", "rdmaQoS": {"tos": 96}}"#);
     let whole = r#"{"type": "rail-cni", "rail": 0, "mtu": 9000, "deviceID": "0000:01:10.0",
         "capabilities": {"mac": true, "ips": true}, "ipam": {"type": "rail-ipam", "pool": "rail-0"}}"#;
+    let mut said = String::new();
     for (plugins, expected) in [
         (format!("{ovs}, {rdma}"), vec![]),
-        (rdma.to_owned(), vec!["mode: needs a plugin before it"]),
-        (format!("{whole}, {rdma}"), vec!["mode: rail-cni does all of this in one plugin"]),
+        (rdma.to_owned(), vec!["mode: "]),
+        (format!("{whole}, {rdma}"), vec!["mode: rail-cni "]),
         (
             format!(
                 r#"{ovs}, {{"type": "rail-cni", "mode": "rdma", "mtu": 9000, "rdmaQoS": {{"tos": 300, "tcs": 1}}}}"#
             ),
-            vec![
-                "rdmaQoS.tcs: unknown key",
-                "mtu: is not for mode rdma",
-                "rdmaQoS.tos: 300 is not within 0 to 255",
-            ],
+            vec!["rdmaQoS.tcs: ", "mtu: ", "rdmaQoS.tos: 300 "],
         ),
-        (
-            format!(r#"{ovs}, {{"type": "rail-cni", "mode": "rdmaa"}}"#),
-            vec!["mode: \"rdmaa\" is not one of rdma"],
-        ),
+        (format!(r#"{ovs}, {{"type": "rail-cni", "mode": "rdmaa"}}"#), vec!["mode: \"rdmaa\" "]),
     ] {
         let (_, told) = lint_of(&[("f.conflist", &list(&plugins))]);
         let errors: Vec<_> = told.iter().filter(|one| one.contains("error: ")).collect();
@@ -563,7 +552,9 @@ fn a_plugin_for_the_rdma_device_alone_stands_behind_another_and_sets_nothing_els
         if expected.is_empty() {
             assert!(told.is_empty(), "{told:#?}");
         }
+        said += &format!("{plugins}\n  {}\n", told.join("\n  "));
     }
+    golden::says("lint", "mode rdma", said);
 }
 
 /// What `lint --fix` prints of files, and what is said of them.
@@ -590,21 +581,17 @@ const CHAIN: &str = r#"{"cniVersion": "0.3.1", "name": "rail-0", "disableCheck":
 fn a_chain_says_what_goes_what_stays_and_what_moves() {
     let (text, told) = fixed(&[("f", &nad("rail-0", CHAIN))]);
     for (line, part) in [
-        (10, "type: host-device: rail-cni takes this configuration when type is changed, with the other"),
-        (10, "ipam: rail-0: the CIDRPool is imported"),
-        (11, "type: sbr: rail-cni makes rules"),
-        (
-            12,
-            "type: tuning: move mtu, net.ipv4.conf.IFNAME.arp_filter to rail-cni, and keep tuning behind it for net.ipv4.conf.all",
-        ),
-        (
-            13,
-            "type: rdma: rail-cni moves RDMA devices itself (rdma), and rdma-cni would refuse one that is already there: remove it, and move rdmaQoS",
-        ),
+        (10, ["type: host-device: ", "rail-cni"]),
+        (10, ["ipam: ", "rail-0"]),
+        (11, ["type: sbr: ", "rail-cni"]),
+        (12, ["type: tuning: ", "net.ipv4.conf.IFNAME.arp_filter"]),
+        (13, ["type: rdma: ", "rdmaQoS"]),
     ] {
-        let start = format!("f:{line}: warning: rail-0: {part}");
-        assert!(told.iter().any(|one| one.starts_with(&start)), "{start}: {told:#?}");
+        let start = format!("f:{line}: warning: rail-0: {}", part[0]);
+        let is_it = |one: &String| one.starts_with(&start) && one.contains(part[1]);
+        assert!(told.iter().any(is_it), "{start}: {told:#?}");
     }
+    golden::says("lint", "a chain", told.join("\n"));
     is_good(&text, 1);
     let object = document::parse("f", text.as_bytes()).unwrap().remove(0).value;
     let config: Value = serde_json::from_str(object["spec"]["config"].as_str().unwrap()).unwrap();
@@ -623,7 +610,7 @@ fn a_chain_says_what_goes_what_stays_and_what_moves() {
     let (_, told) = fixed(&[("f", &nad("rail-0", &stays))]);
     assert!(!told.iter().any(|one| one.contains("tuning")), "{told:#?}");
     let refused = good().replace("\"mtu\"", "\"sysctl\": {\"net.ipv4.conf.all.rp_filter\": \"0\"}, \"mtu\"");
-    assert!(lint_of(&[("f", &refused)]).1[0].contains("in a tuning plugin behind rail-cni"));
+    assert!(lint_of(&[("f", &refused)]).1[0].contains("tuning"));
 }
 
 #[test]
@@ -635,7 +622,7 @@ fn the_keys_of_an_operators_object_are_all_in_the_network() {
         metaPlugins: '{\"type\": \"tuning\", \"mtu\": 4220}, {\"type\": \"rdma\"}, {\"type\": \"x\"}'\n";
     let (fixed_text, told) = fixed(&[("f", text)]);
     assert!(told.iter().all(|one| one.starts_with("f:2: warning: rail-0: ")), "{told:#?}");
-    assert!(told.iter().any(|one| { one.contains("NetworkAttachmentDefinition rail-0 in namespace ai") }));
+    assert!(told.iter().any(|one| { one.contains("rail-0 in namespace ai") }));
     assert!(told.iter().any(|one| one.contains("vlan, vlanQoS")), "{told:#?}");
     is_good(&fixed_text, 1);
     let nad = document::parse("f", fixed_text.as_bytes()).unwrap().remove(0).value;
@@ -677,36 +664,37 @@ fn the_keys_of_an_operators_object_are_all_in_the_network() {
 
 #[test]
 fn each_kind_of_an_operator_has_a_network_or_a_reason() {
+    let mut said = String::new();
     for (spec, fix, part) in [
         (
             "kind: HostDeviceNetwork\nmetadata: {name: rail-1}\nspec: {networkNamespace: ai, resourceName: rail-1, ipam: '{\"type\": \"nv-ipam\", \"poolName\": \"p\", \"poolType\": \"cidrpool\"}'}\n",
             "nvidia.com/rail-1",
-            "HostDeviceNetwork: its operator makes a network of it",
+            ": HostDeviceNetwork: ",
         ),
         (
             "kind: SriovIBNetwork\nmetadata: {name: a}\nspec: {resourceName: ib0, linkState: enable}\n",
             "openshift.io/ib0",
-            "makes a network of it",
+            "warning: a: ",
         ),
         (
             "kind: SriovIBNetwork\nmetadata: {name: a}\nspec: {resourceName: ib0, capabilities: '{\"infinibandGUID\": true}'}\n",
             "\"type\": \"ib-sriov\"",
-            "ib-kubernetes knows no other type",
+            "ib-kubernetes",
         ),
         (
             "kind: OVSNetwork\nmetadata: {name: a}\nspec: {resourceName: x, bridge: br, metaPlugins: '{\"type\": \"rdma\"}'}\n",
             "\"mode\": \"rdma\"",
-            "makes a network of it",
+            "warning: a: ",
         ),
         (
             "kind: OVSNetwork\nmetadata: {name: a}\nspec: {resourceName: x, bridge: br}\n",
             "",
-            "note: a: kind: OVSNetwork: ovs stays",
+            "note: a: kind: OVSNetwork: ",
         ),
         (
             "kind: MacvlanNetwork\nmetadata: {name: a}\nspec: {master: eth0}\n",
             "",
-            "warning: a: kind: MacvlanNetwork: macvlan shares the PF",
+            "warning: a: kind: MacvlanNetwork: ",
         ),
         (
             "kind: IPoIBNetwork\nmetadata: {name: a}\nspec: {master: ib0}\n",
@@ -721,12 +709,12 @@ fn each_kind_of_an_operator_has_a_network_or_a_reason() {
         (
             "kind: SriovNetworkNodePolicy\nmetadata: {name: a}\nspec: {resourceName: x}\n",
             "",
-            "note: a: kind: SriovNetworkNodePolicy: stays",
+            "note: a: kind: SriovNetworkNodePolicy: ",
         ),
         (
             "kind: NicClusterPolicy\nmetadata: {name: a}\nspec: {nvIpam: {}, rdmaSharedDevicePlugin: {config: '{}'}}\n",
             "",
-            "a: spec.rdmaSharedDevicePlugin: the shared RDMA device plugin",
+            "a: spec.rdmaSharedDevicePlugin: ",
         ),
         (
             "kind: SpectrumXRailPoolConfig\nmetadata: {name: a}\nspec: {networkNamespace: d, railTopology: [{name: rail0p1, nicSelector: {pfNames: [n]}, cidrPoolRef: rail-0-plane-1, mtu: 9216}, {name: rail0p0, nicSelector: {pfNames: [m]}, cidrPoolRef: x}]}\n",
@@ -741,17 +729,17 @@ fn each_kind_of_an_operator_has_a_network_or_a_reason() {
         (
             "kind: SpiderMultusConfig\nmetadata: {name: a, namespace: s}\nspec: {cniType: sriov, sriov: {resourceName: s/x, vlanID: 7, enableRdma: true, ippools: {ipv4: [p]}}}\n",
             "\"default_ipv4_ippool\": [\"p\"]",
-            "coordinator: rail-cni makes rules",
+            "coordinator: ",
         ),
         (
             "kind: SpiderMultusConfig\nmetadata: {name: a}\nspec: {cniType: macvlan, macvlan: {master: [eth0]}}\n",
             "",
-            "a: spec.cniType: SpiderMultusConfig: macvlan shares",
+            "a: spec.cniType: SpiderMultusConfig: ",
         ),
         (
             "apiVersion: operator.openshift.io/v1\nkind: Network\nmetadata: {name: cluster}\nspec: {additionalNetworks: [{name: b, namespace: c, type: Raw, rawCNIConfig: '{\"cniVersion\": \"0.3.1\", \"type\": \"host-device\", \"device\": \"ens4\"}'}]}\n",
             "\"device\": \"ens4\"",
-            "remove it from spec.additionalNetworks",
+            "spec.additionalNetworks",
         ),
     ] {
         let (text, told) = fixed(&[("f", spec)]);
@@ -762,7 +750,9 @@ fn each_kind_of_an_operator_has_a_network_or_a_reason() {
         if text.contains("\"rail-cni\"") {
             is_good(&text, text.matches("---\n").count());
         }
+        said += &format!("{}\n  {}\n", spec.trim_end(), told.join("\n  "));
     }
+    golden::says("lint", "the objects of operators", said);
     // Others of the same names.
     let (lint, told) =
         lint_of(&[("f", "apiVersion: crd.projectcalico.org/v1\nkind: IPPool\nmetadata: {name: a}\n")]);
@@ -814,7 +804,7 @@ fn addresses_of_every_ipam_are_compared_with_the_clusters_networks_and_with_each
         r#"{"type": "host-local", "subnet": "198.18.0.0/24"}"#,
         r#"{"type": "whereabouts", "range": "198.18.1.0/24"}"#,
     );
-    assert!(told.len() == 1 && told[0].contains("every node hands out the same addresses"), "{told:#?}");
+    assert!(told.len() == 1 && told[0].contains("rail-3: ipam: 198.18.0.0/24: host-local"), "{told:#?}");
     let shared = good().replace("nvidia.com/rail-3", "rdma/hca_shared_devices_a");
     assert!(
         lint_of(&[("f", &shared)]).1.iter().any(|one| one.contains("error: rail-3: metadata.annotations: "))
@@ -830,34 +820,27 @@ fn pods_are_compared_with_their_networks() {
         )
     };
     const LOCK: &str = "securityContext: {capabilities: {add: [IPC_LOCK]}}";
+    let mut said = String::new();
     for (networks, limits, rest, expected) in [
         ("rail-3", "nvidia.com/rail-3: 1", LOCK, &[][..]),
         ("default/rail-3@net1", "nvidia.com/rail-3: '1', nvidia.com/gpu: 8", LOCK, &[]),
         ("'[{\"name\": \"rail-3\", \"namespace\": \"x\"}]'", "nvidia.com/rail-3: 1", LOCK, &[]),
-        ("rail-3", "nvidia.com/rail-3: 1", "", &["no container may lock memory"]),
-        (
-            "'rail-3, rail-3'",
-            "nvidia.com/rail-3: 1",
-            LOCK,
-            &["2 networks of nvidia.com/rail-3, and 1 of that"],
-        ),
-        ("rail-3", "nvidia.com/gpu: 8", LOCK, &["1 networks of nvidia.com/rail-3, and 0 of that"]),
-        ("'a,b,c'", "nvidia.com/gpu: 8", "", &["3 networks that are not in these files, and 0 devices"]),
-        (
-            "rail-3",
-            "nvidia.com/rail-3: 1, nvidia.com/rail-4: 1",
-            LOCK,
-            &["asks for nvidia.com/rail-4, and for no network"],
-        ),
-        ("'[1]'", "a/b: 1", LOCK, &["must be comma-separated names"]),
+        ("rail-3", "nvidia.com/rail-3: 1", "", &["IPC_LOCK"]),
+        ("'rail-3, rail-3'", "nvidia.com/rail-3: 1", LOCK, &["nvidia.com/rail-3"]),
+        ("rail-3", "nvidia.com/gpu: 8", LOCK, &["nvidia.com/rail-3"]),
+        ("'a,b,c'", "nvidia.com/gpu: 8", "", &[" 0 "]),
+        ("rail-3", "nvidia.com/rail-3: 1, nvidia.com/rail-4: 1", LOCK, &["nvidia.com/rail-4"]),
+        ("'[1]'", "a/b: 1", LOCK, &["networks"]),
     ] {
         let (_, told) = lint_of(&[("f", &(good() + &pod(networks, limits, rest)))]);
+        said += &format!("{networks} {{{limits}}}\n  {}\n", told.join("\n  "));
         assert_eq!(told.len(), expected.len(), "{networks} {limits}: {told:#?}");
         assert!(
             told.iter().zip(expected).all(|(one, part)| one.contains(part) && one.contains(": j: ")),
             "{told:#?}"
         );
     }
+    golden::says("lint", "pods beside their networks", said);
 }
 
 #[test]
@@ -912,7 +895,7 @@ fn pods_are_found_in_whatever_makes_them() {
     let shared = "---\nkind: Pod\nmetadata: {name: j, annotations: {k8s.v1.cni.cncf.io/networks: roce-p2}}\n\
         spec: {containers: [{resources: {limits: {rdma/roce_gdr: 1}}}]}\n";
     let (_, told) = lint_of(&[("f", shared)]);
-    assert!(told.len() == 1 && told[0].contains("no container may lock memory"), "{told:#?}");
+    assert!(told.len() == 1 && told[0].contains("IPC_LOCK"), "{told:#?}");
     // What is laid over other pods says nothing of their devices, nor presets of their rights.
     for (kind, spec) in [
         (
@@ -938,7 +921,7 @@ fn pods_are_found_in_whatever_makes_them() {
     ] {
         let object = format!("---\nkind: {kind}\nmetadata: {{name: j, {NETWORKS}}}\nspec: {{{spec}}}\n");
         let (_, told) = lint_of(&[("f", &(good() + &object))]);
-        assert!(told.len() == 1 && told[0].contains("for no network of it"), "{object}{told:#?}");
+        assert!(told.len() == 1 && told[0].contains(": j: "), "{object}{told:#?}");
     }
 }
 
@@ -988,7 +971,7 @@ fn a_default_route_of_another_plugin_is_told_before_the_edit() {
         );
         for text in [nad, operator] {
             let (_, told) = lint_of(&[("f", &text)]);
-            let about = told.iter().filter(|one| one.contains("never goes into the main table")).count();
+            let about = told.iter().filter(|one| one.contains(&format!(" {route} "))).count();
             assert_eq!(about, 1, "{told:#?}");
         }
     }
