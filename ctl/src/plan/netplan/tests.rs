@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::plan::scheme::{Family, HostLink, Mode, Polarity, Scheme, Tiers};
-use crate::plan::tests::cabled;
+use crate::plan::tests::{cabled, has};
 
 /// A folder with files of hosts.
 fn folder(files: &[(&str, &str)]) -> TempDir {
@@ -149,47 +149,44 @@ fn hosts_without_rails_are_refused_with_the_reason_of_each_interface() {
         .replace("192.168.1.3/31", "10.1.0.1/24")
         .replace("0.0.0.0/0", "10.0.0.0/8")
         .replace("192.168.1.2", "10.1.0.254");
+    let mut said = Vec::new();
     for (files, told) in [
-        (vec![("w0.yaml", amd.to_owned())], "nic0: is left out: its only route is a default route"),
-        (
-            vec![("w0.yaml", shared.clone()), ("w1.yaml", shared.replace("10.1.0.1/", "10.1.0.2/"))],
-            "nic0: is left out: hosts share its networks",
-        ),
+        (vec![("w0.yaml", amd.to_owned())], "nic0: "),
+        (vec![("w0.yaml", shared.clone()), ("w1.yaml", shared.replace("10.1.0.1/", "10.1.0.2/"))], "nic0: "),
     ] {
         let dir = tempfile::tempdir().unwrap();
         for (name, text) in files {
             std::fs::write(dir.path().join(name), text).unwrap();
         }
         let error = format!("{:#}", read(&[dir.path().display().to_string()]).unwrap_err());
-        assert!(error.contains("no interface is a rail") && error.contains(told), "{error}");
+        assert!(error.contains(told), "{error}");
+        said.push(error);
     }
+    golden::says("plan", "netplan: no rails", said.join("\n"));
 }
 
 #[test]
 fn what_is_no_rail_is_left_out_and_named() {
     let files = [("w0/etc/netplan/50-x.yaml", ODD), ("w0/etc/netplan/README", "x"), ("w1/50-x.yaml", ODD)];
     let error = refusal(&files);
-    assert!(error.contains(
-        "w1/50-x.yaml:16: network.ethernets.rail0.addresses: 172.16.0.0 is also the address of rail0 of node w0 \
-         (w0/etc/netplan/50-x.yaml:16)"
-    ));
+    let facts = "w1/50-x.yaml:16: network.ethernets.rail0.addresses: 172.16.0.0 …w0/etc/netplan/50-x.yaml:16";
+    assert!(has(&error, facts), "{error}");
     let told = warnings(&files[..2]);
     let network = "w0/etc/netplan/50-x.yaml";
     for expected in [
-        "5: network.ethernets.eno1: is left out: it gets its addresses by DHCP",
-        "6: network.ethernets.eno2: is left out: it has no static address",
-        "7: network.ethernets.eno3: is left out: its only route is a default route",
-        "10: network.ethernets.rail0.addresses: the rail has addresses without routes, which are left out",
-        "26: network.ethernets.rail0.dhcp6: DHCP on a rail may bring a default route",
-        "22: network.ethernets.rail0: the rail has a default route, which is left out of the plan",
-        "28: network.bonds.bond0: is left out: rails are ethernets",
+        "5: network.ethernets.eno1: ",
+        "6: network.ethernets.eno2:",
+        "7: network.ethernets.eno3:",
+        "10: network.ethernets.rail0.addresses:",
+        "26: network.ethernets.rail0.dhcp6: DHCP",
+        "22: network.ethernets.rail0:",
+        "28: network.bonds.bond0:",
     ] {
-        assert!(told.contains(&format!("{network}:{expected}")), "{expected}: {told:#?}");
+        let start = format!("{network}:{expected}");
+        assert!(told.iter().any(|one| one.starts_with(&start)), "{expected}: {told:#?}");
     }
-    assert!(
-        told.contains(&"w0/etc/netplan/README: left out, because netplan reads *.yaml".to_owned()),
-        "{told:#?}"
-    );
+    assert!(told.iter().any(|one| one.starts_with("w0/etc/netplan/README: ")), "{told:#?}");
+    golden::says("plan", "netplan: what is left out", told.join("\n"));
     assert_eq!(told.len(), 8, "{told:#?}");
     let plan = read_files(&files[..1]).unwrap();
     assert_eq!(
@@ -390,11 +387,7 @@ fn a_network_that_the_formulas_did_not_make_gets_no_number_of_a_plane() {
             ("rail-10-v6", Some(10))
         ]
     );
-    assert!(
-        !plan.warnings.iter().any(|told| told.contains("jobs cannot tell them apart")),
-        "{:?}",
-        plan.warnings
-    );
+    assert!(!plan.warnings.iter().any(|told| told.contains(" of node ")), "{:?}", plan.warnings);
 }
 
 /// Rails without a supernet of their own: by the formulas, else by the names of the interfaces.
@@ -437,12 +430,9 @@ fn a_network_of_many_hosts_is_no_rail() {
     };
     let texts: Vec<_> = (0..7).map(|number| (format!("w{number}.yaml"), of(number))).collect();
     let files: Vec<_> = texts.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
-    assert_eq!(
-        warnings(&files),
-        [
-            "w0.yaml:10: network.ethernets.storage: is left out: hosts share its networks; and 6 others like this"
-        ]
-    );
+    let told = warnings(&files);
+    assert!(told.len() == 1 && has(&told[0], "w0.yaml:10: network.ethernets.storage: … 6 "), "{told:?}");
+    golden::says("plan", "netplan: a network of many hosts", &told[0]);
 }
 
 #[test]
@@ -457,37 +447,24 @@ fn hosts_that_disagree_are_told_from_the_others() {
     };
     let (a, b) = (of(0, V4, "r"), of(1, V4, "r"));
     let lacking = of(2, &["172.16.0.0/12"], "r");
-    assert_eq!(
-        refusal(&[("a.yaml", &a), ("b.yaml", &b), ("c.yaml", &lacking)]),
-        "c.yaml:7: network.ethernets.r.routes: 172.16.0.0/12 instead of 172.16.0.0/15, 172.16.0.0/12, as most on the \
-         rail 172.16.0.0/15 have (a at a.yaml:5)"
-    );
+    let mut said = vec![refusal(&[("a.yaml", &a), ("b.yaml", &b), ("c.yaml", &lacking)])];
+    assert!(has(&said[0], "c.yaml:7: network.ethernets.r.routes: 172.16.0.0/12 …a.yaml:5"), "{said:?}");
     let other = of(2, V4, "s").replace("addresses", "mtu: 9000\n      addresses");
-    assert_eq!(
-        warnings(&[("a.yaml", &a), ("b.yaml", &b), ("c.yaml", &other)]),
-        [
-            "c.yaml:6: network.ethernets.s.mtu: 9000 instead of none, as most on the rail 172.16.0.0/15 have (a at \
-             a.yaml:5)",
-            "c.yaml:6: network.ethernets.s: is on the rail instead of r, as most on the rail 172.16.0.0/15 have (a at \
-             a.yaml:5)",
-        ]
-    );
+    let told = warnings(&[("a.yaml", &a), ("b.yaml", &b), ("c.yaml", &other)]);
+    let facts =
+        ["c.yaml:6: network.ethernets.s.mtu: 9000 …a.yaml:5", "c.yaml:6: network.ethernets.s: …a.yaml:5"];
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(told.iter().zip(facts).all(|(told, facts)| has(told, facts)), "{told:?}");
+    said.extend(told);
     let swapped =
         of(2, V4, "r").replace("172.16.0.4/31", "172.16.0.5/31").replace("172.16.0.5\"}", "172.16.0.4\"}");
-    assert_eq!(
-        warnings(&[("a.yaml", &a), ("b.yaml", &b), ("c.yaml", &swapped)]),
-        [
-            "c.yaml:7: network.ethernets.r.routes: the leaf is on the other side than most on the rail 172.16.0.0/15 \
-             have (a at a.yaml:5)"
-        ]
-    );
+    let told = warnings(&[("a.yaml", &a), ("b.yaml", &b), ("c.yaml", &swapped)]);
+    assert!(told.len() == 1 && has(&told[0], "c.yaml:7: network.ethernets.r.routes: …a.yaml:5"), "{told:?}");
+    said.extend(told);
     let twice = host(&[("r", "172.16.0.4/31", "172.16.0.5", V4), ("s", "172.16.0.6/31", "172.16.0.7", V4)]);
-    assert!(
-        refusal(&[("a.yaml", &a), ("b.yaml", &twice)]).contains(
-            "b.yaml:10: network.ethernets.s.addresses: 172.16.0.6 and 172.16.0.4 are both on the rail 172.16.0.0/15 \
-             (b.yaml:5)"
-        )
-    );
+    said.push(refusal(&[("a.yaml", &a), ("b.yaml", &twice)]));
+    let facts = "b.yaml:10: network.ethernets.s.addresses: 172.16.0.6 …172.16.0.4…172.16.0.0/15…b.yaml:5";
+    assert!(has(said.last().unwrap(), facts), "{said:?}");
     // IPv6 of one rail on the interface of another.
     let v6: &[&str] = &["fd02::/32"];
     let dual = |number: u8, first: &str, second: &str| {
@@ -511,13 +488,10 @@ fn hosts_that_disagree_are_told_from_the_others() {
     };
     let (a, b, c) = (dual(1, "000", "100"), dual(2, "000", "100"), dual(3, "100", "000"));
     let error = refusal(&[("a.yaml", &a), ("b.yaml", &b), ("c.yaml", &c)]);
-    assert!(
-        error.contains(
-            "c.yaml:5: network.ethernets.r.addresses: fd02:0:100:3::1 is on the rail that has 172.18.0.0/15 in IPv4, \
-             and its interface has 172.16.0.0/15"
-        ),
-        "{error}"
-    );
+    let facts = "c.yaml:5: network.ethernets.r.addresses: fd02:0:100:3::1 …172.18.0.0/15…172.16.0.0/15";
+    assert!(has(&error, facts), "{error}");
+    said.push(error);
+    golden::says("plan", "netplan: hosts that disagree", said.join("\n"));
 }
 
 #[test]
@@ -525,50 +499,31 @@ fn what_is_wrong_is_told_with_file_line_and_field() {
     let good = host(&[("r", "172.16.0.0/31", "172.16.0.1", V4)]);
     let at = "a.yaml:5: network.ethernets.r.addresses: ";
     let route = "a.yaml:7: network.ethernets.r.routes: ";
+    let mut said = Vec::new();
     for (from, to, told) in [
-        ("172.16.0.0/31", "172.16.0.0", format!("{at}172.16.0.0 has no prefix length")),
-        ("172.16.0.0/31", "172.16.0.0/33", format!("{at}\"172.16.0.0/33\" is not an address")),
-        ("[\"172.16.0.0/31\"]", "[[]]", format!("{at}[] is not an address")),
-        ("[\"172.16.0.0/31\"]", "7", format!("{at}is not a list")),
-        (
-            "172.16.0.0/31",
-            "172.16.0.1/31",
-            format!("{route}the gateway 172.16.0.1 is the host's own address"),
-        ),
-        (
-            "172.16.0.0/31",
-            "172.16.0.2/31",
-            format!("{route}the gateway 172.16.0.1 is outside of the prefix 172.16.0.2/31"),
-        ),
-        ("172.16.0.0/31", "172.16.0.0/24", format!("{at}172.16.0.0 is the network or broadcast address")),
-        ("\"172.16.0.1\"", "\"172.16.0.x\"", format!("{route}via: \"172.16.0.x\" is not an address")),
-        ("\"172.16.0.1\"", "9", format!("{route}via: 9 is not an address")),
-        ("{to: \"172.16.0.0/15\", via", "{via", format!("{route}to: is missing")),
-        (
-            "{to: \"172.16.0.0/15\"",
-            "{to: \"fd00::/8\"",
-            format!("{route}to: fd00::/8 and via: 172.16.0.1 are of different address families"),
-        ),
-        (
-            "{to: \"172.16.0.0/15\"",
-            "{to: \"x\"",
-            format!("{route}to: \"x\" is neither a prefix nor an address"),
-        ),
-        ("- {to: \"172.16.0.0/15\", via: \"172.16.0.1\"}", "- 7", format!("{route}7 is not a route")),
+        ("172.16.0.0/31", "172.16.0.0", format!("{at}172.16.0.0")),
+        ("172.16.0.0/31", "172.16.0.0/33", format!("{at}\"172.16.0.0/33\"")),
+        ("[\"172.16.0.0/31\"]", "[[]]", format!("{at}[]")),
+        ("[\"172.16.0.0/31\"]", "7", format!("{at}is")),
+        ("172.16.0.0/31", "172.16.0.1/31", format!("{route}…172.16.0.1")),
+        ("172.16.0.0/31", "172.16.0.2/31", format!("{route}…172.16.0.1…172.16.0.2/31")),
+        ("172.16.0.0/31", "172.16.0.0/24", format!("{at}172.16.0.0")),
+        ("\"172.16.0.1\"", "\"172.16.0.x\"", format!("{route}via: \"172.16.0.x\"")),
+        ("\"172.16.0.1\"", "9", format!("{route}via:")),
+        ("{to: \"172.16.0.0/15\", via", "{via", format!("{route}to:")),
+        ("{to: \"172.16.0.0/15\"", "{to: \"fd00::/8\"", format!("{route}to: fd00::/8…172.16.0.1")),
+        ("{to: \"172.16.0.0/15\"", "{to: \"x\"", format!("{route}to: \"x\"")),
+        ("- {to: \"172.16.0.0/15\", via: \"172.16.0.1\"}", "- 7", format!("{route}7")),
         ("\"172.16.0.0/31\"]", "\"172.16.0.0/31\", \"172.16.0.2/31\"]\n      gateway4: x", "no fault".into()),
-        ("version: 2", "version: 1", "a.yaml:2: network.version: 1 is not 2".into()),
-        ("ethernets:", "ethernets: 1\n  x:", "a.yaml:3: network.ethernets: is not an object".into()),
-        ("    r:", "    q: 1\n    r:", "a.yaml:4: network.ethernets.q: is not an object".into()),
-        ("network:", "netwerk:", "network: is missing: this is not a netplan file".into()),
-        ("    r:", "    a-name-that-is-too-long:", "is not a valid name of a netdev".into()),
-        ("    r:\n", "    r:\n      set-name: \"a b\"\n", "\"a b\" is not a valid name of a netdev".into()),
+        ("version: 2", "version: 1", "a.yaml:2: network.version:".into()),
+        ("ethernets:", "ethernets: 1\n  x:", "a.yaml:3: network.ethernets:".into()),
+        ("    r:", "    q: 1\n    r:", "a.yaml:4: network.ethernets.q:".into()),
+        ("network:", "netwerk:", "network:".into()),
+        ("    r:", "    a-name-that-is-too-long:", "a-name-that-is-too-long".into()),
+        ("    r:\n", "    r:\n      set-name: \"a b\"\n", "\"a b\"".into()),
         ("    r:\n", "    r: &r\n      x: *r\n", "a.yaml:5:".into()),
         ("via: \"172.16.0.1\"}\n", "via: \"172.16.0.1\n", "a.yaml:".into()),
-        (
-            "network:",
-            "---\nnetwork: {}\n---\nnetwork:",
-            "a.yaml:4: is a second document, but netplan reads only one".into(),
-        ),
+        ("network:", "---\nnetwork: {}\n---\nnetwork:", "a.yaml:4:".into()),
     ] {
         let text = good.replacen(from, to, 1);
         assert_ne!(text, good, "{from}");
@@ -577,7 +532,8 @@ fn what_is_wrong_is_told_with_file_line_and_field() {
             continue;
         }
         let error = refusal(&[("a.yaml", &text)]);
-        assert!(error.contains(&told), "{told}: {error}");
+        assert!(has(&error, &told), "{told}: {error}");
+        said.push(error);
     }
     // Also when it is written otherwise, and in another file.
     let one = host(&[("r", "fd00::1/127", "fd00::", &["fd00::/48"])]);
@@ -595,33 +551,32 @@ fn what_is_wrong_is_told_with_file_line_and_field() {
     // A file that was cut is still YAML.
     let cut = &good[..good.find("      routes").unwrap()].replace("0:2::", "0:3::");
     let error = refusal(&[("a.yaml", cut), ("b.yaml", &good)]);
-    assert_eq!(error, "a.yaml:4: network.ethernets.r: it has no routes, and is a rail on other hosts");
-    assert_eq!(warnings(&[("a.yaml", ""), ("b.yaml", &good)]), ["a.yaml: the host has no rails"]);
-    let alone = refusal(&[("a.yaml", &out)]);
-    assert!(alone.contains("no interface is a rail"), "{alone}");
+    assert!(error.starts_with("a.yaml:4: network.ethernets.r: "), "{error}");
+    said.push(error);
+    let told = warnings(&[("a.yaml", ""), ("b.yaml", &good)]);
+    assert!(told.len() == 1 && told[0].starts_with("a.yaml: "), "{told:?}");
+    said.extend(told);
+    said.push(refusal(&[("a.yaml", &out)]));
+    golden::says("plan", "netplan: faults", said.join("\n"));
 }
 
 #[test]
 fn files_that_are_no_host_s_are_told() {
     let good = host(&[("r", "172.16.0.0/31", "172.16.0.1", V4)]);
-    for (name, told) in [
-        ("a b.yaml", "a b.yaml: the name is not a valid name of a node"),
-        ("-a.yaml", "-a.yaml: the name is not a valid name of a node"),
-        ("a b/x.yaml", "a b: the name is not a valid name of a node"),
-    ] {
+    for (name, told) in [("a b.yaml", "b.yaml"), ("-a.yaml", "-a.yaml:"), ("a b/x.yaml", "a b: ")] {
         assert!(refusal(&[(name, &good)]).contains(told), "{name}");
     }
     let error = refusal(&[("a.yaml", &good), ("a/x.yaml", &good)]);
     assert!(error.contains("a.yaml: node a has") && error.contains("a/x.yaml already"), "{error}");
-    assert!(refusal(&[(".hidden.yaml", &good), ("x.txt", "")]).contains("no files of hosts"));
+    golden::says("plan", "netplan: no files", refusal(&[(".hidden.yaml", &good), ("x.txt", "")]));
 
     let folder = folder(&[("a.yaml", &good)]);
     let path = |name: &str| folder.path().join(name);
     let read_path = |name: &str| read(&[path(name).display().to_string()]).map(|plan| plan.pools.len());
     assert_eq!(read_path("a.yaml").unwrap(), 1);
-    assert!(read_path("gone").unwrap_err().to_string().contains("No such file"));
+    assert!(read_path("gone").is_err());
     fs::create_dir_all(path("etc/netplan")).unwrap();
-    assert!(read_path("etc/netplan").unwrap_err().to_string().contains("is the directory of one host"));
+    golden::says("plan", "netplan: one host's own directory", read_path("etc/netplan").unwrap_err());
     fs::remove_dir_all(path("etc")).unwrap();
 
     std::os::unix::fs::symlink(path("a.yaml"), path("b.yaml")).unwrap();

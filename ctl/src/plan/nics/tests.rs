@@ -32,9 +32,8 @@ fn a_policy_of_each_rail_has_its_pfs_and_a_resource_that_the_operator_takes() {
     assert!(text.contains("resourceName: gpu1") && text.contains("namespace: sriov"), "{text}");
     assert_eq!(two.warnings, [""; 0]);
     let wrong = Networks::new(false, Some("openshift.io/gpu-{rail}")).unwrap();
-    assert!(
-        sriov_node_policy(&mut two, &wrong, None).unwrap_err().to_string().contains("letters, digits and _")
-    );
+    let error = sriov_node_policy(&mut two, &wrong, None).unwrap_err().to_string();
+    assert!(error.contains("gpu-0"), "{error}");
     let one = Networks { is_one: true, resource: None };
     let text = texts(sriov_node_policy(&mut two, &one, None)).remove(0).1;
     assert!(text.contains("resourceName: rails") && text.contains(r#"pfNames: ["rail0","rail1"]"#), "{text}");
@@ -93,7 +92,7 @@ fn what_is_not_known_is_told_and_not_made_up() {
         assert!(error.starts_with("node worker-gpu-62 in pool rail-1: "), "{error}");
         let mut known = plan(Mode::None, Family::Ipv4, &cabled());
         write(&mut known).unwrap();
-        assert!(known.warnings[0].contains("no source has PCI addresses"), "{:?}", known.warnings);
+        assert!(known.warnings[0].contains("PCI"), "{:?}", known.warnings);
         known.pools[0].rail = None;
         assert!(write(&mut known).unwrap_err().to_string().contains("pool rail-0: "));
     }
@@ -102,6 +101,6 @@ fn what_is_not_known_is_told_and_not_made_up() {
     links[1].cable.interface = Some("rail1".into());
     links[3].cable.interface = Some("rail0".into());
     let error = device_plugin_of(&mut plan(Mode::None, Family::Ipv4, &links)).unwrap_err().to_string();
-    assert!(error.contains("rail1 is of rail-0 on node worker-gpu-62"), "{error}");
+    assert!(["rail1", "rail-0", "worker-gpu-62"].iter().all(|part| error.contains(part)), "{error}");
     assert_eq!(node_json(&mut plan(Mode::None, Family::Ipv4, &links)).unwrap().len(), 2);
 }
