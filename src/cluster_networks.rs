@@ -153,11 +153,9 @@ mod tests {
 
     #[test]
     fn networks_are_prefixes() {
-        for (network, told) in [
-            ("0.0.0.0/0", "every address"),
-            ("::/0", "every address"),
-            ("10.96.0.1/12", "the prefix is 10.96.0.0/12"),
-        ] {
+        for (network, told) in
+            [("0.0.0.0/0", "0.0.0.0/0"), ("::/0", "::/0"), ("10.96.0.1/12", "10.96.0.0/12")]
+        {
             assert!(check(network.parse().unwrap()).unwrap_err().contains(told), "{network}");
         }
         for usual in USUAL {

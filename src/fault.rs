@@ -130,9 +130,9 @@ mod tests {
     #[test]
     fn a_fault_is_one_line_of_the_parts_that_are_known() {
         let place = Place { file: "pools.yaml".into(), line: 17, column: 0 };
-        let fault = Fault::new("spec.cidr", "is missing").at(place).of("CIDRPool r").remedy("write it");
-        assert_eq!(fault.to_string(), "pools.yaml:17: CIDRPool r: spec.cidr: is missing: write it");
-        assert_eq!(fault.message(), "CIDRPool r: spec.cidr: is missing: write it");
+        let fault = Fault::new("spec.cidr", "a").at(place).of("CIDRPool r").remedy("b");
+        assert_eq!(fault.to_string(), "pools.yaml:17: CIDRPool r: spec.cidr: a: b");
+        assert_eq!(fault.message(), "CIDRPool r: spec.cidr: a: b");
         assert_eq!(Fault::whole("no file").to_string(), "no file");
         assert_eq!(Fault::whole("no rail").at(Place::file("w0.yaml")).to_string(), "w0.yaml: no rail");
     }

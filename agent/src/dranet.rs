@@ -479,6 +479,8 @@ mod tests {
         let routes = &of("10.1.0.1/32", "10.1.0.0").unwrap()["routes"];
         assert_eq!(routes[0], json!({"destination": "10.1.0.0/32", "scope": 253}));
         assert_eq!(of("fd00::1/128", "fe80::1").unwrap()["routes"].as_array().unwrap().len(), 1);
-        assert!(of("10.1.0.1/32", "fe80::1").unwrap_err().contains("gateway of the other family"));
+        let error = of("10.1.0.1/32", "fe80::1").unwrap_err();
+        golden::says("agent", "dranet: a gateway of the other family", &error);
+        assert!(error.contains("\"p\""), "{error}");
     }
 }

@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(list("attachments", 0), ["a.json"]);
         assert_eq!(list("leases", 2), ["n/p/10.0.0.0@k.json"]);
         let held = Held { leases: list("leases", 2), ..Held::default() };
-        assert_eq!(held.shown().unwrap(), "1 leases of addresses");
+        golden::says("agent", "uninstall: what is held", held.shown().unwrap());
         assert!(Held::default().shown().is_none());
     }
 }

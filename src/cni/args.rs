@@ -231,16 +231,15 @@ mod tests {
     #[test]
     fn every_missing_variable_is_named() {
         let error = read(&[("CNI_COMMAND", "ADD")]).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "required env variables [CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH] missing"
-        );
+        assert!(error.to_string().contains("[CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH]"), "{error}");
+        golden::says("plugins", "variables are missing", error);
     }
 
     #[test]
     fn a_bad_container_id_is_reported_before_what_is_missing_after_it() {
         let error = read(&[("CNI_COMMAND", "ADD"), ("CNI_CONTAINERID", "a\n")]).unwrap_err();
-        assert_eq!(error.to_string(), "invalid characters in containerID");
+        assert_eq!(crate::error::code_of(&error), 4);
+        golden::says("plugins", "CNI_CONTAINERID is not valid", error);
     }
 
     #[test]

@@ -114,17 +114,20 @@ mod tests {
         let rails = json!([{"rail": 0, "pf": "p0"}]);
         let twice = |one: u8, other: u8| json!([{"rail": 0, "pf": "p0", "vfs": {"number": one}}, {"rail": 1, "pf": "p0", "vfs": {"number": other}}]);
         assert!(parsed(&json!({"rails": twice(1, 1)})).is_ok());
+        let mut said = Vec::new();
         for (node, told) in [
             (json!({"rails": rails, "vfs": {"number": 1, "mtu": 900}}), "vfs.mtu: 900"),
             (json!({"rails": rails, "vfs": {"number": 0, "trust": true}}), "vfs: with \"number\": 0"),
             (json!({"rails": rails, "vfs": {"number": 1, "driver": "mlx5_core"}}), "vfs.driver"),
-            (json!({"rails": rails, "vfs": {"number": 1, "Trust": true}}), "did you mean trust?"),
-            (json!({"rails": rails, "vfs": {"mtu": 9000}}), "missing field `number`"),
-            (json!({"vfs": {"number": 1}}), "vfs: there are no PFs"),
-            (json!({"rails": twice(1, 2)}), "rails[1].vfs: another row has other VFs for p0"),
+            (json!({"rails": rails, "vfs": {"number": 1, "Trust": true}}), " trust?"),
+            (json!({"rails": rails, "vfs": {"mtu": 9000}}), "`number`"),
+            (json!({"vfs": {"number": 1}}), "vfs: "),
+            (json!({"rails": twice(1, 2)}), "rails[1].vfs: "),
         ] {
             let error = format!("{:#}", parsed(&node).unwrap_err());
             assert!(error.contains(told), "{told}: {error}");
+            said.push(error);
         }
+        golden::says("plugins", "node.json: vfs", said.join("\n"));
     }
 }

@@ -152,7 +152,8 @@ fn a_device_in_a_pod_is_away_and_one_that_does_not_exist_is_not() {
     assert_eq!(claim("0000:ff:00.0").is_away(&bench.node).unwrap(), None);
     bench.netdev_goes();
     let why = claim(VF).is_away(&bench.node).unwrap().unwrap();
-    assert_eq!(why, "a pod still has 0000:1a:00.2, which is not on the host");
+    golden::says("plugins", "a device is with a pod", &why);
+    assert!(why.contains(VF), "{why}");
     let error = bench.refused("c1", &[], &[]);
     assert_eq!(error, why, "a new claim gets no address for a device that another pod has");
     fs::remove_file(bench.temp.path().join(format!("sys/bus/pci/devices/{VF}/driver"))).unwrap();
@@ -163,22 +164,21 @@ fn a_device_in_a_pod_is_away_and_one_that_does_not_exist_is_not() {
 fn pools_and_devices_that_do_not_fit_are_refused() {
     let bench = bench(serde_json::json!({}));
     bench.plan("rail-4", "10.4.0.0/31", Some(4));
+    let mut said = Vec::new();
     for (pools, ips, told) in [
-        (
-            &["rail-9"][..],
-            &[][..],
-            "no allocation in pool \"rail-9\": it has one in rail-3, rail-3-v6, rail-4",
-        ),
-        (&["rail-4"], &[], "pool rail-4 is for rail 4, the device is on rail 3"),
-        (&[], &["10.9.0.0"], "requested address 10.9.0.0 is outside of this node's prefix"),
+        (&["rail-9"][..], &[][..], ["\"rail-9\"", "rail-3, rail-3-v6, rail-4"]),
+        (&["rail-4"], &[], ["pool rail-4 ", "rail 3"]),
+        (&[], &["10.9.0.0"], ["10.9.0.0 ", "10."]),
     ] {
         let error = bench.refused("c1", pools, ips);
-        assert!(error.contains(told), "{error}");
+        assert!(told.iter().all(|part| error.contains(part)), "{error}");
+        said.push(error);
     }
+    golden::says("plugins", "a claim: pools that do not fit", said.join("\n"));
     bench.plan("rail-3-b", "10.3.0.0/31", Some(3));
     let error = bench.refused("c1", &[], &[]);
-    assert!(error.contains("the pools rail-3, rail-3-b, rail-3-v6 are of one family"), "{error}");
-    for (function, told) in [("0000:ff:00.0", "no device 0000:ff:00.0"), ("../x", "is not a PCI address")] {
+    assert!(error.contains("rail-3, rail-3-b, rail-3-v6"), "{error}");
+    for (function, told) in [("0000:ff:00.0", "0000:ff:00.0"), ("../x", "\"../x\"")] {
         let error = bench.take_of("c1", &["rail-3"], &[], function).unwrap_err().to_string();
         assert!(error.contains(told), "{error}");
     }
@@ -187,17 +187,20 @@ fn pools_and_devices_that_do_not_fit_are_refused() {
 
 #[test]
 fn the_policy_of_the_node_holds_for_claims() {
+    let mut said = Vec::new();
     for (policy, told) in [
-        (serde_json::json!({"rails": [1]}), "is on rail 3, and this node's policy allows the rails [1]"),
-        (serde_json::json!({"pfs": ["0000:ff:00.0"]}), "is not on one of the PFs"),
-        (serde_json::json!({"drivers": ["ice"]}), "has mlx5_core: this node's policy allows the drivers"),
+        (serde_json::json!({"rails": [1]}), "rails [1]"),
+        (serde_json::json!({"pfs": ["0000:ff:00.0"]}), "PFs"),
+        (serde_json::json!({"drivers": ["ice"]}), "mlx5_core"),
     ] {
         let error = bench(policy).refused("c1", &[], &[]);
         assert!(error.contains(told), "{error}");
+        said.push(error);
     }
+    golden::says("plugins", "a claim: the policy", said.join("\n"));
     let bench = bench(serde_json::json!({"vfsOnly": true}));
     let error = bench.take_of("c1", &[], &[], PF).unwrap_err().to_string();
-    assert!(error.contains("0000:1a:00.0 is not a VF"), "{error}");
+    assert!(error.contains(PF), "{error}");
     assert!(bench.take("c1", &[], &[]).is_ok());
 }
 

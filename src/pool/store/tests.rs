@@ -82,9 +82,9 @@ fn who_mistypes_a_name_sees_those_that_there_are() {
     };
     let told = hint("worker-gpu-64", 64);
     assert!(
-        told.starts_with(
-            ": the store has worker-gpu-4, worker-gpu-6, worker-gpu-14, worker-gpu-24, worker-gpu-34, worker-gpu-44, \
-             worker-gpu-46, worker-gpu-54, worker-gpu-60, worker-gpu-61 and 54 more; "
+        told.contains(
+            " worker-gpu-4, worker-gpu-6, worker-gpu-14, worker-gpu-24, worker-gpu-34, worker-gpu-44, \
+             worker-gpu-46, worker-gpu-54, worker-gpu-60, worker-gpu-61 "
         ),
         "{told}"
     );
@@ -133,14 +133,14 @@ fn only_version_2_has_a_gateway_outside_of_the_prefix() {
         ("fd00::1/128", "fd00::2"),
     ] {
         assert_eq!(of(2, prefix, gateway).unwrap().gateway, gateway.parse().ok(), "{prefix} {gateway}");
-        assert!(of(1, prefix, gateway).unwrap_err().contains("outside"), "{prefix} {gateway}");
+        assert!(of(1, prefix, gateway).unwrap_err().contains(gateway), "{prefix} {gateway}");
     }
     for (prefix, gateway, why) in [
-        ("10.0.0.0/31", "10.0.0.2", "outside"),
-        ("10.0.0.1/32", "fd00::1", "only fe80::/10"),
-        ("fd00::1/128", "10.0.0.1", "only fe80::/10"),
-        ("10.0.0.1/32", "224.0.0.1", "cannot be the address of a leaf"),
-        ("10.0.0.1/32", "::", "cannot be the address of a leaf"),
+        ("10.0.0.0/31", "10.0.0.2", "10.0.0.0/31"),
+        ("10.0.0.1/32", "fd00::1", "fe80::/10"),
+        ("fd00::1/128", "10.0.0.1", "fe80::/10"),
+        ("10.0.0.1/32", "224.0.0.1", "224.0.0.1"),
+        ("10.0.0.1/32", "::", "::"),
     ] {
         let told = of(2, prefix, gateway).unwrap_err();
         assert!(told.contains(why), "{prefix} {gateway}: {told}");
