@@ -26,7 +26,7 @@ use netlink_packet_route::address::AddressMessage;
 use nix::errno::Errno;
 use nix::libc::{
     AF_INET, AF_INET6, IFA_CACHEINFO, IFA_F_DADFAILED, IFA_F_NODAD, IFA_F_TEMPORARY, IFA_FLAGS, NDA_DST,
-    NUD_PERMANENT, RT_TABLE_LOCAL, RTA_CACHEINFO, RTA_GATEWAY, RTA_MULTIPATH, RTA_OIF, RTA_PREFSRC,
+    NUD_PERMANENT, RT_TABLE_LOCAL, RTA_CACHEINFO, RTA_DST, RTA_GATEWAY, RTA_MULTIPATH, RTA_OIF, RTA_PREFSRC,
     RTA_PRIORITY, RTA_TABLE, RTA_VIA, RTM_GETADDR, RTM_GETNEIGH, RTM_GETROUTE, RTM_NEWADDR, RTM_NEWNEIGH,
     RTM_NEWROUTE, RTN_UNICAST, RTPROT_KERNEL,
 };
@@ -337,10 +337,12 @@ impl Saved {
 
     /// For messages.
     pub fn describe(&self) -> String {
-        match self.route() {
-            Some(route) => route.to_string(),
-            None => format!("of /{} in table {}", self.prefix_len(), self.table()),
+        if let Some(route) = self.route() {
+            return route.to_string();
         }
+        let dst = self.address_in(ROUTE_HEADER, RTA_DST);
+        let dst = dst.map_or_else(|| "default".to_owned(), |dst| format!("{dst}/{}", self.prefix_len()));
+        format!("{dst} table {}", self.table())
     }
 
     /// Whether the next hop is on the link, so that later routes can have their gateways behind it.

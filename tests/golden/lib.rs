@@ -21,6 +21,7 @@ const CASE: &str = "== ";
 #[track_caller]
 pub fn says(program: &str, case: &str, text: impl Display) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("{program}.txt"));
+    let case = case.trim_end();
     let text = without_directories(text.to_string().trim_end());
     if std::env::var("RAIL_GOLDEN").is_ok_and(|mode| mode == "write") {
         return write(&path, case, text);
@@ -32,6 +33,11 @@ pub fn says(program: &str, case: &str, text: impl Display) {
         path.display(),
         known.as_deref().unwrap_or("(no such case)")
     );
+}
+
+/// Whether a message has all of these facts, between which there is an ellipsis: `f.yaml:3: mtu: 900…1280 to 65535`.
+pub fn has(message: &str, facts: &str) -> bool {
+    facts.split('…').all(|fact| message.contains(fact))
 }
 
 /// The text with `TMP` for each directory of `tempfile`, which every run names anew.

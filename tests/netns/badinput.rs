@@ -42,20 +42,21 @@ impl Bench {
 
     /// ADD is refused with this code and these words, and nothing has changed.
     #[track_caller]
-    fn refuses(&self, program: &str, config: &Value, code: u32, words: &[&str]) {
+    fn refuses(&self, program: &str, config: &Value, code: u32, words: &[&str]) -> String {
         let refused = self.call(program, "ADD").run(config);
         let msg = refused.error(code)["msg"].as_str().unwrap().to_owned();
         for word in words {
             assert!(msg.contains(word), "{word:?} is not in {msg:?}: {config}");
         }
         self.is_as_before(&config.to_string());
+        msg
     }
 }
 
 /// An answer that a runtime can read, whatever it is.
 fn is_an_answer(ran: &Ran) -> Result<(), TestCaseError> {
     prop_assert!(matches!(ran.status, 0 | 1), "{:?}", ran);
-    prop_assert!(!ran.stderr.contains("panicked") && !ran.stdout.contains("please report it"), "{:?}", ran);
+    prop_assert!(!ran.stderr.contains("panicked") && !ran.stdout.contains("panicked"), "{:?}", ran);
     if ran.status == 1 {
         let error: Map<String, Value> = serde_json::from_str(&ran.stdout)
             .map_err(|error| TestCaseError::fail(format!("{error}: {ran:?}")))?;
@@ -105,7 +106,7 @@ fn rail_cni_names_the_key_and_the_value_that_is_wrong() {
             "0000:02:10.0",
         ),
         (json!({"device": 7}), 7, "device", "7"),
-        (json!({"device": ""}), 7, "device", "names no device"),
+        (json!({"device": ""}), 7, "device", "device"),
         (json!({"device": "a/b"}), 7, "device", "a/b"),
         (json!({"device": ".."}), 7, "device", ".."),
         (json!({"device": "net%d"}), 7, "device", "net%d"),
@@ -143,10 +144,10 @@ fn rail_cni_names_the_key_and_the_value_that_is_wrong() {
         (json!({"vlan": 4095}), 7, "vlan", "4095"),
         (json!({"vlan": 1, "vlanQoS": 8}), 7, "vlanQoS", "8"),
         (json!({"vlan": 1, "vlanQoS": "x"}), 7, "vlanQoS", "\"x\""),
-        (json!({"vlanQoS": 1}), 7, "vlanQoS", "vlan other than 0"),
+        (json!({"vlanQoS": 1}), 7, "vlanQoS", "vlan"),
         (json!({"vlan": 1, "vlanProto": "802.1x"}), 7, "vlanProto", "802.1x"),
         (json!({"vlan": 1, "vlanProto": 8021}), 7, "vlanProto", "8021"),
-        (json!({"vlanProto": "802.1ad"}), 7, "vlanProto", "vlan other than 0"),
+        (json!({"vlanProto": "802.1ad"}), 7, "vlanProto", "vlan"),
         (json!({"spoofchk": "yes"}), 7, "spoofchk", "\"yes\""),
         (json!({"spoofchk": true}), 7, "spoofchk", "true"),
         (json!({"trust": "yes"}), 7, "trust", "\"yes\""),
@@ -183,12 +184,7 @@ fn rail_cni_names_the_key_and_the_value_that_is_wrong() {
         (json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1\n1"}}), 7, "sysctl", "arp_filter"),
         (json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "x"}}), 7, "sysctl", "\"x\""),
         // One byte more than a value can have.
-        (
-            json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": long_value}}),
-            7,
-            "sysctl",
-            "00001\" is not a valid value",
-        ),
+        (json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": long_value}}), 7, "sysctl", "00001\""),
         (json!({"sysctl": {"net.ipv4.conf.IFNAME.no_such": "1"}}), 7, "sysctl", "no_such"),
         (
             json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1", "net/ipv4/conf/net1/arp_filter": "0"}}),
@@ -226,18 +222,20 @@ fn rail_cni_names_the_key_and_the_value_that_is_wrong() {
         ),
         (json!({"runtimeConfig": {"CNIDeviceInfoFile": info}}), 7, "CNIDeviceInfoFile", "info"),
     ];
+    let mut said = Vec::new();
     for (more, code, key, value) in table {
         let config = with(rail(0), more);
-        bench.refuses("rail-cni", &config, code, &[key, value]);
+        said.push(bench.refuses("rail-cni", &config, code, &[key, value]));
         // DEL judges nothing of this, but it has to find the IPAM that it is to call.
         if key != "no-such" && key != "ipam.type" {
             let deleted = bench.call("rail-cni", "DEL").run(&config);
             assert_eq!(deleted.status, 0, "{config}: {deleted:?}");
         }
     }
+    golden::says("plugins", "ADD: networks with a fault", said.join("\n"));
     // That is the kernel's word: our own bound is behind it.
     let longest = json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": format!("{:064}", 1)}});
-    bench.refuses("rail-cni", &with(rail(0), longest), 7, &["sysctl", "cannot set", "Invalid argument"]);
+    bench.refuses("rail-cni", &with(rail(0), longest), 7, &["sysctl", "Invalid argument"]);
     // The node works as before.
     bench.call("rail-cni", "ADD").run(&rail(0)).ok();
     bench.call("rail-cni", "DEL").run(&rail(0)).ok();
@@ -258,7 +256,7 @@ fn rail_ipam_names_the_key_and_the_value_that_is_wrong() {
     let table = [
         (with(rail(0), json!({"ipam": 7})), 7, "ipam", "object"),
         // A pod without any device would hold the addresses of a node's rails.
-        (with(rail(0), json!({"type": "rail-ipam"})), 7, "type", "ipam.type of the plugin"),
+        (with(rail(0), json!({"type": "rail-ipam"})), 7, "type", "ipam.type"),
         (ipam(json!({"pool": 7})), 7, "ipam.pool", "7"),
         (ipam(json!({"pool": "a/b"})), 7, "ipam.pool", "a/b"),
         (ipam(json!({"pool": "../rail-0"})), 7, "ipam.pool", "../rail-0"),
@@ -311,7 +309,7 @@ fn rail_ipam_names_the_key_and_the_value_that_is_wrong() {
         let call = || bench.call("rail-ipam", "ADD").program(&program);
         let refused = call().run(&with(rail(0), json!({ "type": name })));
         let told = refused.error(7)["msg"].as_str().unwrap().to_owned();
-        assert!(told.contains("ipam.type of the plugin"), "{told}");
+        assert!(told.contains("ipam.type"), "{told}");
         bench.is_as_before(name);
         call().run(&rail(0)).ok();
         bench.call("rail-ipam", "DEL").program(&program).run(&rail(0)).ok();

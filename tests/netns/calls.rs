@@ -94,8 +94,8 @@ fn what_an_earlier_pod_left_behind_is_told_as_restored() {
     let lines = lines(&host);
     let line = lines.iter().find(|line| line["plugin"] == "rail-cni").unwrap();
     let restored = line["restored"].as_array().unwrap();
-    assert!(restored.len() == 1 && restored[0].to_string().contains("was left behind by"), "{line}");
-    assert!(!line["warnings"].to_string().contains("was left behind by"), "told once: {line}");
+    assert!(restored.len() == 1 && restored[0].to_string().contains("default/pod"), "{line}");
+    assert!(!line["warnings"].to_string().contains("default/pod"), "told once: {line}");
     host.cni("DEL", "c2", &next, &rail(3)).ok();
 }
 

@@ -620,7 +620,7 @@ impl<const V: char, const IS_COPY: bool> Story for Verb<V, IS_COPY> {
             DEL if is_ok => assert!(self.is_settled(), "{ran:?}"),
             // What it cannot look at may belong to a pod that lives.
             GC if is_ok => {
-                let is_kept = ran.stderr.contains("GC keeps net1 of container c1: cannot tell");
+                let is_kept = ran.stderr.contains("net1 of container c1");
                 assert!(is_kept && self.is_on_record() || self.is_settled(), "{ran:?}");
             }
             REAP if is_ok => self.is(&self.free, faulted),

@@ -128,6 +128,25 @@ impl Host {
         Some(host)
     }
 
+    /// A text without what differs from run to run: this test's directory and names, times, process IDs.
+    pub fn steady(&self, text: &str) -> String {
+        let text = text.replace(self.dir.path().to_str().unwrap(), "").replace(&self.id, "HOST");
+        let year = &humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string()[..5];
+        let mut before = "";
+        let words = text.split(' ').map(|word| {
+            let steady = match word.split_once('Z') {
+                Some((time, rest)) if time.starts_with(year) => format!("TIME{rest}"),
+                _ if ["process", "`kill"].contains(&before) => {
+                    format!("PID{}", word.trim_start_matches(|c: char| c.is_ascii_digit()))
+                }
+                _ => word.to_owned(),
+            };
+            before = word;
+            steady
+        });
+        words.collect::<Vec<_>>().join(" ")
+    }
+
     /// A path of this test.
     pub fn path(&self, below: &str) -> PathBuf {
         self.dir.path().join(below)

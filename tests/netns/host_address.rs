@@ -241,7 +241,7 @@ fn what_cannot_be_restored_is_owed_and_paid_later() {
     host.cni("DEL", "c1", &pod, &config()).ok();
     assert_eq!(host.pending().len(), 1);
     let status = host.call("", "", &pod).args(&["status"]).run(&json!({}));
-    assert!(status.stdout.contains("the host's addresses on its device"), "{status:?}");
+    assert!(status.stdout.contains("pod default/pod, container c1"), "{status:?}");
     // The next pod gets the rail all the same, and its DEL does not forget what is owed.
     let next = host.add_netns("next");
     host.cni("ADD", "c2", &next, &config()).ok();
@@ -280,7 +280,7 @@ fn what_is_owed_to_the_host_waits_while_the_device_is_part_of_a_bridge() {
     };
     let before = seen();
     let reaped = host.call("", "", &pod).args(&["reap"]).run(&json!({}));
-    assert!(reaped.stdout.contains("it is part of br0"), "{reaped:?}");
+    assert!(reaped.stdout.contains("br0"), "{reaped:?}");
     assert_eq!(seen(), before);
 }
 
@@ -300,14 +300,14 @@ fn a_debt_of_a_name_puts_no_address_back() {
     assert!(addresses(&name).contains("172.16.0.0"), "{}", addresses(&name));
     let reap = || host.call("", "", &pod).args(&["reap"]).run(&json!({}));
     let told = reap();
-    assert!(told.stdout.contains("in use by the host"), "{told:?}");
+    assert!(told.stdout.contains("172.16.0.0"), "{told:?}");
     for family in ["", "-6 "] {
         host.ip(&format!("{family}addr flush dev {name} scope global"));
         host.ip(&format!("{family}route flush dev {name} proto static"));
         host.ip(&format!("{family}route flush dev {name} proto boot"));
     }
     let told = reap();
-    assert!(told.stdout.contains("another device has it"), "{told:?}");
+    assert!(told.status == 1 && told.stdout.contains("vf0"), "{told:?}");
     assert_eq!(addresses(&name), "");
     host.ip("link delete vf0");
     reap().ok();
@@ -400,18 +400,14 @@ fn a_device_that_the_host_needs_is_refused() {
         (
             "route add 10.40.0.0/16 nexthop via 172.16.0.1 dev vf0 nexthop dev lo",
             "route del 10.40.0.0/16",
-            "several next hops",
+            "10.40.0.0/16",
         ),
         (
             "-6 route add fd00:40::/32 nexthop via fd00:10::1 dev vf0 nexthop via fd00:77::2 dev second",
             "-6 route del fd00:40::/32",
-            "several next hops",
+            "fd00:40::/32",
         ),
-        (
-            "route add 10.41.0.0/16 dev lo src 172.16.0.0",
-            "route del 10.41.0.0/16",
-            "has its address as source",
-        ),
+        ("route add 10.41.0.0/16 dev lo src 172.16.0.0", "route del 10.41.0.0/16", "10.41.0.0/16"),
     ];
     if std::process::Command::new("ip")
         .args(["nexthop", "add", "id", "7", "via", "172.16.0.1", "dev", "vf0"])
@@ -420,7 +416,7 @@ fn a_device_that_the_host_needs_is_refused() {
         .success()
     {
         cases.push(("route add default nhid 7", "route del default", "default route"));
-        cases.push(("route add 10.42.0.0/16 nhid 7", "route del 10.42.0.0/16", "several next hops"));
+        cases.push(("route add 10.42.0.0/16 nhid 7", "route del 10.42.0.0/16", "10.42.0.0/16"));
     }
     for compat in ["1", "0"] {
         let _ = std::fs::write("/proc/sys/net/ipv4/nexthop_compat_mode", compat);
@@ -513,13 +509,13 @@ fn the_operator_allows_it_and_the_network_says_nothing_else() {
         refused(&host, &pod, &config, told);
     }
     // Without the key the host keeps what it has.
-    refused(&host, &pod, &rail(0), "it has the address");
+    refused(&host, &pod, &rail(0), "172.16.0.0/31");
     host.set_node(json!({}));
     refused(&host, &pod, &config(), "policy.hostAddresses");
     host.set_node(json!({"policy": {"hostAddresses": true}}));
     host.ip("addr flush dev vf0");
     host.ip("-6 addr flush dev vf0 scope global");
-    refused(&host, &pod, &config(), "no address on the host");
+    refused(&host, &pod, &config(), "vf0");
     // rail-ipam has no device.
     let alone = host.call("ADD", "c1", &pod).ipam().run(&config()).error(7);
     assert!(alone["msg"].as_str().unwrap().contains("ipam.source"), "{alone}");

@@ -362,7 +362,7 @@ fn a_vf_that_the_pf_does_not_report_just_now_keeps_nothing_of_its_pod() {
     played.silent.set(u32::MAX);
     played.run("DEL", 0, &config).ok();
     let told = played.host.call("", "", &played.pods[0]).args(&["status"]).run(&json!({})).stdout;
-    assert!(told.contains("does not report its VF 0 now"), "{told}");
+    assert!(told.contains(" VF 0 "), "{told}");
     let error = played.run("ADD", 1, &played.config(None)).error(11);
     assert!(error["msg"].as_str().unwrap().contains("VF 0"), "{error}");
     played.silent.set(0);
@@ -538,10 +538,8 @@ fn a_function_whose_driver_cannot_be_bound_again_is_not_reset() {
     played.host.set_node(json!({"policy": {"pfsWithVfs": true}}));
     let state = played.state();
     let config = played.with_reset(None);
-    for (file, text, told) in [
-        ("driver_override", "vfio-pci\n", "would get the driver vfio-pci when it is bound again"),
-        ("sriov_numvfs", "2\n", "has VFs, which unbinding its driver would remove"),
-    ] {
+    for (file, text, told) in [("driver_override", "vfio-pci\n", "vfio-pci"), ("sriov_numvfs", "2\n", "VFs")]
+    {
         fs::write(played.at(file), text).unwrap();
         let refused = played.run("ADD", 0, &config);
         assert!(refused.error(2)["msg"].as_str().unwrap().contains(told), "{refused:?}");
@@ -664,9 +662,9 @@ fn a_rate_that_the_pfs_link_does_not_have_is_refused() {
         ran
     };
     let error = wants(0, 25001).error(7);
-    assert_eq!(error["msg"], "rail 0: max_tx_rate: 25001 Mbit/s is more than the 25000 of the PF's link");
+    assert!(golden::has(error["msg"].as_str().unwrap(), "rail 0: max_tx_rate: 25001 …25000"), "{error}");
     let error = wants(30000, 0).error(7);
-    assert_eq!(error["msg"], "rail 0: max_tx_rate: 30000 Mbit/s is more than the 25000 of the PF's link");
+    assert!(golden::has(error["msg"].as_str().unwrap(), "rail 0: max_tx_rate: 30000 …25000"), "{error}");
 }
 
 /// What binding the driver again would take from others.
@@ -690,12 +688,12 @@ fn a_vf_without_guid_is_warned_about() {
     played.host.set_node(json!({"rails": [{"rail": 0, "pf": pf_address(0)}]}));
     if Path::new("/sys/class/infiniband").exists() {
         let told = played.host.call("", "", Path::new("")).args(&["doctor"]).run(&json!({}));
-        let line = format!("without an InfiniBand GUID: {}", vf_address(0));
-        assert!(told.stdout.contains(&line), "{told:?}");
+        let is_it = |line: &str| line.contains("GUID") && line.contains(&vf_address(0));
+        assert!(told.stdout.lines().any(is_it), "{told:?}");
     }
     let config = played.config(None);
     let added = played.run("ADD", 0, &config).ok();
-    assert!(added.stderr.contains("has no InfiniBand GUID"), "{added:?}");
+    assert!(added.stderr.contains("GUID"), "{added:?}");
     played.run("DEL", 0, &config).ok();
 }
 

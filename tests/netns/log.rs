@@ -35,7 +35,7 @@ fn a_log_that_cannot_be_written_stops_no_call() {
     for file in bad.into_iter().chain(["/dev/zero".into(), "/dev/full".into()]) {
         host.set_node(json!({"log": {"file": file}}));
         let ran = both(&host, &pod, &rail(0));
-        let told = format!("cannot open the log file {}", file.display());
+        let told = file.display().to_string();
         assert!(ran.stderr.contains(&told), "{ran:?}");
         host.call("ADD", "c1", &pod).ipam().run(&rail(0)).ok();
         host.call("DEL", "c1", &pod).ipam().run(&rail(0)).ok();
@@ -150,21 +150,17 @@ fn every_line_says_for_whom_it_is_and_del_says_what_it_did() {
     let of_pod = |line: &&str| line.contains(" rail-0 ai/trainer-0 net1 ");
     let (ours, others): (Vec<_>, Vec<_>) = text.lines().partition(of_pod);
     assert!(others.iter().all(|line| line.contains(" GC rail-0 - - -: ")), "{others:?}");
+    let wording: Vec<_> =
+        text.lines().filter_map(|line| line.split_once("Z ").map(|(_, rest)| rest)).collect();
+    golden::says("plugins", "log of ADD, DEL, DEL and GC", wording.join("\n"));
     let has = |what: &str| ours.iter().any(|line| line.contains(what));
     assert!(has(" info  rail-cni ADD rail-0 ai/trainer-0 net1 172.16.0.0: "), "{text}");
+    assert!(has(" info  rail-cni DEL rail-0 ai/trainer-0 net1 172.16.0.0: vf0 "), "{text}");
     assert!(
-        has(
-            " info  rail-cni DEL rail-0 ai/trainer-0 net1 172.16.0.0: vf0 returned to the host as vf0, 172.16.0.0/31"
-        ),
+        has(" info  rail-ipam DEL rail-0 ai/trainer-0 net1 172.16.0.0: pool rail-0: 172.16.0.0 "),
         "{text}"
     );
-    assert!(
-        has(
-            " info  rail-ipam DEL rail-0 ai/trainer-0 net1 172.16.0.0: pool rail-0: 172.16.0.0 is free again"
-        ),
-        "{text}"
-    );
-    assert!(has(" info  rail-cni DEL rail-0 ai/trainer-0 net1 -: there is no record of it"), "{text}");
+    assert!(has(" info  rail-cni DEL rail-0 ai/trainer-0 net1 -: "), "{text}");
 
     let (json, stderr) = cycle("json");
     assert_eq!(json, stderr);

@@ -86,7 +86,7 @@ impl Place {
     }
 }
 
-const ANOTHER: &str = "is not the directory that process 1 sees";
+const ANOTHER: &str = "process 1";
 
 #[test]
 fn a_run_folder_that_process_1_does_not_see_is_refused() {
@@ -121,7 +121,7 @@ fn a_run_folder_on_an_overlay_is_refused() {
     if probe.status != 0 {
         return skip("place::overlay", &format!("no overlay can be mounted here: {}", probe.stderr.trim()));
     }
-    place.is_refused(overlay, "true", "is on an overlay");
+    place.is_refused(overlay, "true", "overlay");
 }
 
 /// The host's namespaces, and a /run of its own: the first mount that is thought of.

@@ -157,10 +157,7 @@ fn a_plan_without_room_for_a_running_pod_is_not_written() {
     store.import(1, &[]).ok();
     store.call("ADD", "c1").run(&network()).ok();
     let before = store.files();
-    let named = [
-        "pool rail-0: node node-1: 172.16.1.0 is in use, held by net1 of pod default/pod (container c1)",
-        "pool rail-0-v6: node node-1: fd00:0:1:: is in use",
-    ];
+    let named = ["pool rail-0: node node-1: 172.16.1.0 ", "pool rail-0-v6: node node-1: fd00:0:1:: "];
 
     let refused = store.import(2, &[]);
     assert_eq!((refused.status, refused.stdout.as_str()), (1, ""), "{refused:?}");
@@ -213,7 +210,7 @@ fn a_plan_that_is_refused_for_a_running_pod_makes_no_store() {
         ["plan", &manifests, "--all-nodes", "--allow", "missing-rail", "--to", "store"].map(str::to_owned);
     let plan = || store.call("", "").args(&plan.each_ref().map(String::as_str)).run(&json!(null));
     for refused in [store.import(2, &[]), plan()] {
-        let told = "172.16.1.0 is in use, held by net1 of pod default/pod (container c1)";
+        let told = "pool rail-0: node node-1: 172.16.1.0 ";
         assert!(refused.status == 1 && refused.stderr.contains(told), "{refused:?}");
         assert!(refused.stderr.contains("2 live leases"), "{refused:?}");
         assert_eq!(refused.stderr.matches(told).count(), 1, "told once: {refused:?}");
@@ -519,11 +516,10 @@ fn a_node_that_replaces_another_waits_for_its_pods() {
     };
 
     let refused = import(&[]);
-    let told =
-        "node node-9 would get 172.16.1.0/31 and 1 more, which the store has for node node-1 in pool rail-0";
-    assert!(refused.status == 1 && refused.stderr.contains(told), "{refused:?}");
+    let told = "node node-9 …172.16.1.0/31 …node node-1 in pool rail-0";
+    assert!(refused.status == 1 && golden::has(&refused.stderr, told), "{refused:?}");
     let refused = import(&["--replaces", "node-9=node-1"]);
-    for text in ["172.16.1.0 is in use, held by net1 of pod default/pod", "2 live leases"] {
+    for text in ["172.16.1.0 ", "pod default/pod", "2 live leases"] {
         assert!(refused.status == 1 && refused.stderr.contains(text), "{text}: {refused:?}");
     }
     assert_eq!(store.files(), before);

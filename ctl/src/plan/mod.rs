@@ -459,11 +459,6 @@ pub(crate) mod tests {
     }
 
     /// The lines of these faults.
-    /// Whether a message has all of these facts, between which there is an ellipsis.
-    pub fn has(message: &str, facts: &str) -> bool {
-        facts.split('…').all(|fact| message.contains(fact))
-    }
-
     pub fn lines(faults: Vec<Fault>) -> Vec<String> {
         faults.iter().map(ToString::to_string).collect()
     }

@@ -70,7 +70,8 @@ fn free_octet(routes: &[(String, Vec<IpNet>)], networks: &[IpNet]) -> Option<u8>
 mod tests {
     use super::*;
     use crate::plan::scheme::{Family, HostLink, Mode, Polarity, Scheme, Tiers};
-    use crate::plan::tests::{cabled, has};
+    use crate::plan::tests::cabled;
+    use golden::has;
 
     /// What two rails with these tiers overlap of these networks; doubts, then warnings.
     fn compared(tiers: Tiers, first_octet: u8, family: Family, known: &[&str]) -> (Vec<String>, Vec<String>) {

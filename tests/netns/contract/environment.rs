@@ -21,11 +21,8 @@ fn every_missing_variable_is_named_in_order() {
     for_both("environment::missing", |bench| {
         let refused = |verb: &str, call: crate::harness::Call, names: &[&str]| {
             let error = call.run(&config()).error(4);
-            assert_eq!(
-                error["msg"],
-                format!("required env variables [{}] missing", names.join(",")),
-                "{verb}"
-            );
+            let msg = error["msg"].as_str().unwrap();
+            assert!(msg.contains(&format!("[{}]", names.join(","))), "{verb}: {msg}");
         };
         for (verb, names) in needed {
             let without = all.iter().fold(bench.call(verb), |call, name| call.without(name));
@@ -49,7 +46,7 @@ fn a_container_id_is_an_identifier_of_any_length() {
                     continue; // No environment can carry it.
                 }
                 let error = bench.call(verb).var("CNI_CONTAINERID", bad).run(&config()).error(4);
-                assert_eq!(error["msg"], "invalid characters in containerID", "{verb} {bad:?}");
+                golden::says("plugins", "CNI_CONTAINERID is not valid", error["msg"].as_str().unwrap());
                 assert_eq!(error["details"], bad);
             }
         }

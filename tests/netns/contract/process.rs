@@ -70,12 +70,7 @@ fn without_a_verb_it_tells_what_it_is() {
             drop(open);
             assert_eq!(ran.stdout, "");
             assert!(ran.stderr.starts_with(&format!("CNI {} plugin v", bench.program)), "{ran:?}");
-            assert!(
-                ran.stderr.contains(
-                    "CNI protocol versions supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0"
-                ),
-                "{ran:?}"
-            );
+            assert!(ran.stderr.contains(": 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0"), "{ran:?}");
         }
     });
 }

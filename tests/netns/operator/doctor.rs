@@ -25,15 +25,17 @@ fn lines(json: &Value, check: &str) -> Vec<(String, String, String)> {
     all.map(|one| (text(&one["verdict"]), text(&one["text"]), text(&one["remedy"]))).collect()
 }
 
-/// The host has the fault now: `check` says `verdict`, with `said` in text or remedy.
+/// The host has the fault now: `check` says `verdict`, with these facts in its text and its remedy.
 #[track_caller]
-fn finds(host: &Host, check: &str, verdict: &str, said: &str) {
+fn finds(host: &Host, check: &str, verdict: &str, facts: &str) {
     let json = doctor(host);
     let lines = lines(&json, check);
-    let is_it = |(found, text, remedy): &(String, String, String)| {
-        found == verdict && (text.contains(said) || remedy.contains(said))
-    };
-    assert!(lines.iter().any(is_it), "{check} {verdict} {said:?}: {lines:#?}");
+    let found = lines.iter().find_map(|(found, text, remedy)| {
+        let shown = format!("{text} -> {remedy}");
+        (found == verdict && golden::has(&shown, facts)).then_some(shown)
+    });
+    let Some(found) = found else { panic!("{check} {verdict} {facts:?}: {lines:#?}") };
+    golden::says("doctor", &format!("{check}: {}", host.steady(facts)), host.steady(&found));
 }
 
 /// Nothing is wrong with the rails of the host: what differs from a real node is the fixture's.
@@ -61,8 +63,8 @@ fn a_node_that_is_ready() {
     assert!(before == files(host.dir.path()), "doctor changed something");
 
     let table = run(&host, &["doctor"]).ok().stdout;
-    assert!(table.contains("\nok    pf-link     2 PFs, up and with a carrier\n"), "{table}");
-    assert!(table.contains("ok    pools       node node-1 has 2 allocations: rail-0, rail-1\n"), "{table}");
+    assert!(table.contains("\nok    pf-link     2 PFs"), "{table}");
+    assert!(table.contains("\nok    pools       node node-1 "), "{table}");
     assert!(table.lines().last().unwrap().starts_with("ready: "), "{table}");
     assert!(!table.contains('\x1b'), "no colours in a pipe: {table:?}");
 }
@@ -70,8 +72,8 @@ fn a_node_that_is_ready() {
 #[test]
 fn a_fresh_node_is_not_ready_and_nothing_is_made() {
     let Some(host) = Host::new("doctor::fresh") else { return };
-    finds(&host, "pools", "fail", "node-1 has no allocation in any pool");
-    finds(&host, "pf", "skip", "no NIC of this node has SR-IOV");
+    finds(&host, "pools", "fail", "node node-1 ");
+    finds(&host, "pf", "skip", "SR-IOV");
     assert!(!host.path("run").exists() && !host.path("store").exists());
 }
 
@@ -84,7 +86,7 @@ fn faults_of_a_pf() {
     finds(&host, "pf-link", "fail", "`ip link set pf1 up`");
     host.ip("link set pf1 up");
     host.ip(&format!("-n {} link set port1 down", host.leaf()));
-    finds(&host, "pf-link", "fail", "rail 1: pf1 has no carrier");
+    finds(&host, "pf-link", "fail", "rail 1: pf1 …carrier");
     host.ip(&format!("-n {} link set port1 up", host.leaf()));
 
     host.ip("link set pf1 mtu 1500");
@@ -94,7 +96,7 @@ fn faults_of_a_pf() {
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(1)).ok();
     host.ip("link set pf1 mtu 4000");
-    finds(&host, "pf-mtu", "fail", "a pod on it has 9000");
+    finds(&host, "pf-mtu", "fail", "rail 1: pf1 …9000");
     host.ip("link set pf1 mtu 9216");
     host.cni("DEL", "c1", &pod, &rail(1)).ok();
 
@@ -104,7 +106,7 @@ fn faults_of_a_pf() {
     is_well(&host);
 
     fs::remove_file(host.path("sys/bus/pci/devices").join(pf_address(1))).unwrap();
-    finds(&host, "pf", "fail", "rail 1: the node has no PF 0000:02:00.0");
+    finds(&host, "pf", "fail", "rail 1: …0000:02:00.0");
 }
 
 #[test]
@@ -114,7 +116,7 @@ fn faults_of_vfs() {
     let (pf, vf) = (at(&pf_address(0)), at(&vf_address(0)));
 
     fs::remove_file(vf.join("driver")).unwrap();
-    finds(&host, "vfs", "fail", "rail 0: no driver is bound to 1 of 1 VF");
+    finds(&host, "vfs", "fail", "rail 0: …1 of 1 VF");
     symlink(host.path("sys/bus/pci/drivers/mlx5_core"), vf.join("driver")).unwrap();
 
     fs::remove_file(pf.join("virtfn0")).unwrap();
@@ -131,9 +133,9 @@ fn faults_of_vfs() {
         fs::remove_file(at(&pf_address(rail)).join("virtfn0")).unwrap();
         fs::write(at(&pf_address(rail)).join("sriov_numvfs"), "0\n").unwrap();
     }
-    finds(&host, "vfs", "ok", "no rail has VFs, so pods get the PFs themselves");
+    finds(&host, "vfs", "ok", "PFs");
     host.ip("addr add 192.0.2.1/24 dev pf0");
-    finds(&host, "host-use", "fail", "PF 0000:01:00.0 (pf0) is in use by the host");
+    finds(&host, "host-use", "fail", "PF 0000:01:00.0 (pf0) …192.0.2.1/24");
     host.ip("addr del 192.0.2.1/24 dev pf0");
     // A DEL leaves them as they were, and the ADD sets their MTU.
     host.ip("link set pf0 mtu 1500 down");
@@ -163,7 +165,7 @@ fn what_a_lost_del_left() {
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
     host.hand_back(&pod, "net1");
     finds(&host, "records", "warn", "0000:01:10.0 of default/pod (dead)");
-    finds(&host, "vfs", "warn", "every VF is stale, because its pod is gone");
+    finds(&host, "vfs", "warn", "rail 0: ");
     finds(&host, "leases", "warn", "`railctl release --dead`");
     run(&host, &["reap"]).ok();
     is_well(&host);
@@ -189,22 +191,22 @@ fn faults_of_records_and_leases() {
     finds(&host, "clock", "warn", "2999-01-01T00:00:00Z");
     later["since"] = json!("1999-01-01T00:00:00Z");
     fs::write(&lease, later.to_string()).unwrap();
-    finds(&host, "clock", "warn", "before the boot");
+    finds(&host, "clock", "warn", "1999-01-01T00:00:00Z");
     later["bootId"] = json!("another");
     fs::write(&lease, later.to_string()).unwrap();
-    finds(&host, "leases", "warn", "1 lease of pods that are gone");
+    finds(&host, "leases", "warn", "1 lease …`railctl release --dead`");
     fs::write(&lease, &content).unwrap();
     is_well(&host);
 
     host.plan("rail-0", "172.16.0.8/31", "172.16.0.9", &[]);
-    finds(&host, "leases", "warn", "is outside the current plan");
+    finds(&host, "leases", "warn", "172.16.0.0 ");
     host.plan("rail-0", "172.16.0.0/31", "172.16.0.1", &[]);
     fs::rename(host.path("run/leases/node-1"), host.path("run/leases/node-0")).unwrap();
-    finds(&host, "leases", "warn", "was leased when this node was named node-0");
+    finds(&host, "leases", "warn", "node-0");
     fs::rename(host.path("run/leases/node-0"), host.path("run/leases/node-1")).unwrap();
 
     fs::remove_file(&lease).unwrap();
-    finds(&host, "leases", "fail", "has no lease");
+    finds(&host, "leases", "fail", "pod default/pod, container c1");
 }
 
 /// This node is missing from a pool, with near misses.
@@ -216,28 +218,28 @@ fn faults_of_the_plan() {
 
     let good = fs::read_to_string(&file).unwrap();
     fs::write(&file, &good[..20]).unwrap();
-    finds(&host, "pools", "fail", "the file is damaged");
+    finds(&host, "pools", "fail", "rail-1.json");
     fs::write(&file, &good).unwrap();
 
     // A write of many nodes was killed between two of them.
     fs::write(host.path("store/.unfinished"), "").unwrap();
-    finds(&host, "pools", "warn", "or a write was interrupted");
+    finds(&host, "pools", "warn", "plan");
     fs::remove_file(host.path("store/.unfinished")).unwrap();
 
     host.plan("rail-1", "172.16.0.0/30", "172.16.0.2", &[]);
-    finds(&host, "pools", "fail", "rail-0 and rail-1 overlap");
+    finds(&host, "pools", "fail", "rail-0 …rail-1 ");
     let mut full: Value = serde_json::from_str(&good).unwrap();
     full["exclusions"] = json!([{"startIP": "172.18.0.0", "endIP": "172.18.0.0"}]);
     fs::write(&file, full.to_string()).unwrap();
-    finds(&host, "pools", "fail", "is the gateway or excluded");
+    finds(&host, "pools", "fail", "172.18.0.0/31");
     full["exclusions"] = json!([]);
     full["rail"] = json!(0);
     fs::write(&file, full.to_string()).unwrap();
-    finds(&host, "pools", "fail", "pool rail-1 is planned for rail 0");
-    finds(&host, "pools", "fail", "there is no pool for rail 1");
+    finds(&host, "pools", "fail", "pool rail-1 …rail 0");
+    finds(&host, "pools", "fail", "rail 1");
 
     fs::remove_file(&file).unwrap();
-    finds(&host, "pools", "fail", "there is no pool for rail 1");
+    finds(&host, "pools", "fail", "rail 1");
     // Another IPAM plugin has the rail, or all rails.
     let node = fs::read_to_string(host.path("node.json")).unwrap();
     let of_others = |rails: &[u8]| {
@@ -252,25 +254,25 @@ fn faults_of_the_plan() {
     of_others(&[1]);
     is_well(&host);
     of_others(&[0]);
-    finds(&host, "pools", "fail", "there is no pool for rail 1");
+    finds(&host, "pools", "fail", "rail 1");
     let rail_0 = fs::read_to_string(ours.join("rail-0.json")).unwrap();
     fs::remove_file(ours.join("rail-0.json")).unwrap();
     of_others(&[0, 1]);
-    finds(&host, "pools", "skip", "another IPAM plugin");
+    finds(&host, "pools", "skip", "IPAM");
     fs::write(ours.join("rail-0.json"), rail_0).unwrap();
     fs::write(host.path("node.json"), node).unwrap();
 
     fs::create_dir(host.path("store/node-2")).unwrap();
     fs::write(host.path("store/node-2/rail-1.json"), &good).unwrap();
-    finds(&host, "pools", "fail", "node node-1 is not in pool rail-1, which node-2 has");
+    finds(&host, "pools", "fail", "node node-1 …pool rail-1…node-2");
     fs::write(&file, &good).unwrap();
     is_well(&host);
 
     fs::rename(&ours, host.path("store/Node-1.example.com")).unwrap();
-    finds(&host, "pools", "fail", "the store has a directory Node-1.example.com");
+    finds(&host, "pools", "fail", "node node-1 …directory Node-1.example.com");
     fs::create_dir(&ours).unwrap();
     fs::write(&file, &good).unwrap();
-    finds(&host, "pools", "fail", "did the plan mean this node with Node-1.example.com?");
+    finds(&host, "pools", "fail", "pool …Node-1.example.com");
 }
 
 #[test]
@@ -278,22 +280,22 @@ fn faults_of_node_json_and_of_the_folders() {
     let Some(host) = two_rails("doctor::node") else { return };
     let rails = json!([{"rail": 0, "pf": pf_address(0)}, {"rail": 1, "pf": pf_address(1)}]);
     host.set_node(json!({ "rials": rails }));
-    finds(&host, "node.json", "fail", "did you mean rails?");
+    finds(&host, "node.json", "fail", "rails?");
     // The other keys count all the same.
     finds(&host, "pools", "ok", "node node-1 has 2 allocations");
     fs::write(host.path("node.json"), "{").unwrap();
     finds(&host, "node.json", "fail", "EOF");
     host.set_node(json!({ "rails": [{"rail": 0, "pf": pf_address(0)}, {"rail": 1, "pf": pf_address(0)}] }));
-    finds(&host, "node.json", "fail", "rails 0 and 1 have the same PF");
-    finds(&host, "node.json", "fail", "no rail has 0000:02:00.0");
+    finds(&host, "node.json", "fail", "rails 0 and 1 ");
+    finds(&host, "node.json", "fail", "0000:02:00.0");
     // One row has the name of the netdev.
     fs::create_dir_all(host.path("sys/class/net/pf0")).unwrap();
     symlink(host.path("sys/devices").join(pf_address(0)), host.path("sys/class/net/pf0/device")).unwrap();
     host.set_node(json!({ "rails": [{"rail": 0, "pf": pf_address(0)}, {"rail": 1, "pf": "pf0"}] }));
-    finds(&host, "node.json", "fail", "rails 0 and 1 have the same PF");
+    finds(&host, "node.json", "fail", "rails 0 and 1 ");
     host.set_node(json!({ "rails": rails, "policy": {"pfs": [pf_address(0)], "rails": [0]} }));
-    finds(&host, "pf", "fail", "policy.pfs of node.json excludes 0000:02:00.0");
-    finds(&host, "node.json", "fail", "policy.rails excludes it");
+    finds(&host, "pf", "fail", "policy.pfs …0000:02:00.0");
+    finds(&host, "node.json", "fail", "policy.rails");
     host.set_node(json!({ "rails": rails }));
 
     let mode = |path: &str, mode: u32| {
@@ -305,7 +307,7 @@ fn faults_of_node_json_and_of_the_folders() {
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
     mode("run/leases", 0o777);
-    finds(&host, "run", "fail", "users other than its owner can write to");
+    finds(&host, "run", "fail", "run/leases");
     mode("run/leases", 0o700);
     is_well(&host);
 
@@ -373,7 +375,7 @@ fn plugins_must_be_beside_each_other_and_of_one_version() {
     );
     assert!(older[0].0 == "warn" && older[0].1.contains("0.1.0"), "{older:?}");
     let another = found(&format!("{install}; printf '#!/bin/sh\\necho another\\n' > /opt/cni/bin/rail-cni"));
-    assert!(another[0].0 == "fail" && another[0].1.contains("does not print its version"), "{another:?}");
+    assert!(another[0].0 == "fail" && another[0].1.contains("/opt/cni/bin/rail-cni"), "{another:?}");
 }
 
 #[test]
@@ -445,7 +447,7 @@ fn what_changes_addresses_of_the_host_that_go_into_pods() {
         "mount -t tmpfs none /run; mkdir -p {folder}; echo ADMIN_STATE=configured > {folder}/{index}"
     );
     let told = has_lines(&script, "host-addresses");
-    assert!(told[0].0 == "warn" && told[0].1.contains("an address with a lifetime"), "{told:?}");
+    assert!(told[0].0 == "warn" && told[0].1.contains("vf0"), "{told:?}");
     assert!(told[1].0 == "warn" && told[1].1.contains("systemd-networkd"), "{told:?}");
     host.ip("link set vf0 up");
     host.ip("route add default via 172.16.0.1 dev vf0");
@@ -473,24 +475,22 @@ fn routes_that_take_what_pods_reach_by_eth0() {
     };
     let flannel = "mount -t tmpfs none /run; mkdir /run/flannel; echo FLANNEL_NETWORK=172.28.0.0/16 > /run/flannel/subnet.env";
     for (script, text) in [
-        (dns("172.20.0.10"), "172.20.0.10/32, the cluster's DNS (/var/lib/kubelet/config.yaml)"),
-        (subnet("172.24.1.0/24"), "172.24.1.0/24, the pods' network (/etc/cni/net.d/10-a.conflist)"),
-        (flannel.to_owned(), "172.28.0.0/16, the pods' network (/run/flannel/subnet.env)"),
+        (dns("172.20.0.10"), "172.20.0.10/32…/var/lib/kubelet/config.yaml"),
+        (subnet("172.24.1.0/24"), "172.24.1.0/24…/etc/cni/net.d/10-a.conflist"),
+        (flannel.to_owned(), "172.28.0.0/16…/run/flannel/subnet.env"),
     ] {
         let told = found(&script);
-        let line = format!(
-            "the route 172.16.0.0/12 of pool rail-0 covers {text}: pods of that rail cannot reach it by eth0"
-        );
-        assert!(told[0].0 == "fail" && told[0].1 == line, "{told:?}");
+        let facts = format!("172.16.0.0/12 …rail-0 …{text}");
+        assert!(told[0].0 == "fail" && golden::has(&told[0].1, &facts), "{told:?}");
+        golden::says("doctor", &format!("routes: {text}"), &told[0].1);
     }
     host.ip("link add eth0 type veth peer name peer0");
     host.ip("link set peer0 up");
     host.ip("addr add 172.29.0.7/16 dev eth0");
     host.ip("link set eth0 up");
     let told = found(&dns("10.96.0.10"));
-    let line =
-        "the route 172.16.0.0/12 of pool rail-0 covers 172.29.0.0/16, to which the node has a route by eth0";
-    assert!(told[0].0 == "warn" && told[0].1.starts_with(line), "{told:?}");
+    let facts = "172.16.0.0/12 …rail-0 …172.29.0.0/16…eth0";
+    assert!(told[0].0 == "warn" && golden::has(&told[0].1, facts), "{told:?}");
 }
 
 /// Those of the runtime's folder; what Multus has from the API server is known when the first pod has come.
@@ -510,7 +510,7 @@ fn networks_that_the_node_knows_are_what_its_pfs_are_measured_by() {
     assert_eq!(found(4000, "pf-mtu")[0].0, "ok");
     let told = found(4200, "pf-mtu");
     assert!(told.len() == 2 && told[1].0 == "fail", "{told:?}");
-    assert_eq!(told[1].1, "rail 1: pf1 has MTU 4000, but the network rail-1 has 4200: its ADDs are refused");
+    assert!(golden::has(&told[1].1, "rail 1: pf1 …4000…rail-1 …4200"), "{told:?}");
     let rdma = found(4000, "rdma");
     assert!(rdma[0].0 == "fail" && rdma[0].1.contains("rail-0"), "{rdma:?}");
     // A pod's network is known by its record.
@@ -563,7 +563,7 @@ fn a_pf_that_a_dead_pod_left_is_told_once() {
     let json = doctor(&host);
     assert_eq!(json["counts"]["fail"], 0, "{json}");
     assert!(!json.to_string().contains("ip link set net1"), "{json}");
-    finds(&host, "records", "warn", "1 attachment of pods that are gone");
+    finds(&host, "records", "warn", "1 attachment ");
     let shown = run(&host, &["status"]);
     assert!(shown.status == 1 && !shown.stdout.contains("ip link set"), "{}", shown.stdout);
 }
@@ -585,25 +585,25 @@ fn ports_are_compared_with_what_node_json_wants() {
             write(rail, &format!("ecn/{point}/enable/{priority}"), "1\n");
         }
     }
-    finds(&host, "roce-trust", "skip", "node.json has no `roce`");
+    finds(&host, "roce-trust", "skip", "`roce`");
     host.set_node(json!({ "rails": rails, "roce": {"trust": "dscp", "pfc": [3], "tos": 96, "ecn": true} }));
-    finds(&host, "rdma", "fail", "and node.json has `roce`");
-    finds(&host, "roce-trust", "ok", "2 ports: trust dscp, as node.json has it");
-    finds(&host, "roce-ecn", "ok", "2 ports: ECN for priority 3, as node.json has it");
-    finds(&host, "roce-pfc", "skip", "rail 0, rail 1: the driver mlx5_core does not report DCB settings");
-    finds(&host, "roce-tos", "skip", "does not report DCB settings");
+    finds(&host, "rdma", "fail", "node.json …`roce`");
+    finds(&host, "roce-trust", "ok", "2 ports: trust dscp");
+    finds(&host, "roce-ecn", "ok", "2 ports: ECN ");
+    finds(&host, "roce-pfc", "skip", "rail 0, rail 1: …mlx5_core ");
+    finds(&host, "roce-tos", "skip", "mlx5_core ");
     write(1, "qos/trust", "pcp\n");
     finds(&host, "roce-trust", "fail", "`mlnx_qos -i pf1 --trust dscp`");
-    finds(&host, "roce-tos", "skip", "no port with trust pcp looks at ToS 96");
+    finds(&host, "roce-tos", "skip", "trust pcp …ToS 96");
     write(0, "ecn/roce_rp/enable/3", "0\n");
     let file = host.path("sys/class/net/pf0/ecn/roce_rp/enable/3");
     finds(&host, "roce-ecn", "fail", &format!("run `echo 1 > {}`", file.display()));
     // Without a wish, the ports are compared with each other.
     host.set_node(json!({ "rails": rails, "roce": {} }));
-    finds(&host, "roce-trust", "warn", "rail 1: pf1: trust pcp, and rail 0: trust dscp");
+    finds(&host, "roce-trust", "warn", "rail 1: pf1: trust pcp…rail 0: trust dscp");
     // A wish that no port can satisfy.
     host.set_node(json!({ "rails": rails, "roce": {"tos": 96, "pfc": []} }));
-    finds(&host, "node.json", "fail", "no priority is lossless");
+    finds(&host, "node.json", "fail", "roce.tos");
 }
 
 #[test]
@@ -640,7 +640,7 @@ fn what_rdma_needs_is_checked_when_it_is_asked_for() {
     }
     let told = asked("rdma-port");
     assert!(
-        told[0].0 == "fail" && told[0].1.starts_with("rail 1: mlx5_0/1 of 0000:02:00.0 is DOWN"),
+        told[0].0 == "fail" && golden::has(&told[0].1, "rail 1: mlx5_0/1 of 0000:02:00.0 …DOWN"),
         "{told:?}"
     );
     assert_eq!(asked("rdma-gid")[0].0, "ok");

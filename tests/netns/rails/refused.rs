@@ -34,12 +34,7 @@ fn a_netdev_that_is_no_function_needs_a_policy_that_names_its_kind() {
     host.ip("link set cali123 up");
     host.ip("route add 10.1.2.3/32 dev cali123");
     host.set_node(json!({"policy": {"kinds": []}}));
-    let text = |kind: &str| {
-        format!(
-            "is a {kind} device, not a PCI or auxiliary function: this node hands it out only if policy.kinds of \
-             node.json names \"{kind}\""
-        )
-    };
+    let text = |kind: &str| format!("policy.kinds…\"{kind}\"");
     refused(&host, &pod, &by_name("cali123"), 7, &text("veth"));
     for (kind, args) in [
         ("vxlan", "link add other type vxlan id 5 dstport 4789"),
@@ -53,10 +48,10 @@ fn a_netdev_that_is_no_function_needs_a_policy_that_names_its_kind() {
     refused(&host, &pod, &by_name("lo"), 7, &text("loopback"));
     taken(&host, &pod, &json!({"device": "vf0"}));
     host.set_node(json!({"policy": {"kinds": ["loopback"]}}));
-    refused(&host, &pod, &by_name("lo"), 7, "it is the loopback device");
+    refused(&host, &pod, &by_name("lo"), 7, "loopback");
     // A policy that names the kind does not hand out what somebody uses.
     host.set_node(json!({"policy": {"kinds": ["veth"]}}));
-    refused(&host, &pod, &by_name("cali123"), 7, "it carries the route 10.1.2.3/32");
+    refused(&host, &pod, &by_name("cali123"), 7, "10.1.2.3/32");
     host.ip("route del 10.1.2.3/32 dev cali123");
     host.cni("ADD", "c1", &pod, &by_name("cali123")).ok();
 }
@@ -76,13 +71,7 @@ fn a_representor_is_not_its_pf() {
             fs::write(path.join("phys_port_name"), format!("{port}\n")).unwrap();
         }
         host.set_node(json!({"rails": [{"rail": 0, "pf": pf_address(0)}]}));
-        refused(
-            &host,
-            &pod,
-            &by_name("pf0vf0"),
-            7,
-            "netdev pf0vf0 is a representor device, not a PCI or auxiliary function",
-        );
+        refused(&host, &pod, &by_name("pf0vf0"), 7, "pf0vf0 …representor");
         host.set_node(json!({"policy": {"kinds": ["representor"]}}));
         let config = by_name("pf0vf0");
         host.cni("ADD", "c1", &pod, &config).ok();
@@ -100,22 +89,16 @@ fn a_network_without_a_rail_gets_devices_of_the_nodes_rails_only() {
     let config = |r: u8| with(rail(r), json!({"rail": null}));
     let listed = json!([{"rail": 3, "pf": pf_address(0)}, {"rail": 5, "pf": "0000:77:00.0"}]);
     host.set_node(json!({ "rails": listed }));
-    refused(
-        &host,
-        &pod,
-        &config(1),
-        7,
-        "VF 0000:02:10.0 (vf1) (0000:02:00.0) is on no rail of node.json: this node hands out no other devices",
-    );
+    refused(&host, &pod, &config(1), 7, "VF 0000:02:10.0 (vf1) …0000:02:00.0…node.json");
     host.ip("link add other type veth peer name peer");
     let other = with(config(0), json!({"device": "other"}));
-    refused(&host, &pod, &other, 7, "netdev other (no PF) is on no rail of node.json");
+    refused(&host, &pod, &other, 7, "netdev other …node.json");
     host.cni("ADD", "c1", &pod, &config(0)).ok();
     assert!(host.ip_in(&pod, "rule").contains("lookup 103"), "{}", host.ip_in(&pod, "rule"));
     host.cni("DEL", "c1", &pod, &config(0)).ok();
 
     host.set_node(json!({ "rails": listed, "policy": {"rails": [5]} }));
-    refused(&host, &pod, &config(0), 7, "is on rail 3, and this node's policy allows the rails [5]");
+    refused(&host, &pod, &config(0), 7, "rail 3…policy…[5]");
     host.set_node(json!({ "rails": listed, "policy": {"rails": [3]} }));
     taken(&host, &pod, &with(config(0), json!({})));
     // The pool of another rail.
@@ -123,12 +106,11 @@ fn a_network_without_a_rail_gets_devices_of_the_nodes_rails_only() {
     let mut planned: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     planned["rail"] = json!(0);
     fs::write(&file, planned.to_string()).unwrap();
-    refused(&host, &pod, &config(0), 7, "pool rail-0 was planned for rail 0, the network is rail 3");
+    refused(&host, &pod, &config(0), 7, "pool rail-0 …rail 3");
 
     let twice = json!([{"rail": 0, "pf": pf_address(0)}, {"rail": 3, "pf": "pf0"}]);
     host.set_node(json!({ "rails": twice }));
-    let text =
-        "VF 0000:01:10.0 (vf0) is on the rails [0, 3] of node.json (0000:01:00.0): say which as `rail`";
+    let text = "VF 0000:01:10.0 (vf0) …[0, 3] …`rail`";
     refused(&host, &pod, &config(0), 7, text);
     taken(&host, &pod, &json!({"device": "vf0", "rail": 0}));
 }
@@ -139,11 +121,11 @@ fn a_device_with_a_route_of_the_host_is_refused() {
     let Some((host, pod)) = host("refused::routes") else { return };
     host.ip("link set vf0 addrgenmode none up");
     for (route, text) in [
-        ("10.1.2.3/32 dev vf0", "it carries the route 10.1.2.3/32: remove it"),
-        ("10.2.0.0/16 dev vf0 table 77", "it carries the route 10.2.0.0/16 table 77: remove it"),
-        ("fd00:7::/64 dev vf0", "it carries the route fd00:7::/64: remove it"),
-        ("10.3.0.0/16 nexthop dev vf0 nexthop dev lo", "it carries the route 10.3.0.0/16: remove it"),
-        ("default dev vf0", "it carries the default route 0.0.0.0/0: remove it"),
+        ("10.1.2.3/32 dev vf0", "10.1.2.3/32"),
+        ("10.2.0.0/16 dev vf0 table 77", "10.2.0.0/16 table 77"),
+        ("fd00:7::/64 dev vf0", "fd00:7::/64"),
+        ("10.3.0.0/16 nexthop dev vf0 nexthop dev lo", "10.3.0.0/16"),
+        ("default dev vf0", "default route 0.0.0.0/0"),
     ] {
         host.ip(&format!("route add {route}"));
         refused(&host, &pod, &rail(0), 7, text);
@@ -179,7 +161,7 @@ fn a_device_with_a_program_or_filter_of_the_host_is_refused() {
             continue;
         }
         if can(test, "tc", &format!("filter add dev vf0 {hook} u32 match u32 0 0")) {
-            let text = format!("it has a tc filter (u32): `tc filter show dev vf0 {at}`");
+            let text = format!("u32…`tc filter show dev vf0 {at}`");
             refused(&host, &pod, &rail(0), 7, &text);
         }
         assert!(can(test, "tc", &format!("qdisc del dev vf0 {qdisc}")));
@@ -189,10 +171,7 @@ fn a_device_with_a_program_or_filter_of_the_host_is_refused() {
         host.cni("ADD", "c1", &pod, &rail(0)).ok();
         host.cni("DEL", "c1", &pod, &rail(0)).ok();
     }
-    for (hook, text) in [
-        (Hook::Xdp, "it has an XDP program: `ip link set vf0 xdp off`, or `xdpgeneric off`"),
-        (Hook::Tcx, "it has a BPF program at tcx_ingress"),
-    ] {
+    for (hook, text) in [(Hook::Xdp, "XDP …`ip link set vf0 xdp off`"), (Hook::Tcx, "tcx_ingress")] {
         let held = bpf::hold("vf0", hook);
         if let Err(error) = &held {
             return skip(test, &format!("{hook:?}: {error:#}"));
@@ -226,7 +205,7 @@ fn a_device_with_a_macvlan_in_another_namespace_is_refused() {
     taken(&host, &pod, &json!({"device": "vf0"}));
 
     host.ip(&format!("link add link vf0 name mv1 netns {name} type macvlan"));
-    let text = format!("mv1 (macvlan) is stacked on it, in the namespace {}", other.display());
+    let text = format!("mv1 (macvlan) …{}", other.display());
     refused(&host, &pod, &rail(0), 7, &text);
     host.ip_in(&other, "link del mv1");
     taken(&host, &pod, &json!({"device": "vf0"}));
@@ -237,7 +216,7 @@ fn a_device_with_a_macvlan_in_another_namespace_is_refused() {
     host.delete_netns(&nameless);
     host.ip(&format!("link add link vf0 name mv2 netns {} type macvlan", process.pid()));
     host.ip("link set vf0 addrgenmode none up");
-    let text = format!("mv2 (macvlan) is stacked on it, in the namespace {}", process.netns().display());
+    let text = format!("mv2 (macvlan) …{}", process.netns().display());
     refused(&host, &pod, &rail(0), 7, &text);
 }
 
@@ -253,14 +232,13 @@ fn a_pf_with_vfs_is_refused_unless_the_policy_allows_it() {
     host.ip("link add pf0 type veth peer name pf0-peer");
     host.ip("link set pf0 mtu 9000");
     let config = with(no_device(), json!({"deviceID": pf_address(0)}));
-    let text = "function 0000:01:00.0 (pf0) is in use by the host: it has VFs (1): take one of them, or allow this \
-                with policy.pfsWithVfs of node.json";
+    let text = "0000:01:00.0 (pf0) …VFs (1)…policy.pfsWithVfs";
     refused(&host, &pod, &config, 7, text);
     // For a program in user space likewise.
     let driver = host.path("sys").join(format!("devices/{}/driver", pf_address(0)));
     fs::create_dir_all(host.path("sys/bus/pci/drivers/vfio-pci")).unwrap();
     symlink(host.path("sys/bus/pci/drivers/vfio-pci"), &driver).unwrap();
-    refused(&host, &pod, &config, 7, "it has VFs (1)");
+    refused(&host, &pod, &config, 7, "VFs (1)");
     fs::remove_file(driver).unwrap();
     host.set_node(json!({"policy": {"pfsWithVfs": true}}));
     host.cni("ADD", "c1", &pod, &config).ok();

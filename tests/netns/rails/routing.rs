@@ -267,7 +267,7 @@ fn a_rail_never_has_the_default_route() {
         let config = with(rail(0), more);
         let ran = host.cni("ADD", "c1", &pod, &config).ok();
         // That of a family without an address, and the one with another table.
-        assert!(ran.stderr.contains(" warn ") && ran.stderr.contains("/0 is left out"), "{ran:?}");
+        assert!(ran.stderr.contains(" warn ") && ran.stderr.contains("/0 "), "{ran:?}");
         let result = ran.json();
         assert!(!result["routes"].to_string().contains("/0\""), "{result}");
         for family in ["-4", "-6"] {
@@ -786,20 +786,18 @@ fn a_route_that_takes_the_clusters_networks_away_is_refused_and_one_that_overlap
     for network in ["172.20.0.0/14", "172.0.0.0/11", "172.16.0.0/12"] {
         host.set_node(json!({"clusterNetworks": ["10.96.0.0/12", network]}));
         let msg = host.cni("ADD", "c1", &pod, &rail(0)).error(7)["msg"].to_string();
-        let text = format!(
-            "via 172.16.0.1 takes {network} away from the pod, which is the cluster's (clusterNetworks of "
-        );
-        assert!(msg.contains("rail 0: the route ") && msg.contains(&text), "{msg}");
+        let text = format!("rail 0: …via 172.16.0.1 …{network} …clusterNetworks");
+        assert!(golden::has(&msg, &text), "{msg}");
         assert_eq!(host.snapshot(), before);
     }
     // What goes by a longer route stays where it is.
     host.set_node(json!({"clusterNetworks": ["172.31.7.0/25"]}));
     let added = host.call("ADD", "c1", &pod).ifname("net1").run(&rail(0)).ok();
-    let told = "the route 172.16.0.0/12 via 172.16.0.1 overlaps 172.31.7.0/24, which the pod has by eth0";
-    assert!(added.stderr.contains(told), "{}", added.stderr);
+    let told = "172.16.0.0/12 via 172.16.0.1 …172.31.7.0/24…eth0";
+    assert!(added.stderr.lines().any(|line| golden::has(line, told)), "{}", added.stderr);
     // Rails share the fabric's routes.
     let other = host.call("ADD", "c1", &pod).ifname("net2").run(&rail(1)).ok();
-    assert_eq!(other.stderr.matches("overlaps").count(), 1, "{}", other.stderr);
+    assert_eq!(other.stderr.matches("172.31.7.0/24").count(), 1, "{}", other.stderr);
 }
 
 /// Without any route: the kernel makes one to the prefix of the address.

@@ -1,6 +1,7 @@
 use super::*;
 use crate::document;
-use crate::plan::tests::{has, lines};
+use crate::plan::tests::lines;
+use golden::has;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 

@@ -6,7 +6,8 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::plan::scheme::{Family, HostLink, Mode, Polarity, Scheme, Tiers};
-use crate::plan::tests::{cabled, has};
+use crate::plan::tests::cabled;
+use golden::has;
 
 /// A folder with files of hosts.
 fn folder(files: &[(&str, &str)]) -> TempDir {

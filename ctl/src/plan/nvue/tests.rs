@@ -1,6 +1,7 @@
 use super::*;
 use crate::plan::scheme::{Family, HostLink, Mode};
-use crate::plan::tests::{cabled, has, plan};
+use crate::plan::tests::{cabled, plan};
+use golden::has;
 
 fn written(mode: Mode, family: Family, links: &[HostLink]) -> Result<Vec<File>> {
     write(&plan(mode, family, links))

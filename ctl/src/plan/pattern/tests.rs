@@ -1,5 +1,5 @@
 use super::*;
-use crate::plan::tests::has;
+use golden::has;
 use proptest::prelude::*;
 
 const KNOWN: [&str; 3] = ["rail", "plane", "host"];

@@ -1,5 +1,5 @@
 use super::*;
-use crate::plan::tests::has;
+use golden::has;
 
 const TWO: Scheme = Scheme {
     tiers: Tiers::Two,

@@ -2,7 +2,8 @@ use super::*;
 use crate::document;
 use crate::plan::fabric;
 use crate::plan::scheme::{Family, Mode, Polarity, Tiers};
-use crate::plan::tests::{has, lines};
+use crate::plan::tests::lines;
+use golden::has;
 use proptest::prelude::*;
 use serde_json::json;
 

@@ -1,5 +1,5 @@
 use crate::plan::fabric::tests::{plan_of, rows};
-use crate::plan::tests::has;
+use golden::has;
 use ipnet::IpNet;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
