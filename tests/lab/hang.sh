@@ -64,7 +64,7 @@ a_store_on_a_server_that_has_died_ends_no_call_without_an_answer() {
     refused "longer than 2s and was ended" ADD pod1 net1 "$(conf 0 "$(vf 0)")"
     # Whoever asks for the node's state gets an answer too.
     said=$(timeout 30 "$bin/railctl" doctor 2>&1) && fail "doctor: $said"
-    contains "doctor" "this took longer than 2s and was ended: it hung or was slow at the checks run and store" "$said"
+    contains "doctor" "the checks run and store" "$said"
     # It needs no store.
     del pod1 net1 "$(conf 0 "$(vf 0)")"
     bury
@@ -103,7 +103,7 @@ a_log_on_a_frozen_disk_does_not_keep_the_answer() {
     done
     cat /run/answer.log
     ps -L -o pid,tid,stat,wchan:30,comm -p "$pid" || true
-    contains "the answer" "longer than 2s and was ended: it hung or was slow at writing the log" "$(cat /run/answer)"
+    contains "the answer" "writing the log" "$(cat /run/answer)"
     contains "its state" "D" "$(ps -o stat= -p "$pid" -L | tr -d '\n')"
     fsfreeze --unfreeze "$disk"
     wait "$pid" && fail "it succeeded after all"

@@ -125,7 +125,7 @@ a_vf_without_a_device_whose_pf_has_one_is_warned_of() {
     del pod1 net1 "$config"
     rdma link add rxe19 type rxe netdev ens1f0
     said=$(cni ADD pod1 net1 "$config" 2>&1)
-    contains "the log" "has no RDMA device here, and its PF has one" "$said"
+    contains "the log" "its PF has" "$said"
     del pod1 net1 "$config"
     refused "rdma" ADD pod1 net1 "$(conf 1 "$(vf 1)" '"rdma": "required"')"
     rdma link delete rxe19
@@ -292,7 +292,7 @@ a_device_in_another_namespace_is_named_and_doctor_has_its_place() {
     pod pod1 && pod pod2
     rdma dev set rxe00 netns pod2
     said=$(cni ADD pod1 net1 "$(conf 0 "$(vf 0)")" 2>&1)
-    contains "the log" "its RDMA device is in another namespace" "$said"
+    contains "the log" "another namespace" "$said"
     del pod1 net1 "$(conf 0 "$(vf 0)")"
     refused "is in another namespace" ADD pod1 net1 "$(conf 0 "$(vf 0)" '"rdma": "required"')"
     said=$("$bin/railctl" doctor --output json || true)
