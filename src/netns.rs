@@ -202,7 +202,7 @@ impl NetnsId {
             (Err(error), _) => Life::Unknown(format!("{shown}: {error}")),
             (_, Err(error)) => Life::Unknown(format!("{OURS}: {error}")),
             (Ok(Some(meta)), Ok(nsfs)) if meta.dev() != nsfs => Life::Unknown(format!(
-                "{shown} is not a namespace here, only the file that one is mounted on"
+                "{shown} is a plain file here: the namespace that is mounted on it cannot be seen"
             )),
             (Ok(Some(meta)), Ok(_)) if self.is_seen_in(&meta) => Life::Alive,
             (Ok(_), Ok(_)) => self.life_without_its_path(),

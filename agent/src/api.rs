@@ -32,7 +32,7 @@ pub struct Names {
     /// Label that is true while pods with rails can start, else false; empty: none
     #[arg(long, value_name = "KEY", default_value = "rail-cni/ready")]
     pub ready_label: String,
-    /// Taint (NoSchedule) of a node whose rails are away, or whose plan keeps new pods away; empty: none
+    /// Taint (NoSchedule) for a node whose rails fail or that the plan closes; empty: none
     #[arg(long, value_name = "KEY", default_value = "rail-cni/not-ready")]
     pub taint: String,
     /// Label for the node's place in the fabric; {tier} is 1 for leaf switches, 2 for the SU, 3 for the pod; empty:

@@ -30,7 +30,7 @@ impl Heard {
                 other.listen(&railctl).await;
                 let wrong = other.wrong().unwrap_or_default();
                 if wrong != last {
-                    say("warn", if wrong.is_empty() { "no cable is wrong any more" } else { &wrong });
+                    say("warn", if wrong.is_empty() { "all cables are right again" } else { &wrong });
                     last = wrong;
                 }
                 sleep(if other.cables().is_some() { interval } else { interval.min(RETRY) }).await;

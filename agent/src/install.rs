@@ -382,12 +382,13 @@ impl Holders {
         let mut shown = Vec::new();
         if !self.pods.is_empty() {
             let list = self.pods.join(", ");
-            shown.push(format!("rails are with pods: {list}: end these pods, or wait for them with --wait"));
+            shown
+                .push(format!("pods still have rails: {list}: end these pods, or wait for them with --wait"));
         }
         if !self.addresses.is_empty() {
             let list = self.addresses.join(", ");
             shown.push(format!(
-                "addresses are with pods: {list}: end these pods, or wait for them with --wait; `railctl release` \
+                "pods still have addresses: {list}: end these pods, or wait for them with --wait; `railctl release` \
                  frees an address whose pod is gone"
             ));
         }

@@ -71,7 +71,7 @@ pub fn check_cluster(data: &BTreeMap<String, String>, uid: Option<&str>) -> Resu
     match uid {
         Some(uid) if uid == meant => Ok(()),
         Some(uid) => bail!(
-            "it is for the cluster {meant:?} and this is {uid:?} (the UID of the namespace kube-system): correct its key \
+            "it is for the cluster {meant:?}, but this is {uid:?} (the UID of the namespace kube-system): correct its key \
              `cluster`, or apply the ConfigMap of this cluster"
         ),
         None => bail!(

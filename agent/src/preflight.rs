@@ -57,7 +57,9 @@ impl Tested {
             format!("rail {}: {}", rail.rail, problems.join(", "))
         });
         let (reason, message) = match wrong.is_empty() {
-            true => ("AllPassed", format!("{} rails reach their leaves with whole packets", self.0.len())),
+            true => {
+                ("AllPassed", format!("{} rails reach their leaves with full-size packets", self.0.len()))
+            }
             false => ("RailsFailed", told.collect::<Vec<_>>().join("; ")),
         };
         let message = clean(&format!("tested at {last}: {message}"));

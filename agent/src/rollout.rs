@@ -27,11 +27,8 @@ pub fn waits(map: &ConfigMap, name: &str, node: Option<&Node>) -> Option<String>
         return Some(format!("the annotation {PERCENT} {percent:?} is not a number from 0 to 100"));
     };
     let place = place(name);
-    let text = || {
-        format!(
-            "the rollout has come to {share} % of the nodes ({PERCENT}), and this one is reached at {place} %"
-        )
-    };
+    let text =
+        || format!("the rollout covers {share} % of the nodes ({PERCENT}), and this one from {place} % on");
     (place > share).then(text)
 }
 

@@ -107,7 +107,7 @@ pub struct RunArgs {
     /// Namespace of the CIDRPools [default: all namespaces]
     #[arg(long, value_name = "NAME")]
     cidrpools_namespace: Option<String>,
-    /// DaemonSet of this pod: when it is gone, or its node selector excludes the Node, so are labels and conditions
+    /// DaemonSet of this pod: once it is deleted or no longer selects the Node, labels and conditions are removed
     #[arg(long, value_name = "NAME", default_value = "rail-agent")]
     daemon_set: String,
     #[command(flatten)]
@@ -118,11 +118,11 @@ pub struct RunArgs {
     /// Address of /metrics
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9810", value_parser = socket_address)]
     listen: SocketAddr,
-    /// Directory of a Secret with tls.crt, tls.key and token: serve /metrics by TLS, to clients with the token;
+    /// Directory of a Secret with tls.crt, tls.key and token: serve /metrics over TLS to clients with the token;
     /// required unless the address is local
     #[arg(long, value_name = "DIR")]
     metrics_secret: Option<PathBuf>,
-    /// Have the namespaces and names of the pods with rails in the metrics
+    /// Add namespace and name of each pod with a rail to the metrics
     #[arg(long)]
     metrics_pods: bool,
     /// Seconds between inspections of the node
@@ -137,7 +137,7 @@ pub struct RunArgs {
     /// Seconds between runs of `railctl preflight`, while no pod of the node has a rail; 0: never
     #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=604800))]
     preflight_interval: u64,
-    /// Seconds for which the rails must be away before the taint comes, and there before it goes
+    /// Seconds for which the rails must fail before the taint is set, or work before it is removed
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=86400))]
     taint_after: u64,
     /// Seconds between runs of `railctl reap`; 0: never
@@ -352,7 +352,7 @@ impl Agent {
         });
         let now = Instant::now();
         let doctor = Err("`railctl doctor` has not run yet".to_owned());
-        say("info", &format!("rail-agent {} looks after {}", env!("CARGO_PKG_VERSION"), args.node));
+        say("info", &format!("rail-agent {} manages {}", env!("CARGO_PKG_VERSION"), args.node));
         let cables = match args.cables_interval {
             0 => Heard::default(),
             interval => Heard::begin(args.plugins_dir.join(RAILCTL), Duration::from_secs(interval)),
@@ -413,7 +413,7 @@ impl Agent {
         let leave = async {
             if api::is_removed(&self.client, namespace, daemon_set, self.node.as_ref()).await? {
                 api::forget_with(&self.client, node, names).await?;
-                say("info", "this agent has no successor: removed the labels and conditions of the Node");
+                say("info", "no other agent follows this one: removed the labels and conditions of the Node");
             } else if self.resources.is_some() && self.has_rails && !names.taint.is_empty() {
                 // The kubelet counts the devices as unhealthy meanwhile, and fails pods for good that want one.
                 api::add_taint(&self.client, node, &names.taint).await?;
@@ -522,7 +522,7 @@ impl Agent {
             Some(_) => (),
             None => {
                 if self.told.remove(about).is_some() {
-                    say("info", &format!("{about}: all is well again"));
+                    say("info", &format!("{about}: recovered"));
                 }
             }
         }

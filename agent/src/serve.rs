@@ -161,7 +161,7 @@ fn answer(request: &Request<Incoming>, token: Option<&str>, shared: &Shared) -> 
     let (status, text) = match request.uri().path() {
         _ if !is_known => (StatusCode::UNAUTHORIZED, "the token is missing or wrong\n".to_owned()),
         "/metrics" => (StatusCode::OK, shared.with(|metrics| metrics.text())),
-        _ => (StatusCode::NOT_FOUND, "there is /metrics\n".to_owned()),
+        _ => (StatusCode::NOT_FOUND, "use /metrics\n".to_owned()),
     };
     let mut response = Response::new(Full::new(Bytes::from(text)));
     *response.status_mut() = status;

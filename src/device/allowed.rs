@@ -99,7 +99,7 @@ fn check_own_rail(device: &Device, node: &Node) -> Result<u8> {
         if rails.is_empty() {
             fail!(
                 InvalidConfig,
-                "{what} ({pf}) is on no rail of node.json: this node hands out no other devices"
+                "{what} ({pf}) is not on a rail of node.json, and this node hands out no other devices"
             );
         }
         fail!(InvalidConfig, "{what} is on the rails {rails:?} of node.json ({pf}): say which as `rail`");

@@ -104,9 +104,9 @@ pub fn behind(ifname: &str, netns: &Netns, conf: &NetConf, node: &Node) -> Resul
     let in_pod = in_pod.filter(|function| function.has_port(&root, ifname).unwrap_or(false));
     let Some(in_pod) = in_pod else {
         let what = if root.join("class/net").join(ifname).exists() {
-            "is no device of a bus"
+            "is not a PCI or auxiliary device"
         } else {
-            "is not there"
+            "does not exist"
         };
         fail!(
             InvalidConfig,
@@ -116,7 +116,7 @@ pub fn behind(ifname: &str, netns: &Netns, conf: &NetConf, node: &Node) -> Resul
     if let Some(id) = conf.selector.id.as_ref().filter(|id| id.as_str() != in_pod.id) {
         fail!(
             InvalidConfig,
-            "deviceID: the network means {}, and {ifname} in the pod is {}: check the plugin before this one",
+            "deviceID: the network names {}, but {ifname} in the pod is {}: check the plugin before this one",
             id.as_str(),
             in_pod.id
         );

@@ -41,8 +41,8 @@ pub fn report(pf: &Link, address: &str, number: u32, node: &Node, host: &mut Soc
             let name = &pf.name;
             fail!(
                 TryAgain,
-                "the PF {name} ({address}) does not report its VF {number} now: is {name} up? Where the NIC is a DPU's, it \
-                 never does"
+                "the PF {name} ({address}) does not report its VF {number} now: is {name} up? (On a DPU, it \
+                 never does)"
             );
         }
         sleep(PAUSE);

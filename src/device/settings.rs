@@ -175,7 +175,7 @@ impl Settings {
             };
             if was != file.now {
                 let path = folder.join(&file.name);
-                let what = || format!("cannot set {} to {was}, it is {}", path.display(), file.now);
+                let what = || format!("cannot set {} to {was}: it is {}", path.display(), file.now);
                 done.push(write(&path, was, link, host).with_context(what));
             }
         }

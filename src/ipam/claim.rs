@@ -177,7 +177,7 @@ fn pools(
     for (pool, allocation) in named.iter().filter_map(|pool| all.get_key_value(pool)) {
         if let (Some(rail), Some(planned)) = (rail, of(pool, allocation)) {
             if rail != planned {
-                fail!(InvalidConfig, "pool {pool} is for rail {planned}, the device is on rail {rail}");
+                fail!(InvalidConfig, "pool {pool} is for rail {planned}, but the device is on rail {rail}");
             }
         }
     }
@@ -193,7 +193,7 @@ fn pools(
         fail!(InvalidConfig, "there is no pool for rail {rail}: run `railctl import` with its plan");
     }
     if is_doubled(&meant) {
-        fail!(InvalidConfig, "the pools {} are of one family: name one of them", list(meant));
+        fail!(InvalidConfig, "the pools {} have the same address family: name one of them", list(meant));
     }
     Ok(meant.into_iter().cloned().collect())
 }

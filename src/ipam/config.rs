@@ -63,7 +63,7 @@ impl Config {
         };
         if text(network, "source")?.is_some() {
             let problem =
-                "works only in a network of rail-cni, which has the device: behind other plugins name a pool";
+                "works only with rail-cni, which attaches the device: with another plugin, name a pool";
             return wrong("ipam.source", problem);
         }
         let names = match (text(network, "pool")?, text(network, "poolName")?) {
@@ -189,8 +189,8 @@ impl Config {
             {
                 fail!(
                     InvalidConfig,
-                    "rail {rail} of node {node_name:?} has several pools of a family, {one} and {other} among them: name \
-                     the one that is meant in ipam.pool"
+                    "rail {rail} of node {node_name:?} has several pools of one address family, such as {one} and {other}: \
+                     name one in ipam.pool"
                 )
             }
             _ => Ok(pools),
@@ -202,7 +202,7 @@ impl Config {
         match (self.rail, planned) {
             (Some(rail), Some(planned)) if rail != u64::from(planned) => fail!(
                 InvalidConfig,
-                "pool {pool} was planned for rail {planned}, the network is rail {rail}: check ipam.pool and rail"
+                "pool {pool} is planned for rail {planned}, but the network is for rail {rail}: check ipam.pool and rail"
             ),
             _ => Ok(()),
         }
@@ -217,8 +217,8 @@ fn beside_the_plan(node: &Node, node_name: &str, pool: &str, allocation: &Alloca
     if planned.iter().any(|planned| planned == pool) {
         fail!(
             InvalidConfig,
-            "pool {pool} is in the store, and ipam describes another pool of this name: leave out cidr and \
-             staticAllocations, or give ipam.pool another name"
+            "pool {pool} is in the store, but ipam describes another pool of that name: remove cidr and \
+             staticAllocations, or rename ipam.pool"
         );
     }
     let prefix = allocation.prefix;

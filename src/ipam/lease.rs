@@ -910,7 +910,9 @@ impl Lease {
             return Err(format!("{held}, and now requests {other}: delete its pod"));
         }
         ask.allocation.check_host(*address).map_err(|why| {
-            format!("{held}, which {why}: the plan was changed under the claim, so delete its pod")
+            format!(
+                "{held}, which {why}: the plan changed after the claim got its address, so delete its pod"
+            )
         })
     }
 

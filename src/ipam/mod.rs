@@ -203,14 +203,16 @@ fn compare(
     };
     let (given, planned) = (ip.address.prefix_len(), allocation.prefix.prefix_len());
     if given != planned {
-        differences.push(format!("pool {pool}: {address} has /{given}, the allocation has /{planned}"));
+        differences.push(format!(
+            "pool {pool}: {address} has prefix length /{given}, but the allocation /{planned}"
+        ));
     }
     if ip.gateway != allocation.gateway {
         let show = |gateway: Option<std::net::IpAddr>| {
             gateway.map_or_else(|| "none".to_owned(), |gateway| gateway.to_string())
         };
         differences.push(format!(
-            "pool {pool}: {address} has gateway {}, the allocation has {}",
+            "pool {pool}: {address} has gateway {}, but the allocation {}",
             show(ip.gateway),
             show(allocation.gateway)
         ));

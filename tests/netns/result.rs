@@ -171,7 +171,7 @@ fn a_result_that_its_version_has_no_words_for_is_an_error() {
     for version in ["0.1.0", "0.2.0"] {
         let config = with(rail(0), json!({"cniVersion": version, "ipam": {}}));
         let failed = host.cni("ADD", "c1", &pod, &config);
-        golden::says("plugins", "ADD: a result that its version cannot have", failed.msg());
+        golden::says("plugins", &format!("ADD: a result without addresses, {version}"), failed.msg());
         assert_eq!(host.snapshot(), before, "{version}");
     }
 }

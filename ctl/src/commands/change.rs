@@ -430,7 +430,7 @@ fn renumbered(lines: &[Line]) -> Option<String> {
         count => format!("{count} nodes ({first} first) get"),
     };
     Some(format!(
-        "{who} other prefixes or gateways than in the store: if no cable was moved, the leaf ports must change, too"
+        "{who} other prefixes or gateways than in the store: unless cables were moved too, change the leaf ports as well"
     ))
 }
 

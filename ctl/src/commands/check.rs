@@ -168,7 +168,7 @@ fn of_lease(record: &Record, node: &Node) -> Result<Vec<String>> {
         let allocation = plan.iter().find(|(name, _)| *name == pool);
         if let Some(Err(why)) = allocation.map(|(_, allocation)| allocation.check_host(address)) {
             found.push(format!(
-                "pool {pool}: its address {address} {why}: the plan was changed under the pod"
+                "pool {pool}: its address {address} {why}: the plan changed after the pod started"
             ));
         }
     }

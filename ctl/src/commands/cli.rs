@@ -88,7 +88,7 @@ Exit status: 0 no difference, 1 a difference, or the command failed, 2 usage err
     #[command(
         after_help = "FAIL: pods with that rail, or with any rail, do not start or do not work; use the \
             exit status to keep pods off the node. warn: most pods start. skip: the check could not be made; the text says \
-why. The checks roce-… are experimental: no device has been seen with them. Nothing is changed.
+why. The roce-… checks are experimental: they were not tried on a real device. Nothing is changed.
 JSON: node; ready: whether the exit status is 0; counts (ok, warn, fail, skip); checks[]: check, verdict, rail or null, \
 text, remedy or null.
 Exit status: 0 no check failed, 1 a check failed, 2 usage error."
@@ -96,8 +96,8 @@ Exit status: 0 no check failed, 1 a check failed, 2 usage error."
     Doctor(DoctorArgs),
     /// Wait until this node has its rails, before kubelet starts pods
     #[command(
-        after_help = "It waits for what `doctor` checks of node.json, rails and pools: PFs with a driver, a link and \
-VFs (not with --pfs, or if no PF supports them), and this node's prefixes in the store. What is missing is printed to stderr when it changes.
+        after_help = "Waits until every PF has a driver, a link and VFs (unless --pfs is given or no PF supports VFs), and \
+the store has this node's prefixes, as `doctor` checks them. Each change in what is missing is printed to stderr.
 Exit status: 0 ready, 1 timed out, 2 usage error."
     )]
     Wait(WaitArgs),
@@ -111,8 +111,8 @@ network, message, null if unknown; silenced[]: the same with reason.
 Exit status: 0 no error, 1 an error, 2 usage error."
     )]
     Lint(LintArgs),
-    /// Clean up after lost DELs: return the devices of pods that are gone to the host with their former name, MTU
-    /// and MAC, release their addresses, and retry what earlier DELs could not undo
+    /// Clean up after lost DELs: restore the devices of dead pods on the host, release their addresses, and retry
+    /// pending steps
     #[command(
         after_help = "WHICH is a container ID, a pod as NAMESPACE/NAME, a device as status shows it, or the file of \
 a record that cannot be read. Without WHICH, all attachments are reaped. Any WHICH that matches nothing is reported on stderr.
@@ -128,17 +128,17 @@ Exit status: 0 success, 1 something remains or is pending, 2 usage error."
     #[command(
         after_help = "STATE is right, wrong (another leaf or port than planned), unplanned (the plan has \
             no leaf port for this rail), unnamed (the leaf announces only a MAC), silent (no LLDP arrived \
-            in time), or no-link (the PF has no link). Leaves announce every 30 seconds, so this takes as \
-                long. It sends nothing and changes nothing. Run the command on the host, as root.
+            in time), or no-link (the PF has no link). Most leaves announce themselves every 30 \
+                seconds. It sends nothing and changes nothing. Run the command on the host, as root.
 JSON: cables[]: rail, pf, planned[], found (systemName, chassis, port, portDescription), state, swapWith, problem.
 Exit status: 0 every cable is right or unplanned, 1 another state, or the command failed, 2 usage error."
     )]
     Cables(CablesArgs),
     /// Propose which NIC is which rail, from LLDP, the plan and the GPUs, with the reason for each
     #[command(
-        after_help = "RAIL is ? for a NIC that may be a rail, but nothing says which. Below the table come contradictions, and a \
-node.json of what is known. The rail follows from the leaf that LLDP names, from the plan's leaf ports and prefixes, or from the \
-PCI switch or root that a NIC shares with a GPU (experimental: no GPU node has been seen). Run it on the host, as root.
+        after_help = "RAIL is ? for a NIC that may be one of several rails. Contradictions follow below the table, and a \
+node.json of the certain rows. The rail follows from the leaf that LLDP names, from the plan's leaf ports and prefixes, or from the \
+PCI switch or root that a NIC shares with a GPU (experimental: not tried on a GPU node). Run it on the host, as root.
 JSON: gpus[]; isCertain; nics[]: rail, nic, netdev, isCandidate, gpus[] (gpu, near), leaf, reasons[], contradictions[].
 Exit status: 0 every row is certain, 1 one is not, or the command failed, 2 usage error."
     )]
@@ -148,9 +148,9 @@ Exit status: 0 every row is certain, 1 one is not, or the command failed, 2 usag
     #[command(
         after_help = "STATE is fine, wrong (the lines below the table say what to do), in-use (not tested, \
             because pods have all its VFs or addresses), or no-pool (not tested, because node.json leaves its \
-            addresses to another IPAM plugin). COUNTED is the errors and discards during the test. \
-    Everything is returned however the command ends; after SIGKILL, by the next ADD or `railctl \
-    reap`. When rail-cni is called for a pod meanwhile, everything is returned at once. Run it on the host, as root; --merge runs \
+            addresses to another IPAM plugin). COUNTED is the number of errors and discards during the test. \
+    All devices are returned however the command ends; after SIGKILL, the next ADD or `railctl \
+    reap` returns them. If rail-cni is called for a pod meanwhile, they are returned at once. Run it on the host, as root; --merge runs \
 anywhere.
 JSON: node; rails[]: rail, pf, state, why (if not tried), problems[] (step: device, add, carrier, gateway, mtu, plan, \
 peer, bandwidth or del; code of ADD; text), and after an ADD device, addresses[], mtu, counted (pf, device, rdma), leaf, bandwidth (null, or node and gbits), asked[] (node, rail, address, \
@@ -162,8 +162,8 @@ Exit status: 0 no rail is wrong (with --all: every rail is fine), 1 another stat
     /// List the devices of the rails that a device plugin can offer, as ADD judges them
     #[command(
         after_help = "STATE is free, held (a pod has it) or refused (no pod has it, and ADD would refuse it); the lines below \
-the table say why, and what node.json does not hand out. LINK is that of the PF, as `status` shows it. Only the rails of \
-node.json have such devices. Nothing is changed. Run it on the host, as root.
+the table say why, and which devices node.json excludes. LINK is the PF's, as in `status`. Only rails that \
+node.json lists are shown. Nothing is changed. Run it on the host, as root.
 JSON: devices[]: device, rail, pf, isVf, numaNode, link (the PF's), state, problem, files[] (in /dev); excluded[]: device, problem.
 Exit status: 0 none is refused, 1 one is, or the command failed, 2 usage error."
     )]
@@ -190,7 +190,7 @@ written. A node that no manifest names keeps its allocations unless --prune is g
     /// Print the prefixes of this node, and the pods that hold their addresses
     #[command(
         after_help = "STATE is live (the pod's network namespace exists), dead (it is gone, and the next \
-ADD takes the address over), unknown (nothing proves either), free (no pod holds the address), unreadable (the \
+ADD takes the address over), unknown (neither can be proved), free (no pod holds the address), unreadable (the \
 lease's file is damaged) or damaged (the file in the store is damaged).
 JSON: pools[]: node, pool, prefix, gateway, rail, routes, exclusions, leafPorts, leases[], free, error. A lease: address, state, \
 network, containerID, ifname, pod, since, error; that of a resource claim has claim (uid, name, device, function) instead."
@@ -198,8 +198,8 @@ network, containerID, ifname, pod, since, error; that of a resource claim has cl
     Leases(LeasesArgs),
     /// Lease the address of a rail to a device of a resource claim, as rail-agent does for DRANET
     #[command(
-        after_help = "A device that has a lease keeps it: the same call prints the same address. The lease ends with \
-`railctl release --claim UID`, or with the boot. With --output json, a refusal is printed as `refused`, whose `reason` \
+        after_help = "If the device already has a lease, its address is printed again. The lease ends with \
+`railctl release --claim UID`, or at the next boot. With --output json, a refusal is printed as `refused`, whose `reason` \
 is held, invalid, no-pool or failed.
 JSON: claim, device, rail, table, addresses[] (pool, address, gateway), routes[] (dst; shared: another rail has it too)."
     )]
@@ -212,7 +212,7 @@ JSON: claim, device, rail, table, addresses[] (pool, address, gateway), routes[]
   railctl release --claim 1df9fd4b-53c7-4cab-b6d4-bf0be5ee6526
 
 A lease is kept unless its network namespace is provably gone, because a second pod could get an address
-in use. That of a resource claim is kept while its device is in a pod. --force releases it anyway. The
+in use. A resource claim's lease is kept while its device is in a pod. --force releases it anyway. The
 exit status is 1 if a lease was kept.
 JSON: released[] and refused[], with the keys of leases.")]
     Release(ReleaseArgs),

@@ -88,7 +88,7 @@ fn state(offer: &Offer, (kind, function): (&str, &Function), inventory: &Invento
     match offer {
         // The PF that a pod would get is about to have VFs.
         Offer::Usable if kind == "PF" && node.has_vfs_to_make() => {
-            refused("has no VFs yet, for which node.json asks: run `railctl vfs`")
+            refused("has no VFs yet, although node.json asks for some: run `railctl vfs`")
         }
         Offer::Usable => State::Free,
         Offer::Held if inventory.holder(function).is_some() => State::Held,

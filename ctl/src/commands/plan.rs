@@ -60,8 +60,8 @@ pub struct PlanArgs {
     /// Print what would change, and write nothing
     #[arg(long, requires = "to")]
     diff: bool,
-    /// Compare the plan with the store of this node; exit status 1 means a difference. Entries only in the store
-    /// are a warning, or with --prune a difference
+    /// Compare the plan with the store of this node; exit status 1 means a difference. Entries that only
+    /// the store has are warnings, with --prune differences
     #[arg(long, conflicts_with = "to")]
     check: bool,
     /// Compare with these files instead: manifests, or any other source
@@ -94,7 +94,7 @@ pub struct PlanArgs {
     /// First octet of IPv4 addresses (topology.json only) [default: 172 with two tiers, 10 with three]
     #[arg(long, value_name = "N", value_parser = parse_first_octet)]
     first_octet: Option<u8>,
-    /// Which side of a link is the switch (topology.json only) [default: leaf-odd, as NVIDIA's]
+    /// Which address of a link is the switch's (topology.json only) [default: leaf-odd, as NVIDIA's]
     #[arg(long, value_enum, value_name = "SIDE")]
     polarity: Option<Polarity>,
     /// MTU of the hosts' interfaces (topology.json only), 1280 to 65535

@@ -28,7 +28,7 @@ pub struct ReapArgs {
     /// Only print what would be done
     #[arg(long)]
     dry_run: bool,
-    /// Retry once what is pending, then give it up; drop unreadable records named by WHICH
+    /// Retry pending steps once more, then drop them; also drop unreadable records that WHICH names
     #[arg(long)]
     forget: bool,
     /// First recreate missing records and leases for what pods have, after /run/rail-cni was emptied

@@ -26,7 +26,7 @@ pub enum Doubt {
     SecondLink,
     /// A node without a rail that others have
     MissingRail,
-    /// A name that two nodes have
+    /// Two nodes with the same name
     SameName,
     /// A host that is not among the nodes
     UnknownHost,

@@ -33,8 +33,7 @@ pub fn refuse_userspace(conf: &NetConf, device: &Device) -> Result<()> {
         conf.probe,
         failure!(
             UnsupportedField,
-            "gatewayProbe: a program in user space has {}, so the kernel cannot ask its gateway: remove the \
-            key",
+            "gatewayProbe: {} has a userspace driver, so the kernel cannot probe its gateway: remove the key",
             device.describe()
         ),
     )

@@ -62,7 +62,7 @@ impl Gids {
             match now.iter().find(|gid| gid.address == *address) {
                 Some(gid) if (gid.port, gid.index) == (*port, *index) => (),
                 Some(gid) => differences.push(format!(
-                    "the GID of {address} has the index {} of port {}, and had {index} of port {port}",
+                    "the GID of {address} is at index {} of port {}, not at index {index} of port {port} as after ADD",
                     gid.index, gid.port
                 )),
                 None => differences

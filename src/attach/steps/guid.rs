@@ -71,8 +71,8 @@ fn refuse(device: &Device, function: &Function) -> Result<()> {
     if function.list_rdma_devices()?.is_empty() {
         fail!(
             TryAgain,
-            "infinibandGUID: the RDMA device of {what} is not on the host, and would be taken from where it is: \
-             `railctl doctor` says where"
+            "infinibandGUID: the RDMA device of {what} is in another namespace, and setting a GUID would remove \
+             it there: `railctl doctor` says which"
         );
     }
     Ok(())

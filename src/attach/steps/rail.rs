@@ -220,8 +220,8 @@ pub fn check_routes(rail: &Rail, rails: &[String], cx: &mut Cx<'_>) -> Result<()
         if let Some(what) = route.or_else(|| Some(format!("the address {}", address()?))) {
             fail!(
                 InvalidConfig,
-                "{what} takes {network} away from the pod, which is the cluster's (clusterNetworks of {}): \
-                 without it the pod has no Services or no DNS. Plan the fabric with other addresses",
+                "{what} would hide {network}, a network of the cluster (clusterNetworks of {}), from the pod, which \
+                 needs it for Services or DNS: plan the fabric with other addresses",
                 node::path().display()
             );
         }

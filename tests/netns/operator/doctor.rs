@@ -236,10 +236,10 @@ fn faults_of_the_plan() {
     full["rail"] = json!(0);
     fs::write(&file, full.to_string()).unwrap();
     finds(&host, "pools", "fail", "pool rail-1 …rail 0");
-    finds(&host, "pools", "fail", "rail 1");
+    finds(&host, "pools", "fail", "rail 1 …`\"pool\": false`");
 
     fs::remove_file(&file).unwrap();
-    finds(&host, "pools", "fail", "rail 1");
+    finds(&host, "pools", "fail", "rail 1 …`\"pool\": false`");
     // Another IPAM plugin has the rail, or all rails.
     let node = fs::read_to_string(host.path("node.json")).unwrap();
     let of_others = |rails: &[u8]| {
@@ -254,7 +254,7 @@ fn faults_of_the_plan() {
     of_others(&[1]);
     is_well(&host);
     of_others(&[0]);
-    finds(&host, "pools", "fail", "rail 1");
+    finds(&host, "pools", "fail", "rail 1 …`\"pool\": false`");
     let rail_0 = fs::read_to_string(ours.join("rail-0.json")).unwrap();
     fs::remove_file(ours.join("rail-0.json")).unwrap();
     of_others(&[0, 1]);

@@ -168,27 +168,27 @@ impl Cable {
         let title = self.rail.map_or_else(|| self.pf.clone(), |rail| format!("rail {rail}"));
         let planned = || rail_cni::pool::allocation::join(&self.expected);
         match (&self.end, self.state()) {
-            (End::NoLink(why), _) => Some(format!("{title}: {}: {why}, so it hears no leaf", self.pf)),
+            (End::NoLink(why), _) => Some(format!("{title}: {}: {why}, so it receives no LLDP", self.pf)),
             (End::Silent(Some(why)), _) => {
                 Some(format!("{title}: {} sends LLDP that cannot be read: {why}", self.pf_end()))
             }
             (End::Silent(None), _) => Some(format!(
-                "{title}: no LLDP was seen on {} within {timeout} s: is it on at the leaf port, and does the NIC's firmware \
-                 keep it for itself (`ethtool --show-priv-flags`, mlxconfig LLDP_NB_RX_MODE)?",
+                "{title}: no LLDP arrived on {} within {timeout} s: is it enabled on the leaf port, and does the NIC's \
+                 firmware intercept it (`ethtool --show-priv-flags`, mlxconfig LLDP_NB_RX_MODE)?",
                 self.pf
             )),
             (End::Heard(neighbour), State::Wrong) => {
                 let swap = self.swap_with(all).map(|rail| format!(": swap with rail {rail}"));
                 Some(format!(
-                    "{title} is in {}, the plan has {}{}",
+                    "{title} is in {}, but the plan has {}{}",
                     described(neighbour),
                     planned(),
                     swap.unwrap_or_default()
                 ))
             }
             (End::Heard(neighbour), State::Unnamed) => Some(format!(
-                "{title}: the leaf calls itself {}, which cannot be compared with {} of the plan: let it send its system name and \
-                 the name of the port",
+                "{title}: the leaf announces {}, which cannot be compared with {} in the plan: make it send its system \
+                 name and port name",
                 described(neighbour),
                 planned()
             )),

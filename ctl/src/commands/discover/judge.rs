@@ -96,13 +96,13 @@ fn pair(rows: &mut [Row], pci: &Pci) {
             row.gpus.clear();
             row.contradictions.clear();
             row.reasons.push(
-                "this node has ConnectX-8 data direct, so where the NIC is on PCI does not tell its GPU"
+                "this node uses ConnectX-8 Data Direct, so the position of a NIC on PCI does not say which GPU is near"
                     .to_owned(),
             );
             continue;
         }
         match &row.gpus[..] {
-            [] => row.reasons.push("no GPU is near it on PCI".to_owned()),
+            [] => row.reasons.push("no GPU nearby on PCI".to_owned()),
             [(gpu, near)] => row.reasons.push(format!("{} with GPU {gpu}", near.text())),
             several => {
                 let all: Vec<_> = several.iter().map(|(gpu, _)| gpu.as_str()).collect();
@@ -176,7 +176,7 @@ fn by_order(rows: &mut [Row], pci: &Pci) {
                 ),
                 Some(_) => (),
                 None if card.len() > 1 => row.contradictions.push(
-                    "its card has several ports: which is a rail, or which plane, only leaf or plan tell".to_owned(),
+                    "its card has several ports, and only LLDP or a plan can tell which one is the rail or plane".to_owned(),
                 ),
                 None if !is_clear => (),
                 None if !is_in_order => row
@@ -214,7 +214,7 @@ fn refuse_twice(rows: &mut [Row]) {
         let is_twice = row.rail.is_some()
             && (0..all.len()).any(|other| is_same(other) && !(all[other].1 && all[index].1));
         if is_twice {
-            row.contradictions.push("another NIC is this rail, too".to_owned());
+            row.contradictions.push("another NIC claims the same rail".to_owned());
         }
     }
     // What contradicts itself is no proposal, except for what the leaf itself says.

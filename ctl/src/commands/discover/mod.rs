@@ -33,7 +33,7 @@ use rail_netlink::{Socket, address};
 /// Arguments of `railctl discover`.
 #[derive(Debug, Args)]
 pub struct DiscoverArgs {
-    /// The longest time to listen for leaves; 0: do not listen
+    /// How long to listen for LLDP at most; 0: do not listen
     #[arg(long, value_name = "SECONDS", default_value_t = 35, value_parser = clap::value_parser!(u32).range(0..=600))]
     timeout: u32,
     /// Write the proposal to this file, which must not exist
@@ -59,9 +59,9 @@ pub fn discover(node: &Node, args: &DiscoverArgs, output: Output) -> Result<Exit
         }
         let mut file = File::options().write(true).create_new(true).mode(0o644).open(path);
         let written = file.as_mut().map_err(|error| std::io::Error::new(error.kind(), error.to_string()));
-        written.and_then(|file| file.write_all(proposal.as_bytes())).with_context(|| {
-            format!("cannot write {}: a file that exists is not replaced", path.display())
-        })?;
+        written
+            .and_then(|file| file.write_all(proposal.as_bytes()))
+            .with_context(|| format!("cannot write {}: it already exists", path.display()))?;
     }
     output::print(&match output {
         Output::Json => {

@@ -210,7 +210,7 @@ fn a_nic_with_data_direct_is_a_rail_by_leaf_or_plan_only() {
     tree.add("pci0000:00/0000:00:01.0/0000:01:00.0", "0x020000 15b3 1023", "0");
     let pci = tree.pci();
     let rows = judge(seen(&pci, |_| ()), &pci);
-    assert!(rails(&rows).is_empty() && rows[0].reasons[0].contains("data direct"), "{rows:?}");
+    assert!(rails(&rows).is_empty() && rows[0].reasons[0].contains("ConnectX-8"), "{rows:?}");
     let rows = judge(seen(&pci, |seen| seen.by_leaf = Some(2)), &pci);
     assert_eq!(rails(&rows), [("0000:01:00.0", Some(2))]);
 }

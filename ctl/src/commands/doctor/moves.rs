@@ -46,8 +46,8 @@ fn judge(took: Duration, is_normal: bool) -> Check {
         return Check::warn(NAME, format!("{text}; {RCU_NORMAL} is 1, which roughly doubles it"), remedy);
     }
     if took > SLOW {
-        let remedy = "boot with rcutree.jiffies_till_first_fqs=0; if it stays slow while no pod starts or ends, see \
-            which process changes the network without a pause";
+        let remedy = "boot with rcutree.jiffies_till_first_fqs=0; if it is slow even while no pod starts or ends, \
+            look for a process that keeps changing the network";
         return Check::warn(NAME, text, remedy);
     }
     Check::ok(NAME, text)

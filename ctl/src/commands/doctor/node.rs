@@ -48,7 +48,7 @@ pub fn configuration(found: &mut Findings) -> Node {
         let others = node.rails.iter().filter(|other| other.rail > one.rail && is_same_pf(&node, one, other));
         for other in others {
             let text = format!(
-                "rails {} and {} have the same PF {}: one of them refuses its own devices",
+                "rails {} and {} have the same PF {}, so one of them refuses its devices",
                 one.rail, other.rail, one.pf
             );
             found.add(Check::fail(name, text, unlisted(&node, &path)));
@@ -83,7 +83,7 @@ fn unlisted(node: &Node, path: &Path) -> String {
     };
     let free: Vec<_> = all.into_iter().filter(|one| !one.is_vf() && !is_listed(one)).collect();
     let free: Vec<_> = free.into_iter().map(|one| one.id).collect();
-    let remedy = format!("a PF is on one leaf: correct the list in {}", path.display());
+    let remedy = format!("each PF is one rail: correct the list in {}", path.display());
     match (order::completed(node, &free), free.join(", ")) {
         (Some(rails), _) => {
             format!("{remedy}, perhaps to `{rails}`, because no rail has {}", free.join(", "))
@@ -312,7 +312,7 @@ fn kernel(found: &mut Findings) {
 pub fn confined(node: &Node, found: &mut Findings) {
     let name = "confine";
     if !node.confine {
-        let text = "node.json has \"confine\": false, so the kernel holds the plugins to no limits";
+        let text = "node.json has \"confine\": false, so the kernel does not limit what the plugins can do";
         return found.add(Check::warn(name, text, "remove the key; if that breaks something, report it"));
     }
     let calls = match Path::new("/proc/sys/kernel/seccomp/actions_avail").exists() {
@@ -342,7 +342,7 @@ pub fn host(found: &mut Findings) {
         Ok(_) => Check::warn(
             "namespace",
             "doctor does not run in the network namespace of process 1",
-            "run it on the host: the other checks are about this namespace",
+            "run it on the host: the other checks describe this namespace",
         ),
     });
     // No decision depends on the clock, but people read ages and logs.

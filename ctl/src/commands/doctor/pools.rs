@@ -132,8 +132,7 @@ fn pools(
     }
     for (pool, mut who) in lacking {
         let hint = near.iter().find(|near| who.contains(near));
-        let hint =
-            hint.map_or_else(String::new, |near| format!("; did the plan mean this node with {near}?"));
+        let hint = hint.map_or_else(String::new, |near| format!("; is this node called {near} in the plan?"));
         who.truncate(3);
         let text = format!("node {node_name} is not in pool {pool}, which {} has{hint}", who.join(", "));
         found.add(Check::fail(name, text, "correct the plan, and run `railctl import`"));
@@ -206,7 +205,7 @@ fn rails_without_pool(
     found.add(if of.contains(&None) {
         Check::skip(
             name,
-            format!("no pool is known to be for {rails}, but not every pool says for which rail it is"),
+            format!("no pool names {rails}, but some pools do not name their rail"),
         )
     } else {
         Check::fail(
@@ -329,9 +328,10 @@ fn clock(live: &[Lease], inventory: &Inventory, found: &mut Findings) {
     let wrong: Vec<_> = all.iter().filter(is_wrong).collect();
     if let Some(first) = wrong.first() {
         let text = format!(
-            "{} of {} have a time in the future or before the boot, such as {first}: the clock was changed",
+            "{} of {} leases and records have a time in the future or before the boot, such as {first}: the clock was \
+             changed",
             wrong.len(),
-            count(all.len(), "lease and record")
+            all.len()
         );
         found.add(Check::warn(
             "clock",

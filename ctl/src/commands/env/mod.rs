@@ -29,28 +29,28 @@ pub struct EnvArgs {
     /// Print a file for NCCL, or lines for a shell, instead of the table
     #[arg(long, value_enum, value_name = "FORM")]
     format: Option<Format>,
-    /// Write to this file in one step instead of printing
+    /// Write to this file, atomically, instead of printing
     #[arg(long, value_name = "FILE", requires = "format")]
     out: Option<PathBuf>,
     /// Only these rails, such as 0-7 or 0,2,4: a pod may have rails of two fabrics
     #[arg(long, value_name = "RAILS", value_parser = pod::parse_rails)]
     rails: Option<pod::Numbers>,
-    /// NCCL's version: from 2.30 on, rail and plane are included; below 2.21, the GID index
+    /// Version of NCCL: 2.30 and later get rail and plane, those before 2.21 the GID index
     #[arg(long, value_name = "VERSION", default_value = "2.21")]
     nccl: NcclVersion,
-    /// Write the names of the job's pods to this file, for mpirun and DeepSpeed; - prints it and nothing else
+    /// Write the names of the job's pods to this file, for mpirun and DeepSpeed; - prints only these names
     #[arg(long, value_name = "FILE", conflicts_with = "check")]
     hostfile: Option<PathBuf>,
-    /// How many pods the job has, where the pod does not know it; of a JobSet, NAME=JOBSxPODS of each replicated job
+    /// Number of pods in the job, if the pod cannot tell; for a JobSet, NAME=JOBSxPODS per replicated job
     #[arg(long, value_name = "N", requires = "hostfile")]
     hosts: Option<hosts::Count>,
-    /// How many processes each pod runs
+    /// Number of processes per pod
     #[arg(long, value_name = "N", requires = "hostfile")]
     slots: Option<NonZeroU32>,
-    /// Compare the environment and NCCL's files with it, and print each difference
+    /// Print where the environment and NCCL's files differ from the rails
     #[arg(long, conflicts_with_all = ["format", "out"])]
     check: bool,
-    /// Compare the environment with which this process was started, instead of the shell's
+    /// Check the environment that this process was started with, instead of the shell's
     #[arg(long, value_name = "PID", requires = "check")]
     pid: Option<u32>,
 }

@@ -51,17 +51,17 @@ pub struct PreflightArgs {
     /// Addresses of rails in pods of other nodes, to ping from the same rail here
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     peer: Vec<IpAddr>,
-    /// The plan of the whole fabric, as `railctl plan --to csv` prints it, or - for stdin: ask rails of nodes in it, where
-    /// preflight runs at the same time
+    /// Plan of the whole fabric (`railctl plan --to csv`; - reads stdin): also test against the rails of its other nodes,
+    /// which run preflight at the same time
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
     /// Measure RDMA write bandwidth to a peer of the same rail by perftest's ib_write_bw, as preflight on the peer does
     #[arg(long, requires_all = ["plan", "seconds"])]
     bandwidth: bool,
-    /// Hold the rails for so long, and ask silent peers again until then
+    /// Keep the rails attached this long, and keep asking silent peers
     #[arg(long = "for", value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=3600))]
     seconds: u32,
-    /// Test nothing, and merge what `--output json` printed on the nodes, a file each
+    /// Test nothing, but merge the nodes' reports (`--output json`) from this directory, a file per node
     #[arg(long, value_name = "DIR", conflicts_with_all = ["peer", "seconds", "all", "plugins_dir", "bandwidth"])]
     merge: Option<PathBuf>,
     /// With --merge, print a page for a browser

@@ -64,7 +64,7 @@ pub fn plan(conf: &NetConf, device: &Device, node: &Node) -> Result<Rdma> {
                 let count = changes.moving.len();
                 fail!(
                     UnsupportedField,
-                    "rdma: {what} has the RDMA devices {names:?}, and the host sees {count} of them"
+                    "rdma: {what} has the RDMA devices {names:?}, but only {count} of them are on the host"
                 );
             }
             for device in &changes.moving {
@@ -119,7 +119,7 @@ fn without_device(conf: &NetConf, device: &Device, is_exclusive: bool, node: &No
     let why = match conf.rdma {
         _ if is_away => "its RDMA device is in another namespace (`railctl doctor` says where)",
         netconf::Rdma::Auto if device.pf_has_rdma(&node.sysfs_root) => {
-            "it has no RDMA device here, and its PF has one"
+            "it has no RDMA device here, although its PF has one"
         }
         _ => return Ok(()),
     };
