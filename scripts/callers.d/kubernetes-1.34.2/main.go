@@ -28,7 +28,7 @@ var programs = map[string]func() *cobra.Command{
 	"kube-apiserver":          apiserver.NewAPIServerCommand,
 	"kube-controller-manager": controllers.NewControllerManagerCommand,
 	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
-	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
+	"kubelet":                 func() *cobra.Command { return command(kubelet.NewKubeletCommand) },
 	"kubectl":                 func() *cobra.Command { return cmd.NewDefaultKubectlCommand() },
 }
 
@@ -49,6 +49,14 @@ func main() {
 		return
 	}
 	os.Exit(cli.Run(programs[name]()))
+}
+
+// command: of Kubernetes 1.32, the kubelet takes no context.
+func command(make any) *cobra.Command {
+	if before, is := make.(func() *cobra.Command); is {
+		return before()
+	}
+	return make.(func(context.Context) *cobra.Command)(context.Background())
 }
 
 func isProgram(path string) bool {

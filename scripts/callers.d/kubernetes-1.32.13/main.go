@@ -1,0 +1,1 @@
+../kubernetes-1.34.2/main.go
