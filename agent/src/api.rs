@@ -22,7 +22,7 @@ use crate::text::{clean, say};
 /// What the agent calls itself in Events and as field manager.
 pub const NAME: &str = "rail-agent";
 /// A request that takes longer has failed. A watch has no such limit.
-const PATIENCE: Duration = Duration::from_secs(15);
+pub const PATIENCE: Duration = Duration::from_secs(15);
 /// A connection on which nothing comes for so long is dead. The API server ends a watch after 290 s.
 const SILENCE: Duration = Duration::from_secs(330);
 
@@ -91,11 +91,28 @@ pub async fn cluster_uid(client: &Client) -> Result<String> {
     namespace.metadata.uid.context("the namespace kube-system has no UID")
 }
 
-/// The Node as the API server has it in memory, which may be a little old: each node asks often, and a question about what
-/// is stored now would go to etcd. What is written by an old one is refused if it replaces a list, and written again with
-/// the next look.
+/// The Node as the API server has it in memory: a question about what is stored now would go to etcd. It is asked after a write
+/// that failed, in case the watch is silent.
 pub async fn node(client: &Client, name: &str) -> Result<Node> {
     within(Api::<Node>::all(client.clone()).get_with(name, &GetParams::any())).await
+}
+
+/// The version of the Node, which grows with each change of anything in the cluster.
+pub fn version(node: &Node) -> Option<u64> {
+    node.metadata.resource_version.as_ref()?.parse().ok()
+}
+
+/// Whether a copy of the Node is older than another one. A watch may tell late of what the answer to a write has said.
+pub fn is_older(node: &Node, than: &Node) -> bool {
+    version(node).zip(version(than)).is_some_and(|(this, that)| this < that)
+}
+
+/// What of the Node the agent acts on, so that a change of it needs a look at once. The kubelet writes the status all the time.
+pub fn concerns(node: &Node) -> impl PartialEq + use<'_> {
+    let annotations = node.metadata.annotations.iter().flatten();
+    let own: Vec<_> = annotations.filter(|(key, _)| key.starts_with("rail-cni/")).collect();
+    let unschedulable = node.spec.as_ref().and_then(|spec| spec.unschedulable);
+    (node.metadata.labels.as_ref(), own, taints(node), unschedulable)
 }
 
 /// The value of a label of the Node.

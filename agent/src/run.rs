@@ -276,8 +276,12 @@ struct Agent {
     uids: Uids,
     config_map: Receiver<Seen<ConfigMap>>,
     pools: Option<Receiver<Seen<Arc<str>>>>,
+    nodes: Receiver<Seen<Node>>,
     cluster: Option<String>,
+    /// The newest copy of the Node: as the watch told it, or as it was after what this agent wrote.
     node: Option<Node>,
+    /// Whether the last write of the Node failed, perhaps because that copy is old.
+    is_refused: bool,
     /// The ConfigMap of this look: node.json and the plan come from the same one. Empty if there is none, or if it is
     /// another cluster's; `None` while it is not known.
     config: Option<BTreeMap<String, String>>,
@@ -347,6 +351,7 @@ impl Agent {
         let config_map = watch::config_map(&client, &args.namespace, &args.config_map, &shared);
         let pools = (args.plan_from == PlanFrom::Cidrpools)
             .then(|| watch::cidr_pools(&client, args.cidrpools_namespace.as_deref(), &shared));
+        let nodes = watch::node(&client, &args.node, &shared);
         let resources = (!args.resource.is_empty()).then(|| {
             Resources::new(&args.resource, &args.plugins_dir, Duration::from_secs(args.taint_after))
         });
@@ -372,8 +377,10 @@ impl Agent {
             uids,
             config_map,
             pools,
+            nodes,
             cluster: None,
             node: None,
+            is_refused: false,
             config: None,
             config_error: None,
             waits: Some("the ConfigMap, which may say so, has not been read yet".to_owned()),
@@ -431,43 +438,53 @@ impl Agent {
     async fn run(&mut self) -> Result<ExitCode> {
         // The kubelet waits for nobody, and the API server may be away.
         self.offer_devices().await;
+        let answer = self.nodes.wait_for(|seen| !matches!(seen, Seen::Nothing));
+        let _answered = tokio::time::timeout(api::PATIENCE, answer).await.is_ok();
         loop {
             self.look().await;
             let noted = self.alive.now(self.ready.is_true);
             self.tell("alive", noted.err().map(|error| of(&error)));
             self.check_run_dir()?;
             let interval = jittered(Duration::from_secs(self.args.interval));
-            let changed = async {
-                match &mut self.pools {
-                    Some(pools) => tokio::select! {
-                        done = self.config_map.changed() => done.is_ok(),
-                        done = pools.changed() => done.is_ok(),
-                    },
-                    None => self.config_map.changed().await.is_ok(),
-                }
-            };
-            if let Ok(true) = tokio::time::timeout(interval, changed).await {
+            if tokio::time::timeout(interval, self.changed()).await.is_ok() {
                 // Several objects are often applied together.
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
         }
     }
 
-    /// All that there is to do, in the order in which a new node needs it.
-    async fn look(&mut self) {
-        match api::node(&self.client, &self.args.node).await {
-            Ok(node) => {
-                // What a look without the Node has judged is newer.
-                if self.node.is_none() && self.is_named.is_none() {
-                    self.is_named = api::reason(&node, ready::CURRENT).and_then(ready::was_named);
+    /// Waits until the cluster says something that this node acts on.
+    async fn changed(&mut self) {
+        loop {
+            let of_pools = async {
+                match &mut self.pools {
+                    Some(pools) => pools.changed().await,
+                    None => std::future::pending().await,
                 }
-                self.node = Some(node);
-                self.tell("api", None);
-            }
-            Err(error) => {
-                self.tell("api", Some(format!("cannot read the Node {}: {error:#}", self.args.node)))
+            };
+            let done = tokio::select! {
+                done = self.config_map.changed() => done.is_ok(),
+                done = of_pools => done.is_ok(),
+                done = self.nodes.changed() => done.is_ok() && self.has_another_node(),
+            };
+            if done {
+                return;
             }
         }
+    }
+
+    /// Whether the watch tells of a change that others made to the Node.
+    fn has_another_node(&self) -> bool {
+        let seen = self.nodes.borrow();
+        match (seen.only(), &self.node) {
+            (Some(new), Some(old)) => !api::is_older(new, old) && api::concerns(new) != api::concerns(old),
+            (new, old) => new.is_some() != old.is_some(),
+        }
+    }
+
+    /// All that there is to do, in the order in which a new node needs it.
+    async fn look(&mut self) {
+        self.read_node().await;
         self.configure().await;
         if self.vfs_due.is_some_and(|due| Instant::now() >= due) {
             self.make_vfs().await;
@@ -491,6 +508,27 @@ impl Agent {
             self.preflight().await;
         }
         self.show().await;
+    }
+
+    /// Takes the newest copy of the Node. While the API server is away, that is the last one.
+    async fn read_node(&mut self) {
+        let mut copies: Vec<Node> = self.nodes.borrow_and_update().only().cloned().into_iter().collect();
+        let is_gone = copies.is_empty() && matches!(*self.nodes.borrow(), Seen::All(_));
+        let gone = is_gone.then(|| format!("there is no Node {} in this cluster", self.args.node));
+        self.tell("api", gone);
+        if self.is_refused {
+            copies.extend(api::node(&self.client, &self.args.node).await.ok());
+        }
+        for node in copies {
+            if self.node.as_ref().is_some_and(|old| api::is_older(&node, old)) {
+                continue;
+            }
+            // What a look without the Node has judged is newer.
+            if self.node.is_none() && self.is_named.is_none() {
+                self.is_named = api::reason(&node, ready::CURRENT).and_then(ready::was_named);
+            }
+            self.node = Some(node);
+        }
     }
 
     /// Fails if the plugins have another run directory than this process: they would find no file for their calls, and
@@ -1169,8 +1207,14 @@ impl Agent {
         let current = ready::plan_current(&plan, self.is_named);
         let conditions = [Some(self.ready.clone()), current, self.tested()];
         let conditions: Vec<_> = conditions.into_iter().flatten().collect();
+        let version = |agent: &Agent| agent.node.as_ref().and_then(api::version);
+        let before = version(self);
         let written = self.write_node(&conditions).await;
-        self.shared.with(|metrics| metrics.api_up = Some(written.is_ok()));
+        self.is_refused = written.is_err();
+        // Where there was nothing to write, nothing was asked.
+        if self.is_refused || version(self) != before {
+            self.shared.with(|metrics| metrics.api_up = Some(written.is_ok()));
+        }
         match written {
             Ok(()) => self.tell("node", None),
             Err(error) => {
@@ -1179,18 +1223,15 @@ impl Agent {
         }
     }
 
-    /// Returns the Node if it had to be written.
-    async fn write_conditions(&self, node: &Node, conditions: &[Condition]) -> Result<Option<Node>> {
+    /// The changes of conditions that make the Node as it should be.
+    fn condition_changes(&self, node: &Node, conditions: &[Condition]) -> Vec<Value> {
         let missing = api::missing(node, conditions, Timestamp::now(), HEARTBEAT);
         let mut changes: Vec<_> = missing.iter().map(|condition| json!(condition)).collect();
         // Nobody keeps it up any more.
         if self.args.preflight_interval == 0 && api::reason(node, preflight::KIND).is_some() {
             changes.push(api::without(preflight::KIND));
         }
-        if changes.is_empty() {
-            return Ok(None);
-        }
-        api::patch_conditions(&self.client, &self.args.node, &json!(changes)).await.map(Some)
+        changes
     }
 
     async fn write_node(&mut self, conditions: &[Condition]) -> Result<()> {
@@ -1222,17 +1263,20 @@ impl Agent {
             }
         };
         // First the condition, so that whoever sees the label finds the reason.
-        let written = self.write_conditions(node, conditions).await?;
-        // With the version from before, the change of the taint would be refused.
-        let node = written.as_ref().unwrap_or(node);
+        let changes = self.condition_changes(node, conditions);
+        let (client, name) = (&self.client, &self.args.node);
+        if !changes.is_empty() {
+            self.node = Some(api::patch_conditions(client, name, &json!(changes)).await?);
+        }
         // Each in a request of its own: what refuses the one does not keep the other.
-        let labelled = match api::label_change(node, &labels) {
-            Some(change) => api::patch(&self.client, &self.args.node, &change).await.map(Some),
-            None => Ok(None),
+        let labelled = match self.node.as_ref().and_then(|node| api::label_change(node, &labels)) {
+            Some(change) => api::patch(client, name, &change).await.map(|node| self.node = Some(node)),
+            None => Ok(()),
         };
-        let node = labelled.as_ref().ok().and_then(Option::as_ref).unwrap_or(node);
-        if let Some(change) = api::taint_change(node, taint, &names.taint) {
-            api::patch(&self.client, &self.args.node, &change).await?;
+        // With the version from before the other writes, it would be refused.
+        if let Some(change) = self.node.as_ref().and_then(|node| api::taint_change(node, taint, &names.taint))
+        {
+            self.node = Some(api::patch(client, name, &change).await?);
             match taint {
                 ready::Taint::Remove => {
                     say("info", &format!("the rails are ready: removed the taint {}", names.taint))
@@ -1247,7 +1291,7 @@ impl Agent {
                 ready::Taint::Keep => (),
             }
         }
-        labelled.map(drop)
+        labelled
     }
 }
 

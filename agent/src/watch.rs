@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, Resource, ResourceExt as _};
@@ -42,6 +42,14 @@ impl<V> Seen<V> {
             _ => None,
         }
     }
+
+    /// What is kept of the one object that is watched, if it exists.
+    pub fn only(&self) -> Option<&V> {
+        match self {
+            Seen::All(all) => all.values().next(),
+            _ => None,
+        }
+    }
 }
 
 /// An error that stays the same is told again after this time, and what was too large is read again.
@@ -64,6 +72,13 @@ pub fn config_map(
     // There is one, of 1 MiB at most.
     let keep = Keep { of: |map| map, size: |_| 0 };
     follow(api, config, format!("the ConfigMap {namespace}/{name}"), keep, shared)
+}
+
+/// Watches this Node. The API server answers from its memory, which may be a little old: a fleet that starts does not ask etcd.
+pub fn node(client: &Client, name: &str, shared: &Shared) -> Receiver<Seen<Node>> {
+    let config = watcher::Config::default().fields(&format!("metadata.name={name}")).any_semantic();
+    let keep = Keep { of: |node| node, size: |_| 0 };
+    follow(Api::all(client.clone()), config, format!("the Node {name}"), keep, shared)
 }
 
 /// Watches the CIDRPools of a namespace, or all: the text of each as railctl reads it.

@@ -642,7 +642,7 @@ fn the_roles_are_as_small_as_what_the_agent_asks() {
     let expected = [
         "ClusterRole /namespaces[kube-system] get",
         "ClusterRole /nodes/status[] patch",
-        "ClusterRole /nodes[] get,patch",
+        "ClusterRole /nodes[] get,list,watch,patch",
         "ClusterRole events.k8s.io/events[] create,patch",
         "ClusterRole nv-ipam.nvidia.com/cidrpools[] list,watch",
         "ClusterRole resource.k8s.io/resourceclaims[] get,list",

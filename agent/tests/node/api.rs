@@ -32,7 +32,7 @@ struct State {
     forbidden: Option<&'static str>,
     /// What was asked, as `VERB PATH`.
     requests: Vec<String>,
-    /// What is answered from memory, where that is older than the objects.
+    /// What is in lists from memory, where that is older than the objects.
     old: BTreeMap<String, Value>,
     /// Questions about one object that the memory does not answer.
     quorum_reads: Vec<String>,
@@ -122,7 +122,7 @@ impl Api {
         self.lock().requests.iter().filter(|one| *one == request).count()
     }
 
-    /// From now on the memory has this object as it is now.
+    /// From now on the lists from memory have this object as it is now, and watches are silent about it.
     pub fn freeze(&self, path: &str) {
         let mut state = self.lock();
         let object = state.objects[path].clone();
@@ -204,7 +204,9 @@ impl Api {
                     .objects
                     .iter()
                     .filter(|(of, object)| is_in(of, path) && is_selected(object, query))
-                    .map(|(_, object)| object.clone())
+                    .map(|(of, object)| {
+                        state.old.get(of).filter(|_| is_from_memory(query)).unwrap_or(object).clone()
+                    })
                     .collect();
                 let is_known = !path.ends_with("/cidrpools") || state.objects.contains_key("crd");
                 if !is_known {
@@ -218,13 +220,10 @@ impl Api {
                 (200, json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items}))
             }
             "GET" => {
-                let is_from_memory = query.split('&').any(|pair| pair == "resourceVersion=0");
-                if !is_from_memory {
+                if !is_from_memory(query) {
                     state.quorum_reads.push(path.to_owned());
                 }
-                let old = state.old.get(path).filter(|_| is_from_memory);
-                old.or_else(|| state.objects.get(path))
-                    .map_or_else(|| missing(path), |object| (200, object.clone()))
+                state.objects.get(path).map_or_else(|| missing(path), |object| (200, object.clone()))
             }
             "POST" => {
                 state.events.push(body.clone());
@@ -272,7 +271,8 @@ impl Api {
             if state.is_away {
                 return;
             }
-            let news: Vec<_> = state.log[next..].to_vec();
+            let is_told = |news: &&(String, _, _)| !state.old.contains_key(&news.0);
+            let news: Vec<_> = state.log[next..].iter().filter(is_told).cloned().collect();
             next = state.log.len();
             drop(state);
             for (of, kind, object) in news {
@@ -324,8 +324,12 @@ fn details(path: &str) -> Value {
     }
 }
 
+fn is_from_memory(query: &str) -> bool {
+    query.split('&').any(|pair| pair == "resourceVersion=0")
+}
+
 fn is_list(path: &str) -> bool {
-    ["/configmaps", "/cidrpools", "/resourceclaims"].iter().any(|list| path.ends_with(list))
+    ["/configmaps", "/nodes", "/cidrpools", "/resourceclaims"].iter().any(|list| path.ends_with(list))
 }
 
 /// Whether an object is in a list: `/apis/G/V/namespaces/N/cidrpools/X` is in `/apis/G/V/cidrpools`.

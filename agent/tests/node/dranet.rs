@@ -339,11 +339,10 @@ fn a_node_whose_rails_are_with_claims_is_ready_and_nothing_is_lost() {
         assert!(free["text"].as_str().unwrap().contains("2 VFs, 0 free"), "{free}");
         // One claim has both, and is read once in a round, which comes with a look at most.
         let claims = || api.count(&format!("GET {CLAIMS}/u-1"));
-        let looks = || api.count(&format!("GET {}", crate::node::NODE));
-        let before = (looks(), claims());
-        agent.until("six looks", || looks() >= before.0 + 6);
-        let (looks, claims) = (looks() - before.0, claims() - before.1);
-        assert!(claims >= 3 && claims <= looks + 1, "{claims} questions in {looks} looks");
+        let before = claims();
+        agent.until_looks(6);
+        let claims = claims() - before;
+        assert!((3..=8).contains(&claims), "{claims} questions in six looks");
         is_in_pod(false);
         for rail in 0..2 {
             assert_eq!(take_back(rail, "u-1").0, 200);
@@ -389,9 +388,7 @@ fn without_the_option_there_is_no_socket_and_no_question_about_claims() {
         sh(
             "/opt/cni/bin/railctl lease --claim=u-1 --device=pci-0000-1a-00-2 --function=0000:1a:00.2 --name=ai/c-1",
         );
-        let looks = || api.count(&format!("GET {}", crate::node::NODE));
-        let before = looks();
-        agent.until("three looks", || looks() >= before + 3);
+        agent.until_looks(3);
         assert_eq!(held(), ["u-1 172.16.0.0"]);
         assert!(api.requests().iter().all(|request| !request.contains("resourceclaims")));
     });

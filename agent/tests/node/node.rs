@@ -260,8 +260,9 @@ impl Running {
     fn run(kubeconfig: &str, more: &[&str]) -> Running {
         let log =
             PathBuf::from("/var/log").join(format!("agent-{}", fs::read_dir("/var/log").unwrap().count()));
-        let arguments = ["run", "--node", NAME, "--pod", "rail-agent-x", "--interval", "1"];
-        let child = in_container(&[&[AGENT], &arguments[..], more].concat())
+        let arguments = ["run", "--node", NAME, "--pod", "rail-agent-x"];
+        let interval: &[&str] = if more.contains(&"--interval") { &[] } else { &["--interval", "1"] };
+        let child = in_container(&[&[AGENT], &arguments[..], interval, more].concat())
             .env("KUBECONFIG", kubeconfig)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -284,6 +285,22 @@ impl Running {
             assert!(!has_ended && begun.elapsed() < PATIENCE, "not {what}:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    /// Waits until it has looked at the node so many times more, which it notes in a file.
+    #[track_caller]
+    pub fn until_looks(&self, count: usize) {
+        let noted = || {
+            let file = fs::metadata("/run/rail-cni/agent.alive").and_then(|file| file.modified());
+            file.unwrap_or(std::time::UNIX_EPOCH)
+        };
+        let (mut last, mut seen) = (noted(), 0);
+        self.until(&format!("{count} looks"), || {
+            let now = noted();
+            seen += usize::from(now != last);
+            last = now;
+            seen > count
+        });
     }
 
     /// Waits until the condition of the Node has a status and a reason.

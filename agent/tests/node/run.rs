@@ -72,19 +72,74 @@ fn a_new_node_gets_its_plan_and_is_ready() {
 }
 
 #[test]
-fn the_node_is_read_from_the_memory_of_the_api_server_which_may_be_old() {
-    on_a_node("run::the_node_is_read_from_the_memory_of_the_api_server_which_may_be_old", || {
+fn a_watch_that_is_behind_what_the_agent_wrote_undoes_nothing() {
+    on_a_node("run::a_watch_that_is_behind_what_the_agent_wrote_undoes_nothing", || {
         let api = cluster();
         install();
         api.freeze(NODE);
         let agent = Running::start(&api, &[]);
         agent.until("the taint away", || taints(&api.get(NODE)) == ["other"]);
-        let asked = || api.count("GET /api/v1/nodes/worker-gpu-0");
-        let before = asked();
-        agent.until("two looks", || asked() >= before + 2);
-        assert_eq!(taints(&api.get(NODE)), ["other"]);
-        assert!(!agent.log().contains("Node worker-gpu-0"), "{}", agent.log());
+        agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
+        agent.until_looks(1);
+        let writes = || api.count(&format!("PATCH {NODE}")) + api.count(&format!("PATCH {NODE}/status"));
+        let before = writes();
+        agent.until_looks(3);
+        assert_eq!(writes(), before, "what the agent has written, it knows");
+        assert_eq!(api.count(&format!("GET {NODE}")), 0, "it watches");
+        // After a write that is refused, it asks.
+        api.refuse(&format!("{NODE}/status"), &[409]);
+        let mut node = api.get(NODE);
+        node["spec"]["taints"] = json!([{"key": "third", "effect": "NoExecute"}]);
+        api.put(NODE, node);
+        api.delete(&format!("{POOLS}/rail-0"));
+        api.put(&format!("{POOLS}/rail-1"), of_another(1));
+        agent.until("a question", || api.count(&format!("GET {NODE}")) == 1);
+        agent.until("closed", || taints(&api.get(NODE)) == ["third", "rail-cni/not-ready"]);
         assert_eq!(api.quorum_reads(NODE), 0);
+    });
+}
+
+/// A pool that has the prefixes of this node for another machine.
+fn of_another(rail: u8) -> Value {
+    let mut pool = pool(rail, None);
+    pool["spec"]["staticAllocations"][0]["nodeName"] = json!("worker-gpu-7");
+    pool
+}
+
+/// The next look is an hour away.
+#[test]
+fn what_others_change_of_the_node_acts_at_once() {
+    on_a_node("run::what_others_change_of_the_node_acts_at_once", || {
+        let (api, agent) = ready(&[]);
+        agent.until("open", || taints(&api.get(NODE)) == ["other"]);
+        for rail in 0..2 {
+            api.put(&format!("{POOLS}/rail-{rail}"), of_another(rail));
+        }
+        agent.until_condition(&api, "RailsReady", "False", "ClosedByPlan");
+        assert!(agent.stop());
+        let agent = Running::start(&api, &["--interval", "3600"]);
+        agent.until_condition(&api, "RailsPlanCurrent", "False", "NotNamed");
+        agent.until("closed", || taints(&api.get(NODE)) == ["other", "rail-cni/not-ready"]);
+        // What the agent itself wrote calls for nothing.
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        let change = |with: &dyn Fn(&mut Value)| {
+            let mut node = api.get(NODE);
+            with(&mut node);
+            api.put(NODE, node);
+        };
+        let noted = || fs::metadata("/run/rail-cni/agent.alive").unwrap().modified().unwrap();
+        let before = noted();
+        change(&|node| node["status"]["images"] = json!([{"sizeBytes": 1}]));
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        assert_eq!(noted(), before, "the kubelet writes the status all the time");
+        change(&|node| node["spec"]["taints"] = json!([]));
+        agent.until("the taint again", || taints(&api.get(NODE)) == ["rail-cni/not-ready"]);
+        change(&|node| node["metadata"]["labels"]["rail-cni/ready"] = json!("true"));
+        agent.until("the label again", || api.get(NODE)["metadata"]["labels"]["rail-cni/ready"] == "false");
+        change(&|node| node["metadata"]["labels"]["rail-cni/node-class"] = json!("hgx"));
+        agent.until("the class", || {
+            condition(&api, "RailsPlanCurrent")["message"].as_str().unwrap().contains("node.hgx.json")
+        });
     });
 }
 
@@ -153,9 +208,7 @@ fn a_run_directory_that_cannot_be_made_is_refused_and_corrected() {
             api.put(CONFIG_MAP, config_map(&json!({"node.dgx.json": with(run_dir)})));
             let agent = Running::start(&api, &[]);
             agent.until("told", || agent.log().contains("runDir"));
-            let looks = || api.count("GET /api/v1/nodes/worker-gpu-0");
-            let before = looks();
-            agent.until("that it goes on", || looks() > before + 2);
+            agent.until_looks(2);
             api.put(CONFIG_MAP, config_map(&json!({"node.dgx.json": node_json().to_string()})));
             agent.until("corrected", || {
                 fs::read_to_string("/etc/rail-cni/node.json").unwrap_or_default() == good
@@ -226,9 +279,7 @@ fn a_repaired_node_with_its_old_disk_is_not_opened_before_the_plan_is_known() {
         api.refuse("/cidrpools?", &[429; 1000]);
         let agent = Running::start(&api, &[]);
         agent.until_condition(&api, "RailsPlanCurrent", "False", "NotRead");
-        let looks = || api.count("GET /api/v1/nodes/worker-gpu-0");
-        let before = looks();
-        agent.until("two looks", || looks() > before + 2);
+        agent.until_looks(2);
         assert_eq!(
             (ready_label(), condition(&api, "RailsReady")["status"].clone()),
             ("true".into(), "True".into())
@@ -246,9 +297,7 @@ fn a_node_with_prefixes_that_the_plan_does_not_name_is_not_opened() {
         register_anew(&api);
         let all_of_another = || {
             for rail in 0..2 {
-                let mut of_another = pool(rail, None);
-                of_another["spec"]["staticAllocations"][0]["nodeName"] = json!("worker-gpu-7");
-                api.put(&format!("{POOLS}/rail-{rail}"), of_another);
+                api.put(&format!("{POOLS}/rail-{rail}"), of_another(rail));
             }
         };
         all_of_another();
@@ -275,9 +324,7 @@ fn a_node_with_prefixes_that_the_plan_does_not_name_is_not_opened() {
         // Nor does the next agent open it, nor one that finds the Node registered anew.
         let again = |reason: &str| {
             let agent = Running::start(&api, &[]);
-            let looks = || api.count("GET /api/v1/nodes/worker-gpu-0");
-            let before = looks();
-            agent.until("some looks", || looks() > before + 3);
+            agent.until_looks(3);
             until_told(&agent, reason, "172.18.0.1/31");
             closed(&agent);
             agent
@@ -301,9 +348,7 @@ fn a_node_that_was_open_closes_when_its_prefixes_are_another_machines() {
         agent.until("open", || taints(&api.get(NODE)) == ["other"]);
         start_pod("pod-a", 0);
         for rail in 0..2 {
-            let mut of_another = pool(rail, None);
-            of_another["spec"]["staticAllocations"][0]["nodeName"] = json!("worker-gpu-7");
-            api.put(&format!("{POOLS}/rail-{rail}"), of_another);
+            api.put(&format!("{POOLS}/rail-{rail}"), of_another(rail));
         }
         let message = agent.until_condition(&api, "RailsReady", "False", "ClosedByPlan");
         assert!(message.contains("worker-gpu-0"), "{message}");
@@ -416,8 +461,7 @@ fn a_node_that_is_not_ready_after_it_took_a_rollout_pauses_it() {
         // What would put it right waits, too: a person says when.
         roll(&json!("worker-gpu-0"), "0000:3c:00.0");
         agent.until("waiting", || {
-            let looks = api.count("GET /api/v1/nodes/worker-gpu-0");
-            agent.until("a look", || api.count("GET /api/v1/nodes/worker-gpu-0") > looks + 2);
+            agent.until_looks(2);
             node_json().contains("0000:77:00.0")
         });
         roll(&Value::Null, "0000:3c:00.0");
@@ -452,10 +496,8 @@ fn labels_and_conditions_end_with_the_last_agent_and_not_with_one_that_is_replac
         assert!(agent.stop());
         set(selector("dgx"));
         let looking = || {
-            let looks = || api.count("GET /api/v1/nodes/worker-gpu-0");
-            let before = looks();
             let agent = Running::start(&api, &[]);
-            agent.until("looking", || looks() > before + 1);
+            agent.until_looks(1);
             agent
         };
         assert!(looking().stop());
@@ -632,7 +674,7 @@ fn the_agent_asks_the_api_server_for_nothing_that_its_roles_do_not_have() {
             [
                 "GET /api/v1/namespaces/kube-system",
                 "GET /api/v1/namespaces/kube-system/configmaps",
-                "GET /api/v1/nodes/worker-gpu-0",
+                "GET /api/v1/nodes",
                 "GET /apis/apps/v1/namespaces/kube-system/daemonsets/rail-agent",
                 "GET /apis/nv-ipam.nvidia.com/v1alpha1/cidrpools",
                 "PATCH /api/v1/nodes/worker-gpu-0",
@@ -765,9 +807,7 @@ fn a_node_that_the_plan_does_not_name_any_more_is_told_so_and_keeps_its_store() 
         });
         assert!(agent.log().contains("defaultGateway: "), "{}", agent.log());
         for rail in 0..2 {
-            let mut of_another = pool(rail, None);
-            of_another["spec"]["staticAllocations"][0]["nodeName"] = json!("worker-gpu-7");
-            api.put(&format!("{POOLS}/rail-{rail}"), of_another);
+            api.put(&format!("{POOLS}/rail-{rail}"), of_another(rail));
         }
         let message = agent.until_condition(&api, "RailsPlanCurrent", "False", "NotNamed");
         assert!(message.contains("worker-gpu-0"), "{message}");
@@ -828,17 +868,12 @@ fn a_node_that_another_one_replaces_gets_no_new_pods() {
         assert!(agent.stop());
         // The next agent knows it as well.
         let agent = Running::start(&api, &from);
-        let looks = || api.count("GET /api/v1/nodes/worker-gpu-0");
-        let some_looks = || {
-            let before = looks();
-            agent.until("some looks", || looks() > before + 3);
-        };
-        some_looks();
+        agent.until_looks(3);
         closed(&agent);
         end_pod("pod-a", 0);
         agent.until("removed", || [allocation(0), allocation(1)] == ["", ""]);
         // It has no prefix that is another node's any more, but none of its own either.
-        some_looks();
+        agent.until_looks(3);
         assert_eq!(ready_label(), "false");
         assert_eq!(condition(&api, "RailsPlanCurrent")["reason"], "NotNamed");
         api.put(CONFIG_MAP, fabric(""));
@@ -859,11 +894,9 @@ fn a_node_that_is_read_after_the_plan_is_judged_by_the_plan() {
         api.put(NODE, node);
         assert_eq!(condition(&api, "RailsPlanCurrent")["reason"], "Written");
         for rail in 0..2 {
-            let mut of_another = pool(rail, None);
-            of_another["spec"]["staticAllocations"][0]["nodeName"] = json!("worker-gpu-7");
-            api.put(&format!("{POOLS}/rail-{rail}"), of_another);
+            api.put(&format!("{POOLS}/rail-{rail}"), of_another(rail));
         }
-        api.refuse("/nodes/worker-gpu-0", &[403; 1000]);
+        api.refuse("/nodes?", &[403; 1000]);
         let agent = Running::start(&api, &[]);
         agent.until("judged", || agent.log().contains("worker-gpu-0"));
         api.relent();
@@ -955,7 +988,6 @@ fn a_node_that_refuses_pods_again_and_again_is_not_ready_until_one_starts() {
         let is_ready = || agent_command(&["health", "--ready"]).status.success();
         agent.until("well", is_ready);
         sh("ip netns add pod-b");
-        let looks = || api.count("GET /api/v1/nodes/worker-gpu-0");
         let refuse = |mtu: u32, text: &str| {
             for _ in 0..2 {
                 let told = text_of(&call_with_mtu("ADD", "pod-b", 1, mtu));
@@ -964,8 +996,7 @@ fn a_node_that_refuses_pods_again_and_again_is_not_ready_until_one_starts() {
         };
         // The network is wrong wherever the pod is.
         refuse(10, "mtu: 10 ");
-        let before = looks();
-        agent.until("some looks", || looks() > before + 3);
+        agent.until_looks(3);
         assert_eq!(condition(&api, "RailsReady")["status"], "True");
         // The PF is smaller here.
         refuse(9500, "mtu: 9500 ");
@@ -992,15 +1023,13 @@ fn a_rail_that_stays_away_keeps_new_pods_away_also_under_running_pods() {
         agent.until("open", || taints(&api.get(NODE)) == ["other"]);
         start_pod("pod-a", 0);
         let cable = |state: &str| sh(&format!("ip -n leaf link set cable1 {state}"));
-        let looks = || api.count("GET /api/v1/nodes/worker-gpu-0");
         // The plug is moved.
         cable("down");
         agent.until_condition(&api, "RailsReady", "False", "PfLink");
         assert_eq!(taints(&api.get(NODE)), ["other"]);
         cable("up");
         agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
-        let before = looks();
-        agent.until("some looks", || looks() > before + 4);
+        agent.until_looks(4);
         assert_eq!(taints(&api.get(NODE)), ["other"]);
         cable("down");
         agent.until("the taint", || taints(&api.get(NODE)) == ["other", "rail-cni/not-ready"]);
