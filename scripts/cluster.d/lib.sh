@@ -11,7 +11,7 @@
 
 # What scripts/callers builds for it.
 readonly kubernetes=kubernetes-${RAIL_CLUSTER_KUBERNETES:-1.34.2}
-readonly callers=("$kubernetes" containerd-2.4.2 runc-1.5.2 multus-4.3.0 multus-thick-4.3.0 cri busybox)
+readonly callers=("$kubernetes" containerd-2.4.2 runc-1.5.2 multus-4.3.0 multus-thick-4.3.0 dranet-1.4.0 cri busybox)
 # Names that conf/fabric.yaml has.
 readonly nodes=(worker-gpu-0 worker-gpu-1)
 readonly own_group=rail-cluster
@@ -273,13 +273,16 @@ start_etcd() {
     program etcd --data-dir "$cluster/etcd" --unsafe-no-fsync --log-level warn
 }
 
+# Policies that change objects are a beta that is off in Kubernetes 1.34, and 1.32 does not have this version of them.
+mutating=(--feature-gates MutatingAdmissionPolicy=true --runtime-config admissionregistration.k8s.io/v1beta1=true)
+[[ $kubernetes != kubernetes-1.32.* ]] || mutating=()
+
 start_apiserver() {
     local pki=$cluster/pki
     program kube-apiserver --etcd-servers http://127.0.0.1:2379 --advertise-address 192.0.2.1 --secure-port 443 \
         --cert-dir "$pki" --tls-cert-file "$pki/apiserver.crt" --tls-private-key-file "$pki/apiserver.key" \
         --client-ca-file "$pki/ca.crt" --authorization-mode Node,RBAC --enable-admission-plugins NodeRestriction \
-        --feature-gates MutatingAdmissionPolicy=true \
-        --runtime-config admissionregistration.k8s.io/v1beta1=true \
+        "${mutating[@]}" \
         --kubelet-client-certificate "$pki/apiserver-kubelet.crt" --kubelet-client-key "$pki/apiserver-kubelet.key" \
         --kubelet-preferred-address-types InternalIP --service-cluster-ip-range 10.96.0.0/12 --allow-privileged \
         --service-account-issuer https://kubernetes.default.svc --service-account-key-file "$pki/accounts.key" \
@@ -414,6 +417,17 @@ pull_the_plug() {
 # Each PF of conf/node.json as "RAIL ADDRESS".
 pfs() { jq -r '.rails[] | "\(.rail) \(.pf)"' "$root/conf/node.json"; }
 
+# show_device SYSFS ADDRESS NETDEV ID: a PCI function below a root of its own bus, as a kernel would show it.
+show_device() {
+    local at=$1/devices/pci${2%:*}/$2
+    mkdir -p "$at/net/$3" "$1"/bus/pci/{devices,drivers/mlx5_core} "$1/class/net"
+    printf 'pci:v000015B3d0000%ssv000015B3sd00000001bc02sc00i00\n' "$4" >"$at/modalias"
+    ln -s ../../../bus/pci/drivers/mlx5_core "$at/driver"
+    ln -s ../.. "$at/net/$3/device"
+    ln -s "../../../devices/pci${2%:*}/$2" "$1/bus/pci/devices/$2"
+    ln -s "../../devices/pci${2%:*}/$2/net/$3" "$1/class/net/$3"
+}
+
 # add_rails NODE KEEPER: the VF of each rail with its cable to the leaf, and the sysfs that shows them. The addresses of
 # the leaf ports are those of the plan.
 add_rails() {
@@ -422,17 +436,12 @@ add_rails() {
     rm -rf "$at"
     while read -r rail pf; do
         vf=${pf%.0}.2
-        mkdir -p "$at/devices/$pf/net/pf$rail" "$at/devices/$vf/net/vf$rail" "$at"/bus/pci/devices \
-            "$at/bus/pci/drivers/mlx5_core" "$at/class/net"/{vf,pf}"$rail"
-        ln -s "../$pf" "$at/devices/$vf/physfn"
-        ln -s "../$vf" "$at/devices/$pf/virtfn0"
-        printf '8\n' >"$at/devices/$pf/sriov_totalvfs"
-        printf '1\n' >"$at/devices/$pf/sriov_numvfs"
-        for each in "$pf pf$rail" "$vf vf$rail"; do
-            ln -s "$sysfs/bus/pci/drivers/mlx5_core" "$at/devices/${each% *}/driver"
-            ln -s "$sysfs/devices/${each% *}" "$at/bus/pci/devices/${each% *}"
-            ln -s "$sysfs/devices/${each% *}" "$at/class/net/${each#* }/device"
-        done
+        show_device "$at" "$pf" "pf$rail" 1021
+        show_device "$at" "$vf" "vf$rail" 101E
+        ln -s "../$pf" "$at/bus/pci/devices/$vf/physfn"
+        ln -s "../$vf" "$at/bus/pci/devices/$pf/virtfn0"
+        printf '8\n' >"$at/bus/pci/devices/$pf/sriov_totalvfs"
+        printf '1\n' >"$at/bus/pci/devices/$pf/sriov_numvfs"
         ip link add "n$number-r$rail" netns leaf mtu 9216 type veth peer name "vf$rail" netns "$2" mtu 1500
         ip link add "n$number-p$rail" netns leaf mtu 9216 type veth peer name "pf$rail" netns "$2" mtu 9216
         ip -n leaf link set "n$number-r$rail" up
@@ -519,11 +528,11 @@ start_kubelet() {
         --hostname-override "$1" --node-ip "192.0.2.1$number" "${@:2}"
 }
 
-# start_agent NODE [RESOURCE [OPTION...]]: as a service of the node, which offers the devices. It has another view of files than process 1,
-# as in a container.
+# start_agent NODE [RESOURCE [OPTION...]]: as a service of the node, which offers the devices, unless the name of the
+# resource is empty. It has another view of files than process 1, as in a container.
 start_agent() {
-    local resource=${2:-}
-    [[ $resource ]] || resource='nvidia.com/rail-{rail}'
+    local resource='nvidia.com/rail-{rail}'
+    (($# < 2)) || resource=$2
     on "$1" tee /etc/kubernetes/agent.kubeconfig >/dev/null <"$cluster/admin.kubeconfig"
     service "$1" rail-agent env KUBECONFIG=/etc/kubernetes/agent.kubeconfig unshare -m rail-agent run --node "$1" \
         --plan-from none --resource "$resource" "${@:3}"
