@@ -11,7 +11,7 @@
 
 # What scripts/callers builds for it.
 readonly kubernetes=kubernetes-${RAIL_CLUSTER_KUBERNETES:-1.34.2}
-readonly callers=("$kubernetes" containerd-2.4.2 runc-1.5.2 multus-4.3.0 multus-thick-4.3.0 dranet-1.4.0 cri busybox)
+readonly callers=("$kubernetes" containerd-2.4.2 runc-1.5.2 multus-4.3.0 multus-thick-4.3.0 cri busybox)
 # Names that conf/fabric.yaml has.
 readonly nodes=(worker-gpu-0 worker-gpu-1)
 readonly own_group=rail-cluster
