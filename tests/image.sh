@@ -18,7 +18,7 @@ main() {
     mkdir "$work/image" "$work/layer"
     tar -C "$work/image" -xf "$work/one.tar"
     local test status
-    for test in two_images_are_the_same plugins_that_are_stale_are_built_anew a_folder_without_a_plugin_is_refused every_blob_has_its_digest the_layer_has_four_executables_and_nothing_else \
+    for test in two_images_are_the_same plugins_that_are_stale_are_built_anew a_folder_without_a_plugin_is_refused a_registry_has_it_by_the_digest_that_is_printed every_blob_has_its_digest the_layer_has_four_executables_and_nothing_else \
         the_executables_are_static_and_run the_image_of_conformance_judges_a_plugin; do
         status=0
         ("$test") >"$work/log" 2>&1 || status=$?
@@ -57,6 +57,21 @@ a_folder_without_a_plugin_is_refused() {
     mkdir "$work/half" && cp "$target"/static/rail-{cni,ipam} "$work/half/"
     ! said=$("$root/scripts/image" --plugins "$work/half" "$work/four.tar" 2>&1) || return
     [[ $said == *"$work/half has no executable railctl"* && ! -e $work/four.tar ]]
+}
+
+a_registry_has_it_by_the_digest_that_is_printed() {
+    local crane name port=''
+    crane=$("$root/scripts/callers" crane-0.22.1)/crane-0.22.1/bin || return
+    PATH=$crane:$PATH
+    crane registry serve --address 127.0.0.1:0 >"$work/registry" 2>&1 &
+    registry=$!
+    trap 'kill "$registry"' EXIT # of the subshell in which each test runs
+    until port=$(grep -oE '[0-9]+$' "$work/registry"); do kill -0 "$registry" && sleep 0.1 || return; done
+    name=$("$root/scripts/image" --push "127.0.0.1:$port/team/rail-cni:0.2.0" "$work/five.tar" | tail -n 1)
+    cmp "$work/one.tar" "$work/five.tar" || return
+    [[ $name == "127.0.0.1:$port/team/rail-cni@$(jq -r '.manifests[0].digest' "$work/image/index.json")" ]] || return
+    [[ $(crane digest "127.0.0.1:$port/team/rail-cni:0.2.0") == "${name#*@}" ]] || return
+    crane pull --format oci "$name" "$work/pulled" && diff -r "$work/image/blobs" "$work/pulled/blobs"
 }
 
 every_blob_has_its_digest() {
