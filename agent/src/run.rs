@@ -520,7 +520,8 @@ impl Agent {
             copies.extend(api::node(&self.client, &self.args.node).await.ok());
         }
         for node in copies {
-            if self.node.as_ref().is_some_and(|old| api::is_older(&node, old)) {
+            // Versions begin again where the API server's store was restored: what a refused write was made of is wrong anyway.
+            if !self.is_refused && self.node.as_ref().is_some_and(|old| api::is_older(&node, old)) {
                 continue;
             }
             // What a look without the Node has judged is newer.
