@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
@@ -178,6 +178,8 @@ fn earliest(records: &Records, id: &str) -> Result<Option<Record>> {
 
 /// A pod can give itself any number of addresses, of which this many count.
 const MOST: usize = 4096;
+/// A pod can make thousands of namespaces, and no address is given before each was examined.
+const LONGEST: Duration = Duration::from_secs(300);
 
 /// After the run directory was emptied: makes leases of the addresses that namespaces have, and lets ADD give others. Returns
 /// them; none where nothing was emptied.
@@ -192,7 +194,7 @@ pub fn leases(node: &Node) -> Result<Vec<Found>> {
 /// The addresses of every namespace but the host's. Fails if one cannot be asked: its address would be given again.
 fn addresses_in_use() -> Result<Vec<Found>> {
     let mut found = Vec::new();
-    let seen = every_netns::visit(Which::All, Instant::now() + watchdog::part(SEARCH), |socket, path| {
+    let seen = every_netns::visit(Which::All, Instant::now() + LONGEST, |socket, path| {
         let cannot = || {
             format!(
                 "cannot tell which addresses {} has: end what uses it, and run this again",
