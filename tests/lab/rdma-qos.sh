@@ -232,7 +232,7 @@ the_plugin_is_rdma_under_that_name() {
 the_interface_must_be_the_device() {
     local peers before main
     behind
-    refused "the network means $(vf 0 1), and net1 in the pod is $(vf 0)" ADD pod1 net1 \
+    refused "$(vf 0 1)" ADD pod1 net1 \
         "$(with_result "$(rdma_conf "\"deviceID\": \"$(vf 0 1)\"")" "$main")"
     ip -n pod1 link add vlan1 link net1 type vlan id 5
     cni ADD pod1 vlan1 "$(with_result "$(rdma_conf)" "$main")"

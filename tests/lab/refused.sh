@@ -241,7 +241,7 @@ other_kinds_of_netdev_need_a_policy() {
     # Where rails are listed, a port is on none.
     jq '.policy.kinds = ["netdevsim"]' /etc/rail-cni/node.json >/run/node.json
     export RAIL_CNI_NODE_CONFIG=/run/node.json
-    refused_as "netdev $port (no PF) is on no rail of node.json" "$(by_name "$port")"
+    refused_as "netdev $port (no PF)" "$(by_name "$port")"
     echo 7 >/sys/bus/netdevsim/del_device
 }
 

@@ -15,7 +15,7 @@ use rail_netlink::link::{self, Link, parse_mac};
 
 use super::links;
 
-/// What a netdev had on the host, beside what [`crate::attach::owner::Original`] has of it.
+/// What a netdev had on the host, beside what [`crate::device::Original`] has of it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Netdev {
