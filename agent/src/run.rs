@@ -512,18 +512,17 @@ impl Agent {
 
     /// Takes the newest copy of the Node. While the API server is away, that is the last one.
     async fn read_node(&mut self) {
-        let mut copies: Vec<Node> = self.nodes.borrow_and_update().only().cloned().into_iter().collect();
-        let is_gone = copies.is_empty() && matches!(*self.nodes.borrow(), Seen::All(_));
+        let watched = self.nodes.borrow_and_update().only().cloned();
+        let is_gone = watched.is_none() && matches!(*self.nodes.borrow(), Seen::All(_));
         let gone = is_gone.then(|| format!("there is no Node {} in this cluster", self.args.node));
         self.tell("api", gone);
-        if self.is_refused {
-            copies.extend(api::node(&self.client, &self.args.node).await.ok());
-        }
-        for node in copies {
-            // Versions begin again where the API server's store was restored: what a refused write was made of is wrong anyway.
-            if !self.is_refused && self.node.as_ref().is_some_and(|old| api::is_older(&node, old)) {
-                continue;
-            }
+        let asked = match self.is_refused {
+            true => api::node(&self.client, &self.args.node).await.ok(),
+            false => None,
+        };
+        let is_older = |node: &Node| self.node.as_ref().is_some_and(|old| api::is_older(node, old));
+        // Of an answer, the version does not count: it begins again where the API server's store was restored.
+        if let Some(node) = asked.or(watched.filter(|node| !is_older(node))) {
             // What a look without the Node has judged is newer.
             if self.node.is_none() && self.is_named.is_none() {
                 self.is_named = api::reason(&node, ready::CURRENT).and_then(ready::was_named);
